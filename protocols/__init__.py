@@ -1,1 +1,1 @@
-"""."""
+"""The protocols of the paper, joining `refmpc` and `vfl`."""

@@ -1,0 +1,1 @@
+"""The kernels in numba: the same names and results as ``accel.reference``."""

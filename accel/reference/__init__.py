@@ -1,0 +1,1 @@
+"""The kernels in plain numpy: short and obviously right."""
