@@ -1,1 +1,55 @@
 """The kernels in plain numpy: short and obviously right."""
+
+from accel.reference.bits import (
+    and_pair,
+    carry_layer,
+    pack_bits,
+    packed_size,
+    slice_bits,
+    unpack_bits,
+    unslice_bits,
+)
+from accel.reference.holders import (
+    compare_deal,
+    compare_decide,
+    compare_reply,
+    comparison_digits,
+    truncate_deal,
+    truncate_finish,
+    truncate_reply,
+    uniform_below,
+)
+from accel.reference.ring import (
+    decode_fixed,
+    encode_fixed,
+    gather_rows,
+    matmul_pair,
+    product_pair,
+    shift_right_arithmetic,
+    shift_right_logical,
+)
+
+__all__ = [
+    "and_pair",
+    "carry_layer",
+    "compare_deal",
+    "compare_decide",
+    "compare_reply",
+    "comparison_digits",
+    "decode_fixed",
+    "encode_fixed",
+    "gather_rows",
+    "matmul_pair",
+    "pack_bits",
+    "packed_size",
+    "product_pair",
+    "shift_right_arithmetic",
+    "shift_right_logical",
+    "slice_bits",
+    "truncate_deal",
+    "truncate_finish",
+    "truncate_reply",
+    "uniform_below",
+    "unpack_bits",
+    "unslice_bits",
+]

@@ -1,0 +1,66 @@
+"""Bits: packing to any width, 64×64 transposition (bit slicing), and the layers of a prefix adder."""
+
+from __future__ import annotations
+
+import numpy as np
+
+__all__ = [
+    "and_pair",
+    "carry_layer",
+    "pack_bits",
+    "packed_size",
+    "slice_bits",
+    "unpack_bits",
+    "unslice_bits",
+]
+
+
+def packed_size(count: int, width: int) -> int:
+    """Bytes that ``count`` values of ``width`` bits take."""
+    return (count * width + 7) // 8
+
+
+def pack_bits(values: np.ndarray, width: int) -> np.ndarray:
+    """The low ``width`` bits of each word of a flat array, one after another, as uint8 (little-endian)."""
+    bits = np.unpackbits(values.reshape(-1, 1).view(np.uint8), axis=1, bitorder="little")[:, :width]
+    return np.packbits(bits, bitorder="little")
+
+
+def unpack_bits(packed: np.ndarray, width: int, count: int) -> np.ndarray:
+    """The inverse of ``pack_bits``: ``count`` words below 2^width."""
+    bits = np.zeros((count, 64), dtype=np.uint8)
+    bits[:, :width] = np.unpackbits(packed, count=count * width, bitorder="little").reshape(count, width)
+    return np.packbits(bits, axis=1, bitorder="little").view(np.uint64).reshape(count)
+
+
+def slice_bits(words: np.ndarray, width: int) -> np.ndarray:
+    """Bit slicing: plane j holds bit j of each word, 64 words to a plane word: (width, ⌈n/64⌉)."""
+    count = words.size
+    planes = np.zeros((width, -(-count // 64) * 64), dtype=np.uint8)
+    for j in range(width):
+        planes[j, :count] = (words >> np.uint64(j)) & np.uint64(1)
+    return np.packbits(planes, axis=1, bitorder="little").view(np.uint64)
+
+
+def unslice_bits(planes: np.ndarray, count: int) -> np.ndarray:
+    """The inverse of ``slice_bits``: ``count`` words."""
+    words = np.zeros(count, dtype=np.uint64)
+    for j, plane in enumerate(planes):
+        bits = np.unpackbits(np.ascontiguousarray(plane).view(np.uint8), count=count, bitorder="little")
+        words |= bits.astype(np.uint64) << np.uint64(j)
+    return words
+
+
+def and_pair(x0: np.ndarray, x1: np.ndarray, y0: np.ndarray, y1: np.ndarray, mask: np.ndarray) -> np.ndarray:
+    """x0·(y0⊕y1) ⊕ x1·y0 ⊕ mask on words: one party's summand of a replicated AND."""
+    return (x0 & (y0 ^ y1)) ^ (x1 & y0) ^ mask
+
+
+def carry_layer(
+    generate: np.ndarray, propagate: np.ndarray, high: np.ndarray, low: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """The operands of one prefix-adder layer. ``generate`` and ``propagate`` are replicated planes
+    (2, width, words); for each pair (high, low) the layer needs P_high·G_low and P_high·P_low.
+    Returns the stacked left and right operands of that one AND, each (2, 2·pairs, words)."""
+    left = propagate[:, high]
+    return np.concatenate([left, left], axis=1), np.concatenate([generate[:, low], propagate[:, low]], axis=1)

@@ -1,0 +1,125 @@
+"""Local steps of the two-holder protocols: truncation and comparison of x = c − ρ (mod 2^64).
+
+Two parties know c, the dealer knows ρ. The comparison works on base-4 digits: a digit of ρ travels as the three
+bits [digit > 0], [digit > 1], [digit > 2] shared modulo a small prime.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+__all__ = [
+    "compare_deal",
+    "compare_decide",
+    "compare_reply",
+    "comparison_digits",
+    "truncate_deal",
+    "truncate_finish",
+    "truncate_reply",
+    "uniform_below",
+]
+
+TOP = np.uint64(63)
+ONE = np.uint64(1)
+
+
+def _low(bits: int) -> np.uint64:
+    return np.uint64((1 << bits) - 1)
+
+
+def truncate_deal(
+    rho: np.ndarray, quotient_mask: np.ndarray, wrap_mask: np.ndarray, bits: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """The dealer's halves: (ρ≫bits) − quotient_mask, and (top bit of ρ) − wrap_mask mod 2^bits."""
+    return (rho >> np.uint64(bits)) - quotient_mask, ((rho >> TOP) - wrap_mask) & _low(bits)
+
+
+def truncate_reply(c: np.ndarray, half: np.ndarray, mask: np.ndarray, bits: int) -> np.ndarray:
+    """(1 − top bit of c)·half + mask mod 2^bits: a masked half of the wrap-around bit."""
+    return ((ONE - (c >> TOP)) * half + mask) & _low(bits)
+
+
+def truncate_finish(c: np.ndarray, wrap: np.ndarray, bits: int) -> np.ndarray:
+    """(c≫bits) + wrap·2^(64−bits) − 2^(62−bits): the share of the two holders of c."""
+    return (c >> np.uint64(bits)) + (wrap << np.uint64(64 - bits)) - np.uint64(1 << (62 - bits))
+
+
+def uniform_below(random: np.ndarray, bound: int, count: int) -> tuple[np.ndarray, int]:
+    """``count`` values uniform in 0..bound−1 from random bytes, by rejection (no bias at all), and how many
+    there were: fewer than ``count`` if the bytes did not last."""
+    accepted = random[random < 256 - 256 % bound][:count]
+    return accepted % np.uint8(bound), accepted.size
+
+
+def comparison_digits(width: int) -> tuple[int, int]:
+    """(base-4 digits, threshold bits) of a number of ``width`` bits; a lone top bit needs one threshold."""
+    return (width + 1) // 2, 3 * (width // 2) + width % 2
+
+
+def compare_deal(rho: np.ndarray, halves: np.ndarray, width: int, prime: int) -> np.ndarray:
+    """The dealer's other halves of its threshold bits modulo ``prime``: (n, thresholds), uint8.
+
+    Column 3d+v is [digit d of ρ > v] − halves; digits count from the lowest.
+    """
+    digits, thresholds = comparison_digits(width)
+    out = np.empty((rho.size, thresholds), dtype=np.uint8)
+    for d in range(digits):
+        digit = (rho >> np.uint64(2 * d)) & np.uint64(3)
+        if d == width // 2:  # the lone top bit
+            digit &= ONE
+        for v in range(min(3, thresholds - 3 * d)):
+            out[:, 3 * d + v] = ((digit > v) + np.int64(prime) - halves[:, 3 * d + v]) % prime
+    return out
+
+
+def compare_reply(
+    c: np.ndarray,
+    halves: np.ndarray,
+    reverse: np.ndarray,
+    scale: np.ndarray,
+    mask: np.ndarray,
+    rotation: np.ndarray,
+    width: int,
+    prime: int,
+    leads: bool,
+) -> np.ndarray:
+    """One holder's half of the blinded digit tests, (n, digits) uint8.
+
+    For reverse = 0 the tests have a zero exactly when c < ρ, for reverse = 1 exactly when c ≥ ρ:
+    e_d = 1 − [digit decides] + Σ_{k>d} [digits k differ], so at most one e_d is zero and e_d ≤ digits < prime.
+    Each e_d is multiplied by its non-zero ``scale``, masked, and the vector is rotated. Public constants are
+    added by the holder that ``leads``, which also adds the mask where the other subtracts it.
+    """
+    digits, thresholds = comparison_digits(width)
+    count = c.size
+    low = np.uint64(0xFFFFFFFFFFFFFFFF) >> np.uint64(64 - width)
+    value = np.where(reverse == 1, c + ONE, c) & low
+    all_at_most = (reverse == 1) & (value == 0)  # c + 1 = 2^width: ρ ≤ c always
+    constant = 1 if leads else 0
+    out = np.empty((count, digits), dtype=np.uint8)
+    differ_above = np.zeros(count, dtype=np.int64)
+    padded = np.zeros((count, thresholds + 3), dtype=np.int64)
+    padded[:, :thresholds] = halves
+    rows = np.arange(count)
+    for d in reversed(range(digits)):
+        digit = ((value >> np.uint64(2 * d)) & np.uint64(3)).astype(np.int64)
+        top = min(3, thresholds - 3 * d)
+
+        def above(v: np.ndarray, d: int = d, top: int = top) -> np.ndarray:  # share of [digit of ρ > v]
+            inside = padded[rows, 3 * d + np.clip(v, 0, 2)]
+            return np.where(v < 0, constant, np.where(v >= top, 0, inside))
+
+        decides = np.where(reverse == 1, constant - above(digit - 1), above(digit))
+        test = constant - decides + differ_above
+        differ_above = differ_above + constant - (above(digit - 1) - above(digit))
+        test = np.where(all_at_most, constant * (d != 0), test)
+        position = (d + rotation.astype(np.int64)) % digits
+        signed = mask[:, d].astype(np.int64) * (1 if leads else -1)
+        out[rows, position] = (scale[:, d].astype(np.int64) * test + signed) % prime
+    return out
+
+
+def compare_decide(left: np.ndarray, right: np.ndarray, prime: int) -> np.ndarray:
+    """1 where some left + right ≡ 0 (mod prime), else 0, per row (uint8)."""
+    total = left.astype(np.int64) + right
+    return ((total == 0) | (total == prime)).any(axis=1).astype(np.uint8)
