@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
 
@@ -25,6 +27,11 @@ class Stream:
             raise ValueError(f"a stream takes a key of {KEY_BYTES} and a nonce of {NONCE_BYTES} bytes")
         counter = nonce + bytes(16 - NONCE_BYTES)
         self._context: CipherContext = Cipher(algorithms.AES(key), modes.CTR(counter)).encryptor()
+
+    @staticmethod
+    def random_key() -> bytes:
+        """A fresh key from the operating system."""
+        return os.urandom(KEY_BYTES)
 
     def bytes(self, count: int) -> np.ndarray:
         """The next ``count`` bytes as uint8."""

@@ -24,9 +24,7 @@ def _product_pair(x0, x1, y0, y1, mask, out):
         out[i] = x0[i] * (y0[i] + y1[i]) + x1[i] * y0[i] + mask[i]
 
 
-def product_pair(
-    x0: np.ndarray, x1: np.ndarray, y0: np.ndarray, y1: np.ndarray, mask: np.ndarray
-) -> np.ndarray:
+def product_pair(x0: np.ndarray, x1: np.ndarray, y0: np.ndarray, y1: np.ndarray, mask: np.ndarray) -> np.ndarray:
     """See ``accel.reference.ring.product_pair``."""
     out = np.empty(mask.shape, dtype=np.uint64)
     _product_pair(*(np.ascontiguousarray(a).reshape(-1) for a in (x0, x1, y0, y1, mask)), out.reshape(-1))
@@ -58,9 +56,7 @@ def _matmul_by_columns(x0_transposed, x1_transposed, y, out):
                 out[i, j] += left0 * y[0, l, j] + left1 * y[1, l, j]
 
 
-def matmul_pair(
-    x0: np.ndarray, x1: np.ndarray, y0: np.ndarray, y1: np.ndarray, mask: np.ndarray
-) -> np.ndarray:
+def matmul_pair(x0: np.ndarray, x1: np.ndarray, y0: np.ndarray, y1: np.ndarray, mask: np.ndarray) -> np.ndarray:
     """See ``accel.reference.ring.matmul_pair``."""
     out = np.ascontiguousarray(mask).copy()
     inner, columns = y0.shape

@@ -57,10 +57,14 @@ def and_pair(x0: np.ndarray, x1: np.ndarray, y0: np.ndarray, y1: np.ndarray, mas
 
 
 def carry_layer(
-    generate: np.ndarray, propagate: np.ndarray, high: np.ndarray, low: np.ndarray
+    generate: np.ndarray,
+    propagate: np.ndarray,
+    high: np.ndarray,
+    low: np.ndarray,
+    high_propagate: np.ndarray,
+    low_propagate: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The operands of one prefix-adder layer. ``generate`` and ``propagate`` are replicated planes
-    (2, width, words); for each pair (high, low) the layer needs P_high·G_low and P_high·P_low.
-    Returns the stacked left and right operands of that one AND, each (2, 2·pairs, words)."""
-    left = propagate[:, high]
-    return np.concatenate([left, left], axis=1), np.concatenate([generate[:, low], propagate[:, low]], axis=1)
+    """The operands of one prefix-adder layer on replicated planes (2, width, words): P_high·G_low for the pairs
+    (high, low), and P_high·P_low for the pairs whose propagate is still needed, stacked into one AND."""
+    left = np.concatenate([propagate[:, high], propagate[:, high_propagate]], axis=1)
+    return left, np.concatenate([generate[:, low], propagate[:, low_propagate]], axis=1)

@@ -15,16 +15,12 @@ __all__ = [
 ]
 
 
-def product_pair(
-    x0: np.ndarray, x1: np.ndarray, y0: np.ndarray, y1: np.ndarray, mask: np.ndarray
-) -> np.ndarray:
+def product_pair(x0: np.ndarray, x1: np.ndarray, y0: np.ndarray, y1: np.ndarray, mask: np.ndarray) -> np.ndarray:
     """x0·(y0+y1) + x1·y0 + mask, element by element: one party's summand of a replicated product."""
     return x0 * (y0 + y1) + x1 * y0 + mask
 
 
-def matmul_pair(
-    x0: np.ndarray, x1: np.ndarray, y0: np.ndarray, y1: np.ndarray, mask: np.ndarray
-) -> np.ndarray:
+def matmul_pair(x0: np.ndarray, x1: np.ndarray, y0: np.ndarray, y1: np.ndarray, mask: np.ndarray) -> np.ndarray:
     """x0@(y0+y1) + x1@y0 + mask for matrices (n×k)·(k×m): two products, not three."""
     return x0 @ (y0 + y1) + x1 @ y0 + mask
 

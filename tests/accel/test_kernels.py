@@ -100,9 +100,10 @@ def test_and_pair(kernels, seed, count):
 @both
 def test_carry_layer_picks_its_operands(kernels):
     generate, propagate = random_words(1, 2, 4, 3), random_words(2, 2, 4, 3)
-    left, right = kernels.carry_layer(generate, propagate, np.array([1, 3]), np.array([0, 2]))
-    assert (left[:, :2] == propagate[:, [1, 3]]).all() and (left[:, 2:] == propagate[:, [1, 3]]).all()
-    assert (right[:, :2] == generate[:, [0, 2]]).all() and (right[:, 2:] == propagate[:, [0, 2]]).all()
+    high, low = np.array([1, 3]), np.array([0, 2])
+    left, right = kernels.carry_layer(generate, propagate, high, low, high[1:], low[1:])
+    assert (left == propagate[:, [1, 3, 3]]).all()
+    assert (right == np.concatenate([generate[:, [0, 2]], propagate[:, [2]]], axis=1)).all()
 
 
 @both
@@ -186,10 +187,7 @@ def test_comparison_steps_decide_less_than(kernels, width, seed, close):
         zeros = ((left.astype(int) + right) % prime == 0).sum(axis=1)
         assert zeros.max(initial=0) <= 1
         decided = kernels.compare_decide(left, right, prime)
-        want = [
-            int(a < b) if reverse_bit == 0 else int(a >= b)
-            for a, b in zip(c.tolist(), rho.tolist(), strict=True)
-        ]
+        want = [int(a < b) if reverse_bit == 0 else int(a >= b) for a, b in zip(c.tolist(), rho.tolist(), strict=True)]
         assert decided.tolist() == want
 
 
