@@ -38,7 +38,7 @@ class Stream:
         out = np.empty(count, dtype=np.uint8)
         for start in range(0, count, _ZEROS.size):
             piece = out[start : start + _ZEROS.size]
-            self._context.update_into(_ZEROS[: piece.size], piece)
+            self._context.update_into(memoryview(_ZEROS[: piece.size]), memoryview(piece))  # type: ignore[arg-type]
         return out
 
     def words(self, count: int) -> np.ndarray:

@@ -98,13 +98,13 @@ def _own_addend(shape: tuple[int, ...], addend: np.ndarray | None) -> np.ndarray
 
 async def _plain(
     name: str, x: ArithmeticTensor, y: ArithmeticTensor, shape: tuple[int, ...], summand
-) -> ArithmeticTensor:  # type: ignore[no-untyped-def]
+) -> ArithmeticTensor:
     operation = x.party.operation(name)
     shares = await reshare(operation, summand(x, y, operation.zero_share(shape)))
     return ArithmeticTensor(x.party, shares, x.fraction_bits + y.fraction_bits)
 
 
-async def _truncated(  # type: ignore[no-untyped-def]
+async def _truncated(
     name: str, x: ArithmeticTensor, y: ArithmeticTensor, shape: tuple[int, ...], summand, bits: int, addend
 ) -> ArithmeticTensor:
     scale = x.fraction_bits + y.fraction_bits

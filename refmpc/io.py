@@ -93,9 +93,10 @@ def input_from_client(
 ) -> ArithmeticTensor:
     """Take in what ``client`` shares: 16 bytes a value in all, sent by the client; servers send nothing."""
     count = int(np.prod(shape))
-    seeds = [np.empty(KEY_BYTES, dtype=np.uint8) for _ in range(2)]
     correction = np.empty(count, dtype=np.uint64)
-    layout = {0: seeds, 1: [seeds[0], correction], 2: [correction, seeds[0]]}[party.id]
+    layout = [np.empty(KEY_BYTES, dtype=np.uint8) for _ in range(2)]  # party 0 holds the two seeded shares
+    if party.id != 0:
+        layout[2 - party.id] = correction
     party.receive("input_from_client", client, layout)
     shares = [part if part is correction else Stream(part.tobytes()).words(count) for part in layout]
     return ArithmeticTensor(party, np.stack(shares).reshape(2, *shape), fraction_bits)

@@ -205,7 +205,7 @@ def _run_threads(
             if isinstance(peer, int):
                 results[peer] = _play_party(peer, transport, program, arguments[peer], options)
             else:
-                results[peer] = _play_client(str(peer), transport, *clients[peer])
+                results[peer] = _play_client(str(peer), transport, *clients[str(peer)])
         except BaseException as error:
             failures[peer] = error, traceback.format_exc()
 

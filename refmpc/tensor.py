@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ArithmeticTensor", "BooleanTensor", "SecretTensor", "concatenate", "stack"]
 
-T = TypeVar("T", bound="SecretTensor")
+Kind = TypeVar("Kind", bound="SecretTensor")
 
 
 class SecretTensor:
@@ -34,7 +34,7 @@ class SecretTensor:
         self.party = party
         self.shares = shares
 
-    def _like(self: T, shares: np.ndarray) -> T:
+    def _like(self: Kind, shares: np.ndarray) -> Kind:
         raise TypeError(f"{type(self).__name__} has no way to carry its scale")
 
     @property
@@ -66,33 +66,33 @@ class SecretTensor:
         require(self.ndim > 0, "len()", self, "a tensor with at least one axis")
         return self.shape[0]
 
-    def __getitem__(self: T, index: Any) -> T:
+    def __getitem__(self: Kind, index: Any) -> Kind:
         """A view, as in numpy; the index is public."""
         index = index if isinstance(index, tuple) else (index,)
         return self._like(self.shares[(slice(None), *index)])
 
-    def reshape(self: T, *shape: int | tuple[int, ...]) -> T:
+    def reshape(self: Kind, *shape: int | tuple[int, ...]) -> Kind:
         """The same elements in another shape."""
         target = shape[0] if len(shape) == 1 and isinstance(shape[0], tuple) else shape
-        return self._like(self.shares.reshape(2, *target))  # type: ignore[misc]
+        return self._like(self.shares.reshape(2, *target))
 
-    def transpose(self: T, *axes: int) -> T:
+    def transpose(self: Kind, *axes: int) -> Kind:
         """Axes permuted (reversed without arguments); a view."""
         order = axes or tuple(reversed(range(self.ndim)))
         return self._like(self.shares.transpose(0, *(axis % self.ndim + 1 for axis in order)))
 
     @property
-    def T(self: T) -> T:
+    def T(self: Kind) -> Kind:
         """The transpose; a view."""
         return self.transpose()
 
-    def broadcast_to(self: T, shape: tuple[int, ...]) -> T:
+    def broadcast_to(self: Kind, shape: tuple[int, ...]) -> Kind:
         """A view of a larger shape."""
         missing = len(shape) - self.ndim
         aligned = self.shares.reshape(2, *(1,) * missing, *self.shape)
         return self._like(np.broadcast_to(aligned, (2, *shape)))
 
-    def copy(self: T) -> T:
+    def copy(self: Kind) -> Kind:
         """The same secret in fresh memory."""
         return self._like(self.shares.copy())
 
@@ -277,19 +277,19 @@ class BooleanTensor(SecretTensor):
         return ~(~self & ~other)
 
 
-def concatenate(tensors: Sequence[T], axis: int = 0) -> T:
+def concatenate(tensors: Sequence[Kind], axis: int = 0) -> Kind:
     """Join tensors of one kind and scale along an axis: local."""
     first = _same_kind(tensors)
     return first._like(np.concatenate([t.shares for t in tensors], axis=axis % first.ndim + 1))
 
 
-def stack(tensors: Sequence[T], axis: int = 0) -> T:
+def stack(tensors: Sequence[Kind], axis: int = 0) -> Kind:
     """Join tensors of one kind, scale and shape along a new axis: local."""
     first = _same_kind(tensors)
     return first._like(np.stack([t.shares for t in tensors], axis=axis % (first.ndim + 1) + 1))
 
 
-def _same_kind(tensors: Sequence[T]) -> T:
+def _same_kind(tensors: Sequence[Kind]) -> Kind:
     require(len(tensors) > 0, "tensors", [], "at least one tensor")
     for tensor in tensors:
         same = type(tensor) is type(tensors[0])

@@ -359,5 +359,5 @@ class SocketTransport(_Framing):
             connection.close()
 
 
-def _as_bytes(array: np.ndarray) -> np.ndarray:
+def _as_bytes(array: np.ndarray) -> Any:
     return array.reshape(-1).view(np.uint8)

@@ -7,6 +7,8 @@ the dealer receives nothing. (Zero shares are not needed: every message is maske
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from accel import kernels
@@ -45,7 +47,7 @@ async def truncate_summands(operation: Operation, summand: np.ndarray, bits: int
     shares = np.empty((2, z.size), dtype=np.uint64)
     shift = np.uint64(64 - bits)
     first, second = operation.round(), operation.round()
-    holding = []
+    holding: list[tuple[Any, ...]] = []
     for segment in operation.segments(z.size):
         n, at, packed = segment.size, segment.slice, kernels.packed_size(segment.size, bits)
         role = segment.role(me)
@@ -120,7 +122,7 @@ async def truncate(x: ArithmeticTensor, bits: int) -> ArithmeticTensor:
     flat = x.shares.reshape(2, -1)
     shares = np.empty_like(flat)
     round_ = operation.round()
-    holding = []
+    holding: list[tuple[Any, ...]] = []
     for segment in operation.segments(x.size):
         n, at, packed = segment.size, segment.slice, kernels.packed_size(segment.size, bits)
         role = segment.role(me)

@@ -155,5 +155,6 @@ def _and_pair(x0, x1, y0, y1, mask, out):
 def and_pair(x0: np.ndarray, x1: np.ndarray, y0: np.ndarray, y1: np.ndarray, mask: np.ndarray) -> np.ndarray:
     """See ``accel.reference.bits.and_pair``."""
     out = np.empty(mask.shape, dtype=np.uint64)
-    _and_pair(*(np.ascontiguousarray(a).reshape(-1) for a in (x0, x1, y0, y1, mask)), out.reshape(-1))
+    a, b, c, d, e = (np.ascontiguousarray(words).reshape(-1) for words in (x0, x1, y0, y1, mask))
+    _and_pair(a, b, c, d, e, out.reshape(-1))
     return out

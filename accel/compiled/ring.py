@@ -27,7 +27,8 @@ def _product_pair(x0, x1, y0, y1, mask, out):
 def product_pair(x0: np.ndarray, x1: np.ndarray, y0: np.ndarray, y1: np.ndarray, mask: np.ndarray) -> np.ndarray:
     """See ``accel.reference.ring.product_pair``."""
     out = np.empty(mask.shape, dtype=np.uint64)
-    _product_pair(*(np.ascontiguousarray(a).reshape(-1) for a in (x0, x1, y0, y1, mask)), out.reshape(-1))
+    a, b, c, d, e = (np.ascontiguousarray(words).reshape(-1) for words in (x0, x1, y0, y1, mask))
+    _product_pair(a, b, c, d, e, out.reshape(-1))
     return out
 
 
