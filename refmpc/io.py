@@ -94,7 +94,9 @@ def input_from_client(
     """Take in what ``client`` shares: 16 bytes a value in all, sent by the client; servers send nothing."""
     count = int(np.prod(shape))
     correction = np.empty(count, dtype=np.uint64)
-    layout = [np.empty(KEY_BYTES, dtype=np.uint8) for _ in range(2)]  # party 0 holds the two seeded shares
+    layout: list[np.ndarray] = [
+        np.empty(KEY_BYTES, dtype=np.uint8) for _ in range(2)
+    ]  # party 0 holds the two seeded shares
     if party.id != 0:
         layout[2 - party.id] = correction
     party.receive("input_from_client", client, layout)
