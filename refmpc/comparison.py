@@ -80,7 +80,7 @@ async def is_negative(x: ArithmeticTensor, low_bit: int = 0, high_bit: int = 63)
         if role == 2:
             rho = np.uint64(0) - flat[0, at] - flat[1, at]
             held[at] = (rho >> np.uint64(high_bit)) & np.uint64(1)
-            halves = operation.uniform_below(operation.with_next, prime, (n, thresholds))
+            halves = operation.uniform_below(operation.with_next, prime, (thresholds, n))
             dealt = kernels.compare_deal(rho >> np.uint64(low_bit), halves, width, prime)
             first.send_previous(_pack(dealt, bits))
             answer = kernels.packed_size(n * digits, bits)
@@ -89,7 +89,7 @@ async def is_negative(x: ArithmeticTensor, low_bit: int = 0, high_bit: int = 63)
         c = flat[1 - role, at]
         held[at] = (c >> np.uint64(high_bit)) & np.uint64(1)
         if role == 0:
-            halves = operation.uniform_below(operation.with_previous, prime, (n, thresholds))
+            halves = operation.uniform_below(operation.with_previous, prime, (thresholds, n))
             work.append((segment, c >> np.uint64(low_bit), halves))
         else:
             work.append((segment, c >> np.uint64(low_bit), first.expect_next(packed, np.uint8)))
@@ -99,11 +99,11 @@ async def is_negative(x: ArithmeticTensor, low_bit: int = 0, high_bit: int = 63)
         if role == 2:
             continue
         if role == 1:
-            halves = _unpack(halves, bits, (n, thresholds))
+            halves = _unpack(halves, bits, (thresholds, n))
         coins = operation.with_next if role == 0 else operation.with_previous  # shared by the two holders
         beta = coins.bytes(n) & np.uint8(1)
-        scale = operation.uniform_below(coins, prime - 1, (n, digits)) + np.uint8(1)
-        mask = operation.uniform_below(coins, prime, (n, digits))
+        scale = operation.uniform_below(coins, prime - 1, (digits, n)) + np.uint8(1)
+        mask = operation.uniform_below(coins, prime, (digits, n))
         rotation = operation.uniform_below(coins, digits, (n,))
         reply = kernels.compare_reply(c, halves, beta, scale, mask, rotation, width, prime, role == 0)
         held[at] ^= beta
@@ -111,7 +111,7 @@ async def is_negative(x: ArithmeticTensor, low_bit: int = 0, high_bit: int = 63)
     await second
     for segment, left, right in work:
         if segment.role(party.id) == 2:
-            shape = segment.size, digits
+            shape = digits, segment.size
             held[segment.slice] ^= kernels.compare_decide(
                 _unpack(left, bits, shape), _unpack(right, bits, shape), prime
             )
@@ -119,11 +119,11 @@ async def is_negative(x: ArithmeticTensor, low_bit: int = 0, high_bit: int = 63)
 
 
 def _pack(values: np.ndarray, bits: int) -> np.ndarray:
-    return kernels.pack_bits(values.reshape(-1).astype(np.uint64), bits)
+    return kernels.pack_small(values.reshape(-1), bits)
 
 
 def _unpack(packed: np.ndarray, bits: int, shape: tuple[int, int]) -> np.ndarray:
-    return kernels.unpack_bits(packed, bits, shape[0] * shape[1]).astype(np.uint8).reshape(shape)
+    return kernels.unpack_small(packed, bits, shape[0] * shape[1]).reshape(shape)
 
 
 def _relu_cost(x: ArithmeticTensor, low_bit: int = 0, high_bit: int = 63) -> Cost:

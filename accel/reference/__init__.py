@@ -4,9 +4,11 @@ from accel.reference.bits import (
     and_pair,
     carry_layer,
     pack_bits,
+    pack_small,
     packed_size,
     slice_bits,
     unpack_bits,
+    unpack_small,
     unslice_bits,
 )
 from accel.reference.holders import (
@@ -41,6 +43,7 @@ __all__ = [
     "gather_rows",
     "matmul_pair",
     "pack_bits",
+    "pack_small",
     "packed_size",
     "product_pair",
     "shift_right_arithmetic",
@@ -51,5 +54,6 @@ __all__ = [
     "truncate_reply",
     "uniform_below",
     "unpack_bits",
+    "unpack_small",
     "unslice_bits",
 ]

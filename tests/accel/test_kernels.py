@@ -74,6 +74,15 @@ def test_packing_keeps_the_low_bits_and_wastes_none(kernels, seed, count, width)
 
 
 @both
+@given(seed=st.integers(0, 2**31), count=st.integers(0, 200), width=st.integers(1, 7))
+def test_packing_small_values_is_the_same_packing(kernels, seed, count, width):
+    values = (random_words(seed, count) & np.uint64(2**width - 1)).astype(np.uint8)
+    packed = kernels.pack_small(values, width)
+    assert packed.tolist() == kernels.pack_bits(values.astype(np.uint64), width).tolist()
+    assert kernels.unpack_small(packed, width, count).tolist() == values.tolist()
+
+
+@both
 @given(seed=st.integers(0, 2**31), count=st.integers(0, 200), width=st.integers(1, 64))
 def test_bit_slicing_transposes(kernels, seed, count, width):
     words = random_words(seed, count)
@@ -175,16 +184,16 @@ def test_comparison_steps_decide_less_than(kernels, width, seed, close):
         need = int(np.prod(shape))
         return backend("numpy").uniform_below(stream.bytes(2 * need + 64), bound, need)[0].reshape(shape)
 
-    first = draw(prime, count, thresholds)
+    first = draw(prime, thresholds, count)
     second = kernels.compare_deal(rho, first, width, prime)
     for reverse_bit in (0, 1):
         reverse = np.full(count, reverse_bit, dtype=np.uint8)
-        scale = draw(prime - 1, count, digits) + np.uint8(1)
-        mask, rotation = draw(prime, count, digits), draw(digits, count)
+        scale = draw(prime - 1, digits, count) + np.uint8(1)
+        mask, rotation = draw(prime, digits, count), draw(digits, count)
         args = (reverse, scale, mask, rotation, width, prime)
         left = kernels.compare_reply(c, first, *args, True)
         right = kernels.compare_reply(c, second, *args, False)
-        zeros = ((left.astype(int) + right) % prime == 0).sum(axis=1)
+        zeros = ((left.astype(int) + right) % prime == 0).sum(axis=0)
         assert zeros.max(initial=0) <= 1
         decided = kernels.compare_decide(left, right, prime)
         want = [int(a < b) if reverse_bit == 0 else int(a >= b) for a, b in zip(c.tolist(), rho.tolist(), strict=True)]
