@@ -77,7 +77,7 @@ CASES = {
 
 # Figures our user gave for a like machine, quiet: (seconds, MB, rounds). For orientation only: `bench.compare` measures
 # the peers beside us in the same run.
-PEERS = {
+PEERS: dict[str, dict[str, tuple[float, float | None, int | None]]] = {
     "1M fixed-point multiplications": {"MP-SPDZ": (0.30, 56.0, 3), "SPU": (0.27, 52.0, None)},
     "matmul 128×2000 · 2000×10": {"MP-SPDZ": (0.016, None, None), "SPU": (1.0, None, None)},
     "matmul 2000×128 · 128×10": {"MP-SPDZ": (0.027, None, None), "SPU": (0.08, None, None)},

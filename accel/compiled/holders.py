@@ -69,7 +69,7 @@ def _uniform_below(random, bound, out):
     limit = np.uint8(256 - 256 % bound) if 256 % bound else np.uint8(0)  # 0: nothing is rejected
     inverse = np.uint32((1 << 16) // bound + 1)  # exact quotient for bytes
     modulus = np.uint32(bound)
-    found = 0
+    found = np.int64(0)
     i = 0
     while i + 16 <= random.size and found + 16 <= out.size:
         rejected = np.uint8(0)
