@@ -102,23 +102,25 @@ def uniform_below(random: np.ndarray, bound: int, count: int) -> tuple[np.ndarra
 
 
 @njit(cache=True, nogil=True)
-def _compare_deal(rho, halves, width, prime, out):
+def _compare_deal(rho, halves, width, digit_bits, prime, out):
     modulus = np.uint8(prime)
+    low = np.uint64(0xFFFFFFFFFFFFFFFF) >> np.uint64(64 - width)
+    per_digit = (1 << digit_bits) - 1
+    digit_mask = np.uint64(per_digit)
     for row in range(halves.shape[0]):
-        d = row // 3
-        threshold = np.uint64(row - 3 * d)
-        shift = np.uint64(2 * d)
-        digit_mask = np.uint64(1) if d == width // 2 else np.uint64(3)
+        d = row // per_digit
+        threshold = np.uint64(row - per_digit * d)
+        shift = np.uint64(digit_bits * d)
         for i in range(rho.size):
-            bit = np.uint8(((rho[i] >> shift) & digit_mask) > threshold)
+            bit = np.uint8((((rho[i] & low) >> shift) & digit_mask) > threshold)
             half = halves[row, i]
             out[row, i] = bit - half if bit >= half else bit + modulus - half
 
 
-def compare_deal(rho: np.ndarray, halves: np.ndarray, width: int, prime: int) -> np.ndarray:
+def compare_deal(rho: np.ndarray, halves: np.ndarray, width: int, digit_bits: int, prime: int) -> np.ndarray:
     """See ``accel.reference.holders.compare_deal``."""
     out = np.empty_like(halves)
-    _compare_deal(rho, halves, width, prime, out)
+    _compare_deal(rho, halves, width, digit_bits, prime, out)
     return out
 
 
@@ -126,12 +128,13 @@ _BLOCK = 1024  # elements whose running sums stay in the first-level cache
 
 
 @njit(cache=True, nogil=True)
-def _compare_reply(c, halves, reverse, scale, mask, rotation, width, prime, constant, out):
-    """Digit by digit over a block of elements and without branches, so that LLVM vectorises the loop over elements.
+def _compare_reply(c, halves, reverse, scale, mask, rotation, width, digit_bits, prime, constant, out):
+    """Digit by digit over a block of elements and without branches, so that LLVM vectorises the loops over elements.
 
-    Byte v+1 of ``shares`` is the share of [digit of ρ > v], v = −1..3: the two that matter are one shift away.
+    Byte v+1 of ``shares`` is the share of [digit of ρ > v], v = −1..6: the two that matter are one shift away.
     """
-    digits = (width + 1) // 2
+    digits = (width + digit_bits - 1) // digit_bits
+    per_digit = (1 << digit_bits) - 1
     low = np.uint64(0xFFFFFFFFFFFFFFFF) >> np.uint64(64 - width)
     byte, half_word, unit = np.uint64(0xFF), np.uint64(0xFFFFFFFF), np.uint64(1)
     modulus, one = np.uint64(prime), np.uint64(constant)
@@ -140,6 +143,7 @@ def _compare_reply(c, halves, reverse, scale, mask, rotation, width, prime, cons
     backwards = np.empty(_BLOCK, dtype=np.uint64)
     usual = np.empty(_BLOCK, dtype=np.uint64)  # 0 where c + 1 = 2^width, that is ρ ≤ c always
     differ = np.empty(_BLOCK, dtype=np.uint64)
+    shares = np.empty(_BLOCK, dtype=np.uint64)
     result = np.empty(_BLOCK, dtype=np.uint8)
     for start in range(0, c.size, _BLOCK):
         count = min(_BLOCK, c.size - start)
@@ -149,20 +153,20 @@ def _compare_reply(c, halves, reverse, scale, mask, rotation, width, prime, cons
             usual[i] = unit - (backwards[i] & np.uint64(values[i] == np.uint64(0)))
             differ[i] = np.uint64(0)
         for d in range(digits - 1, -1, -1):
-            lone = np.uint64(0) if d == width // 2 else byte
-            first = halves[3 * d, start : start + count]
-            second = first if lone == 0 else halves[3 * d + 1, start : start + count]
-            third = first if lone == 0 else halves[3 * d + 2, start : start + count]
+            rows = min(per_digit, halves.shape[0] - per_digit * d)
+            shares[:count] = one
+            for v in range(rows):
+                half = halves[per_digit * d + v, start : start + count]
+                place = np.uint64(8 * (v + 1))
+                for i in range(count):
+                    shares[i] |= np.uint64(half[i]) << place
             scales = scale[d, start : start + count]
             masks = mask[d, start : start + count]
             exception = np.uint64(0) if d == 0 else one
-            place = np.uint64(2 * d)
+            place = np.uint64(digit_bits * d)
             for i in range(count):
-                shares = one | (np.uint64(first[i]) << np.uint64(8))
-                shares |= (np.uint64(second[i]) & lone) << np.uint64(16)
-                shares |= (np.uint64(third[i]) & lone) << np.uint64(24)
-                shares >>= ((values[i] >> place) & np.uint64(3)) << np.uint64(3)
-                below, above = shares & byte, (shares >> np.uint64(8)) & byte
+                chosen = shares[i] >> (((values[i] >> place) & np.uint64(per_digit)) << np.uint64(3))
+                below, above = chosen & byte, (chosen >> np.uint64(8)) & byte
                 forwards = unit - backwards[i]
                 test = differ[i] + (below & -backwards[i]) + ((one + modulus - above) & -forwards)
                 differ[i] += one + above + modulus - below
@@ -186,12 +190,15 @@ def compare_reply(
     mask: np.ndarray,
     rotation: np.ndarray,
     width: int,
+    digit_bits: int,
     prime: int,
     leads: bool,
 ) -> np.ndarray:
     """See ``accel.reference.holders.compare_reply``."""
-    out = np.empty((comparison_digits(width)[0], c.size), dtype=np.uint8)
-    _compare_reply(c, halves, reverse, scale, mask, rotation, width, prime, np.int64(leads), out)
+    digits, thresholds = comparison_digits(width, digit_bits)
+    out = np.empty((digits, c.size), dtype=np.uint8)
+    lead = np.int64(leads)
+    _compare_reply(c, halves[:thresholds], reverse, scale, mask, rotation, width, digit_bits, prime, lead, out)
     return out
 
 

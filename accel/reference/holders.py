@@ -1,7 +1,7 @@
 """Local steps of the two-holder protocols: truncation and comparison of x = c − ρ (mod 2^64).
 
-Two parties know c, the dealer knows ρ. The comparison works on base-4 digits: a digit of ρ travels as the three
-bits [digit > 0], [digit > 1], [digit > 2] shared modulo a small prime.
+Two parties know c, the dealer knows ρ. The comparison works on digits of g = 2 or 3 bits: a digit of ρ travels as the
+2^g − 1 bits [digit > 0], [digit > 1], ... shared modulo a small prime.
 """
 
 from __future__ import annotations
@@ -51,20 +51,23 @@ def uniform_below(random: np.ndarray, bound: int, count: int) -> tuple[np.ndarra
     return accepted % np.uint8(bound), accepted.size
 
 
-def comparison_digits(width: int) -> tuple[int, int]:
-    """(base-4 digits, threshold bits) of a number of ``width`` bits; a lone top bit needs one threshold."""
-    return (width + 1) // 2, 3 * (width // 2) + width % 2
+def comparison_digits(width: int, digit_bits: int) -> tuple[int, int]:
+    """(digits, thresholds) of a number of ``width`` bits: a digit of g bits has 2^g − 1 thresholds, and the highest
+    digit may be shorter."""
+    whole, rest = divmod(width, digit_bits)
+    return whole + (rest > 0), whole * (2**digit_bits - 1) + 2**rest - 1
 
 
-def compare_deal(rho: np.ndarray, halves: np.ndarray, width: int, prime: int) -> np.ndarray:
+def compare_deal(rho: np.ndarray, halves: np.ndarray, width: int, digit_bits: int, prime: int) -> np.ndarray:
     """The dealer's other halves of its threshold bits modulo ``prime``: (thresholds, n), uint8.
 
-    Row 3d+v is [digit d of ρ > v] − halves; digits count from the lowest.
+    Row (2^g − 1)·d + v is [digit d of ρ > v] − halves; digits count from the lowest.
     """
     out = np.empty_like(halves)
+    value = rho & (np.uint64(0xFFFFFFFFFFFFFFFF) >> np.uint64(64 - width))
     for row in range(halves.shape[0]):
-        d, v = divmod(row, 3)
-        digit = (rho >> np.uint64(2 * d)) & np.uint64(1 if d == width // 2 else 3)
+        d, v = divmod(row, 2**digit_bits - 1)
+        digit = (value >> np.uint64(digit_bits * d)) & np.uint64(2**digit_bits - 1)
         out[row] = ((digit > v) + np.int64(prime) - halves[row]) % prime
     return out
 
@@ -77,6 +80,7 @@ def compare_reply(
     mask: np.ndarray,
     rotation: np.ndarray,
     width: int,
+    digit_bits: int,
     prime: int,
     leads: bool,
 ) -> np.ndarray:
@@ -87,20 +91,20 @@ def compare_reply(
     Each e_d is multiplied by its non-zero ``scale``, masked, and the column is rotated. Public constants are added by
     the holder that ``leads``, which also adds the mask where the other subtracts it.
     """
-    digits, thresholds = comparison_digits(width)
-    low = np.uint64(0xFFFFFFFFFFFFFFFF) >> np.uint64(64 - width)
-    value = np.where(reverse == 1, c + ONE, c) & low
+    digits, thresholds = comparison_digits(width, digit_bits)
+    per_digit = 2**digit_bits - 1
+    value = np.where(reverse == 1, c + ONE, c) & (np.uint64(0xFFFFFFFFFFFFFFFF) >> np.uint64(64 - width))
     all_at_most = (reverse == 1) & (value == 0)  # c + 1 = 2^width: ρ ≤ c always
     constant = 1 if leads else 0
     out = np.empty((digits, c.size), dtype=np.uint8)
     differ_above = np.zeros(c.size, dtype=np.int64)
     columns = np.arange(c.size)
     for d in reversed(range(digits)):
-        digit = ((value >> np.uint64(2 * d)) & np.uint64(3)).astype(np.int64)
-        above_each = np.zeros((5, c.size), dtype=np.int64)  # row v+1: share of [digit of ρ > v], v = −1..3
+        digit = ((value >> np.uint64(digit_bits * d)) & np.uint64(per_digit)).astype(np.int64)
+        above_each = np.zeros((per_digit + 2, c.size), dtype=np.int64)  # row v+1: share of [digit of ρ > v]
         above_each[0] = constant
-        rows = min(3, thresholds - 3 * d)
-        above_each[1 : 1 + rows] = halves[3 * d : 3 * d + rows]
+        rows = min(per_digit, thresholds - per_digit * d)
+        above_each[1 : 1 + rows] = halves[per_digit * d : per_digit * d + rows]
         below, above = above_each[digit, columns], above_each[digit + 1, columns]
         decides = np.where(reverse == 1, constant - below, above)
         test = np.where(all_at_most, constant * (d != 0), constant - decides + differ_above)

@@ -169,10 +169,10 @@ def test_uniform_below_rejects_instead_of_folding(kernels, bound, seed):
 
 
 @both
-@given(width=st.integers(1, 64), seed=st.integers(0, 2**31), close=st.integers(-2, 2))
-def test_comparison_steps_decide_less_than(kernels, width, seed, close):
-    count, prime = 12, 37
-    digits, thresholds = kernels.comparison_digits(width)
+@given(width=st.integers(1, 64), digit_bits=st.integers(1, 3), seed=st.integers(0, 2**31), close=st.integers(-2, 2))
+def test_comparison_steps_decide_less_than(kernels, width, digit_bits, seed, close):
+    count, prime = 12, 37 if digit_bits > 1 else 67
+    digits, thresholds = kernels.comparison_digits(width, digit_bits)
     top = 2**width - 1
     c = random_words(seed, count) & np.uint64(top)
     rho = random_words(seed + 1, count) & np.uint64(top)
@@ -185,12 +185,12 @@ def test_comparison_steps_decide_less_than(kernels, width, seed, close):
         return backend("numpy").uniform_below(stream.bytes(2 * need + 64), bound, need)[0].reshape(shape)
 
     first = draw(prime, thresholds, count)
-    second = kernels.compare_deal(rho, first, width, prime)
+    second = kernels.compare_deal(rho, first, width, digit_bits, prime)
     for reverse_bit in (0, 1):
         reverse = np.full(count, reverse_bit, dtype=np.uint8)
         scale = draw(prime - 1, digits, count) + np.uint8(1)
         mask, rotation = draw(prime, digits, count), draw(digits, count)
-        args = (reverse, scale, mask, rotation, width, prime)
+        args = (reverse, scale, mask, rotation, width, digit_bits, prime)
         left = kernels.compare_reply(c, first, *args, True)
         right = kernels.compare_reply(c, second, *args, False)
         zeros = ((left.astype(int) + right) % prime == 0).sum(axis=0)
