@@ -27,6 +27,7 @@ from accel.reference.ring import (
     gather_rows,
     matmul_pair,
     product_pair,
+    random_permutation,
     shift_right_arithmetic,
     shift_right_logical,
 )
@@ -46,6 +47,7 @@ __all__ = [
     "pack_small",
     "packed_size",
     "product_pair",
+    "random_permutation",
     "shift_right_arithmetic",
     "shift_right_logical",
     "slice_bits",

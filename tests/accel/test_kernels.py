@@ -124,6 +124,22 @@ def test_gather_rows(kernels, seed, rows, columns):
 
 
 @both
+@given(seed=st.integers(0, 2**31), count=st.integers(0, 60))
+def test_random_permutation_is_fisher_yates(kernels, seed, count):
+    words = random_words(seed, count + 64)
+    order = kernels.random_permutation(words, count)
+    assert sorted(order.tolist()) == list(range(count))
+    assert order.tolist() == BACKENDS[0].random_permutation(words, count).tolist()
+
+
+@both
+def test_random_permutation_skips_a_word_that_would_bias_it(kernels):
+    top = 2**64 - 1  # 2^64 mod 3 = 1, so this word is refused for a choice among three
+    words = np.array([top, 0, 0, 0], dtype=np.uint64)
+    assert kernels.random_permutation(words, 3).tolist() == kernels.random_permutation(words[1:], 3).tolist()
+
+
+@both
 @given(values=st.lists(st.floats(-1000, 1000), max_size=20), bits=st.integers(0, 40))
 def test_fixed_point_round_trip(kernels, values, bits):
     array = np.array(values)
