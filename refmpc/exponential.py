@@ -67,10 +67,10 @@ async def _exp_window(x: ArithmeticTensor, upper: float, fraction_bits: int) -> 
             holding.append((at, flat[0, at], round_.expect_next((n, PLACES))))
     await round_
     for at, c, half in holding:
-        low = (c & low_mask).astype(np.float64) * 2.0**-f
+        held = (c & low_mask).astype(np.float64) * 2.0**-f
         distance = ((c >> digit_shift)[:, np.newaxis] - np.arange(PLACES, dtype=np.uint64)) & digit_mask
         exponent = STEP * distance.astype(np.float64) - np.where(distance == 0, 0.0, float(PLACES * STEP))
-        weights = np.rint(np.exp(low[:, np.newaxis] + exponent + upper) * 2.0**held_bits).astype(np.uint64)
+        weights = np.rint(np.exp(held[:, np.newaxis] + exponent + upper) * 2.0**held_bits).astype(np.uint64)
         summand[at] = (half * weights).sum(axis=1, dtype=np.uint64)
     shares = await truncate_summands(operation, summand, bits)
     return ArithmeticTensor(party, shares.reshape(2, *x.shape), fraction_bits)
@@ -97,8 +97,9 @@ async def exp(
     """e^x for x ≤ upper.
 
     5 rounds, about 170 bytes (112 at high_bit = 28); 3 rounds and 71 bytes if a public ``lower`` ≥ upper − 24 is given.
-    Error: 2^-20 relative, e^upper·2^-28 absolute, and one unit of the result. Saturates: the result is 0 for x < upper − 24, and may be 0 from upper − 16 on. Domain: x ≤ upper and |x − upper|
-    < 2^(high_bit − fraction bits of x); above ``upper`` the result is arbitrary.
+    Error: 2^-20 relative, e^upper·2^-28 absolute, and one unit of the result. Saturates: the result is 0 for
+    x < upper − 24, and may be 0 from upper − 16 on. Domain: x ≤ upper and |x − upper| < 2^(high_bit − fraction bits of
+    x); above ``upper`` the result is arbitrary.
     """
     require_real("upper", upper, -1e6, 14.0)
     require_integer("fraction bits of x", x.fraction_bits, 1, 40)
@@ -168,8 +169,8 @@ def _sum_bounds(classes: int) -> tuple[float, float]:
 async def softmax(logits: ArithmeticTensor, fraction_bits: int = 18, high_bit: int = 61) -> ArithmeticTensor:
     """Softmax along the last axis.
 
-    Rounds: 4⌈log2 S⌉ + 20 (36 for S = 10). Bytes for 128×10: 428 kB, or 288 kB at high_bit = 28. Error at most 2^-14 per
-    entry for logits with 16 fraction bits; rows sum to 1 within S·2^-18. Domain: differences of logits below
+    Rounds: 4⌈log2 S⌉ + 20 (36 for S = 10). Bytes for 128×10: 428 kB, or 288 kB at high_bit = 28. Error at most 2^-14
+    an entry for logits with 16 fraction bits; rows sum to 1 within S·2^-18. Domain: differences of logits below
     2^(high_bit − fraction bits), by default any size the ring holds; at most 64 classes.
     """
     classes = logits.shape[-1]

@@ -35,8 +35,8 @@ def _shuffle_cost(tensors: Sequence[SecretTensor]) -> Cost:
 async def shuffle(tensors: Sequence[SecretTensor]) -> list[SecretTensor]:
     """The rows of all tensors under one uniformly random permutation π02∘π12∘π01; each party knows two of the three.
 
-    2 rounds, 32 bytes an entry, arithmetic or Boolean, exact. (More than 2^22 entries go in column chunks, 2 rounds each,
-    so that memory stays at one extra copy.) Roles rotate from call to call; for roles 0, 1, 2:
+    2 rounds, 32 bytes an entry, arithmetic or Boolean, exact. (More than 2^22 entries go in column chunks, 2 rounds
+    each, so that memory stays at one extra copy.) Roles rotate from call to call; for roles 0, 1, 2:
 
     local     0: a = π01(x0+x1) + r        1: b = π12(π01(x2) − r) + s        r from k01, s from k12
     round 1   0 → 2: a                     1 → 0: b
