@@ -68,7 +68,8 @@ async def _exp_window(x: ArithmeticTensor, upper: float, fraction_bits: int) -> 
     await round_
     for at, c, half in holding:
         held = (c & low_mask).astype(np.float64) * 2.0**-f
-        distance = ((c >> digit_shift)[:, np.newaxis] - np.arange(PLACES, dtype=np.uint64)) & digit_mask
+        places = np.arange(PLACES, dtype=np.uint64)
+        distance = ((c >> digit_shift)[:, np.newaxis] - places) & digit_mask
         exponent = STEP * distance.astype(np.float64) - np.where(distance == 0, 0.0, float(PLACES * STEP))
         weights = np.rint(np.exp(held[:, np.newaxis] + exponent + upper) * 2.0**held_bits).astype(np.uint64)
         summand[at] = (half * weights).sum(axis=1, dtype=np.uint64)

@@ -38,8 +38,8 @@ async def _inverse_sqrt_of_mantissa(m: ArithmeticTensor, degree: int) -> Arithme
     """1/sqrt(m) for m in [15/16, 4.25] at 26 bits; the result has 27.
 
     Newton's step y1 = (3y0 − (m·y0)(y0²))/2 never exceeds 1/sqrt(m), whatever y0 > 0 is (arithmetic and geometric
-    mean). With u = 2^-26 and every truncation off by at most u either way, y1 ≤ 1/sqrt(m) + u(y0² + m·y0 + 1)/2, which is
-    below 1/sqrt(m) + 4u because y0 < 1.1.
+    mean). With u = 2^-26 and every truncation off by at most u either way, y1 ≤ 1/sqrt(m) + u(y0² + m·y0 + 1)/2, which
+    is below 1/sqrt(m) + 4u because y0 < 1.1.
     """
     coefficients, _ = minimax("inverse_sqrt", MANTISSA_LOW, MANTISSA_HIGH, degree, CENTRE)
     y0 = await polynomial(m - CENTRE, coefficients)
