@@ -1,4 +1,4 @@
-"""The differential-privacy engine: factorisations, calibration, fixed-point slack, claims, budget and audit."""
+"""The differential-privacy engine: factorisations, calibration, slack, claims, budget and audit."""
 
 from vfl.dp.budget import BudgetExceededError, PrivacyBudget
 from vfl.dp.calibration import (

@@ -1,12 +1,14 @@
 """Empirical audit: attack the noise that really runs, and bound ε from below by what the attack achieves.
 
-The exact sampler, the integer taps (or the recursion), the sum of the two honest servers and the truncation run on
-two neighbouring worst-case streams: a canary of norm γ in every participation, or nothing. The attacker sees all
-releases and applies the optimal linear test (matched filter in the coordinates of Ω̂). Each column is one independent trial.
+The exact sampler, the integer taps (or the recursion), the sum of the two honest servers and the
+truncation run on two neighbouring worst-case streams: a canary of norm γ in every participation, or
+nothing. The attacker sees all releases and applies the optimal linear test (matched filter in the
+coordinates of Ω̂). Each column is one independent trial.
 
-The bound is free of distributional assumptions: the threshold is chosen on one half of the trials; Clopper–Pearson
-limits on the other half give ε ≥ ln((TPR − δ)/FPR) with the stated confidence. It must stay below the claim, and must
-exceed it when the noise is halved on purpose: an audit that cannot fail shows nothing.
+The bound is free of distributional assumptions: the threshold is chosen on one half of the trials;
+Clopper–Pearson limits on the other half give ε ≥ ln((TPR − δ)/FPR) with the stated confidence. It must
+stay below the claim, and must exceed it when the noise is halved on purpose: an audit that cannot fail
+shows nothing.
 
 ``python -m vfl.dp.audit`` runs both directions.
 """
@@ -73,10 +75,11 @@ def audit(
     key: bytes | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> AuditResult:
-    """Calibrate for (ε, δ), run ``trials`` canaries and as many empty runs with noise times ``noise_scale``, attack.
+    """Calibrate for (ε, δ), run ``trials`` canaries and as many empty runs with noise times
+    ``noise_scale``, attack.
 
-    Cost: 4·steps·trials samples (about a second per 10^7). ``key`` makes the run repeatable; fresh when not given.
-    A δ of 10^-3 makes the audit sharpest: the events that decide must be seen often enough.
+    Cost: 4·steps·trials samples (about a second per 10^7). ``key`` makes the run repeatable; fresh when
+    not given. A δ of 10^-3 makes the audit sharpest: the events that decide must be seen often enough.
     """
     require_integer("trials", trials, 1000)
     require_real("noise_scale", noise_scale, 0, open_low=True)
@@ -122,10 +125,11 @@ def attack_scores(
     noise_scale: float = 1.0,
     progress: Callable[[int], None] | None = None,
 ) -> np.ndarray:
-    """Matched-filter score of each trial: run the integer mechanism on the stream ``gradients`` (one coordinate).
+    """Matched-filter score of each trial: run the integer mechanism on the stream ``gradients`` (one
+    coordinate).
 
-    Streams 0 and 1 are the honest servers' noise; stream 2 gives the low bits that the truncation's mask adds. The
-    corrupted server's own noise is a constant to it, so it is left out.
+    Streams 0 and 1 are the honest servers' noise; stream 2 gives the low bits that the truncation's mask
+    adds. The corrupted server's own noise is a constant to it, so it is left out.
     """
     steps = factorisation.num_steps
     scale_bits = noise.noise_bits + factorisation.tap_bits
@@ -155,8 +159,8 @@ def epsilon_lower_bound(
 ) -> tuple[float, float, float]:
     """(ε lower bound, FPR, TPR) that holds with ``confidence``, whatever the distributions; at least 0.
 
-    Tests "score > threshold ⇒ canary" and "score < threshold ⇒ none"; the better one and its threshold come from the
-    first half of the trials, the Clopper–Pearson limits from the second.
+    Tests "score > threshold ⇒ canary" and "score < threshold ⇒ none"; the better one and its threshold
+    come from the first half of the trials, the Clopper–Pearson limits from the second.
     """
     tests = ((without, with_canary), (-with_canary, -without))
     best = max(
@@ -242,27 +246,23 @@ def main(arguments: list[str] | None = None) -> int:
     if options.json:
         print(json.dumps({"as_wanted": as_wanted, "results": [dataclasses.asdict(r) for r in results]}))
         return 0 if as_wanted else 1
-    table = Table(title=f"Audit of {results[0].mechanism}: {factorisation.num_steps} steps")
-    for heading in ("noise", "claimed ε", "δ", "ε at least", "FPR", "TPR", "trials", "verdict"):
-        table.add_column(heading, justify="right")
+    title = f"{results[0].mechanism}: {factorisation.num_steps} steps, δ = {options.delta:g}"
+    table = Table(title=title, caption=f"2 × {options.trials:,} trials, confidence {options.confidence:g}")
+    for heading in ("noise", "claimed ε", "attack: ε ≥", "FPR", "TPR", "claim", ""):
+        table.add_column(heading, justify="right", no_wrap=True)
     for result, wanted in zip(results, (True, False), strict=True):
-        verdict = "within the claim" if result.within_claim else "claim refuted"
         right = result.within_claim is wanted
         table.add_row(
             f"{result.noise_scale:g}×",
             f"{result.claimed_epsilon:g}",
-            f"{result.delta:g}",
             f"{result.epsilon_lower_bound:.3f}",
-            f"{result.false_positive_rate:.2e}",
-            f"{result.true_positive_rate:.2e}",
-            f"2 × {result.trials:,}",
-            f"[{'green' if right else 'red'}]{verdict}, {'as it should be' if right else 'WRONG'}",
+            f"{result.false_positive_rate:.1e}",
+            f"{result.true_positive_rate:.1e}",
+            "holds" if result.within_claim else "refuted",
+            "[green]as it should" if right else "[red]WRONG",
         )
     console.print(table)
-    console.print(
-        f"Confidence {options.confidence:g}. The lower bound must stay below the claim with the calibrated noise, "
-        "and must exceed it with half of it."
-    )
+    console.print("The claim must hold with the calibrated noise and must be refuted with half of it.")
     return 0 if as_wanted else 1
 
 

@@ -1,10 +1,10 @@
-"""A ledger on disk of what was spent on one data set; a run that would exceed the total is refused before it starts.
+"""A ledger on disk of what was spent on one data set; a run that would exceed the total is refused.
 
 Composition: runs whose claim names a covering Gaussian mechanism (matrix factorisation; G-Shuff by its
-proven any-order bound) compose *exactly*: their 1/σ² add, and the sum is one Gaussian (dp_accounting's analytic ε). This also
-holds when later runs are chosen after seeing earlier ones (Gaussian-DP filters, Koskela, Tobaben & Honkela 2022). Other
-claims are added by basic composition (ε and δ sum), an upper bound. The neighbouring relation is that of
-the claims and must be the same for all.
+proven any-order bound) compose *exactly*: their 1/σ² add, and the sum is one Gaussian (dp_accounting's
+analytic ε). This also holds when later runs are chosen after seeing earlier ones (Gaussian-DP filters,
+Koskela, Tobaben & Honkela 2022). Other claims are added by basic composition (ε and δ sum), an upper
+bound. The neighbouring relation is that of the claims and must be the same for all.
 """
 
 from __future__ import annotations
@@ -53,10 +53,11 @@ def composed_epsilon(claims: list[Claim], delta: float) -> float:
 
 @dataclass
 class PrivacyBudget:
-    """The ledger file at ``path``: opened if it is there (the totals must then agree), created (mode 0600) if not.
+    """The ledger file at ``path``: opened if it is there (the totals must then agree), created (mode
+    0600) if not.
 
-    ``spend`` charges a run *before* it starts. The same run with the same claim may be charged again at no cost,
-    which is what a resumed run does; another claim under the same run name is refused.
+    ``spend`` charges a run *before* it starts. The same run with the same claim may be charged again at
+    no cost, which is what a resumed run does; another claim under the same run name is refused.
     """
 
     path: Path
@@ -83,7 +84,9 @@ class PrivacyBudget:
         return composed_epsilon(claims, self.total_delta) if claims else 0.0
 
     def spend(self, run: str, claim: Claim) -> float:
-        """Charge ``claim`` to ``run`` and return the ε spent in all; raises ``BudgetExceededError`` and charges nothing."""
+        """Charge ``claim`` to ``run`` and return the ε spent in all; raises ``BudgetExceededError`` and
+        charges nothing.
+        """
         require(bool(run), "run", run, "a non-empty name")
         with self._lock():
             runs = self._read()
@@ -109,8 +112,8 @@ class PrivacyBudget:
                 before = composed_epsilon(list(runs.values()), self.total_delta) if runs else 0.0
                 raise BudgetExceededError(
                     f"run {run!r} with ε = {claim.epsilon:.4g} would bring the total to ε = {total:.4g} at "
-                    f"δ = {self.total_delta:g}: must stay within {self.total_epsilon:g} ({len(runs)} earlier runs "
-                    f"spent {before:.4g}); ask for a smaller epsilon or raise the budget in {self.path.name}"
+                    f"δ = {self.total_delta:g}: must stay within {self.total_epsilon:g} ({len(runs)} earlier "
+                    f"runs spent {before:.4g}); ask for a smaller epsilon (ledger: {self.path.name})"
                 )
             self._write({**runs, run: claim})
             return total
@@ -123,8 +126,8 @@ class PrivacyBudget:
             runs = {entry["run"]: Claim.from_json(json.dumps(entry["claim"])) for entry in content["runs"]}
         except (json.JSONDecodeError, KeyError, TypeError) as error:
             raise ValueError(
-                f"budget file = {self.path.name!r}: must be a privacy ledger ({error}); restore it from a backup, "
-                "never start afresh: what was spent stays spent"
+                f"budget file = {self.path.name!r}: must be a privacy ledger ({error}); restore it from a "
+                "backup, never start afresh: what was spent stays spent"
             ) from error
         require(version == _VERSION, "budget file version", version, f"{_VERSION}")
         require(

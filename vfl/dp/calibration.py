@@ -1,7 +1,7 @@
-"""σ for (ε, δ) and back: one Gaussian, zCDP (discrete Gaussians), Poisson subsampling, and any order of batches.
+"""σ for (ε, δ) and back: one Gaussian, zCDP, Poisson subsampling, and any order of batches.
 
-σ (``noise_multiplier``) is the standard deviation of the noise divided by the l2 sensitivity. Numbers come from
-``dp_accounting``; "exact" and "upper bound" are said where they hold.
+σ (``noise_multiplier``) is the standard deviation of the noise divided by the l2 sensitivity. Numbers
+come from ``dp_accounting``; "exact" and "upper bound" are said where they hold.
 """
 
 from __future__ import annotations
@@ -59,13 +59,17 @@ def _sensitivity(value: float) -> float:
 
 
 def gaussian_sigma(epsilon: float, delta: float, sensitivity: float = 1.0) -> float:
-    """Smallest noise std that makes one Gaussian mechanism (ε, δ)-DP: exact (Balle & Wang 2018, dp_accounting)."""
+    """Smallest noise std that makes one Gaussian mechanism (ε, δ)-DP: exact (Balle & Wang 2018,
+    dp_accounting).
+    """
     epsilon, delta, sensitivity = _epsilon(epsilon), _delta(delta), _sensitivity(sensitivity)
     return sensitivity * float(dp_accounting.get_sigma_gaussian(epsilon, delta))
 
 
 def gaussian_epsilon(noise_multiplier: float, delta: float, sensitivity: float = 1.0) -> float:
-    """Exact ε of one Gaussian mechanism with noise std ``noise_multiplier`` (the inverse of ``gaussian_sigma``)."""
+    """Exact ε of one Gaussian mechanism with noise std ``noise_multiplier`` (the inverse of
+    ``gaussian_sigma``).
+    """
     sigma, delta, sensitivity = _sigma(noise_multiplier), _delta(delta), _sensitivity(sensitivity)
     return float(dp_accounting.get_epsilon_gaussian(sigma / sensitivity, delta))
 
@@ -78,10 +82,11 @@ def gaussian_delta(noise_multiplier: float, epsilon: float, sensitivity: float =
 
 
 def zcdp_epsilon(noise_multiplier: float, delta: float, sensitivity: float = 1.0) -> float:
-    """Upper bound on ε from ρ = Δ²/2σ² zCDP alone: holds for discrete Gaussians on any grid, shifts in any order.
+    """Upper bound on ε from ρ = Δ²/2σ² zCDP alone: holds for discrete Gaussians on any grid, shifts in
+    any order.
 
-    Canonne, Kamath & Steinke 2020, Proposition 12: minimises over Rényi orders α. Costs 6–8 % of σ against the
-    analytic Gaussian.
+    Canonne, Kamath & Steinke 2020, Proposition 12: minimises over Rényi orders α. Costs 6–8 % of σ
+    against the analytic Gaussian.
     """
     rho = (_sensitivity(sensitivity) / _sigma(noise_multiplier)) ** 2 / 2
     log_delta = math.log(_delta(delta))
@@ -143,8 +148,9 @@ def opacus_epsilon(noise_multiplier: float, delta: float, sampling_rate: float, 
 def any_order_epsilon(noise_multiplier: float, delta: float, epochs: int) -> float:
     """ε when every record is used once per epoch, in any order, known or not: exact for a known order.
 
-    ``epochs`` releases touch a record, each with sensitivity 1: one Gaussian of sensitivity √epochs. A proven upper
-    bound for shuffled batches, which it treats as if the permutation were public (no amplification).
+    ``epochs`` releases touch a record, each with sensitivity 1: one Gaussian of sensitivity √epochs. A
+    proven upper bound for shuffled batches, which it treats as if the permutation were public (no
+    amplification).
     """
     return gaussian_epsilon(noise_multiplier, delta, math.sqrt(require_integer("epochs", epochs, 1)))
 

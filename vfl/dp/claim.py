@@ -48,9 +48,9 @@ class Claim:
     """(ε, δ)-DP of everything a run releases, against ``adversary``, for neighbours ``neighbouring``.
 
     ``proven`` is False when ε rests on an assumption the run does not meet (as-if-Poisson accounting).
-    ``gaussian_multiplier`` is the σ of one Gaussian mechanism that covers the run (proven), so that a budget can
-    compose runs exactly; None when there is no such mechanism. ``slack_delta`` is the part of δ that is not the
-    Gaussian's.
+    ``gaussian_multiplier`` is the σ of one Gaussian mechanism that covers the run (proven), so that a
+    budget can compose runs exactly; None when there is no such mechanism. ``slack_delta`` is the part of
+    δ that is not the Gaussian's.
     """
 
     mechanism: str
@@ -87,7 +87,9 @@ class Claim:
         )
 
     def proven_pair(self) -> tuple[float, float]:
-        """(ε, δ) that is proved: the headline if it is, else the best proved figure; what a budget charges."""
+        """(ε, δ) that is proved: the headline if it is, else the best proved figure; what a budget
+        charges.
+        """
         if self.proven:
             return self.epsilon, self.delta
         return min(((f.epsilon, f.delta) for f in self.figures if f.proven), default=(math.inf, self.delta))
@@ -96,9 +98,9 @@ class Claim:
         """The claim in a few sentences, for a data-protection officer."""
         status = "" if self.proven else "NOT a proven bound for what runs: "
         lines = [
-            f"{status}Everything this run releases is ({_number(self.epsilon)}, {self.delta:.3g})-differentially "
-            f"private for {self.covers} ({self.neighbouring}), against {self.adversary}.",
-            f"If a record is replaced by another one instead, ε is {_number(self.epsilon_replace_one)} at the same δ."
+            f"{status}Everything this run releases is ({_number(self.epsilon)}, {self.delta:.3g})-"
+            f"differentially private for {self.covers} ({self.neighbouring}), against {self.adversary}.",
+            f"If a record is replaced by another one instead, ε is {_number(self.epsilon_replace_one)}."
             if self.neighbouring == ZERO_OUT
             else "",
             f"Mechanism: {self.mechanism}; noise multiplier {self.noise_multiplier:.5g}, "
@@ -138,9 +140,9 @@ class Claim:
 def labels_only_claim(claim: Claim, local_update: str = "estimated") -> Claim:
     """The claim of GL-BMF with estimated local updates, from the claim of the same noise with frozen models.
 
-    A client's update from the estimate uses its raw rows, so its later embeddings depend on them un-noised: features
-    are not covered (PROTOCOLS §7). Labels are: a changed label moves a contribution by 2γ, hence the
-    replace-one ε of ``claim`` becomes the headline.
+    A client's update from the estimate uses its raw rows, so its later embeddings depend on them un-
+    noised: features are not covered (PROTOCOLS §7). Labels are: a changed label moves a contribution by
+    2γ, hence the replace-one ε of ``claim`` becomes the headline.
     """
     require_choice("local_update", local_update, ("estimated",), "'released' keeps the full claim")
     require(claim.covers != "labels only", "claim", claim.covers, "a claim that covers features and labels")

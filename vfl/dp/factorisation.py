@@ -1,16 +1,12 @@
 """Factorisations of the SGD workload: which correlated noise is added, and what it costs.
 
 The workload A of SGD with weight decay α and momentum β is lower-triangular Toeplitz with generating function
-1/((1−αx)(1−βx)); Ω = A^{1/2} has c(x) = ((1−αx)(1−βx))^{-1/2} and Ω⁻¹ has d(x) = 1/c(x). Releasing G + Ω⁻¹Z is the
-matrix-factorisation mechanism. Three kinds:
+1/((1−αx)(1−βx)); Ω = A^{1/2} has c(x) = ((1−αx)(1−βx))^{-1/2} and Ω⁻¹ has d(x) = 1/c(x). Releasing
+G + Ω⁻¹Z is the matrix-factorisation mechanism. Three kinds:
 
-=========  ==========================================================  =======================================
-kind       what is quantised                                           noise
-=========  ==========================================================  =======================================
-bisr       the first p coefficients of d, ω_0 = 2^tap_bits             FIR filter (arXiv 2505.12128)
-bsr        the first p coefficients of c, at 2^strategy_bits           recursion y = z − round(Σ c_j y) (2405.13763)
-identity   nothing: Ω = 1                                              independent (DP-SGD)
-=========  ==========================================================  =======================================
+* ``bisr``: the first p coefficients of d, quantised (ω_0 = 2^tap_bits): a FIR filter (arXiv 2505.12128);
+* ``bsr``: the first p coefficients of c, at 2^strategy_bits: y = z − round(Σ c_j y) (arXiv 2405.13763);
+* ``identity``: Ω = 1, independent noise in each step (DP-SGD).
 
 Quantising comes first: every number below belongs to the quantised mechanism that runs, not to the ideal one.
 """
@@ -44,7 +40,9 @@ DEFAULT_TAP_BITS = 16
 
 @dataclass(frozen=True)
 class Factorisation:
-    """A quantised strategy Ω̂ for ``num_steps`` steps; made by ``factorise``. All norms are O(num_steps·bands)."""
+    """A quantised strategy Ω̂ for ``num_steps`` steps; made by ``factorise``. All norms are
+    O(num_steps·bands).
+    """
 
     kind: str
     num_steps: int
@@ -58,12 +56,16 @@ class Factorisation:
 
     @property
     def is_recursive(self) -> bool:
-        """True when each server rounds inside the filter (bsr), which costs two further grid steps of slack."""
+        """True when each server rounds inside the filter (bsr), which costs two further grid steps of
+        slack.
+        """
         return self.integer_strategy is not None
 
     @cached_property
     def noising_taps(self) -> np.ndarray:
-        """First column of Ω̂⁻¹: ``bands`` long for FIR kinds, ``num_steps`` for bsr, whose inverse is full."""
+        """First column of Ω̂⁻¹: ``bands`` long for FIR kinds, ``num_steps`` for bsr, whose inverse is
+        full.
+        """
         if self.integer_taps is not None:
             return _readonly(self.integer_taps / 2.0**self.tap_bits)
         return _readonly(lfilter([1.0], self._quantised_strategy, _impulse(self.num_steps)))
@@ -87,7 +89,9 @@ class Factorisation:
         return self._strategy[:length]
 
     def sensitivity(self, max_participations: int, min_separation: int) -> float:
-        """l2 sensitivity for contributions of norm ≤ 1: exact or an upper bound, see ``sensitivity_report``."""
+        """l2 sensitivity for contributions of norm ≤ 1: exact or an upper bound, see
+        ``sensitivity_report``.
+        """
         return self.sensitivity_report(max_participations, min_separation).value
 
     def sensitivity_report(self, max_participations: int, min_separation: int) -> Sensitivity:
@@ -111,8 +115,8 @@ class Factorisation:
         """Noise of the training iterates, per unit std of z: row norms of A·Ω̂⁻¹.
 
         ``final``: the last iterate (the largest row); ``mean``: root mean square over all iterates. A is the
-        workload of the given α, β (those of the factorisation when not given). Times sensitivity·γ·σ it is the
-        standard deviation of a coordinate of the weights at learning rate 1 and batch size 1.
+        workload of the given α, β (those of the factorisation when not given). Times sensitivity·γ·σ it
+        is the standard deviation of a coordinate of the weights at learning rate 1 and batch size 1.
         """
         require_choice("quantity", quantity, ("final", "mean"))
         alpha = self.weight_decay if weight_decay is None else weight_decay
@@ -134,10 +138,11 @@ def factorise(
     tap_bits: int = DEFAULT_TAP_BITS,
     strategy_bits: int = 20,
 ) -> Factorisation:
-    """The quantised factorisation of the workload A_{α,β} for ``num_steps`` steps; O(bands), the norms come lazily.
+    """The quantised factorisation of the workload A_{α,β} for ``num_steps`` steps; O(bands), the norms
+    come lazily.
 
-    Domain: 0 ≤ momentum < weight_decay ≤ 1 (weight decay 1 is none), 1 ≤ bands ≤ num_steps. ``bands`` defaults to
-    min(num_steps, 256); callers that know b should pass ``default_bands(b)``.
+    Domain: 0 ≤ momentum < weight_decay ≤ 1 (weight decay 1 is none), 1 ≤ bands ≤ num_steps. ``bands``
+    defaults to min(num_steps, 256); callers that know b should pass ``default_bands(b)``.
     """
     require_choice("kind", kind, KINDS)
     steps = require_integer("num_steps", num_steps, 1)
@@ -172,8 +177,13 @@ def factorise(
 
 
 def default_bands(min_separation: int) -> int:
-    """min(b, 256): more bands help little in accuracy and cost time in proportion."""
-    return min(require_integer("min_separation", min_separation, 1), DEFAULT_BANDS)
+    """Bands of BISR to take for b: min(b, max(256, 0.6·b)).
+
+    BISR passes the paper's BSR (p = b) at p ≈ b/2 whatever b is; fewer than 256 bands save no time worth
+    having.
+    """
+    b = require_integer("min_separation", min_separation, 1)
+    return min(b, max(DEFAULT_BANDS, math.ceil(0.6 * b)))
 
 
 def root_coefficients(
@@ -181,8 +191,9 @@ def root_coefficients(
 ) -> np.ndarray:
     """First ``length`` coefficients of ((1−αx)(1−βx))^{∓1/2} (+ for ``inverse``), unquantised; O(length).
 
-    Three-term recurrence of the Gegenbauer generating function: n·u_n = (α+β)(n−1+λ)u_{n−1} − αβ(n−2+2λ)u_{n−2},
-    λ = ±1/2; the wanted solution is the dominant one, so it is stable. Equal to Kalinin & Lampert's Theorem 1.
+    Three-term recurrence of the Gegenbauer generating function: n·u_n = (α+β)(n−1+λ)u_{n−1} −
+    αβ(n−2+2λ)u_{n−2}, λ = ±1/2; the wanted solution is the dominant one, so it is stable. Equal to
+    Kalinin & Lampert's Theorem 1.
     """
     lam = -0.5 if inverse else 0.5
     total, product = weight_decay + momentum, weight_decay * momentum

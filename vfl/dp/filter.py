@@ -18,7 +18,8 @@ _BLOCK = 64
 
 
 def sample_grid_gaussian(stream: Stream, count: int, std_in_grid_units: float) -> np.ndarray:
-    """``count`` samples of round(N(0, std²)) as int64, exact (``accel.gaussian``); std from 8 to 2^52 grid units.
+    """``count`` samples of round(N(0, std²)) as int64, exact (``accel.gaussian``); std from 8 to 2^52
+    grid units.
 
     For many draws of one std keep a ``GridGaussian``: its table takes a few milliseconds to build.
     """
@@ -28,10 +29,10 @@ def sample_grid_gaussian(stream: Stream, count: int, std_in_grid_units: float) -
 class NoiseFilter:
     """Ω̂⁻¹ applied to a stream of noise rows, in order, a block at a time; history is carried along.
 
-    Integers (``next_block``): rows at scale f_z in, filtered rows at scale f_z + tap_bits out, exact modulo 2^64.
-    Floats (``next_block_float``): the same filter for the plaintext twin. One filter does one of the two.
-    Memory: (bands−1)·width words. Cost: two float64 matrix products of bands+63 terms per entry; blocks of
-    64 rows are the cheapest, single rows pay a copy of the history.
+    Integers (``next_block``): rows at scale f_z in, filtered rows at scale f_z + tap_bits out, exact
+    modulo 2^64. Floats (``next_block_float``): the same filter for the plaintext twin. One filter does
+    one of the two. Memory: (bands−1)·width words. Cost: two float64 matrix products of bands+63 terms per
+    entry; blocks of 64 rows are the cheapest, single rows pay a copy of the history.
     """
 
     def __init__(self, factorisation: Factorisation, width: int):
@@ -42,7 +43,9 @@ class NoiseFilter:
         self._history: np.ndarray | None = None
 
     def next_block(self, z_rows: np.ndarray) -> np.ndarray:
-        """Filter the next rows of int64 noise; int64 at scale f_z + tap_bits (bsr rows are shifted up to it)."""
+        """Filter the next rows of int64 noise; int64 at scale f_z + tap_bits (bsr rows are shifted up to
+        it).
+        """
         z = self._admit(z_rows, np.int64)
         assert self._history is not None
         f = self.factorisation
@@ -107,10 +110,12 @@ class NoiseFilter:
 
 
 class NoiseSource:
-    """One server's filtered noise, a row per step: samples, filters and hands out rows at scale f_z + tap_bits.
+    """One server's filtered noise, a row per step: samples, filters and hands out rows at scale f_z +
+    tap_bits.
 
-    ``open_stream(step)`` must give the stream of that step's noise, always the same for the same run (DESIGN §7), so
-    a run resumed at ``start`` redraws nothing: FIR kinds replay bands−1 rows, bsr replays from step 0.
+    ``open_stream(step)`` must give the stream of that step's noise, always the same for the same run
+    (DESIGN §7), so a run resumed at ``start`` redraws nothing: FIR kinds replay bands−1 rows, bsr replays
+    from step 0.
     """
 
     def __init__(

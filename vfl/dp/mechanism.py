@@ -1,4 +1,4 @@
-"""From a wish (ε, δ) to noise and its claim, for each protocol: the one place where the parts come together."""
+"""From a wish (ε, δ) to noise and its claim, for each protocol: where the parts come together."""
 
 from __future__ import annotations
 
@@ -32,16 +32,17 @@ _BALLE_WANG = "analytic Gaussian (Balle & Wang 2018, dp_accounting)"
 _THEOREM = "PROTOCOLS §5.1 and vfl.dp.slack"
 _ANY_ORDER = "one Gaussian of sensitivity √epochs: no amplification"
 _SHUFFLE_GAP = (
-    "Batches here are shuffled and of fixed size; the as-if-Poisson number is no proven bound for them, and at low "
-    "noise the truth can be several times larger (Chua et al. 2024, arXiv 2403.17673 and 2411.04205)"
+    "Batches here are shuffled and of fixed size; the as-if-Poisson number is no proven bound for them, and "
+    "at low noise the truth can be several times larger (Chua et al. 2024, arXiv 2403.17673 and 2411.04205)"
 )
 
 
 class NoiseSplit(enum.Enum):
     """Who makes the noise of variance σ² that the claim needs.
 
-    ``distributed``: each of three servers adds variance σ²/2; against a corrupted one, which knows its own part, the
-    two others give σ²; somebody outside faces 1.5σ². ``joint``: noise unknown to every server, σ² for all.
+    ``distributed``: each of three servers adds variance σ²/2; against a corrupted one, which knows its
+    own part, the two others give σ²; somebody outside faces 1.5σ². ``joint``: noise unknown to every
+    server, σ² for all.
     """
 
     DISTRIBUTED = "distributed"
@@ -149,7 +150,9 @@ def matrix_factorisation_claim(
     slack: FixedPointSlack | None = None,
     split: NoiseSplit | str = NoiseSplit.DISTRIBUTED,
 ) -> Claim:
-    """What a run with ``noise_multiplier`` may claim (G-BMF, GL-BMF with released updates): exact up to the slack."""
+    """What a run with ``noise_multiplier`` may claim (G-BMF, GL-BMF with released updates): exact up to
+    the slack.
+    """
     sigma = require_real("noise_multiplier", noise_multiplier, 0, open_low=True)
     clip_norm = require_real("clip_norm", clip_norm, 0, open_low=True)
     split = NoiseSplit(split)
@@ -225,7 +228,9 @@ def calibrate_shuffled(
     split: NoiseSplit | str = NoiseSplit.DISTRIBUTED,
     accounting: str = "paper",
 ) -> CalibratedNoise:
-    """Noise for G-Shuff: ``paper`` calibrates as if batches were Poisson samples (RDP), ``proven`` for any order."""
+    """Noise for G-Shuff: ``paper`` calibrates as if batches were Poisson samples (RDP), ``proven`` for
+    any order.
+    """
     require_choice("accounting", accounting, ("paper", "proven"))
     run = fixed_order(num_samples, batch_size, epochs)
     rate = batch_size / num_samples
@@ -332,8 +337,8 @@ def ldp_claim(
 ) -> Claim:
     """LDP baselines: every client clips its embedding row to ``clip_norm`` and noises it before it leaves.
 
-    ``releases`` counts how often a row is sent (1 with frozen models, epochs otherwise). Per client; the figure
-    gives all clients' releases about one person together.
+    ``releases`` counts how often a row is sent (1 with frozen models, epochs otherwise). Per client; the
+    figure gives all clients' releases about one person together.
     """
     sigma = require_real("noise_multiplier", noise_multiplier, 0, open_low=True)
     clip_norm = require_real("clip_norm", clip_norm, 0, open_low=True)
@@ -381,7 +386,8 @@ def subsampled_claim(
     """GL-Sub: indices drawn afresh each step and told to the clients, so they know who takes part.
 
     The headline presumes Poisson sampling that the adversary does not see; the figure is proved against the
-    clients, who see it: participations at most the (1−δ/2)-quantile of Binomial(steps, rate), no amplification.
+    clients, who see it: participations at most the (1−δ/2)-quantile of Binomial(steps, rate), no
+    amplification.
     """
     run = fixed_order(num_samples, batch_size, 1)
     sigma = require_real("noise_multiplier", noise_multiplier, 0, open_low=True)
@@ -413,7 +419,7 @@ def subsampled_claim(
             ),
         ),
         caveats=(
-            "The clients learn the sampled indices, so participation is not anonymous (the paper says so too)",
+            "The clients learn the sampled indices: participation is not anonymous (the paper says so too)",
         ),
         sources=(("epsilon", f"dp_accounting {accountant}, Poisson sampling"),),
     )

@@ -16,7 +16,9 @@ __all__ = ["Participation", "Sensitivity", "fixed_order", "gram_bound", "partici
 
 @dataclass(frozen=True)
 class Participation:
-    """A record takes part in at most ``max_participations`` of ``num_steps`` steps, ``min_separation`` apart."""
+    """A record takes part in at most ``max_participations`` of ``num_steps`` steps, ``min_separation``
+    apart.
+    """
 
     num_samples: int
     batch_size: int
@@ -29,7 +31,9 @@ class Participation:
 
 @dataclass(frozen=True)
 class Sensitivity:
-    """``value`` bounds the l2 sensitivity; ``exact`` says that some stream reaches it; ``method`` how it was found."""
+    """``value`` bounds the l2 sensitivity; ``exact`` says that some stream reaches it; ``method`` how it
+    was found.
+    """
 
     value: float
     exact: bool
@@ -52,11 +56,13 @@ def fixed_order(num_samples: int, batch_size: int, epochs: int) -> Participation
 def participation_sensitivity(
     coefficients: np.ndarray, max_participations: int, min_separation: int
 ) -> Sensitivity:
-    """l2 sensitivity of the lower-triangular Toeplitz Ω with first column ``coefficients``, contributions of norm ≤ 1.
+    """l2 sensitivity of the lower-triangular Toeplitz Ω with first column ``coefficients``, contributions
+    of norm ≤ 1.
 
-    Non-negative decreasing coefficients: the norm of the sum of columns 0, b, 2b, ... (Kalinin & Lampert 2024,
-    Theorem 2), exact also when participations may be *further* than b apart; O(T). Otherwise ``gram_bound``, which
-    holds for participations exactly b apart (fixed epoch order). √κ·‖c‖ is right for p ≤ b only and is not used.
+    Non-negative decreasing coefficients: the norm of the sum of columns 0, b, 2b, ... (Kalinin & Lampert
+    2024, Theorem 2), exact also when participations may be *further* than b apart; O(T). Otherwise
+    ``gram_bound``, which holds for participations exactly b apart (fixed epoch order). √κ·‖c‖ is right
+    for p ≤ b only and is not used.
     """
     c = np.asarray(coefficients, dtype=np.float64)
     steps = len(c)
@@ -79,7 +85,8 @@ def participation_sensitivity(
 
 
 def gram_bound(coefficients: np.ndarray, max_participations: int, min_separation: int) -> float:
-    """√ of max_i Σ_{j,j'} |⟨Ω[:,i+jb], Ω[:,i+j'b]⟩|: bounds the sensitivity of any signs in fixed order; O(κT).
+    """√ of max_i Σ_{j,j'} |⟨Ω[:,i+jb], Ω[:,i+j'b]⟩|: bounds the sensitivity of any signs in fixed order;
+    O(κT).
 
     An upper bound; exact when no inner product is negative (all contributions equal reach it).
     """

@@ -1,20 +1,23 @@
 """What fixed point costs: the sensitivity and the δ of the mechanism that runs, not of the one on paper.
 
-Integer noise z through integer taps does not cover the grid: at scale f_z + g the low g bits of the first release would be
-those of the data. Privacy comes from cutting m ≥ g bits afterwards, and from this (PROTOCOLS §5.1):
+Integer noise z through integer taps does not cover the grid: at scale f_z + g the low g bits of the first
+release would be those of the data. Privacy comes from cutting m ≥ g bits afterwards, and from this
+(PROTOCOLS §5.1):
 
 **Theorem.** x_t = G_t + Σ_k ω_k z_{t−k} (integers, ω_0 = 2^g), y_t = ⌊(x_t + s_t + a_t)/2^m⌋ with m ≥ g, s_t
-independent of the data, a_t a function of y_{<t}. Releasing (y_t) is as private as one Gaussian mechanism with
-noise z and sensitivity Δ = sens·γ' + ‖Ω̂‖·√(nT)·2^-f_z, γ' = γ + √S·√(R²+1)·2^-f_u.
+independent of the data, a_t a function of y_{<t}. Releasing (y_t) is as private as one Gaussian mechanism
+with noise z and sensitivity Δ = sens·γ' + ‖Ω̂‖·√(nT)·2^-f_z, γ' = γ + √S·√(R²+1)·2^-f_u.
 
-*Recursion* (bsr): each of two honest servers rounds for itself. A shift D of the release splits into ⌊D/2⌋ and ⌈D/2⌉,
-halves ±η, |η| ≤ 1/2, and each recursion adds a rounding difference of at most 1, so in grid steps
-Δ = √((sens·γ' + w)² + w²) + 2√(nT), w = ‖Ω̂‖√(nT): PROTOCOLS' "‖Ω̂‖+2", with its second-order term written out.
+*Recursion* (bsr): each of two honest servers rounds for itself. A shift D of the release splits into
+⌊D/2⌋ and ⌈D/2⌉, halves ±η, |η| ≤ 1/2, and each recursion adds a rounding difference of at most 1, so in
+grid steps Δ = √((sens·γ' + w)² + w²) + 2√(nT), w = ‖Ω̂‖√(nT): PROTOCOLS' "‖Ω̂‖+2", with its second-order
+term written out.
 
-*Two servers, one Gaussian.* For independent ζ, ζ' ~ N(0, s²) the law of round(ζ) + round(ζ') is, up to a factor 1 ± 3·exp(−π²s²),
-that of N(0, 2s²) rounded stochastically to a neighbouring integer (Poisson summation, for each pair of rounding
-offsets). Stochastic rounding commutes with integer shifts, so the analytic Gaussian bound holds for the sum as
-it stands. At s ≥ 8 the factor is below 10^-270 and is not carried further.
+*Two servers, one Gaussian.* For independent ζ, ζ' ~ N(0, s²) the law of round(ζ) + round(ζ') is, up to a
+factor 1 ± 3·exp(−π²s²), that of N(0, 2s²) rounded stochastically to a neighbouring integer (Poisson
+summation, for each pair of rounding offsets). Stochastic rounding commutes with integer shifts, so the
+analytic Gaussian bound holds for the sum as it stands. At s ≥ 8 the factor is below 10^-270 and is not
+carried further.
 """
 
 from __future__ import annotations
@@ -38,8 +41,9 @@ _ROUNDING_MARGIN = 1 + 1e-9  # covers the float64 rounding of sens and of the su
 class FixedPointSlack:
     """Public sizes of a run, and from them what its arithmetic adds to the sensitivity and to δ.
 
-    ``width`` is the width d of the embeddings: a linear layer releases n = (d+1)·S coordinates; give ``coordinates`` for
-    other models. ``clip_rounding`` replaces √S·√(R²+1)·2^-f_u when the clip is rounded elsewhere.
+    ``width`` is the width d of the embeddings: a linear layer releases n = (d+1)·S coordinates; give
+    ``coordinates`` for other models. ``clip_rounding`` replaces √S·√(R²+1)·2^-f_u when the clip is
+    rounded elsewhere.
     """
 
     row_bound: float  # R, enforced by the clients
@@ -121,7 +125,9 @@ class FixedPointSlack:
         return min(1.0, self.released_coordinates * self.steps * tail)
 
     def statistical_distance(self, noise_overflow: float = 0.0) -> float:
-        """Total variation between the run and the ideal mechanism: samplers of both honest servers, overflows."""
+        """Total variation between the run and the ideal mechanism: samplers of both honest servers,
+        overflows.
+        """
         samples = 2 * self.released_coordinates * self.steps
         return samples * SAMPLER_DISTANCE + self.overflow_probability + noise_overflow
 
