@@ -127,14 +127,13 @@ def calibrate_matrix_factorisation(
         )
         if claim.epsilon <= epsilon:
             return _calibrated(multiplier, claim, slack, split)
-        addition = slack.epsilon_addition(multiplier) if slack else 0.0
-        require(
-            addition < epsilon,
-            "epsilon",
-            epsilon,
-            f"above {addition:.3g}, what the joint sampler alone costs",
-        )
-        multiplier = calibration.gaussian_sigma(epsilon - addition, delta - claim.slack_delta) * _TIE
+        left = delta - claim.slack_delta
+        for _ in range(20):  # σ and what a joint sampler adds to ε determine each other
+            addition = slack.epsilon_addition(multiplier) if slack else 0.0
+            require(
+                addition < epsilon, "epsilon", epsilon, f"above {addition:.3g}, the cost of the joint sampler"
+            )
+            multiplier = calibration.gaussian_sigma(epsilon - addition, left) * _TIE
     raise ArithmeticError(
         f"no noise found for epsilon = {epsilon}, delta = {delta}: the slack takes most of it"
     )
@@ -181,7 +180,7 @@ def matrix_factorisation_claim(
     def gaussian(multiplier: float) -> Callable[[float], float]:
         return lambda part: calibration.gaussian_epsilon(multiplier, part)
 
-    epsilon, slack_delta = _with_slack(gaussian(sigma), delta, slack, overflow, sigma)
+    epsilon, slack_delta = _with_slack(gaussian(sigma), delta, slack, overflow, sigma, headline=True)
     replace_one, _ = _with_slack(gaussian(sigma / 2), delta, slack, overflow, sigma / 2)
     outside = sigma * math.sqrt(split.outsider_variance)
     outsider, _ = _with_slack(gaussian(outside), delta, slack, overflow, outside)
@@ -287,9 +286,11 @@ def shuffled_claim(
     def any_order(multiplier: float) -> Callable[[float], float]:
         return lambda part: calibration.any_order_epsilon(multiplier, part, epochs)
 
-    paper, paper_slack = _with_slack(poisson, delta, slack, overflow, sigma)
-    proven, proven_slack = _with_slack(any_order(sigma), delta, slack, overflow, sigma)
     headline_proven = accounting == "proven"
+    paper, paper_slack = _with_slack(poisson, delta, slack, overflow, sigma, headline=not headline_proven)
+    proven, proven_slack = _with_slack(
+        any_order(sigma), delta, slack, overflow, sigma, headline=headline_proven
+    )
     if headline_proven:
         replace_one, _ = _with_slack(any_order(sigma / 2), delta, slack, overflow, sigma / 2)
     else:
@@ -438,20 +439,27 @@ def _with_slack(
     slack: FixedPointSlack | None,
     overflow: float,
     multiplier: float,
+    *,
+    headline: bool = False,
 ) -> tuple[float, float]:
-    """(ε, part of δ that the arithmetic takes): the smallest fixed point of ε = ε(δ − (1+e^ε)·distance)."""
+    """(ε, part of δ that the arithmetic takes): the smallest fixed point of ε = ε(δ − (1+e^ε)·distance).
+
+    When δ does not suffice, a headline is an error and any other figure infinite.
+    """
     if slack is None:
         return epsilon_of_delta(delta), 0.0
     epsilon = epsilon_of_delta(delta)
     for _ in range(20):
         addition = slack.delta_addition(min(epsilon, 700.0), overflow)
         require(
-            addition < delta,
+            addition < delta or not headline,
             "delta",
             delta,
             f"above {addition:.3g}, what sampler distance and overflow take of it",
             "widen the ranges or use fewer noise bits",
         )
+        if addition >= delta:
+            return math.inf, addition
         following = epsilon_of_delta(delta - addition)
         if following <= epsilon * (1 + 1e-12):
             break
