@@ -1,5 +1,6 @@
 """The differential-privacy engine: factorisations, calibration, slack, claims, budget and audit."""
 
+from vfl.dp.baselines import calibrate_shuffled, ldp_claim, shuffled_claim, subsampled_claim
 from vfl.dp.budget import BudgetExceededError, PrivacyBudget
 from vfl.dp.calibration import (
     any_order_epsilon,
@@ -20,11 +21,7 @@ from vfl.dp.mechanism import (
     CalibratedNoise,
     NoiseSplit,
     calibrate_matrix_factorisation,
-    calibrate_shuffled,
-    ldp_claim,
     matrix_factorisation_claim,
-    shuffled_claim,
-    subsampled_claim,
 )
 from vfl.dp.sensitivity import Participation, Sensitivity, fixed_order, participation_sensitivity
 from vfl.dp.slack import FixedPointSlack

@@ -53,6 +53,7 @@ class FixedPointSlack:
     fraction_bits_u: int = 32
     noise_bits: int = DEFAULT_NOISE_BITS
     batch_size: int = 4096  # an upper bound: sizes |G| for the overflow probability
+    truncated_bits: int = 30  # m: bits cut after the noise went in; the theorem needs m ≥ tap_bits
     value_bits: int = 62  # |noised value| < 2^62 is the domain of the truncation
     coordinates: int | None = None
     clip_rounding: float | None = None
@@ -66,6 +67,7 @@ class FixedPointSlack:
         require_integer("fraction_bits_u", self.fraction_bits_u, 1, 62)
         require_integer("noise_bits", self.noise_bits, 1, 46, way_out="30 keeps the grid slack near 10^-4")
         require_integer("value_bits", self.value_bits, 8, 63)
+        require_integer("truncated_bits", self.truncated_bits, 0, 62)
         if self.coordinates is not None:
             require_integer("coordinates", self.coordinates, 1)
         if self.clip_rounding is not None:

@@ -125,6 +125,7 @@ def main(arguments: list[str] | None = None) -> int:
     from rich.table import Table
 
     parser = argparse.ArgumentParser(prog="python -m vfl.dp.table", description=__doc__)
+    parser.add_argument("--data", nargs="+", choices=list(DATA_SETS), default=list(DATA_SETS))
     parser.add_argument("--epochs", type=int, nargs="+", default=[20, 100])
     parser.add_argument("--width", type=int, default=2000, help="embedding width, for the fixed-point slack")
     parser.add_argument("--row-bound", type=float, default=64.0, help="norm bound of a row, for the slack")
@@ -133,7 +134,7 @@ def main(arguments: list[str] | None = None) -> int:
     console = Console(stderr=options.json)
     cases = [
         (data, epochs, setting, kind)
-        for data in DATA_SETS
+        for data in options.data
         for epochs in options.epochs
         for setting in SETTINGS
         for kind in KINDS
@@ -143,7 +144,7 @@ def main(arguments: list[str] | None = None) -> int:
             mechanism_row(*case, width=options.width, row_bound=options.row_bound)
             for case in track(cases, "factorisations", console=console, transient=True)
         ]
-        pairs = [(data, epochs) for data in DATA_SETS for epochs in options.epochs]
+        pairs = [(data, epochs) for data in options.data for epochs in options.epochs]
         shuffles = [shuffle_row(*pair) for pair in track(pairs, "G-Shuff", console=console, transient=True)]
     except ValueError as error:
         console.print(f"[red]{error}")
