@@ -134,6 +134,8 @@ def shuffled_claim(
         proven=headline_proven,
         gaussian_multiplier=sigma / math.sqrt(epochs),
         slack_delta=proven_slack if headline_proven else paper_slack,
+        statistical_distance=slack.statistical_distance(overflow) if slack else 0.0,
+        epsilon_addition=slack.epsilon_addition(sigma) if slack else 0.0,
         row_bound=slack.row_bound if slack else None,
         figures=(
             Figure("As if Poisson-sampled (the paper's number)", paper, delta, False, poisson_source),

@@ -41,14 +41,22 @@ def composed_epsilon(claims: list[Claim], delta: float) -> float:
     """ε of all ``claims`` together at total ``delta``; infinite when their own δ do not fit into it."""
     gaussians = [c for c in claims if c.gaussian_multiplier is not None]
     others = [c.proven_pair() for c in claims if c.gaussian_multiplier is None]
-    spent = sum(c.slack_delta for c in gaussians) + sum(pair[1] for pair in others)
-    epsilon = sum(pair[0] for pair in others)
-    if spent >= delta:
-        return math.inf if gaussians or spent > delta else epsilon
+    basic_epsilon, basic_delta = sum(pair[0] for pair in others), sum(pair[1] for pair in others)
     if not gaussians:
-        return epsilon
+        return basic_epsilon if basic_delta <= delta else math.inf
     precision = sum(float(c.gaussian_multiplier or math.inf) ** -2 for c in gaussians)
-    return epsilon + gaussian_epsilon(1 / math.sqrt(precision), delta - spent)
+    basic_epsilon += sum(c.epsilon_addition for c in gaussians)
+    distance = sum(c.statistical_distance for c in gaussians)
+    total = 0.0
+    for _ in range(50):  # a distance costs (1+e^ε) of δ at the *total* ε: smallest fixed point, from below
+        left = delta - basic_delta - (1 + math.exp(min(total, 700.0))) * distance
+        if left <= 0:
+            return math.inf
+        following = basic_epsilon + gaussian_epsilon(1 / math.sqrt(precision), left)
+        if following <= total * (1 + 1e-12):
+            return following
+        total = following
+    return math.inf
 
 
 @dataclass

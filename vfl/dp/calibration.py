@@ -146,7 +146,7 @@ def opacus_epsilon(noise_multiplier: float, delta: float, sampling_rate: float, 
 
 
 def any_order_epsilon(noise_multiplier: float, delta: float, epochs: int) -> float:
-    """ε when every record is used once per epoch, in any order, known or not: exact for a known order.
+    """ε when every record is used once per epoch, in any order that does not depend on data.
 
     ``epochs`` releases touch a record, each with sensitivity 1: one Gaussian of sensitivity √epochs. A
     proven upper bound for shuffled batches, which it treats as if the permutation were public (no

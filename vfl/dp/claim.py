@@ -50,7 +50,7 @@ class Claim:
     ``proven`` is False when ε rests on an assumption the run does not meet (as-if-Poisson accounting).
     ``gaussian_multiplier`` is the σ of one Gaussian mechanism that covers the run (proven), so that a
     budget can compose runs exactly; None when there is no such mechanism. ``slack_delta`` is the part of
-    δ that is not the Gaussian's.
+    δ that is not the Gaussian's, (1+e^ε)·``statistical_distance``, and ``epsilon_addition`` that of ε.
     """
 
     mechanism: str
@@ -66,6 +66,8 @@ class Claim:
     proven: bool = True
     gaussian_multiplier: float | None = None
     slack_delta: float = 0.0
+    statistical_distance: float = 0.0
+    epsilon_addition: float = 0.0
     row_bound: float | None = None
     figures: tuple[Figure, ...] = ()
     slack: tuple[tuple[str, float], ...] = ()

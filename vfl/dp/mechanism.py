@@ -202,6 +202,8 @@ def matrix_factorisation_claim(
         sensitivity=bound,
         gaussian_multiplier=sigma,
         slack_delta=slack_delta,
+        statistical_distance=slack.statistical_distance(overflow) if slack else 0.0,
+        epsilon_addition=slack.epsilon_addition(sigma) if slack else 0.0,
         row_bound=slack.row_bound if slack else None,
         figures=outsider_figure(split, outsider, delta, ANALYTIC_GAUSSIAN),
         slack=_slack_parts(slack, factorisation, max_participations if identity else None, slack_delta),
@@ -241,22 +243,22 @@ def epsilon_with_slack(
     if slack is None:
         return epsilon_of_delta(delta), 0.0
     epsilon = epsilon_of_delta(delta)
-    for _ in range(20):
+    for _ in range(50):
         addition = slack.delta_addition(min(epsilon, 700.0), overflow)
-        require(
-            addition < delta or not headline,
-            "delta",
-            delta,
-            f"above {addition:.3g}, what sampler distance and overflow take of it",
-            "widen the ranges or use fewer noise bits",
-        )
         if addition >= delta:
-            return math.inf, addition
+            break
         following = epsilon_of_delta(delta - addition)
         if following <= epsilon * (1 + 1e-12):
-            break
+            return epsilon + slack.epsilon_addition(multiplier), addition
         epsilon = following
-    return epsilon + slack.epsilon_addition(multiplier), addition
+    require(
+        not headline,
+        "delta",
+        delta,
+        f"above {addition:.3g}, what sampler distance and overflow take of it",
+        "widen the ranges or use fewer noise bits",
+    )
+    return math.inf, addition
 
 
 def _mechanism_name(factorisation: Factorisation) -> str:

@@ -1,5 +1,6 @@
 """The ledger: exact composition, refusal, resuming, damage, concurrency."""
 
+import dataclasses
 import json
 import math
 import multiprocessing
@@ -65,6 +66,19 @@ def test_unproven_claims_are_charged_what_is_proven():
     assert composed_epsilon([sampled], 1e-6) == sampled.figures[0].epsilon
     assert composed_epsilon([sampled, sampled], 2e-6) == 2 * sampled.figures[0].epsilon  # basic
     assert composed_epsilon([sampled, claim()], 1e-6) == math.inf  # no δ left for the Gaussian
+
+
+def test_distances_cost_delta_at_the_total_epsilon():
+    base = claim()
+    eta = 1e-8
+    runs = [dataclasses.replace(base, statistical_distance=eta, epsilon_addition=0.01) for _ in range(3)]
+    total = composed_epsilon(runs, 1e-5)
+    left = 1e-5 - (1 + math.exp(total)) * 3 * eta
+    assert total == pytest.approx(
+        0.03 + gaussian_epsilon(base.noise_multiplier / math.sqrt(3), left), rel=1e-9
+    )
+    far = [dataclasses.replace(base, statistical_distance=1e-6)] * 3
+    assert composed_epsilon(far, 1e-5) == math.inf
 
 
 def test_different_neighbours_are_not_mixed(tmp_path):
