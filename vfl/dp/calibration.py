@@ -59,17 +59,13 @@ def _sensitivity(value: float) -> float:
 
 
 def gaussian_sigma(epsilon: float, delta: float, sensitivity: float = 1.0) -> float:
-    """Smallest noise std that makes one Gaussian mechanism (ε, δ)-DP: exact (Balle & Wang 2018,
-    dp_accounting).
-    """
+    """Smallest noise std that makes one Gaussian mechanism (ε, δ)-DP: exact (Balle & Wang 2018)."""
     epsilon, delta, sensitivity = _epsilon(epsilon), _delta(delta), _sensitivity(sensitivity)
     return sensitivity * float(dp_accounting.get_sigma_gaussian(epsilon, delta))
 
 
 def gaussian_epsilon(noise_multiplier: float, delta: float, sensitivity: float = 1.0) -> float:
-    """Exact ε of one Gaussian mechanism with noise std ``noise_multiplier`` (the inverse of
-    ``gaussian_sigma``).
-    """
+    """Exact ε of one Gaussian mechanism with noise std ``noise_multiplier``; inverts ``gaussian_sigma``."""
     sigma, delta, sensitivity = _sigma(noise_multiplier), _delta(delta), _sensitivity(sensitivity)
     return float(dp_accounting.get_epsilon_gaussian(sigma / sensitivity, delta))
 

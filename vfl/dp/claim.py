@@ -89,9 +89,7 @@ class Claim:
         )
 
     def proven_pair(self) -> tuple[float, float]:
-        """(ε, δ) that is proved: the headline if it is, else the best proved figure; what a budget
-        charges.
-        """
+        """(ε, δ) that is proved: the headline, else the best proved figure; what a budget charges."""
         if self.proven:
             return self.epsilon, self.delta
         return min(((f.epsilon, f.delta) for f in self.figures if f.proven), default=(math.inf, self.delta))

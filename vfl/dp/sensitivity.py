@@ -16,9 +16,7 @@ __all__ = ["Participation", "Sensitivity", "fixed_order", "gram_bound", "partici
 
 @dataclass(frozen=True)
 class Participation:
-    """A record takes part in at most ``max_participations`` of ``num_steps`` steps, ``min_separation``
-    apart.
-    """
+    """A record takes part in at most ``max_participations`` steps, ``min_separation`` apart."""
 
     num_samples: int
     batch_size: int
@@ -31,9 +29,7 @@ class Participation:
 
 @dataclass(frozen=True)
 class Sensitivity:
-    """``value`` bounds the l2 sensitivity; ``exact`` says that some stream reaches it; ``method`` how it
-    was found.
-    """
+    """``value`` bounds the l2 sensitivity; ``exact`` says that some stream reaches it."""
 
     value: float
     exact: bool

@@ -146,6 +146,11 @@ def test_bad_input_is_named(change, match):
         factorise(**arguments)
 
 
+def test_taps_that_round_to_zero_are_dropped():
+    f = factorise("bisr", 2000, momentum=0.9, bands=585)
+    assert f.bands == len(f.integer_taps) == 511 and f.integer_taps[-1] != 0
+
+
 def test_arrays_cannot_be_changed_and_equality_is_by_parameters():
     f = factorise("bisr", 10, bands=4)
     with pytest.raises(ValueError):
