@@ -88,8 +88,8 @@ class GridGaussian:
             envelope = [(-curvature * (i * i)).exp() for i in range(STRIPS)]
             total = STRIPS * COLUMN_UNITS
             scale = int((total - 2 * STRIPS) / sum(envelope))
-            # +1 after the floor: at least scale·envelope whatever the last digit of exp did
-            weights = [int(scale * e) + 1 for e in envelope]
+            # +2 after the floor: at least scale·envelope whatever the last digits of exp did
+            weights = [int(scale * e) + 2 for e in envelope]
             weights[0] += total - sum(weights)
             self._scale, self._weights = scale, weights
             start = [scale * e / w * 2**32 for e, w in zip(envelope, weights, strict=True)]
