@@ -115,11 +115,7 @@ class GridGaussian:
             words = stream.words(2 * attempts)
             values, places, undecided = self._kernels.grid_gaussian_attempts(words, self.table)
             if undecided.size:
-                refused = [
-                    p
-                    for p, a in zip(places, undecided, strict=True)
-                    if not self.settle(words, int(a), stream)
-                ]
+                refused = [p for p, a in zip(places, undecided, strict=True) if not self.settle(words, int(a), stream)]
                 values = np.delete(values, refused)
             piece = values[: count - filled]
             out[filled : filled + piece.size] = piece
@@ -136,9 +132,7 @@ class GridGaussian:
             context.prec = 40
             while True:
                 margin = decimal.Decimal(10) ** (10 - context.prec)
-                low, high = (
-                    self.acceptance(strip, Fraction(place + step, 1 << place_bits)) for step in (1, 0)
-                )
+                low, high = (self.acceptance(strip, Fraction(place + step, 1 << place_bits)) for step in (1, 0))
                 if _decimal(Fraction(accept + 1, 1 << accept_bits)) <= low - margin:
                     return True
                 if _decimal(Fraction(accept, 1 << accept_bits)) >= high + margin:

@@ -39,9 +39,7 @@ OPACUS_ORDERS = tuple([1 + x / 10.0 for x in range(1, 100)] + [float(x) for x in
 
 
 def _epsilon(value: float) -> float:
-    return require_real(
-        "epsilon", value, 0, 1000, open_low=True, way_out="typical values lie between 0.1 and 10"
-    )
+    return require_real("epsilon", value, 0, 1000, open_low=True, way_out="typical values lie between 0.1 and 10")
 
 
 def _delta(value: float) -> float:
@@ -121,9 +119,7 @@ def poisson_epsilon(
     return _composed_epsilon(sigma, delta, rate, steps, accountant)
 
 
-def poisson_sigma(
-    epsilon: float, delta: float, sampling_rate: float, steps: int, accountant: str = "rdp"
-) -> float:
+def poisson_sigma(epsilon: float, delta: float, sampling_rate: float, steps: int, accountant: str = "rdp") -> float:
     """Noise multiplier per step that makes ``poisson_epsilon`` at most ``epsilon`` (to 10^-6 relative)."""
     epsilon = _epsilon(epsilon)
     _, delta, rate, steps = _poisson_arguments(1.0, delta, sampling_rate, steps)
@@ -170,9 +166,7 @@ def group_of_two(epsilon_of_delta: Callable[[float], float], delta: float) -> fl
     return math.inf
 
 
-def _poisson_arguments(
-    sigma: float, delta: float, rate: float, steps: int
-) -> tuple[float, float, float, int]:
+def _poisson_arguments(sigma: float, delta: float, rate: float, steps: int) -> tuple[float, float, float, int]:
     rate = require_real(
         "sampling_rate",
         rate,

@@ -108,9 +108,7 @@ class Claim:
         ]
         for figure in self.figures:
             proof = "proved" if figure.proven else "not proved"
-            lines.append(
-                f"{figure.name}: ({_number(figure.epsilon)}, {figure.delta:.3g}), {proof} ({figure.source})."
-            )
+            lines.append(f"{figure.name}: ({_number(figure.epsilon)}, {figure.delta:.3g}), {proof} ({figure.source}).")
         if self.slack:
             parts = ", ".join(f"{name} {value:.2g}" for name, value in self.slack)
             lines.append(f"Fixed-point arithmetic is included: {parts}.")

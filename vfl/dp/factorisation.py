@@ -180,9 +180,7 @@ def default_bands(min_separation: int) -> int:
     return min(b, max(DEFAULT_BANDS, math.ceil(0.6 * b)))
 
 
-def root_coefficients(
-    weight_decay: float, momentum: float, length: int, *, inverse: bool = False
-) -> np.ndarray:
+def root_coefficients(weight_decay: float, momentum: float, length: int, *, inverse: bool = False) -> np.ndarray:
     """First ``length`` coefficients of ((1−αx)(1−βx))^{∓1/2} (+ for ``inverse``), unquantised; O(length).
 
     Three-term recurrence of the Gegenbauer generating function: n·u_n = (α+β)(n−1+λ)u_{n−1} −

@@ -95,9 +95,7 @@ class NoiseFilter:
         )
         if self._history is None:
             self._history = np.zeros((self._depth, self.width), dtype=dtype)
-        require(
-            self._history.dtype == dtype, "z_rows", z.dtype.name, f"{self._history.dtype.name}, as before"
-        )
+        require(self._history.dtype == dtype, "z_rows", z.dtype.name, f"{self._history.dtype.name}, as before")
         self.steps_done += len(z)
         return z
 

@@ -38,9 +38,7 @@ def test_theorem_2_equals_brute_force_over_all_patterns(kind, steps, b):
             for kappa in range(1, -(-steps // b) + 1):
                 report = f.sensitivity_report(kappa, b)
                 assert report.exact and report.method.startswith("sum of columns")
-                brute = max(
-                    np.linalg.norm(omega[:, list(p)].sum(axis=1)) for p in patterns(steps, kappa, b, False)
-                )
+                brute = max(np.linalg.norm(omega[:, list(p)].sum(axis=1)) for p in patterns(steps, kappa, b, False))
                 assert report.value == pytest.approx(brute, rel=1e-12)
 
 
