@@ -21,6 +21,7 @@ from accel.compiled.holders import (
     truncate_reply,
     uniform_below,
 )
+from accel.compiled.noise import fir_taps, grid_gaussian_attempts, recursive_filter
 from accel.compiled.ring import (
     decode_fixed,
     encode_fixed,
@@ -41,13 +42,19 @@ __all__ = [
     "comparison_digits",
     "decode_fixed",
     "encode_fixed",
+    "fir_taps",
     "gather_rows",
+    "grid_gaussian_attempts",
     "matmul_pair",
     "pack_bits",
     "pack_small",
     "packed_size",
     "product_pair",
+<<<<<<< HEAD
     "random_permutation",
+=======
+    "recursive_filter",
+>>>>>>> dp
     "shift_right_arithmetic",
     "shift_right_logical",
     "slice_bits",
