@@ -21,7 +21,11 @@ from accel.reference.holders import (
     truncate_reply,
     uniform_below,
 )
-from accel.reference.noise import fir_taps, grid_gaussian_attempts, recursive_filter
+from accel.reference.noise import (
+    fir_taps,
+    grid_gaussian_attempts,
+    recursive_filter,
+)
 from accel.reference.ring import (
     decode_fixed,
     encode_fixed,
@@ -50,11 +54,8 @@ __all__ = [
     "pack_small",
     "packed_size",
     "product_pair",
-<<<<<<< HEAD
     "random_permutation",
-=======
     "recursive_filter",
->>>>>>> dp
     "shift_right_arithmetic",
     "shift_right_logical",
     "slice_bits",
