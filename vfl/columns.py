@@ -82,10 +82,17 @@ def align(tables: Sequence[ClientTable]) -> tuple[list[ClientTable], AlignmentRe
     return [t.select(order) for t in tables], AlignmentReport(len(order), tuple(files))
 
 
-def read_client_file(path: str | Path, *, id_column: str = "id", label_column: str | None = None) -> ClientTable:
+def read_client_file(
+    path: str | Path,
+    *,
+    id_column: str = "id",
+    label_column: str | None = None,
+    forbidden_column: str | None = None,
+) -> ClientTable:
     """Read one client's CSV, Parquet, .npz or .npy file. Refuses duplicates, gaps and text in number columns.
 
-    ``label_column`` is given for the label client only (for .npz the array ``labels`` is used).
+    ``label_column`` is given for the label client only (for .npz the array ``labels`` is used);
+    ``forbidden_column`` is the labels' name for all others, which must not hold them.
     """
     file = Path(path)
     require(file.exists(), "file", str(path), "an existing CSV, Parquet, .npz or .npy file")
@@ -106,6 +113,11 @@ def read_client_file(path: str | Path, *, id_column: str = "id", label_column: s
             raise ColumnsError(
                 f"{file.name}: the {role} column {wanted!r} is missing; columns are {', '.join(map(repr, header))}"
             )
+    if forbidden_column is not None and forbidden_column in header:
+        raise ColumnsError(
+            f"{file.name}, column {forbidden_column!r}: the labels belong in the last file only; "
+            "drop the column here or put this file last"
+        )
     if not rows:
         raise ColumnsError(f"{file.name}: has a header but no rows")
     id_at = header.index(id_column)
@@ -141,16 +153,9 @@ def load_columns(
     require(len(paths) >= 1, "paths", list(paths), "at least one file", "one file per client, the label client's last")
     require_real("test_fraction", test_fraction, 0.0, 1.0, open_low=True, open_high=True)
     require_real("public_fraction", public_fraction, 0.0, 1.0 - test_fraction, open_high=True)
-    tables = [
-        read_client_file(p, id_column=id_column, label_column=label_column if i == len(paths) - 1 else None)
-        for i, p in enumerate(paths)
-    ]
-    for table in tables[:-1]:
-        if label_column in table.columns:
-            raise ColumnsError(
-                f"{table.source}, column {label_column!r}: the labels belong in the last file only; "
-                "drop the column here or put this file last"
-            )
+    last = read_client_file(paths[-1], id_column=id_column, label_column=label_column)
+    others = [read_client_file(p, id_column=id_column, forbidden_column=label_column) for p in paths[:-1]]
+    tables = [*others, last]
     aligned, report = align(tables)
     texts = aligned[-1].labels
     assert texts is not None
