@@ -213,6 +213,8 @@ class Client:
     ) -> list[tuple[Floats, Floats]]:
         assert self.lora is not None
         batch = len(factor.inputs)
+        if batch == 0:  # an empty Poisson sample carries no gradient
+            return [(np.zeros_like(l.up), np.zeros_like(l.down)) for l in self.lora.layers]
         # Prior of one entry of Ĝ/B: a clipped row of norm γ spread over d_i entries. Public numbers only.
         prior = (clip_norm / batch) ** 2 / self.width
         rule = "mmse" if self.update.estimator == "mmse" else self.update.regularisation

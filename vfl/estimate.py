@@ -88,30 +88,26 @@ def estimate_per_sample_gradients(
     right_up = released_up.T
     if released_down is None:
         return _solve_thin(a, damping, right_up)
-    # (aaᵀ + λ)Q + s²·XXᵀ·Q·UUᵀ = a·Y_Uᵀ + s·X·Y_Vᵀ·Uᵀ. In the eigenvectors P of UUᵀ the columns of QP separate:
-    # the d_i − r directions orthogonal to U see U's equations only, the others one B×B system each.
-    left, singular, _ = np.linalg.svd(up, full_matrices=False)
-    estimate = _solve_thin(a, damping, right_up - (right_up @ left) @ left.T)
-    right = a @ (right_up @ left) + scale * (inputs @ (released_down.T @ (up.T @ left)))
-    gram_a, gram_x = a @ a.T, scale**2 * (inputs @ inputs.T)
+    # (aaᵀ + λ)Q + s²·XXᵀ·Q·UUᵀ = a·Y_Uᵀ + s·X·Y_Vᵀ·Uᵀ. In the left singular vectors of U the columns of Q separate:
+    # the d_i − r directions orthogonal to U see U's equations only; direction k sees the factor [a, σ_k·s·X].
+    left, singular, right_t = np.linalg.svd(up, full_matrices=False)
+    along = right_up @ left
+    estimate = _solve_thin(a, damping, right_up - along @ left.T)
     for k, value in enumerate(singular):
-        system = gram_a + value**2 * gram_x
-        column = _solve_square(system, damping, right[:, k])
-        estimate = estimate + np.outer(column, left[:, k])
+        factor = np.concatenate([a, value * scale * inputs], axis=1)
+        observed = np.concatenate([along[:, k], released_down.T @ right_t[k]])
+        estimate = estimate + np.outer(_solve_thin(factor, damping, observed), left[:, k])
     return estimate
 
 
-def _solve_thin(a: Floats, damping: float, right: Floats) -> Floats:
-    """a(aᵀa + λI)⁻¹·right, or pinv(aᵀ)·right for λ = 0."""
+def _solve_thin(factor: Floats, damping: float, observed: Floats) -> Floats:
+    """F(FᵀF + λI)⁻¹·y = (FFᵀ + λI)⁻¹F·y by the smaller of the two systems; pinv(Fᵀ)·y for λ = 0."""
+    rows, columns = factor.shape
     if damping == 0.0:
-        return np.linalg.pinv(a.T) @ right
-    return a @ np.linalg.solve(a.T @ a + damping * np.eye(a.shape[1]), right)
-
-
-def _solve_square(system: Floats, damping: float, right: Floats) -> Floats:
-    if damping == 0.0:
-        return np.linalg.pinv(system, hermitian=True) @ right
-    return np.linalg.solve(system + damping * np.eye(len(system)), right)
+        return np.linalg.pinv(factor.T) @ observed
+    if columns <= rows:
+        return factor @ np.linalg.solve(factor.T @ factor + damping * np.eye(columns), observed)
+    return np.linalg.solve(factor @ factor.T + damping * np.eye(rows), factor @ observed)
 
 
 def _lsqr(
@@ -196,16 +192,13 @@ def error_bound(
     """
     require_real("clip_norm", clip_norm, 0.0, open_low=True)
     batch, width = projected.shape[0], up.shape[0]
-    gram = scale**2 * (projected @ projected.T)
+    a = scale * projected
     spectra: list[tuple[int, Floats]] = []
-    if with_down:
-        values = np.linalg.svd(up, compute_uv=False) ** 2
-        gram_x = scale**2 * (inputs @ inputs.T)
-        spectra += [(1, np.linalg.eigvalsh(gram + v * gram_x)) for v in values]
-        spectra.append((width - len(values), np.linalg.eigvalsh(gram)))
-    else:
-        spectra.append((width, np.linalg.eigvalsh(gram)))
-    spectra = [(count, np.maximum(mu, 0.0)) for count, mu in spectra if count > 0]
+    values = np.linalg.svd(up, compute_uv=False) if with_down else np.zeros(0)
+    for value in values:
+        spectra.append((1, _spectrum(np.concatenate([a, value * scale * inputs], axis=1))))
+    spectra.append((width - len(values), _spectrum(a)))
+    spectra = [(count, mu) for count, mu in spectra if count > 0]
     smallest = min(float(mu[0]) for _, mu in spectra)
     largest = max(float(mu[-1]) for _, mu in spectra)
     variance_of_noise, lam = noise_std**2, max(regularisation, np.finfo(float).tiny)
@@ -216,3 +209,9 @@ def error_bound(
     bottom = (batch**2 * smallest + sigma_t**2) ** 2
     paper = top / bottom if bottom > 0 else float("inf")
     return ErrorBound(paper, bias, variance, smallest, largest)
+
+
+def _spectrum(factor: Floats) -> Floats:
+    """Eigenvalues of FFᵀ (B of them), ascending."""
+    values = np.linalg.svd(factor, compute_uv=False) ** 2
+    return np.concatenate([np.zeros(max(0, len(factor) - len(values))), values[::-1]])
