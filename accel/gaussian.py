@@ -9,9 +9,9 @@ integer weights:
   however the weights were rounded.
 
 The acceptance coin and f are real numbers of which 32 and 63 bits are looked at. Where these and the
-rounding of float64 (relative error below 2^-48, guard 2^-44) do not settle a decision, about once in 2^32 draws, more
-bits are drawn and compared with ``decimal`` at growing precision. So no approximation enters; the only
-distance is the cut at 512h ≥ 16 std:
+rounding of float64 (relative error below 2^-48, guard 2^-44) do not settle a decision, about once in 2^32
+draws, more bits are drawn and compared with ``decimal`` at growing precision. So no approximation enters;
+the only distance is the cut at 512h ≥ 16 std:
 
     total variation per sample ≤ 2Q(16) < 2^-188   (``SAMPLER_DISTANCE``), for words that are uniform.
 
