@@ -87,6 +87,16 @@ class Federation:
             self.notes,
         )
 
+    def subset(self, rows: npt.NDArray[np.int64]) -> Federation:
+        """A fresh federation that trains on these rows only, in that order (shadow models, audits)."""
+        twin = self.fresh()
+        for client in twin.clients:
+            client.embeddings = client.embeddings[rows]
+            client.block_outputs = [x[rows] for x in client.block_outputs]
+            client.labels = None if client.labels is None else client.labels[rows]
+            client._frozen = None if client._frozen is None else client._frozen[rows]
+        return twin
+
 
 def build_federation(
     data: VerticalData,
