@@ -85,13 +85,9 @@ class Client:
             self.embeddings.shape,
             f"(rows, {width})",
         )
-        require(
-            bool(np.isfinite(self.embeddings).all()), f"{self.name}: embeddings", "inf or nan", "finite numbers"
-        )
+        require(bool(np.isfinite(self.embeddings).all()), f"{self.name}: embeddings", "inf or nan", "finite numbers")
         if self.labels is not None:
-            require(
-                len(self.labels) == self.num_samples, f"{self.name}: labels", len(self.labels), "one per row"
-            )
+            require(len(self.labels) == self.num_samples, f"{self.name}: labels", len(self.labels), "one per row")
         if self.lora is not None:
             require(
                 len(self.block_outputs) == len(self.lora.layers),
@@ -304,9 +300,7 @@ def make_clients(
         lora = None
         if block_outputs is not None:
             widths = [x.shape[1] for x in block_outputs[i]]
-            lora = ParallelLora.initial(
-                widths, width, rank=rank, alpha=alpha, seed=[seed, 0x6C6F7261, i], dtype=dtype
-            )
+            lora = ParallelLora.initial(widths, width, rank=rank, alpha=alpha, seed=[seed, 0x6C6F7261, i], dtype=dtype)
         clients.append(
             Client(
                 name=f"client {i + 1}",

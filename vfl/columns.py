@@ -223,8 +223,10 @@ def _read_numpy(file: Path, id_column: str, label_column: str | None) -> tuple[l
     if file.suffix.lower() == ".npy":
         matrix = np.load(file, allow_pickle=False)
         if matrix.ndim != 2 or matrix.shape[1] < 2 or not np.issubdtype(matrix.dtype, np.number):
-            raise ColumnsError(f"{file.name}: must be a numeric matrix with the id in its first column, got "
-                               f"shape {matrix.shape}, type {matrix.dtype}")
+            raise ColumnsError(
+                f"{file.name}: must be a numeric matrix with the id in its first column, got "
+                f"shape {matrix.shape}, type {matrix.dtype}"
+            )
         last = matrix.shape[1] - (label_column is not None)
         header = [id_column] + [f"x{i}" for i in range(last - 1)] + ([label_column] if label_column else [])
         return header, [list(row) for row in matrix.tolist()]

@@ -86,9 +86,7 @@ def usable_rows(num_samples: int, batch_size: int) -> tuple[int, str]:
     The rule is public and looks at no value, so it costs no privacy.
     """
     require_integer("num_samples", num_samples, 1)
-    require_integer(
-        "batch_size", batch_size, 1, num_samples, way_out="choose a batch no larger than the aligned rows"
-    )
+    require_integer("batch_size", batch_size, 1, num_samples, way_out="choose a batch no larger than the aligned rows")
     dropped = num_samples % batch_size
     used = num_samples - dropped
     if not dropped:
@@ -241,9 +239,7 @@ def _public_cifar100(root: Path) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.
     return None
 
 
-def load_embeddings(
-    path: str | Path, *, num_clients: int = 2, widths: Sequence[int] | None = None
-) -> VerticalData:
+def load_embeddings(path: str | Path, *, num_clients: int = 2, widths: Sequence[int] | None = None) -> VerticalData:
     """Precomputed embeddings: an .npz with ``train``, ``test``, ``y_train``, ``y_test`` [, ``public``, ``y_public``].
 
     Columns are dealt to the clients in equal contiguous blocks, or in blocks of ``widths``. Integer arrays

@@ -105,9 +105,7 @@ def _embed_client(
 
     model = build_local_model(config, parts["train"].shape[1:])
     arrays = {}
-    with progress_bar(
-        f"embeddings of client {client + 1}", sum(len(r) for r in parts.values()), progress
-    ) as advance:
+    with progress_bar(f"embeddings of client {client + 1}", sum(len(r) for r in parts.values()), progress) as advance:
         for name, rows in parts.items():
             ready = rows if raw_images else _scale(rows, scaling)
             arrays[name], blocks = embed_rows(

@@ -62,10 +62,7 @@ class Federation:
     def test_rows(self) -> Floats:
         """Concatenated, bounded embeddings of the test rows, with the clients' adapters as they are now."""
         blocks = self.test_blocks or [[] for _ in self.clients]
-        parts = [
-            c.embed_other_rows(e, b)
-            for c, e, b in zip(self.clients, self.test_embeddings, blocks, strict=True)
-        ]
+        parts = [c.embed_other_rows(e, b) for c, e, b in zip(self.clients, self.test_embeddings, blocks, strict=True)]
         return np.concatenate(parts, axis=1)
 
     def fresh(self) -> Federation:
@@ -144,11 +141,11 @@ def build_federation(
     blocks: list[list[Floats]] | None = None
     test_blocks: list[list[Floats]] = []
     if lora:
-        require(all(p.train_blocks for p in parts), "block outputs", "none", "present for LoRA", "embed with keep_blocks")
+        require(
+            all(p.train_blocks for p in parts), "block outputs", "none", "present for LoRA", "embed with keep_blocks"
+        )
         blocks = [[bound_rows(x, block_bound, "normalise") for x in p.train_blocks] for p in parts]
-        test_blocks = [
-            [bound_rows(x, block_bound, "normalise").astype(dtype) for x in p.test_blocks] for p in parts
-        ]
+        test_blocks = [[bound_rows(x, block_bound, "normalise").astype(dtype) for x in p.test_blocks] for p in parts]
     clients = make_clients(
         [p.train for p in parts],
         data.train_labels,

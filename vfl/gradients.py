@@ -202,9 +202,7 @@ def clipped_gradient(
     squared = _squared_norms(model, inputs, deltas, adapters, input_squared_norms)
     factors = _clip_factors(squared, clip_norm)
     scaled = [factors[:, None] * d for d in deltas]
-    total = np.empty(
-        model.num_parameters + sum(a.num_parameters for a in adapters), dtype=rows_with_one.dtype
-    )
+    total = np.empty(model.num_parameters + sum(a.num_parameters for a in adapters), dtype=rows_with_one.dtype)
     for out, a, d in zip(model.unflatten(total), inputs, scaled, strict=True):
         np.matmul(a.T, d, out=out)
     start = model.num_parameters

@@ -132,7 +132,9 @@ def build_local_model(config: LocalModelConfig, input_shape: tuple[int, ...]) ->
         if config.kind == "mlp":
             model = MultilayerPerceptron(int(np.prod(input_shape)), width, config.hidden)
         else:
-            require(len(input_shape) == 3, "local_model", config.kind, "mlp or identity for tables", "rows are no images")
+            require(
+                len(input_shape) == 3, "local_model", config.kind, "mlp or identity for tables", "rows are no images"
+            )
             if config.kind == "cnn":
                 model = ConvNet(input_shape[2], width)
             else:
@@ -172,9 +174,7 @@ def to_tensor(rows: np.ndarray, config: LocalModelConfig) -> torch.Tensor:
         mean = torch.tensor(_CHANNEL_MEAN)[:, None, None]
         tensor = (tensor - mean) / torch.tensor(_CHANNEL_STD)[:, None, None]
     if config.upscale > 1:
-        tensor = nn.functional.interpolate(
-            tensor, scale_factor=config.upscale, mode="bilinear", align_corners=False
-        )
+        tensor = nn.functional.interpolate(tensor, scale_factor=config.upscale, mode="bilinear", align_corners=False)
     return tensor
 
 

@@ -121,7 +121,5 @@ def split_row_bound(
 def row_bound_from_public(public_rows: Floats, quantile: float = 0.95) -> float:
     """A bound that ``quantile`` of the *public* rows obey: a public number by construction."""
     require_real("quantile", quantile, 0.0, 1.0, open_low=True)
-    require(
-        len(public_rows) >= 1, "public_rows", len(public_rows), "at least one row", "state the row bound instead"
-    )
+    require(len(public_rows) >= 1, "public_rows", len(public_rows), "at least one row", "state the row bound instead")
     return float(np.quantile(np.linalg.norm(public_rows.astype(np.float64), axis=1), quantile))

@@ -91,9 +91,7 @@ def test_kronecker_ridge_equals_dense_ridge(shape, seed, lam, with_down):
     dense = dense_system(a, x, up, scale, with_down=with_down)
     expected = np.linalg.solve(dense.T @ dense + lam * np.eye(batch * width), dense.T @ right)
     for solver in ("direct", "lsqr"):
-        got = estimate_per_sample_gradients(
-            y_up, y_down, a, x, up, scale, regularisation=lam, solver=solver
-        )
+        got = estimate_per_sample_gradients(y_up, y_down, a, x, up, scale, regularisation=lam, solver=solver)
         np.testing.assert_allclose(got.ravel(), expected, rtol=1e-6, atol=1e-7 * np.abs(expected).max())
 
 

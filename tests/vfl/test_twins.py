@@ -205,9 +205,7 @@ def test_ldp_noise_is_calibrated(digits):
     assert ldp_sigma(config, 2, 9) == pytest.approx(3 * sigma)
     claim = train_ldp_g(digits, config).plan.claim
     assert claim.epsilon == pytest.approx(2.0, rel=1e-3)
-    local = train_ldp_gl(
-        build_federation(load_data("digits"), lora=True), config.with_(epochs=4)
-    ).plan
+    local = train_ldp_gl(build_federation(load_data("digits"), lora=True), config.with_(epochs=4)).plan
     assert local.noise_multiplier == pytest.approx(2 * sigma)
 
 

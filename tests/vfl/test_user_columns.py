@@ -57,9 +57,7 @@ def test_csv_parquet_and_numpy_files_agree(tmp_path):
     pyarrow = pytest.importorskip("pyarrow")
     from pyarrow import parquet
 
-    parquet.write_table(
-        pyarrow.table({"id": [3, 1], "x0": [0.5, -1.0], "x1": [2.0, 4.0]}), tmp_path / "a.parquet"
-    )
+    parquet.write_table(pyarrow.table({"id": [3, 1], "x0": [0.5, -1.0], "x1": [2.0, 4.0]}), tmp_path / "a.parquet")
     files.append("a.parquet")
     for name in files:
         table = read_client_file(tmp_path / name)

@@ -123,7 +123,9 @@ def test_cifar10_from_its_pickles(tmp_path, monkeypatch):
         batch = {"data": random.integers(0, 256, (4, 3072), dtype=np.uint8), "labels": [0, 9, 3, 5]}
         (folder / name).write_bytes(pickle.dumps(batch))
     (folder / "batches.meta").write_bytes(pickle.dumps({"label_names": [str(i) for i in range(10)]}))
-    np.savez(tmp_path / "cifar100_public.npz", x=random.integers(0, 256, (7, 32, 32, 3), dtype=np.uint8), y=np.arange(7))
+    np.savez(
+        tmp_path / "cifar100_public.npz", x=random.integers(0, 256, (7, 32, 32, 3), dtype=np.uint8), y=np.arange(7)
+    )
     data = load_data("cifar10", num_clients=2, data_root=tmp_path)
     assert data.train[0].shape == (20, 32, 16, 3) and data.train[0].dtype == np.uint8
     assert data.public is not None and len(data.public[0]) == 7

@@ -92,9 +92,7 @@ def train_ada_vfed(
                 logits = head(torch.cat(sent, dim=1))
                 loss = torch.nn.functional.cross_entropy(logits, parties.labels[rows])
                 gradients = torch.autograd.grad(loss, [*sent, *head.parameters()])
-                for parameter, gradient in zip(
-                    head.parameters(), gradients[parties.num_clients :], strict=True
-                ):
+                for parameter, gradient in zip(head.parameters(), gradients[parties.num_clients :], strict=True):
                     parameter.grad = gradient
                 server.step()
                 for i, optimiser in enumerate(optimisers):
@@ -114,9 +112,13 @@ def train_ada_vfed(
         parts = []
         for i, (model, rows) in enumerate(zip(parties.models, parties.test, strict=True)):
             output = model(rows)
-            parts.append(bound_tensor_rows(output, config.clip_norm, config.row_rule, weights[i]) if private else output)
+            parts.append(
+                bound_tensor_rows(output, config.clip_norm, config.row_rule, weights[i]) if private else output
+            )
         accuracy = parties.accuracy(head(torch.cat(parts, dim=1)))
-    note = f"{1 - embedding_share:.0%} of the zCDP budget goes to the returned gradients; reconstruction from an abstract"
+    note = (
+        f"{1 - embedding_share:.0%} of the zCDP budget goes to the returned gradients; reconstruction from an abstract"
+    )
     return BaselineResult(
         "Ada-VFed (reconstruction)",
         accuracy,

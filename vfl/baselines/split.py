@@ -68,9 +68,7 @@ def _train(
                 loss = torch.nn.functional.cross_entropy(head(torch.cat(sent, dim=1)), parties.labels[rows])
                 gradients = torch.autograd.grad(loss, [*sent, *head.parameters()])
                 returned = gradients[: parties.num_clients]
-                for parameter, gradient in zip(
-                    head.parameters(), gradients[parties.num_clients :], strict=True
-                ):
+                for parameter, gradient in zip(head.parameters(), gradients[parties.num_clients :], strict=True):
                     parameter.grad = gradient
                 server.step()
                 for i, optimiser in enumerate(optimisers):
@@ -84,6 +82,4 @@ def _train(
                 advance(1)
     with torch.no_grad():
         accuracy = parties.accuracy(head(torch.cat(parties.test_embeddings(), dim=1)))
-    return BaselineResult(
-        method, accuracy, time.perf_counter() - started, config, parties.claim(), [parties.sentence]
-    )
+    return BaselineResult(method, accuracy, time.perf_counter() - started, config, parties.claim(), [parties.sentence])

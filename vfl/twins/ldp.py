@@ -164,9 +164,7 @@ def train_ldp_gl(
     )
 
 
-def _plan(
-    sigma: float, config: TrainingConfig, federation: Federation, releases: int, num_steps: int
-) -> NoisePlan:
+def _plan(sigma: float, config: TrainingConfig, federation: Federation, releases: int, num_steps: int) -> NoisePlan:
     bound = max(c.row_bound.norm for c in federation.clients)
     identity = factorise("identity", num_steps)
     claim = _claim(sigma, config, federation, releases)

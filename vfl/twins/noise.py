@@ -35,9 +35,7 @@ def given_noise(noise: GivenNoise, num_steps: int, num_parameters: int, dtype: n
 
         def from_function(step: int) -> Floats:
             row = np.asarray(noise(step), dtype=dtype)
-            require(
-                row.shape == (num_parameters,), f"noise({step})", row.shape, f"of shape ({num_parameters},)"
-            )
+            require(row.shape == (num_parameters,), f"noise({step})", row.shape, f"of shape ({num_parameters},)")
             return row
 
         return from_function
