@@ -49,7 +49,7 @@ class ReceivingLine:
         self._free_at = 0.0
 
     def arrival(self, sent_at: float, size: int) -> float:
-        """When a message of ``size`` bytes sent at ``sent_at`` is here; messages of one link queue behind each other."""
+        """When a message of ``size`` bytes sent at ``sent_at`` is here. Messages of a link queue."""
         self._free_at = max(self._free_at, sent_at) + size / self._profile.bandwidth
         return self._free_at + self._profile.delay
 

@@ -409,9 +409,7 @@ class SocketTransport(_Framing):
         except OSError:
             return self._lost(peer, operation)
 
-    def _give_up(
-        self, sending: Mapping[Peer, _Sending], receiving: dict[Peer, _Receiving], operation: str
-    ) -> NoReturn:
+    def _give_up(self, sending: Mapping[Peer, _Sending], receiving: dict[Peer, _Receiving], operation: str) -> NoReturn:
         """Nothing moved for the whole time-out. Say so, and see whether the peer that is late names another one."""
         late = self._timed_out(receiving or sending, operation, "sent nothing" if receiving else "took no message")
         self.abort(str(late))
