@@ -451,7 +451,7 @@ class SocketTransport(_Framing):
 
     def close(self) -> None:
         """Say goodbye and close all connections, without losing what is still on its way to a peer."""
-        open_ = {connection.fileno(): connection for connection in self._connections.values()}
+        open_ = {c.fileno(): c for c in self._connections.values() if c.fileno() >= 0}
         for peer, connection in self._connections.items():
             with contextlib.suppress(OSError):
                 connection.setblocking(False)
