@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from accel.validate import require
-from refmpc.errors import HandshakeError, PeerAborted, PeerTimeout, RefmpcError
+from refmpc.errors import HandshakeError, PeerAborted, PeerLost, PeerTimeout, RefmpcError
 from refmpc.transport import Peer, printable, title
 
 __all__ = ["Credentials", "Greeting", "connect_client", "connect_party", "is_loopback", "listen"]
@@ -37,6 +37,7 @@ _MAX_MESSAGE = 1 << 16
 _BUFFER = 4 << 20
 _PATIENCE = 5.0  # seconds for a caller to say who it is
 _STRANGERS = 64  # callers that may be at the door at the same time
+_STAY = 1.0  # seconds that one who cannot take part stays, to tell the others why
 _GRACE = 0.3  # seconds in which a peer whose time is up as well may still name the one it waited for
 
 
@@ -64,12 +65,16 @@ class Greeting:
 
     def __post_init__(self) -> None:
         try:
-            size = len(json.dumps(dict(self.parameters)))
+            size = len(json.dumps(self.plain()))
         except (TypeError, ValueError) as error:
             raise ValueError(
                 f"parameters cannot be compared between parties, they must be plain JSON: {error}"
             ) from None
         require(size <= _MAX_MESSAGE // 2, "size of parameters", size, f"at most {_MAX_MESSAGE // 2} bytes of JSON")
+
+    def plain(self) -> dict[str, Any]:
+        """The parameters as the other end sees them."""
+        return json.loads(json.dumps(dict(self.parameters)))
 
 
 def is_loopback(host: str) -> bool:
@@ -141,7 +146,9 @@ class _Meeting:
         self._deadline = time.monotonic() + timeout
         self._greeted: dict[Peer, socket.socket] = {}
         self._inboxes: dict[Peer, bytearray] = {}
-        self._ready: set[Peer] = set()
+        self._heard: set[Peer] = set()
+        self._failure: Exception | None = None
+        self._until = float("inf")
         self._outcomes: queue.SimpleQueue[tuple[Peer | None, socket.socket | Exception]] = queue.SimpleQueue()
         self._at_the_door: set[socket.socket] = set()
         self._refused: list[str] = []
@@ -157,20 +164,15 @@ class _Meeting:
             for peer, address in calls.items():
                 if self._credentials is None:
                     _require_loopback(f"{title(peer)} is", address[0])
+            for peer, address in calls.items():
                 self._start(self._call, peer, address)
             self._greet(set(calls), callers, listener)
             self._agree_on_start()
         except BaseException as error:
+            self._end()
             self._leave(str(error) if isinstance(error, RefmpcError) else type(error).__name__)
             raise
-        finally:
-            with self._lock:
-                self._over = True
-                for connection in self._at_the_door:
-                    with contextlib.suppress(OSError):
-                        connection.shutdown(socket.SHUT_RDWR)  # its thread notices and closes it
-                self._woken.close()
-                self._waker.close()
+        self._end()
         return self._greeted
 
     # the main thread -----------------------------------------------------------------------------
@@ -178,44 +180,84 @@ class _Meeting:
     def _greet(self, called: set[Peer], callers: set[Peer], listener: socket.socket | None) -> None:
         missing = called | callers
         while missing:
-            readable = self._wait(listener, self._deadline)
+            # the thread of a call knows better than "it did not connect" and gets the time to say it
+            until = min(self._deadline + _GRACE * bool(missing & called), self._until)
+            readable = self._wait(listener, until)
             if listener is not None and listener.fileno() in readable:
                 self._open_door(listener, callers)
-            while not self._outcomes.empty():
-                peer, outcome = self._outcomes.get()
-                if isinstance(outcome, _Refused):
-                    self._refused.append(str(outcome))
-                elif isinstance(outcome, Exception):
-                    raise outcome
-                elif peer not in missing:  # it called twice
-                    outcome.close()
-                else:
-                    assert peer is not None
+            missing -= self._take_outcomes(missing)
+            self._hear()
+            if missing and time.monotonic() >= until:
+                if self._failure is None:
+                    self._note(PeerTimeout(f"{_titles(missing)} did not connect in {self._timeout:g} s"))
+                break
+        if self._failure is not None:
+            self._conclude()
+
+    def _take_outcomes(self, missing: set[Peer]) -> set[Peer]:
+        """Take what the greeting threads have found out; returns the peers that need not be waited for any more."""
+        done: set[Peer] = set()
+        while not self._outcomes.empty():
+            peer, outcome = self._outcomes.get()
+            if isinstance(outcome, _Refused):
+                self._refused.append(str(outcome))
+            elif isinstance(outcome, socket.socket) and (peer is None or peer in self._greeted or peer not in missing):
+                outcome.close()  # it called twice
+            else:
+                assert peer is not None
+                done.add(peer)
+                if isinstance(outcome, socket.socket):
                     outcome.setblocking(False)
                     self._greeted[peer], self._inboxes[peer] = outcome, bytearray()
-                    missing.discard(peer)
-            self._hear()
-            if missing and time.monotonic() >= self._deadline:
-                self._nobody_came(missing)
+                else:
+                    self._note(outcome)
+        return done
 
     def _agree_on_start(self) -> None:
         for connection in self._greeted.values():
             _send_small(connection, {"ready": True})
         while True:
             self._hear()
-            waiting = self._greeted.keys() - self._ready
-            if not waiting:
+            waiting = self._greeted.keys() - self._heard
+            if not waiting and self._failure is None:
                 return
-            if time.monotonic() >= self._deadline + _GRACE:
-                raise PeerTimeout(
-                    f"{_titles(waiting)} did not get ready in {self._timeout:g} s: it still waits for another "
-                    "participant, hangs or is stopped"
-                )
-            self._wait(None, self._deadline + _GRACE)
+            until = min(self._deadline + _GRACE, self._until)
+            if time.monotonic() >= until or not waiting:
+                if self._failure is None:
+                    self._failure = PeerTimeout(
+                        f"{_titles(waiting)} did not get ready in {self._timeout:g} s: it still waits for another "
+                        "participant, hangs or is stopped"
+                    )
+                self._conclude()
+            self._wait(None, until)
+
+    def _note(self, error: Exception) -> None:
+        """Remember why this meeting fails, and go on a little: the others are to be told, or may know more."""
+        order = (HandshakeError, PeerAborted, PeerTimeout, PeerLost)  # from what is known best to an echo
+
+        def rank(known: Exception) -> int:
+            return next((i for i, kind in enumerate(order) if isinstance(known, kind)), -1)
+
+        if self._failure is None or rank(error) < rank(self._failure):
+            self._failure = error
+        self._until = min(self._until, time.monotonic() + _STAY)
+
+    def _conclude(self) -> NoReturn:
+        assert self._failure is not None
+        if self._refused and isinstance(self._failure, PeerTimeout | PeerAborted):
+            refused = "; ".join(dict.fromkeys(self._refused))
+            raise HandshakeError(f"{self._failure}; refused meanwhile: {refused}") from self._failure
+        raise self._failure
 
     def _hear(self) -> None:
-        """Note who is ready; somebody who cannot go on says so instead."""
-        self._ready |= {peer for peer in self._greeted.keys() - self._ready if self._is_ready(peer)}
+        """Note who is ready, and who cannot go on and says so instead."""
+        for peer in self._greeted.keys() - self._heard:
+            try:
+                if self._is_ready(peer):
+                    self._heard.add(peer)
+            except RefmpcError as error:
+                self._heard.add(peer)
+                self._note(error)
 
     def _is_ready(self, peer: Peer) -> bool:
         """Whether a greeted peer said that it is ready; raises if it gave up. Reads its one message, and no more."""
@@ -230,7 +272,7 @@ class _Meeting:
         except (BlockingIOError, ssl.SSLWantReadError):
             return False
         except OSError:
-            raise HandshakeError(f"{title(peer)} closed the connection before the run began: it died") from None
+            raise PeerLost(f"{title(peer)} closed the connection before the run began: it died") from None
         message = _parse(bytes(inbox[_LENGTH.size :]), title(peer))
         if "gave up" in message:
             raise PeerAborted(f"{title(peer)} gave up before the run began: {printable(str(message['gave up']))}")
@@ -241,7 +283,7 @@ class _Meeting:
         poll.register(self._woken, select.POLLIN)
         if listener is not None and len(self._at_the_door) < _STRANGERS:
             poll.register(listener, select.POLLIN)
-        for peer in self._greeted.keys() - self._ready:
+        for peer in self._greeted.keys() - self._heard:
             poll.register(self._greeted[peer], select.POLLIN)
         readable = {number for number, _ in poll.poll(max(0.0, until - time.monotonic()) * 1000)}
         if self._woken.fileno() in readable:
@@ -254,10 +296,16 @@ class _Meeting:
             connection, source = listener.accept()
             self._start(self._answer, connection, f"a caller at {source[0]}", frozenset(callers))
 
-    def _nobody_came(self, missing: set[Peer]) -> NoReturn:
-        also = f"; refused meanwhile: {'; '.join(dict.fromkeys(self._refused))}" if self._refused else ""
-        kind = HandshakeError if self._refused else PeerTimeout
-        raise kind(f"{_titles(missing)} did not connect in {self._timeout:g} s{also}")
+    def _end(self) -> None:
+        """Send away who is still at the door; connections that were just made are to be left like the others."""
+        with self._lock:
+            self._over = True
+            for connection in self._at_the_door:
+                with contextlib.suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)  # its thread notices and closes it
+            self._woken.close()
+            self._waker.close()
+        self._take_outcomes(set(range(3)))
 
     def _leave(self, reason: str) -> None:
         """Tell those who are connected why this participant will not take part; give them time to read it."""
@@ -339,7 +387,9 @@ class _Meeting:
                 if difference and not known:
                     self._refuse(connection, difference)
                 _send(connection, self._words(peer), deadline)
-            except (HandshakeError, OSError) as error:
+            except _Refused:
+                raise
+            except Exception as error:  # whatever a stranger sends, the door stays open for the others
                 raise _Refused(str(error) or f"{caller}: {type(error).__name__}") from error
             if difference:  # a participant of this run, with which it cannot begin
                 raise HandshakeError(difference)
@@ -358,7 +408,7 @@ class _Meeting:
             "from": self._me,
             "to": peer,
             "run": self._proof(self._me, peer),
-            "parameters": dict(self._greeting.parameters),
+            "parameters": self._greeting.plain(),
         }
 
     def _proof(self, sender: Peer, receiver: Peer) -> str:
@@ -388,7 +438,7 @@ class _Meeting:
             )
         parameters = theirs.get("parameters")
         got = {name: _canonical(value) for name, value in (parameters if isinstance(parameters, dict) else {}).items()}
-        want_all = {name: _canonical(value) for name, value in self._greeting.parameters.items()}
+        want_all = {name: _canonical(value) for name, value in self._greeting.plain().items()}
         for name in sorted({*got, *want_all}):
             if got.get(name) != want_all.get(name):
                 return True, differs(f"parameter {name!r}", got.get(name, "missing"), want_all.get(name, "missing"))

@@ -100,8 +100,7 @@ class _Framing:
     def _check(self, peer: Peer, operation: str, header: bytes, size: int) -> float:
         """Compare a header with what is expected; returns the time of sending."""
         got_size, got_round, got_code, sent_ns, got_name = _HEADER.unpack(header)
-        self._received[peer] += 1
-        expected_round = self._received[peer]
+        expected_round = self._received[peer] + 1
         if got_size == _GOODBYE:
             raise OutOfStep(
                 f"{title(peer)} has ended its program after {got_round} messages, "
@@ -168,6 +167,7 @@ class ThreadTransport(_Framing):
                 self.seconds_waiting += time.monotonic() - begun
             size = sum(part.nbytes for part in parts)
             sent_at = self._check(peer, operation, header, size)
+            self._received[peer] += 1
             self._wait_for_arrival(peer, sent_at, size)
             _copy(payload, parts)
 
@@ -367,6 +367,7 @@ class SocketTransport(_Framing):
             before = frame.moved
             try:
                 if frame.progress(self._connections[peer], self._examiner(peer, operation)):
+                    self._received[peer] += 1
                     del receiving[peer]
             except _WOULD_BLOCK:
                 pass

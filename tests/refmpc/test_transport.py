@@ -34,8 +34,7 @@ def connected(kind, tmp_path):
     credentials = make_credentials([0, 1, 2], tmp_path) if kind == "tls" else None
     found = transports(kind, credentials=credentials)
     yield found
-    for transport in found.values():
-        transport.close()
+    all_end({peer: transport.close for peer, transport in found.items()})
 
 
 def pair(timeout=2.0):
@@ -73,7 +72,7 @@ def big_exchange(party, megabytes):
     """64 MB each way between all pairs at once, in the middle of an ordinary program."""
     mine = np.full(megabytes << 17, party.id, np.uint64)
     got = {peer: np.zeros_like(mine) for peer in (party.next, party.previous)}
-    party._exchange("big", dict.fromkeys(got, [mine]), {peer: [array] for peer, array in got.items()})
+    party._exchange("big", {key: [mine] for key in got}, {peer: [array] for peer, array in got.items()})
     return all((array == peer).all() for peer, array in got.items())
 
 
@@ -200,7 +199,7 @@ def test_control_characters_in_a_reason_are_not_shown(links):
 
 
 def test_a_participant_that_is_not_there_is_refused_by_name(links):
-    with pytest.raises(ValueError, match="client 'nobody' takes no part in this run; .* party 1, party 2"):
+    with pytest.raises(ValueError, match=r"client 'nobody' takes no part in this run; .* party 1, party 2"):
         links[0].exchange("x", {"nobody": [np.zeros(1)]}, {})
 
 
@@ -208,7 +207,7 @@ def test_a_participant_that_is_not_there_is_refused_by_name(links):
 
 
 def test_an_abort_in_the_middle_of_a_large_frame_is_read_as_an_abort(socket_links):
-    """1 is stuck half-way in a frame to 0 (which reads only later) when it gives up: the words must follow the frame."""
+    """1 is half-way in a frame to 0, which reads only later, when it gives up: its words must follow the frame."""
     links = socket_links
     large = np.zeros(24 * MEGABYTE, np.uint8)
 
