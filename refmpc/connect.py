@@ -173,7 +173,7 @@ class _Meeting:
             self._leave(str(error) if isinstance(error, RefmpcError) else type(error).__name__)
             raise
         self._end()
-        return self._greeted
+        return dict(sorted(self._greeted.items(), key=lambda item: str(item[0])))
 
     # the main thread -----------------------------------------------------------------------------
 

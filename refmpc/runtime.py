@@ -309,11 +309,12 @@ def _collect(workers: Mapping[Peer, Any], pipes: dict[Peer, Connection], options
             good, value = _outcome(pipe, workers[peer])
             (results if good else failures)[peer] = value
         now = time.monotonic()
-        for peer in names.values():
+        for pipe, peer in list(names.items()):  # also one that is stopped when nobody waits for it any more
             if not _is_stopped(workers[peer].pid):
                 stopped_since.pop(peer, None)
-            elif now - stopped_since.setdefault(peer, now) > options.timeout and deadline is None:
-                deadline = now + _LATER  # also one that is stopped when nobody waits for it any more
+            elif now - stopped_since.setdefault(peer, now) > options.timeout:
+                failures[peer] = _hanging(peer)
+                del names[pipe]
         if failures and deadline is None:
             # peers notice within their time-out; whoever has not ended soon after is stopped
             deadline = now + options.timeout + _LATER

@@ -320,6 +320,9 @@ class SocketTransport(_Framing):
         for connection in self._connections.values():
             connection.setblocking(False)
 
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a party, and a secret tensor of it, stays in its process: return what was revealed")
+
     def exchange(
         self, operation: str, sends: Mapping[Peer, list[np.ndarray]], receives: Mapping[Peer, list[np.ndarray]]
     ) -> None:
@@ -445,7 +448,7 @@ class SocketTransport(_Framing):
         unfinished = {peer: frame for peer, frame in self._sending.items() if frame.moved}
         for peer in sorted(self._connections, key=lambda peer: peer in unfinished):
             with contextlib.suppress(OSError):
-                self._connections[peer].settimeout(_GRACE)
+                self._connections[peer].settimeout(_LINGER if peer in unfinished else _GRACE)
                 if peer in unfinished:  # inside a frame the peer would take the words for payload
                     unfinished[peer].progress(self._connections[peer])
                 self._connections[peer].sendall(message)

@@ -79,7 +79,7 @@ def meet(
             listener.close()
 
 
-def transports(kind: str, timeout: float = 1.0, credentials: Any = None, peers: tuple[Any, ...] = (0, 1, 2)) -> Any:
+def transports(kind: str, timeout: float = 0.5, credentials: Any = None, peers: tuple[Any, ...] = (0, 1, 2)) -> Any:
     """One connected transport per participant."""
     if kind == "threads":
         ends = thread_links(peers)

@@ -108,11 +108,11 @@ def test_a_client_with_other_parameters_is_named_at_all_servers():
 
 def test_a_party_of_another_run_is_refused_and_both_sides_say_so(some_credentials):
     greetings = dict.fromkeys(PARTIES, SAME) | {2: Greeting("another run", {"rows": 10})}
-    said = sentences(meet(greetings, credentials=some_credentials, timeout=1.5))
+    said = sentences(meet(greetings, credentials=some_credentials, timeout=1))
     assert "party 2 belongs to another run than party" in said[2]
     assert "refused this participant" in said[2]
     for peer in (0, 1):
-        assert "party 2 did not connect in 1.5 s" in said[peer]
+        assert "party 2 did not connect in 1 s" in said[peer]
     assert "refused meanwhile: party 2 belongs to another run than party 0" in said[0]
 
 
@@ -123,7 +123,7 @@ def test_a_party_with_another_version_is_named_with_both_versions(monkeypatch):
         return words(self, peer) | ({"version": 7} if self._me == 2 else {})
 
     monkeypatch.setattr(connect._Meeting, "_words", newer)
-    said = sentences(meet(dict.fromkeys(PARTIES, SAME), timeout=1.5))
+    said = sentences(meet(dict.fromkeys(PARTIES, SAME), timeout=1))
     assert "party 2 has version = 7, party 0 has 1: they must agree" in said[0]
     assert "has version = 7" in said[2]
     assert "party 2" in said[1]
@@ -293,10 +293,8 @@ def test_what_strangers_were_told_is_part_of_the_final_sentence():
 def test_a_certificate_of_another_authority_is_refused_and_named(credentials, tmp_path):
     certificate, key = make_certificate("impostor", tmp_path)
     mine = credentials | {2: replace(credentials[2], certificate=certificate, key=key)}
-    said = sentences(meet(dict.fromkeys(PARTIES, SAME), credentials=mine, timeout=1.5))
-    assert (
-        "party 2 did not connect in 1.5 s; refused meanwhile: the TLS handshake with a caller at 127.0.0.1" in said[0]
-    )
+    said = sentences(meet(dict.fromkeys(PARTIES, SAME), credentials=mine, timeout=1))
+    assert "party 2 did not connect in 1 s; refused meanwhile: the TLS handshake with a caller at 127.0.0.1" in said[0]
     assert "self-signed certificate" in said[0]
     assert "party 2" in said[1]
     assert "party 0" in said[2] or "party 1" in said[2]
@@ -306,16 +304,16 @@ def test_a_certificate_of_another_authority_is_refused_and_named(credentials, tm
 def test_a_listener_with_the_wrong_certificate_is_refused_by_its_callers(credentials, tmp_path):
     certificate, key = make_certificate("impostor", tmp_path)
     mine = credentials | {0: replace(credentials[0], certificate=certificate, key=key)}
-    said = sentences(meet(dict.fromkeys(PARTIES, SAME), credentials=mine, timeout=1.5))
+    said = sentences(meet(dict.fromkeys(PARTIES, SAME), credentials=mine, timeout=1))
     assert any("the TLS handshake with party 0 failed: self-signed certificate" in said[peer] for peer in (1, 2))
     assert all("party 0" in said[peer] for peer in (1, 2))
-    assert "did not connect in 1.5 s; refused meanwhile: the TLS handshake with a caller" in said[0]
+    assert "did not connect in 1 s; refused meanwhile: the TLS handshake with a caller" in said[0]
 
 
 def test_the_certificate_of_another_party_is_refused_with_both_fingerprints(credentials):
     """Party 2 presents party 1's certificate: trusted, but pinned for somebody else."""
     mine = credentials | {2: replace(credentials[2], certificate=credentials[1].certificate, key=credentials[1].key)}
-    said = sentences(meet(dict.fromkeys(PARTIES, SAME), credentials=mine, timeout=1.5))
+    said = sentences(meet(dict.fromkeys(PARTIES, SAME), credentials=mine, timeout=1))
     got, pinned = fingerprint(credentials[1].certificate)[:16], credentials[0].pinned[2][:16]
     sentence = f"party 2 presented the certificate {got}…, but {pinned}… is pinned for it"
     assert sentence in said[0]
@@ -326,14 +324,14 @@ def test_the_certificate_of_another_party_is_refused_with_both_fingerprints(cred
 def test_a_peer_that_nobody_pinned_is_refused(credentials):
     unpinned = {peer: hex_ for peer, hex_ in credentials[0].pinned.items() if peer != 2}
     mine = credentials | {0: replace(credentials[0], pinned=unpinned)}
-    said = sentences(meet(dict.fromkeys(PARTIES, SAME), credentials=mine, timeout=1.5))
+    said = sentences(meet(dict.fromkeys(PARTIES, SAME), credentials=mine, timeout=1))
     assert "party 2 presented the certificate" in said[0]
     assert "but none is pinned for it" in said[0]
 
 
 def test_a_plain_party_among_tls_parties_is_named(credentials):
     mine = {peer: None if peer == 2 else credentials[peer] for peer in PARTIES}
-    said = sentences(meet(dict.fromkeys(PARTIES, SAME), credentials=mine, timeout=1.5))
+    said = sentences(meet(dict.fromkeys(PARTIES, SAME), credentials=mine, timeout=1))
     assert "party 2 did not connect" in said[0]
     assert "party 2" in said[1]
     assert "party 0" in said[2] or "party 1" in said[2]

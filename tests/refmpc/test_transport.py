@@ -165,8 +165,8 @@ def test_a_silent_peer_is_named_with_the_operation_after_the_time_out(links):
     begun = time.monotonic()
     outcome = all_end({1: lambda: links[1].exchange("reveal", {}, {2: [np.zeros(1, np.uint64)]})})[1]
     assert isinstance(outcome, PeerTimeout)
-    assert "party 2 (message 1) sent nothing in 'reveal' for 1 s" in str(outcome)
-    assert 1.0 <= time.monotonic() - begun < 5.0
+    assert "party 2 (message 1) sent nothing in 'reveal' for 0.5 s" in str(outcome)
+    assert 0.5 <= time.monotonic() - begun < 5.0
 
 
 def test_whoever_waits_for_a_waiting_party_names_the_one_that_is_silent(links):
@@ -212,7 +212,6 @@ def test_an_abort_in_the_middle_of_a_large_frame_is_read_as_an_abort(socket_link
     large = np.zeros(24 * MEGABYTE, np.uint8)
 
     def gives_up():
-        links[1].timeout = 0.5
         try:
             links[1].exchange("large", {0: [large]}, {2: [np.zeros(1)]})
         except PeerTimeout as error:
