@@ -203,7 +203,7 @@ def _explain(failures: Mapping[Peer, tuple[BaseException, str]]) -> PartyFailed:
     return explained
 
 
-def _hanging(peer: Peer) -> tuple[BaseException, str]:
+def _hanging() -> tuple[BaseException, str]:
     return PartyFailed("it did not end when the others had: it hangs, or is stopped"), "(no traceback: it did not end)"
 
 
@@ -240,7 +240,7 @@ def _run_threads(
             if failures and deadline is None:
                 deadline = time.monotonic() + options.timeout + _LATER
             if deadline is not None and time.monotonic() > deadline:
-                return results, failures | {peer: _hanging(peer) for peer in alive}
+                return results, failures | {peer: _hanging() for peer in alive}
     except BaseException:  # interrupted: the threads end at their next message
         for transport in transports.values():
             transport.abort("the caller was interrupted")
@@ -313,13 +313,13 @@ def _collect(workers: Mapping[Peer, Any], pipes: dict[Peer, Connection], options
             if not _is_stopped(workers[peer].pid):
                 stopped_since.pop(peer, None)
             elif now - stopped_since.setdefault(peer, now) > options.timeout:
-                failures[peer] = _hanging(peer)
+                failures[peer] = _hanging()
                 del names[pipe]
         if failures and deadline is None:
             # peers notice within their time-out; whoever has not ended soon after is stopped
             deadline = now + options.timeout + _LATER
         if deadline is not None and now > deadline:
-            failures.update({peer: _hanging(peer) for peer in names.values()})
+            failures.update({peer: _hanging() for peer in names.values()})
             break
     return results, failures
 

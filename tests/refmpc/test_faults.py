@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import multiprocessing
 import os
 import signal
@@ -16,6 +17,7 @@ import numpy as np
 import pytest
 
 import refmpc
+from refmpc import certificates, runtime
 from refmpc.errors import PartyFailed
 
 TIMEOUT = 1.0
@@ -136,6 +138,55 @@ def test_a_message_of_the_wrong_length_ends_the_run_at_all_parties(folder):
     assert "this party expects 32" in lines[0]
     for line in lines[1:3]:
         assert "party 2 sent 24 bytes in 'length'" in line, "the cause is told to everybody"
+
+
+# before the run ---------------------------------------------------------------------------------
+
+
+def doing_nothing(party, folder):
+    note(party, folder)
+
+
+def with_other_parameters(options, credentials, id, *rest):
+    """Party 2 was started with its own idea of the parameters."""
+    parameters = {"rows": 11} if id == 2 else {"rows": 10}
+    return honest_party(dataclasses.replace(options, parameters=parameters), credentials, id, *rest)
+
+
+honest_party = runtime._party_process
+
+
+@pytest.mark.parametrize("tls", [False, True])
+def test_processes_with_different_parameters_do_not_begin_and_name_the_field(monkeypatch, tmp_path, tls):
+    monkeypatch.setattr(runtime, "_party_process", with_other_parameters)
+    begun = time.monotonic()
+    with pytest.raises(PartyFailed) as caught:
+        refmpc.run(doing_nothing, [str(tmp_path)] * 3, parties="processes", tls=tls, timeout=10)
+    lines = str(caught.value).splitlines()[:3]
+    assert any("party 2 has parameter 'rows' = 11, party 0 has 10: they must agree" in line for line in lines)
+    assert all("parameter 'rows'" in line and "11" in line for line in lines), lines
+    assert time.monotonic() - begun < 8
+    assert list(tmp_path.iterdir()) == [], "the program has begun"
+    assert multiprocessing.active_children() == []
+
+
+def test_a_process_with_a_wrong_certificate_is_refused_and_named(monkeypatch, tmp_path):
+    honest = certificates.make_credentials
+
+    def with_an_impostor(peers, directory):
+        found = honest(peers, directory)
+        certificate, key = certificates.make_certificate("impostor", directory)
+        return found | {2: dataclasses.replace(found[2], certificate=certificate, key=key)}
+
+    monkeypatch.setattr(certificates, "make_credentials", with_an_impostor)
+    with pytest.raises(PartyFailed) as caught:
+        refmpc.run(doing_nothing, [str(tmp_path)] * 3, parties="processes", tls=True, timeout=TIMEOUT)
+    lines = str(caught.value).splitlines()[:3]
+    assert "party 2 did not connect in 1 s; refused meanwhile: the TLS handshake with a caller" in lines[0]
+    assert "self-signed certificate" in lines[0]
+    assert all("party 2" in line for line in lines), lines
+    assert list(tmp_path.iterdir()) == []
+    assert multiprocessing.active_children() == []
 
 
 # the caller -------------------------------------------------------------------------------------

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 import ssl
+import threading
 import time
 
 import numpy as np
@@ -323,6 +325,25 @@ def test_a_slow_link_that_moves_is_not_a_time_out():
     outcomes = all_end({"far": slow, "near": lambda: near.exchange("x", {}, {1: [got]})})
     assert outcomes["near"] is None
     assert (got == payload).all()
+
+
+def test_signals_do_not_disturb_an_exchange():
+    near, far, *_ = pair()
+    data = np.arange(4 * MEGABYTE, dtype=np.uint8)
+    got = np.empty_like(data)
+    rings = []
+    before = signal.signal(signal.SIGALRM, lambda *_: rings.append(1))
+    signal.setitimer(signal.ITIMER_REAL, 0.002, 0.002)
+    slow = threading.Timer(0.1, lambda: far.exchange("x", {0: [data]}, {}))
+    try:
+        slow.start()
+        near.exchange("x", {}, {1: [got]})
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    slow.join()
+    assert rings
+    assert (got == data).all()
 
 
 def test_a_peer_that_reads_nothing_is_named():
