@@ -24,8 +24,9 @@ from protocols.scales import (
 )
 from refmpc import ArithmeticTensor
 from refmpc.normalise import MANTISSA_BITS
+from vfl.twins.config import TrainingConfig
 
-__all__ = ["SharedRows", "Weights", "clipped_updates", "gradient_step", "logit_errors", "squared_norms"]
+__all__ = ["SharedRows", "Weights", "clipped_updates", "gradient_step", "logit_errors", "squared_norms", "step_cost"]
 
 NORM_CHUNK = 1 << 14  # rows whose norms are computed in one go
 
@@ -108,7 +109,7 @@ async def gradient_step(
     addend = noise.reshape(weights.values.shape).view(np.uint64)
     if weights.velocity is not None:
         factor = np.uint64(round(momentum * 2.0 ** (GRADIENT_BITS - RELEASE_BITS)))
-        addend = addend + weights.velocity.first * factor
+        addend = np.add(addend, weights.velocity.first * factor)
     velocity = await refmpc.matmul_truncate(rows.embeddings.T, updates, scales.truncated_bits, addend=addend)
     values = weights.values
     if weight_decay != 1.0:
@@ -117,3 +118,28 @@ async def gradient_step(
         values = await refmpc.truncate(decayed, bits)
     change = velocity.scale_by_integers(scales.rate_word(learning_rate)).reinterpret(scales.weight_bits)
     return Weights(values - change, velocity if weights.velocity is not None else None)
+
+
+def step_cost(training: TrainingConfig, width: int, classes: int, scales: Scales) -> refmpc.Cost:
+    """The declared cost of ``gradient_step`` for these sizes; nothing runs."""
+
+    def shaped(*shape: int, bits: int) -> ArithmeticTensor:
+        return ArithmeticTensor(None, np.broadcast_to(np.uint64(0), (2, *shape)), bits)  # type: ignore[arg-type]
+
+    batch = training.batch_size
+    rows = shaped(batch, width + 1, bits=EMBEDDING_BITS)
+    weights = shaped(width + 1, classes, bits=scales.weight_bits)
+    errors = shaped(batch, classes, bits=PROBABILITY_BITS)
+    column = shaped(batch, bits=MANTISSA_BITS)
+    total = refmpc.matmul_truncate.cost(rows, weights, EMBEDDING_BITS + scales.weight_bits - LOGIT_BITS)
+    total += refmpc.softmax.cost(shaped(batch, classes, bits=LOGIT_BITS), PROBABILITY_BITS, scales.logit_high_bit)
+    total += refmpc.dot.cost(errors, errors)
+    total += refmpc.multiply_truncate.cost(column, column, 2 * PROBABILITY_BITS + scales.norm_bits - MANTISSA_BITS)
+    total += refmpc.clip_factor.cost(column, scales.clip_bound)
+    total += refmpc.multiply_truncate.cost(
+        column.reshape(-1, 1), errors, MANTISSA_BITS + PROBABILITY_BITS - UPDATE_BITS
+    )
+    total += refmpc.matmul_truncate.cost(rows.T, shaped(batch, classes, bits=UPDATE_BITS), scales.truncated_bits)
+    if training.weight_decay != 1.0:
+        total += refmpc.truncate.cost(weights, 16)
+    return total

@@ -15,6 +15,7 @@ from refmpc import ArithmeticTensor, Client, Party
 __all__ = ["ClientJob", "client_program", "receive_rows"]
 
 CHUNK_ROWS = 4096
+PATIENCE = 30 * 24 * 3600.0  # a client waits for the model as long as the training takes
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ def client_program(client: Client, job: ClientJob) -> np.ndarray:
         if job.one_hot is not None:
             client.share(job.one_hot[rows], 0)
     plan = job.plan
-    return client.receive((plan.width + 1, plan.classes), plan.scales.weight_bits)
+    return client.receive((plan.width + 1, plan.classes), plan.scales.weight_bits, timeout=PATIENCE)
 
 
 async def receive_rows(party: Party, plan: Plan) -> SharedRows:

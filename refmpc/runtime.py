@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import inspect
 import multiprocessing
 import os
@@ -90,6 +91,7 @@ def run(
     parameters: Mapping[str, Any] | None = None,
     tls: bool = False,
     timeout: float = 60.0,
+    on_report: Callable[[Peer, Any], None] | None = None,
     insecure_seed: int | None = None,
     insecure_check_ranges: bool = False,
     insecure_record: bool = False,
@@ -99,8 +101,9 @@ def run(
     ``program`` may be a plain or an async function. ``clients`` maps names to (program, argument); a client program
     gets a ``Client`` and its argument. ``releases`` declares what may be opened, each with the claim that covers it.
     ``parties="processes"`` needs programs that can be imported (functions of a module). ``timeout`` bounds every wait
-    for a peer; once a party has failed, the others have as long (and a little) to end. The ``insecure_…`` options are
-    for tests: fixed randomness, opened operands, recorded messages.
+    for a peer; once a party has failed, the others have as long (and a little) to end. ``on_report(peer, message)`` gets
+    what programs pass to ``party.report``, for progress. The ``insecure_…`` options are for tests: fixed randomness,
+    opened operands, recorded messages.
     """
     require_choice("parties", parties, ("threads", "processes"))
     require_real("timeout", timeout, 0, open_low=True)
@@ -129,7 +132,8 @@ def run(
     arguments: list[tuple[Any, ...]] = [() if inputs is None else (item,) for item in (inputs or (None,) * 3)]
     begun = time.perf_counter()
     launch = _run_threads if parties == "threads" else _run_processes
-    results, failures = launch(program, arguments, dict(clients or {}), options, tls)
+    listener = on_report or (lambda peer, message: None)
+    results, failures = launch(program, arguments, dict(clients or {}), options, tls, listener)
     if failures:
         raise _explain(failures)
     servers = [results[i] for i in range(3)]
@@ -146,7 +150,12 @@ def run(
 
 
 def _play_party(
-    id: int, transport: Transport, program: Callable[..., Any], arguments: tuple[Any, ...], options: Options
+    id: int,
+    transport: Transport,
+    program: Callable[..., Any],
+    arguments: tuple[Any, ...],
+    options: Options,
+    report: Callable[[Any], None],
 ) -> tuple[Any, Ledger, Any]:
     try:
         party = Party(
@@ -154,6 +163,7 @@ def _play_party(
             transport,
             parameters=options.parameters,
             run_id=options.run_id.encode(),
+            report=report,
             insecure_seed=options.insecure_seed,
             insecure_check_ranges=options.insecure_check_ranges,
             insecure_record=options.insecure_record,
@@ -211,7 +221,12 @@ def _hanging() -> tuple[BaseException, str]:
 
 
 def _run_threads(
-    program: Callable[..., Any], arguments: list[tuple[Any, ...]], clients: dict[str, Any], options: Options, tls: bool
+    program: Callable[..., Any],
+    arguments: list[tuple[Any, ...]],
+    clients: dict[str, Any],
+    options: Options,
+    tls: bool,
+    on_report: Callable[[Peer, Any], None],
 ) -> _Outcomes:
     ends = thread_links([0, 1, 2, *clients])
     results: dict[Peer, Any] = {}
@@ -222,7 +237,8 @@ def _run_threads(
         transport = transports[peer]
         try:
             if isinstance(peer, int):
-                results[peer] = _play_party(peer, transport, program, arguments[peer], options)
+                report = functools.partial(on_report, peer)
+                results[peer] = _play_party(peer, transport, program, arguments[peer], options, report)
             else:
                 results[peer] = _play_client(str(peer), transport, *clients[str(peer)])
         except BaseException as error:
@@ -252,7 +268,12 @@ def _run_threads(
 
 
 def _run_processes(
-    program: Callable[..., Any], arguments: list[tuple[Any, ...]], clients: dict[str, Any], options: Options, tls: bool
+    program: Callable[..., Any],
+    arguments: list[tuple[Any, ...]],
+    clients: dict[str, Any],
+    options: Options,
+    tls: bool,
+    on_report: Callable[[Peer, Any], None],
 ) -> _Outcomes:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["refmpc.preload"])
@@ -293,10 +314,15 @@ def _run_processes(
             workers[peer], pipes[peer] = worker, receiver
         for listener in listeners:
             listener.close()  # only the party itself keeps it: when it dies, callers notice at once
-        return _collect(workers, pipes, options)
+        return _collect(workers, pipes, options, on_report)
 
 
-def _collect(workers: Mapping[Peer, Any], pipes: dict[Peer, Connection], options: Options) -> _Outcomes:
+def _collect(
+    workers: Mapping[Peer, Any],
+    pipes: dict[Peer, Connection],
+    options: Options,
+    on_report: Callable[[Peer, Any], None],
+) -> _Outcomes:
     results: dict[Peer, Any] = {}
     failures: dict[Peer, tuple[BaseException, str]] = {}
     names = {pipe: peer for peer, pipe in pipes.items()}
@@ -305,9 +331,13 @@ def _collect(workers: Mapping[Peer, Any], pipes: dict[Peer, Connection], options
     while names:
         for pipe in wait(list(names), timeout=0.5):
             assert isinstance(pipe, Connection)
-            peer = names.pop(pipe)
-            good, value = _outcome(pipe, workers[peer])
-            (results if good else failures)[peer] = value
+            peer = names[pipe]
+            kind, value = _outcome(pipe, workers[peer])
+            if kind == "report":
+                on_report(peer, value)
+                continue
+            del names[pipe]
+            (results if kind == "result" else failures)[peer] = value
         now = time.monotonic()
         for pipe, peer in list(names.items()):  # also one that is stopped when nobody waits for it any more
             if not _is_stopped(workers[peer].pid):
@@ -324,17 +354,18 @@ def _collect(workers: Mapping[Peer, Any], pipes: dict[Peer, Connection], options
     return results, failures
 
 
-def _outcome(pipe: Connection, worker: Any) -> tuple[bool, Any]:
+def _outcome(pipe: Connection, worker: Any) -> tuple[str, Any]:
+    """The next thing a participant says: ("report", …), ("result", …) or ("failure", (error, traceback))."""
     try:
         return pipe.recv()
     except (EOFError, OSError):
         worker.join(5)
         code = worker.exitcode
         how = f"killed by signal {-code}" if code is not None and code < 0 else f"exit code {code}"
-        return False, (PartyFailed(f"its process died ({how})"), "(no traceback: the process died)")
+        return "failure", (PartyFailed(f"its process died ({how})"), "(no traceback: the process died)")
     except Exception as error:
         message = f"what the program returned cannot be read back: {type(error).__name__}: {error}"
-        return False, (ValueError(message), traceback.format_exc())
+        return "failure", (ValueError(message), traceback.format_exc())
 
 
 def _is_stopped(pid: int) -> bool:
@@ -361,14 +392,14 @@ def _process(
     keep_freed_memory()
     threading.Thread(target=_end_with_caller, daemon=True).start()
     try:
-        outcome: tuple[bool, Any] = (True, play(options, credentials, *work))
+        outcome: tuple[str, Any] = ("result", play(options, credentials, sender, *work))
     except BaseException as error:
-        outcome = (False, (_picklable(error), traceback.format_exc()))
+        outcome = ("failure", (_picklable(error), traceback.format_exc()))
     try:
         words = ForkingPickler.dumps(outcome)
     except Exception as error:
         message = f"what the program returned cannot be sent back: {type(error).__name__}: {error}"
-        words = ForkingPickler.dumps((False, (ValueError(message), traceback.format_exc())))
+        words = ForkingPickler.dumps(("failure", (ValueError(message), traceback.format_exc())))
     sender.send_bytes(words)
     sender.close()
 
@@ -384,6 +415,7 @@ def _end_with_caller() -> None:
 def _party_process(
     options: Options,
     credentials: Credentials | None,
+    sender: Connection,
     id: int,
     listener: socket.socket,
     addresses: Mapping[int, tuple[str, int]],
@@ -398,7 +430,7 @@ def _party_process(
     listener.close()
     transport = SocketTransport(connections, options.timeout, options.profile)
     try:
-        return _play_party(id, transport, program, arguments, options)
+        return _play_party(id, transport, program, arguments, options, lambda message: sender.send(("report", message)))
     finally:
         transport.close()
 
@@ -406,6 +438,7 @@ def _party_process(
 def _client_process(
     options: Options,
     credentials: Credentials | None,
+    sender: Connection,
     name: str,
     listener: None,
     addresses: Mapping[int, tuple[str, int]],

@@ -57,6 +57,7 @@ def printable(text: str, limit: int = _ABORT_BYTES) -> str:
 class Transport(Protocol):
     """What a party needs of its channels."""
 
+    timeout: float
     bytes_sent: int
     frames_sent: int
     seconds_waiting: float
@@ -435,7 +436,7 @@ class SocketTransport(_Framing):
                 interest[number] = interest.get(number, 0) | event
         for number, events in interest.items():
             poll.register(number, events)
-        poll.poll(max(0.0, seconds) * 1000)
+        poll.poll(min(max(0.0, seconds), 1e6) * 1000)  # the kernel counts milliseconds in an int
         self.seconds_waiting += time.monotonic() - begun
 
     def abort(self, reason: str) -> None:
