@@ -38,7 +38,7 @@ async def reshare(operation: Operation, summand: np.ndarray) -> np.ndarray:
     round_.send_previous(summand)
     shares = np.empty((2, *summand.shape), dtype=np.uint64)
     shares[0] = summand
-    round_.from_next.append(shares[1])
+    round_.from_next.append(shares[1:])  # a view also when the summand has no axis
     await round_
     return shares
 
