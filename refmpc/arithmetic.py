@@ -78,8 +78,13 @@ def _matmul_summand(x: ArithmeticTensor, y: ArithmeticTensor, mask: np.ndarray) 
         matrix = mask.reshape(left.shape[1], right.shape[2])
         return kernels.matmul_pair(left[0], left[1], right[0], right[1], matrix).reshape(mask.shape)
     batch = np.broadcast_shapes(left.shape[1:-2], right.shape[1:-2])
-    left = np.broadcast_to(left, (2, *batch, *left.shape[-2:]))
-    right = np.broadcast_to(right, (2, *batch, *right.shape[-2:]))
+    left, right = (
+        np.broadcast_to(
+            shares.reshape(2, *(1,) * (len(batch) + 3 - shares.ndim), *shares.shape[1:]),
+            (2, *batch, *shares.shape[-2:]),
+        )
+        for shares in (left, right)
+    )
     matrices = mask.reshape(*batch, left.shape[-2], right.shape[-1])
     out = np.empty_like(matrices)
     for index in np.ndindex(*batch):
