@@ -121,7 +121,7 @@ async def _truncated(
 
         await check_summand_range(operation, z, -(2**62), 2**62)
     shares = await truncate_summands(operation, z, bits)
-    return ArithmeticTensor(x.party, shares.reshape(2, *shape), scale - bits)
+    return ArithmeticTensor(x.party, shares.reshape(2, *shape), max(0, scale - bits))
 
 
 # protocols --------------------------------------------------------------------------------------
