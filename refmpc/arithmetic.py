@@ -98,6 +98,7 @@ def _own_addend(shape: tuple[int, ...], addend: np.ndarray | None) -> np.ndarray
     if addend is None:
         return np.zeros(shape, dtype=np.uint64)
     require(addend.shape == shape, "addend.shape", addend.shape, f"the shape of the product, {shape}")
+    require(addend.dtype in (np.int64, np.uint64), "addend.dtype", addend.dtype, "int64 or uint64 ring words")
     return addend.view(np.uint64)
 
 
