@@ -50,8 +50,8 @@ async def is_negative(x: ArithmeticTensor, low_bit: int = 0, high_bit: int = 63)
     """[x < 0] for |x| < 2^high_bit in the ring, at a resolution of 2^low_bit.
 
     2 rounds. Bytes: at w = high_bit − low_bit compared bits about 1.25 w (w = 16: 20, w = 31: 49, w = 63: 119).
-    Domain: −2^high_bit ≤ x < 2^high_bit; bits above are not looked at. Error: none for low_bit = 0; otherwise
-    −2^low_bit < x < 0 may count as not negative and 0 ≤ x < 2^low_bit as negative.
+    Domain: −2^high_bit ≤ x ≤ 2^high_bit − 2^low_bit; bits above are not looked at. Error: none for low_bit = 0;
+    otherwise −2^low_bit < x < 0 may count as not negative. A value that is not negative is never taken for negative.
 
     The sign of x = c − ρ in a ring of high_bit+1 bits is c_top ⊕ ρ_top ⊕ [c_low < ρ_low].
     Views: role 1 receives threshold bits masked modulo the prime by a stream it does not know. The dealer receives
@@ -68,7 +68,7 @@ async def is_negative(x: ArithmeticTensor, low_bit: int = 0, high_bit: int = 63)
     if party.insecure_check_ranges:
         from refmpc.debug import check_range
 
-        await check_range(x, -(2**high_bit), 2**high_bit, "is_negative")
+        await check_range(x, -(2**high_bit), 2**high_bit - 2**low_bit + 1, "is_negative")
     flat = x.shares.reshape(2, -1)
     segments = operation.segments(x.size)
     held = np.empty(x.size, dtype=np.uint8)
