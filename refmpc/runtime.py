@@ -100,8 +100,13 @@ def run(
     require_real("timeout", timeout, 0, open_low=True)
     require(inputs is None or len(inputs) == 3, "inputs", inputs, "three items, one per party")
     require(not tls or parties == "processes", "tls", tls, "False with threads", "use parties='processes'")
-    for name, value in (("insecure_seed", insecure_seed is not None), ("insecure_check_ranges", insecure_check_ranges)):
-        if value:
+    insecure = {
+        "insecure_seed": insecure_seed is not None,
+        "insecure_check_ranges": insecure_check_ranges,
+        "insecure_record": insecure_record,
+    }
+    for name, is_set in insecure.items():
+        if is_set:
             warnings.warn(f"{name} is set: this run protects nothing", stacklevel=2)
     options = Options(
         timeout=timeout,
