@@ -67,9 +67,11 @@ class SecretTensor:
         return self.shape[0]
 
     def __getitem__(self: Kind, index: Any) -> Kind:
-        """A view, as in numpy; the index is public."""
+        """A view, as in numpy (a copy if arrays or lists are among the indices); the index is public."""
         index = index if isinstance(index, tuple) else (index,)
-        return self._like(self.shares[(slice(None), *index)])
+        if all(part is None or part is Ellipsis or isinstance(part, int | np.integer | slice) for part in index):
+            return self._like(self.shares[(slice(None), *index)])
+        return self._like(np.stack([share[index] for share in self.shares]))  # numpy may move the indexed axes
 
     def reshape(self: Kind, *shape: int | tuple[int, ...]) -> Kind:
         """The same elements in another shape."""
