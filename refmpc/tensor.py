@@ -81,7 +81,7 @@ class SecretTensor:
     def transpose(self: Kind, *axes: int) -> Kind:
         """Axes permuted (reversed without arguments); a view."""
         order = axes or tuple(reversed(range(self.ndim)))
-        return self._like(self.shares.transpose(0, *(axis % self.ndim + 1 for axis in order)))
+        return self._like(self.shares.transpose(0, *(_axis(axis, self.ndim) for axis in order)))
 
     @property
     def T(self: Kind) -> Kind:
@@ -183,7 +183,7 @@ class ArithmeticTensor(SecretTensor):
         if axis is None:
             axis = tuple(range(self.ndim))
         axes = (axis,) if isinstance(axis, int) else axis
-        shifted = tuple(a % self.ndim + 1 for a in axes)
+        shifted = tuple(_axis(a, self.ndim) for a in axes)
         return self._like(np.asarray(self.shares.sum(axis=shifted, dtype=np.uint64, keepdims=keepdims)))
 
     # operators that run a protocol ---------------------------------------------------------------
@@ -282,13 +282,18 @@ class BooleanTensor(SecretTensor):
 def concatenate(tensors: Sequence[Kind], axis: int = 0) -> Kind:
     """Join tensors of one kind and scale along an axis: local."""
     first = _same_kind(tensors)
-    return first._like(np.concatenate([t.shares for t in tensors], axis=axis % first.ndim + 1))
+    return first._like(np.concatenate([t.shares for t in tensors], axis=_axis(axis, first.ndim)))
 
 
 def stack(tensors: Sequence[Kind], axis: int = 0) -> Kind:
     """Join tensors of one kind, scale and shape along a new axis: local."""
     first = _same_kind(tensors)
-    return first._like(np.stack([t.shares for t in tensors], axis=axis % (first.ndim + 1) + 1))
+    return first._like(np.stack([t.shares for t in tensors], axis=_axis(axis, first.ndim + 1)))
+
+
+def _axis(axis: int, ndim: int) -> int:
+    """An axis as a position in the shares, which have one axis in front."""
+    return require_integer("axis", axis, -ndim, ndim - 1) % ndim + 1
 
 
 def _same_kind(tensors: Sequence[Kind]) -> Kind:
