@@ -231,7 +231,7 @@ class ArithmeticTensor(SecretTensor):
 
 
 class BooleanTensor(SecretTensor):
-    """Secret words of ``width`` bits, shared by XOR. ``^ ~ <<`` and taking bits are local, ``&`` and ``|`` are not."""
+    """Secret words of ``width`` bits, shared by XOR. ``^ ~`` and taking bits are local, ``&`` and ``|`` are not."""
 
     __slots__ = ("width",)
 
@@ -249,19 +249,29 @@ class BooleanTensor(SecretTensor):
     def _mask(self) -> np.uint64:
         return np.uint64((1 << self.width) - 1)
 
-    def _operand(self, other: Any) -> np.ndarray:
-        if isinstance(other, BooleanTensor):
-            require(other.width == self.width, "width of the other operand", other.width, f"{self.width} bits")
-            return other.shares
-        return self._public_shares(np.asarray(other).astype(np.int64).view(np.uint64) & self._mask)
+    def _public_words(self, other: Any) -> np.ndarray:
+        array = np.asarray(other)
+        require(array.dtype.kind in "biu", "public operand", array.dtype, "integers or booleans")
+        return np.asarray(array.astype(np.uint64) & self._mask)
+
+    def _aligned(self, other: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """These shares and others with as many axes, so that they broadcast behind the share axis."""
+        ndim = max(self.shares.ndim, other.ndim)
+        left, right = (shares.reshape(-1, *(1,) * (ndim - shares.ndim), *shares.shape[1:]) for shares in (self.shares, other))
+        return left, right
 
     def __xor__(self, other: Any) -> BooleanTensor:
-        return self._like(self.shares ^ self._operand(other))
+        if isinstance(other, BooleanTensor):
+            require(other.width == self.width, "width of the other operand", other.width, f"{self.width} bits")
+            left, right = self._aligned(other.shares)
+        else:
+            left, right = self._aligned(self._public_shares(self._public_words(other)))
+        return self._like(left ^ right)
 
     __rxor__ = __xor__
 
     def __invert__(self) -> BooleanTensor:
-        return self ^ np.broadcast_to(self._mask.view(np.int64), self.shape)
+        return self ^ self._mask
 
     def bit(self, index: int) -> BooleanTensor:
         """One bit of each word, as a tensor of width 1."""
@@ -273,7 +283,8 @@ class BooleanTensor(SecretTensor):
 
         if isinstance(other, BooleanTensor):
             return self.party.complete(and_words(self, other))
-        return self._like(self.shares & (np.asarray(other).astype(np.int64).view(np.uint64) & self._mask))
+        left, right = self._aligned(self._public_words(other)[np.newaxis])
+        return self._like(left & right)
 
     def __or__(self, other: BooleanTensor) -> BooleanTensor:
         return ~(~self & ~other)
