@@ -257,8 +257,11 @@ class BooleanTensor(SecretTensor):
     def _aligned(self, other: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """These shares and others with as many axes, so that they broadcast behind the share axis."""
         ndim = max(self.shares.ndim, other.ndim)
-        left, right = (shares.reshape(-1, *(1,) * (ndim - shares.ndim), *shares.shape[1:]) for shares in (self.shares, other))
-        return left, right
+        mine, theirs = (
+            shares.reshape(shares.shape[0], *(1,) * (ndim - shares.ndim), *shares.shape[1:])
+            for shares in (self.shares, other)
+        )
+        return mine, theirs
 
     def __xor__(self, other: Any) -> BooleanTensor:
         if isinstance(other, BooleanTensor):
