@@ -6,7 +6,7 @@ once. Inside an async protocol call the protocol itself and ``await`` it, so tha
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -189,29 +189,41 @@ class ArithmeticTensor(SecretTensor):
     # operators that run a protocol ---------------------------------------------------------------
 
     def __mul__(self, other: Any) -> ArithmeticTensor:
-        from refmpc import arithmetic, truncation
+        from refmpc import arithmetic
 
         if isinstance(other, ArithmeticTensor):
             bits = min(self.fraction_bits, other.fraction_bits)
             if bits == 0:
                 return self.party.complete(arithmetic.multiply(self, other))
             return self.party.complete(arithmetic.multiply_truncate(self, other, bits))
-        public = np.asarray(other)
-        if public.dtype.kind in "biu":
-            return self.scale_by_integers(public)
-        bits = self.fraction_bits or DEFAULT_FRACTION_BITS
-        scaled = self.scale_by_integers(encode(public, bits, "public operand").view(np.int64))
-        return self.party.complete(truncation.truncate(scaled.reinterpret(self.fraction_bits + bits), bits))
+        return self._times_public(other, lambda share, words: share * words)
 
     __rmul__ = __mul__
 
-    def __matmul__(self, other: ArithmeticTensor) -> ArithmeticTensor:
+    def __matmul__(self, other: Any) -> ArithmeticTensor:
         from refmpc import arithmetic
 
+        if not isinstance(other, ArithmeticTensor):
+            return self._times_public(other, lambda share, words: share @ words)
         bits = min(self.fraction_bits, other.fraction_bits)
         if bits == 0:
             return self.party.complete(arithmetic.matmul(self, other))
         return self.party.complete(arithmetic.matmul_truncate(self, other, bits))
+
+    def __rmatmul__(self, other: Any) -> ArithmeticTensor:
+        return self._times_public(other, lambda share, words: words @ share)
+
+    def _times_public(self, other: Any, product: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> ArithmeticTensor:
+        """A product with public values: local for integers; real ones are taken at this scale and truncated back."""
+        from refmpc import truncation
+
+        public = np.asarray(other)
+        bits = 0 if public.dtype.kind in "biu" else self.fraction_bits or DEFAULT_FRACTION_BITS
+        factor = encode(public, bits, "public operand")
+        scaled = self._like(np.stack([product(share, factor) for share in self.shares]))
+        if bits == 0:
+            return scaled
+        return self.party.complete(truncation.truncate(scaled.reinterpret(self.fraction_bits + bits), bits))
 
     def __lt__(self, other: Any) -> TwoHolderBits:
         from refmpc.comparison import is_negative
