@@ -173,6 +173,8 @@ class ArithmeticTensor(SecretTensor):
 
     def scale_by_integers(self, factor: Any) -> ArithmeticTensor:
         """Times public integers: local, exact, same scale."""
+        integral = np.asarray(factor).dtype.kind in "biu"
+        require(integral, "factor", factor, "integers", "multiply by real numbers with *")
         words = encode(factor, 0, name="factor")
         ndim = max(self.ndim, words.ndim)
         shares = self.shares.reshape(2, *(1,) * (ndim - self.ndim), *self.shape)
