@@ -39,6 +39,9 @@ class TwoHolderBits:
     def __repr__(self) -> str:
         return f"TwoHolderBits(shape={self.shape}, party={self.party.id})"
 
+    def __bool__(self) -> bool:
+        raise TypeError(f"{self!r} is secret: it has no truth value; reveal it, or select with where()")
+
     @property
     def size(self) -> int:
         """The number of bits."""

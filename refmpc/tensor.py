@@ -62,6 +62,9 @@ class SecretTensor:
         """This party's share x_id+1."""
         return self.shares[1]
 
+    def __bool__(self) -> bool:
+        raise TypeError(f"{self!r} is secret: it has no truth value; reveal it, or select with where()")
+
     def __len__(self) -> int:
         require(self.ndim > 0, "len()", self, "a tensor with at least one axis")
         return self.shape[0]
