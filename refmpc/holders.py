@@ -59,9 +59,9 @@ class TwoHolderBits:
         require(same and self.shape == other.shape, "other", other, "bits of the same shape dealt by the same parties")
         return TwoHolderBits(self.party, self.held ^ other.held, self.segments, self.shape)
 
-    def reshape(self, *shape: int) -> TwoHolderBits:
+    def reshape(self, *shape: int | tuple[int, ...]) -> TwoHolderBits:
         """The same bits in another shape."""
-        target = np.empty(self.shape, dtype=np.uint8).reshape(shape).shape
+        target = self.held.reshape(*shape).shape
         return TwoHolderBits(self.party, self.held, self.segments, target)
 
     def where(self, if_set: Any, if_clear: Any) -> ArithmeticTensor:
@@ -309,7 +309,9 @@ async def lookup(x: ArithmeticTensor, tables: np.ndarray, fraction_bits: int = 0
     The dealer shares the one-hot vector of ρ mod N between the holders, who take the inner product with the table
     rotated by c.
     """
-    words = np.atleast_2d(tables).astype(np.uint64)
+    words = np.atleast_2d(tables)
+    require(words.dtype.kind in "iu", "tables", words.dtype, "ring words", "encode real values first")
+    words = words.astype(np.uint64)
     entries = words.shape[1]
     require(entries & (entries - 1) == 0 and entries > 0, "entries of a table", entries, "a power of two")
     operation = x.party.operation("lookup")
