@@ -61,7 +61,8 @@ class TwoHolderBits:
 
     def reshape(self, *shape: int | tuple[int, ...]) -> TwoHolderBits:
         """The same bits in another shape."""
-        target = self.held.reshape(*shape).shape
+        wanted: Any = shape[0] if len(shape) == 1 and isinstance(shape[0], tuple) else shape
+        target = self.held.reshape(wanted).shape
         return TwoHolderBits(self.party, self.held, self.segments, target)
 
     def where(self, if_set: Any, if_clear: Any) -> ArithmeticTensor:
