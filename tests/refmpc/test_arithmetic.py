@@ -170,7 +170,7 @@ def test_a_product_cannot_lose_more_bits_than_its_scale_has(bits):
 
 @pytest.mark.parametrize("a, b", [((2, 3), (2, 3)), ((3,), (2,)), ((), (3,)), ((2, 2, 3), (3, 3, 4))])
 def test_matmul_refuses_shapes_that_do_not_match(a, b):
-    with pytest.raises(refmpc.PartyFailed, match="matmul operands|broadcast"):
+    with pytest.raises(refmpc.PartyFailed, match=r"matmul operands|broadcast"):
         opened(lambda party, x, y: refmpc.matmul(x, y), Secret(np.zeros(a, np.int64)), Secret(np.zeros(b, np.int64)))
 
 

@@ -51,7 +51,7 @@ def test_words_of_different_widths_do_not_mix(operator):
 
 
 def test_reals_are_no_words():
-    with pytest.raises(refmpc.PartyFailed, match="public operand = .*must be integers or booleans"):
+    with pytest.raises(refmpc.PartyFailed, match=r"public operand = .*must be integers or booleans"):
         opened(lambda party, x: x ^ 0.5, Secret([1], width=8))
 
 

@@ -62,7 +62,7 @@ def test_the_comparison_operators_agree_with_numpy(shape, seed, begun, close):
     a = random_signed(seed, shape, bits=61)
     b = a + np.random.default_rng(seed).integers(-1, 2, shape) if close else random_signed(seed + 1, shape, bits=61)
     got = opened(
-        lambda party, x, y: [x < y, x > y, x <= y, x >= y, x < 7, x >= np.int64(-3), 5 > x],
+        lambda party, x, y: [x < y, x > y, x <= y, x >= y, x < 7, x >= np.int64(-3), np.int64(5) > x],
         Secret(a),
         Secret(b),
         seed=seed,
