@@ -17,7 +17,7 @@ from refmpc.circuits import (
     equal,
     is_negative_by_carry_tree,
 )
-from refmpc.comparison import is_negative, maximum, relu
+from refmpc.comparison import is_negative, maximum, relu, thermometer
 from refmpc.errors import (
     HandshakeError,
     OutOfStep,
@@ -29,15 +29,29 @@ from refmpc.errors import (
     RefmpcError,
     ReleaseRefused,
 )
+from refmpc.exponential import exp, log, softmax
 from refmpc.fixed import DEFAULT_FRACTION_BITS, decode, encode, largest_value
-from refmpc.holders import TwoHolderBits, bit_to_arithmetic, bits_to_boolean, lookup, select, two_holder, where
+from refmpc.holders import (
+    TwoHolderBits,
+    bit_to_arithmetic,
+    bits_to_boolean,
+    lookup,
+    select,
+    two_holder,
+    weigh_bits,
+    where,
+)
 from refmpc.io import Client, input_from_client, input_from_party, reveal, reveal_to_client
 from refmpc.ledger import Ledger, Release
 from refmpc.network import NetworkProfile
 from refmpc.party import Party
+from refmpc.polynomial import polynomial
 from refmpc.protocol import PROTOCOLS, Cost
+from refmpc.reciprocal import divide, reciprocal, reciprocal_narrow
+from refmpc.roots import clip_factor, inverse_sqrt, sqrt
 from refmpc.rounds import gather
 from refmpc.runtime import RunResult, run
+from refmpc.shuffle import shuffle
 from refmpc.tensor import ArithmeticTensor, BooleanTensor, concatenate, stack
 from refmpc.truncation import truncate
 
@@ -68,31 +82,44 @@ __all__ = [
     "bit_to_arithmetic",
     "bits_to_boolean",
     "boolean_to_arithmetic",
+    "clip_factor",
     "concatenate",
     "decode",
+    "divide",
     "dot",
     "dot_truncate",
     "encode",
     "equal",
+    "exp",
     "gather",
     "input_from_client",
     "input_from_party",
+    "inverse_sqrt",
     "is_negative",
     "is_negative_by_carry_tree",
     "largest_value",
+    "log",
     "lookup",
     "matmul",
     "matmul_truncate",
     "maximum",
     "multiply",
     "multiply_truncate",
+    "polynomial",
+    "reciprocal",
+    "reciprocal_narrow",
     "relu",
     "reveal",
     "reveal_to_client",
     "run",
     "select",
+    "shuffle",
+    "softmax",
+    "sqrt",
     "stack",
+    "thermometer",
     "truncate",
     "two_holder",
+    "weigh_bits",
     "where",
 ]

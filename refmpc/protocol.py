@@ -56,6 +56,9 @@ class Primitive(Generic[Arguments, Result]):
     def __call__(self, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Coroutine[Round, None, Result]:
         return self._function(*args, **kwargs)
 
+    def __reduce__(self) -> str:
+        return self.name  # pickled by reference, like a function
+
     def cost(self, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Cost:
         """The declared cost of the call with these arguments."""
         return self._cost(*args, **kwargs)

@@ -6,7 +6,7 @@ once. Inside an async protocol call the protocol itself and ``await`` it, so tha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -68,6 +68,9 @@ class SecretTensor:
     def __len__(self) -> int:
         require(self.ndim > 0, "len()", self, "a tensor with at least one axis")
         return self.shape[0]
+
+    def __iter__(self: Kind) -> Iterator[Kind]:
+        return (self[index] for index in range(len(self)))
 
     def __getitem__(self: Kind, index: Any) -> Kind:
         """A view, as in numpy (a copy if arrays or lists are among the indices); the index is public."""

@@ -11,9 +11,11 @@ __all__ = [
     "and_pair",
     "carry_layer",  # copies whole planes: numpy's copy is as fast
     "pack_bits",
+    "pack_small",
     "packed_size",
     "slice_bits",
     "unpack_bits",
+    "unpack_small",
     "unslice_bits",
 ]
 
@@ -87,6 +89,59 @@ def unpack_bits(packed: np.ndarray, width: int, count: int) -> np.ndarray:
         return packed.view(_WHOLE[width]).astype(np.uint64)
     out = np.empty(count, dtype=np.uint64)
     _unpack_bits(packed, width, out)
+    return out
+
+
+@njit(cache=True, nogil=True)
+def _pack_small(values, width, out):
+    """Eight values fill ``width`` whole bytes."""
+    shift = np.uint64(width)
+    groups = values.size // 8
+    position = 0
+    for group in range(groups):
+        word = np.uint64(0)
+        for k in range(7, -1, -1):
+            word = (word << shift) | np.uint64(values[8 * group + k])
+        for k in range(width):
+            out[position + k] = np.uint8(word >> np.uint64(8 * k))
+        position += width
+    word = np.uint64(0)
+    for k in range(values.size - 1, 8 * groups - 1, -1):
+        word = (word << shift) | np.uint64(values[k])
+    for k in range(out.size - position):
+        out[position + k] = np.uint8(word >> np.uint64(8 * k))
+
+
+def pack_small(values: np.ndarray, width: int) -> np.ndarray:
+    """See ``accel.reference.bits.pack_small``."""
+    out = np.empty(packed_size(values.size, width), dtype=np.uint8)
+    _pack_small(np.ascontiguousarray(values), width, out)
+    return out
+
+
+@njit(cache=True, nogil=True)
+def _unpack_small(packed, width, out):
+    shift = np.uint64(width)
+    low = (np.uint64(1) << shift) - np.uint64(1)
+    groups = out.size // 8
+    for group in range(groups):
+        word = np.uint64(0)
+        for k in range(width):
+            word |= np.uint64(packed[width * group + k]) << np.uint64(8 * k)
+        for k in range(8):
+            out[8 * group + k] = (word >> (shift * np.uint64(k))) & low
+    word = np.uint64(0)
+    for k in range(packed.size - width * groups):
+        word |= np.uint64(packed[width * groups + k]) << np.uint64(8 * k)
+    for k in range(8 * groups, out.size):
+        out[k] = word & low
+        word >>= shift
+
+
+def unpack_small(packed: np.ndarray, width: int, count: int) -> np.ndarray:
+    """See ``accel.reference.bits.unpack_small``."""
+    out = np.empty(count, dtype=np.uint8)
+    _unpack_small(packed, width, out)
     return out
 
 

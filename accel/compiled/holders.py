@@ -66,15 +66,31 @@ def truncate_finish(c: np.ndarray, wrap: np.ndarray, bits: int) -> np.ndarray:
 
 @njit(cache=True, nogil=True)
 def _uniform_below(random, bound, out):
-    limit = 256 - 256 % bound
+    limit = np.uint8(256 - 256 % bound) if 256 % bound else np.uint8(0)  # 0: nothing is rejected
     inverse = np.uint32((1 << 16) // bound + 1)  # exact quotient for bytes
-    found = 0
-    for i in range(random.size):
-        if found == out.size:
-            break
+    modulus = np.uint32(bound)
+    found = np.int64(0)
+    i = 0
+    while i + 16 <= random.size and found + 16 <= out.size:
+        rejected = np.uint8(0)
+        for k in range(16):
+            rejected |= np.uint8(limit != 0 and random[i + k] >= limit)
+        if rejected == 0:  # the usual case, which LLVM turns into vector code
+            for k in range(16):
+                byte = np.uint32(random[i + k])
+                out[found + k] = byte - modulus * ((byte * inverse) >> np.uint32(16))
+            found += 16
+        else:
+            for k in range(16):
+                byte = np.uint32(random[i + k])
+                out[found] = byte - modulus * ((byte * inverse) >> np.uint32(16))
+                found += np.int64(limit == 0 or random[i + k] < limit)
+        i += 16
+    while i < random.size and found < out.size:
         byte = np.uint32(random[i])
-        out[found] = byte - np.uint32(bound) * ((byte * inverse) >> np.uint32(16))
-        found += byte < limit
+        out[found] = byte - modulus * ((byte * inverse) >> np.uint32(16))
+        found += np.int64(limit == 0 or random[i] < limit)
+        i += 1
     return found
 
 
@@ -86,62 +102,84 @@ def uniform_below(random: np.ndarray, bound: int, count: int) -> tuple[np.ndarra
 
 
 @njit(cache=True, nogil=True)
-def _compare_deal(rho, halves, width, prime, out):
-    digits = (width + 1) // 2
-    for i in range(rho.size):
-        value = rho[i]
-        for d in range(digits):
-            digit = (value >> np.uint64(2 * d)) & np.uint64(3)
-            lone = d == width // 2
-            if lone:
-                digit &= np.uint64(1)
-            for v in range(1 if lone else 3):
-                share = np.int64(digit > np.uint64(v)) - np.int64(halves[i, 3 * d + v])
-                out[i, 3 * d + v] = share + prime if share < 0 else share
+def _compare_deal(rho, halves, width, digit_bits, prime, out):
+    modulus = np.uint8(prime)
+    low = np.uint64(0xFFFFFFFFFFFFFFFF) >> np.uint64(64 - width)
+    per_digit = (1 << digit_bits) - 1
+    digit_mask = np.uint64(per_digit)
+    for row in range(halves.shape[0]):
+        d = row // per_digit
+        threshold = np.uint64(row - per_digit * d)
+        shift = np.uint64(digit_bits * d)
+        for i in range(rho.size):
+            bit = np.uint8((((rho[i] & low) >> shift) & digit_mask) > threshold)
+            half = halves[row, i]
+            out[row, i] = bit - half if bit >= half else bit + modulus - half
 
 
-def compare_deal(rho: np.ndarray, halves: np.ndarray, width: int, prime: int) -> np.ndarray:
+def compare_deal(rho: np.ndarray, halves: np.ndarray, width: int, digit_bits: int, prime: int) -> np.ndarray:
     """See ``accel.reference.holders.compare_deal``."""
     out = np.empty_like(halves)
-    _compare_deal(rho, halves, width, prime, out)
+    _compare_deal(rho, halves, width, digit_bits, prime, out)
     return out
 
 
+_BLOCK = 1024  # elements whose running sums stay in the first-level cache
+
+
 @njit(cache=True, nogil=True)
-def _compare_reply(c, halves, reverse, scale, mask, rotation, width, prime, constant, out):
-    digits = (width + 1) // 2
+def _compare_reply(c, halves, reverse, scale, mask, rotation, width, digit_bits, prime, constant, out):
+    """Digit by digit over a block of elements and without branches, so that LLVM vectorises the loops over elements.
+
+    Byte v+1 of ``shares`` is the share of [digit of ρ > v], v = −1..6: the two that matter are one shift away.
+    """
+    digits = (width + digit_bits - 1) // digit_bits
+    per_digit = (1 << digit_bits) - 1
     low = np.uint64(0xFFFFFFFFFFFFFFFF) >> np.uint64(64 - width)
-    inverse = (np.int64(1) << np.int64(40)) // prime + 1  # exact quotient below 2^40 / 64
-    share = np.zeros(5, dtype=np.int64)  # share[v+1] = share of [digit of ρ > v], v = -1..3
-    share[0] = constant
-    lift = np.int64(64 * prime)  # keeps every intermediate value non-negative
-    for i in range(c.size):
-        backwards = reverse[i] == 1
-        value = (c[i] + np.uint64(1) if backwards else c[i]) & low
-        always = backwards and value == np.uint64(0)
-        differ_above = np.int64(0)
-        at = np.int64(rotation[i]) + digits - 1
+    byte, half_word, unit = np.uint64(0xFF), np.uint64(0xFFFFFFFF), np.uint64(1)
+    modulus, one = np.uint64(prime), np.uint64(constant)
+    inverse = np.uint64((1 << 20) // prime + 1)  # exact quotient for values below 2^20 / prime
+    values = np.empty(_BLOCK, dtype=np.uint64)
+    backwards = np.empty(_BLOCK, dtype=np.uint64)
+    usual = np.empty(_BLOCK, dtype=np.uint64)  # 0 where c + 1 = 2^width, that is ρ ≤ c always
+    differ = np.empty(_BLOCK, dtype=np.uint64)
+    shares = np.empty(_BLOCK, dtype=np.uint64)
+    result = np.empty(_BLOCK, dtype=np.uint8)
+    for start in range(0, c.size, _BLOCK):
+        count = min(_BLOCK, c.size - start)
+        for i in range(count):
+            backwards[i] = np.uint64(reverse[start + i])
+            values[i] = (c[start + i] + backwards[i]) & low
+            usual[i] = unit - (backwards[i] & np.uint64(values[i] == np.uint64(0)))
+            differ[i] = np.uint64(0)
         for d in range(digits - 1, -1, -1):
-            digit = np.int64((value >> np.uint64(2 * d)) & np.uint64(3))
-            share[1] = halves[i, 3 * d]
-            if d == width // 2:
-                share[2] = 0
-                share[3] = 0
-            else:
-                share[2] = halves[i, 3 * d + 1]
-                share[3] = halves[i, 3 * d + 2]
-            above_below = share[digit]
-            above = share[digit + 1]
-            decides = constant - above_below if backwards else above
-            test = constant - decides + differ_above
-            differ_above += constant - above_below + above
-            if always:
-                test = constant if d != 0 else np.int64(0)
-            signed = np.int64(mask[i, d]) if constant == 1 else prime - np.int64(mask[i, d])
-            product = np.int64(scale[i, d]) * (test + lift) + signed
-            product -= prime * ((product * inverse) >> np.int64(40))
-            out[i, at - digits if at >= digits else at] = product
-            at -= 1
+            rows = min(per_digit, halves.shape[0] - per_digit * d)
+            shares[:count] = one
+            for v in range(rows):
+                half = halves[per_digit * d + v, start : start + count]
+                place = np.uint64(8 * (v + 1))
+                for i in range(count):
+                    shares[i] |= np.uint64(half[i]) << place
+            scales = scale[d, start : start + count]
+            masks = mask[d, start : start + count]
+            exception = np.uint64(0) if d == 0 else one
+            place = np.uint64(digit_bits * d)
+            for i in range(count):
+                chosen = shares[i] >> (((values[i] >> place) & np.uint64(per_digit)) << np.uint64(3))
+                below, above = chosen & byte, (chosen >> np.uint64(8)) & byte
+                forwards = unit - backwards[i]
+                test = differ[i] + (below & -backwards[i]) + ((one + modulus - above) & -forwards)
+                differ[i] += one + above + modulus - below
+                test = (test & -usual[i]) | (exception & (usual[i] - unit))
+                test = (test - modulus * (((test & half_word) * inverse) >> np.uint64(20))) & half_word
+                entry = np.uint64(masks[i])
+                product = np.uint64(scales[i]) * test + one * entry + (unit - one) * (modulus - entry)
+                product &= half_word
+                result[i] = np.uint8(product - modulus * ((product * inverse) >> np.uint64(20)))
+            for i in range(count):
+                at = d + np.int64(rotation[start + i])
+                at -= digits * np.int64(at >= digits)
+                out[at, start + i] = result[i]
 
 
 def compare_reply(
@@ -152,27 +190,29 @@ def compare_reply(
     mask: np.ndarray,
     rotation: np.ndarray,
     width: int,
+    digit_bits: int,
     prime: int,
     leads: bool,
 ) -> np.ndarray:
     """See ``accel.reference.holders.compare_reply``."""
-    out = np.empty((c.size, comparison_digits(width)[0]), dtype=np.uint8)
-    _compare_reply(c, halves, reverse, scale, mask, rotation, width, prime, np.int64(leads), out)
+    digits, thresholds = comparison_digits(width, digit_bits)
+    out = np.empty((digits, c.size), dtype=np.uint8)
+    lead = np.int64(leads)
+    _compare_reply(c, halves[:thresholds], reverse, scale, mask, rotation, width, digit_bits, prime, lead, out)
     return out
 
 
 @njit(cache=True, nogil=True)
 def _compare_decide(left, right, prime, out):
-    for i in range(out.size):
-        zero = False
-        for d in range(left.shape[1]):
-            total = np.int64(left[i, d]) + np.int64(right[i, d])
-            zero |= total == 0 or total == prime
-        out[i] = zero
+    modulus = np.uint8(prime)
+    for d in range(left.shape[0]):
+        for i in range(out.size):
+            total = np.uint8(left[d, i] + right[d, i])
+            out[i] |= np.uint8(total == 0) | np.uint8(total == modulus)
 
 
 def compare_decide(left: np.ndarray, right: np.ndarray, prime: int) -> np.ndarray:
     """See ``accel.reference.holders.compare_decide``."""
-    out = np.empty(left.shape[0], dtype=np.uint8)
+    out = np.zeros(left.shape[1], dtype=np.uint8)
     _compare_decide(left, right, prime, out)
     return out

@@ -13,6 +13,7 @@ __all__ = [
     "gather_rows",
     "matmul_pair",
     "product_pair",
+    "random_permutation",
     "shift_right_arithmetic",
     "shift_right_logical",
 ]
@@ -72,6 +73,26 @@ def matmul_pair(x0: np.ndarray, x1: np.ndarray, y0: np.ndarray, y1: np.ndarray, 
     y[1] = y0.T
     _matmul_by_rows(np.ascontiguousarray(x0), np.ascontiguousarray(x1), y, out)
     return out
+
+
+@njit(cache=True, nogil=True)
+def _random_permutation(words, order):
+    position = 0
+    for i in range(order.size - 1, 0, -1):
+        choices = np.uint64(i + 1)
+        largest = np.uint64(0xFFFFFFFFFFFFFFFF) - (np.uint64(0) - choices) % choices  # the last word without bias
+        while words[position] > largest:
+            position += 1
+        j = np.int64(words[position] % choices)
+        position += 1
+        order[i], order[j] = order[j], order[i]
+
+
+def random_permutation(words: np.ndarray, count: int) -> np.ndarray:
+    """See ``accel.reference.ring.random_permutation``."""
+    order = np.arange(count, dtype=np.int64)
+    _random_permutation(words, order)
+    return order
 
 
 @njit(cache=True, nogil=True)

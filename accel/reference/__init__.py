@@ -4,9 +4,11 @@ from accel.reference.bits import (
     and_pair,
     carry_layer,
     pack_bits,
+    pack_small,
     packed_size,
     slice_bits,
     unpack_bits,
+    unpack_small,
     unslice_bits,
 )
 from accel.reference.holders import (
@@ -19,12 +21,18 @@ from accel.reference.holders import (
     truncate_reply,
     uniform_below,
 )
+from accel.reference.noise import (
+    fir_taps,
+    grid_gaussian_attempts,
+    recursive_filter,
+)
 from accel.reference.ring import (
     decode_fixed,
     encode_fixed,
     gather_rows,
     matmul_pair,
     product_pair,
+    random_permutation,
     shift_right_arithmetic,
     shift_right_logical,
 )
@@ -38,11 +46,16 @@ __all__ = [
     "comparison_digits",
     "decode_fixed",
     "encode_fixed",
+    "fir_taps",
     "gather_rows",
+    "grid_gaussian_attempts",
     "matmul_pair",
     "pack_bits",
+    "pack_small",
     "packed_size",
     "product_pair",
+    "random_permutation",
+    "recursive_filter",
     "shift_right_arithmetic",
     "shift_right_logical",
     "slice_bits",
@@ -51,5 +64,6 @@ __all__ = [
     "truncate_reply",
     "uniform_below",
     "unpack_bits",
+    "unpack_small",
     "unslice_bits",
 ]

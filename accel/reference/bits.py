@@ -8,9 +8,11 @@ __all__ = [
     "and_pair",
     "carry_layer",
     "pack_bits",
+    "pack_small",
     "packed_size",
     "slice_bits",
     "unpack_bits",
+    "unpack_small",
     "unslice_bits",
 ]
 
@@ -31,6 +33,16 @@ def unpack_bits(packed: np.ndarray, width: int, count: int) -> np.ndarray:
     bits = np.zeros((count, 64), dtype=np.uint8)
     bits[:, :width] = np.unpackbits(packed, count=count * width, bitorder="little").reshape(count, width)
     return np.packbits(bits, axis=1, bitorder="little").view(np.uint64).reshape(count)
+
+
+def pack_small(values: np.ndarray, width: int) -> np.ndarray:
+    """``pack_bits`` for a flat uint8 array of values below 2^width, width ≤ 7."""
+    return pack_bits(values.astype(np.uint64), width)
+
+
+def unpack_small(packed: np.ndarray, width: int, count: int) -> np.ndarray:
+    """The inverse of ``pack_small``: ``count`` bytes."""
+    return unpack_bits(packed, width, count).astype(np.uint8)
 
 
 def slice_bits(words: np.ndarray, width: int) -> np.ndarray:

@@ -74,6 +74,15 @@ def test_packing_keeps_the_low_bits_and_wastes_none(kernels, seed, count, width)
 
 
 @both
+@given(seed=st.integers(0, 2**31), count=st.integers(0, 200), width=st.integers(1, 7))
+def test_packing_small_values_is_the_same_packing(kernels, seed, count, width):
+    values = (random_words(seed, count) & np.uint64(2**width - 1)).astype(np.uint8)
+    packed = kernels.pack_small(values, width)
+    assert packed.tolist() == kernels.pack_bits(values.astype(np.uint64), width).tolist()
+    assert kernels.unpack_small(packed, width, count).tolist() == values.tolist()
+
+
+@both
 @given(seed=st.integers(0, 2**31), count=st.integers(0, 200), width=st.integers(1, 64))
 def test_bit_slicing_transposes(kernels, seed, count, width):
     words = random_words(seed, count)
@@ -112,6 +121,22 @@ def test_gather_rows(kernels, seed, rows, columns):
     words = random_words(seed, rows, columns)
     index = np.random.default_rng(seed).permutation(rows)
     assert kernels.gather_rows(words, index).tolist() == [words[i].tolist() for i in index]
+
+
+@both
+@given(seed=st.integers(0, 2**31), count=st.integers(0, 60))
+def test_random_permutation_is_fisher_yates(kernels, seed, count):
+    words = random_words(seed, count + 64)
+    order = kernels.random_permutation(words, count)
+    assert sorted(order.tolist()) == list(range(count))
+    assert order.tolist() == BACKENDS[0].random_permutation(words, count).tolist()
+
+
+@both
+def test_random_permutation_skips_a_word_that_would_bias_it(kernels):
+    top = 2**64 - 1  # 2^64 mod 3 = 1, so this word is refused for a choice among three
+    words = np.array([top, 0, 0, 0], dtype=np.uint64)
+    assert kernels.random_permutation(words, 3).tolist() == kernels.random_permutation(words[1:], 3).tolist()
 
 
 @both
@@ -160,10 +185,10 @@ def test_uniform_below_rejects_instead_of_folding(kernels, bound, seed):
 
 
 @both
-@given(width=st.integers(1, 64), seed=st.integers(0, 2**31), close=st.integers(-2, 2))
-def test_comparison_steps_decide_less_than(kernels, width, seed, close):
-    count, prime = 12, 37
-    digits, thresholds = kernels.comparison_digits(width)
+@given(width=st.integers(1, 64), digit_bits=st.integers(1, 3), seed=st.integers(0, 2**31), close=st.integers(-2, 2))
+def test_comparison_steps_decide_less_than(kernels, width, digit_bits, seed, close):
+    count, prime = 12, 37 if digit_bits > 1 else 67
+    digits, thresholds = kernels.comparison_digits(width, digit_bits)
     top = 2**width - 1
     c = random_words(seed, count) & np.uint64(top)
     rho = random_words(seed + 1, count) & np.uint64(top)
@@ -175,16 +200,16 @@ def test_comparison_steps_decide_less_than(kernels, width, seed, close):
         need = int(np.prod(shape))
         return backend("numpy").uniform_below(stream.bytes(2 * need + 64), bound, need)[0].reshape(shape)
 
-    first = draw(prime, count, thresholds)
-    second = kernels.compare_deal(rho, first, width, prime)
+    first = draw(prime, thresholds, count)
+    second = kernels.compare_deal(rho, first, width, digit_bits, prime)
     for reverse_bit in (0, 1):
         reverse = np.full(count, reverse_bit, dtype=np.uint8)
-        scale = draw(prime - 1, count, digits) + np.uint8(1)
-        mask, rotation = draw(prime, count, digits), draw(digits, count)
-        args = (reverse, scale, mask, rotation, width, prime)
+        scale = draw(prime - 1, digits, count) + np.uint8(1)
+        mask, rotation = draw(prime, digits, count), draw(digits, count)
+        args = (reverse, scale, mask, rotation, width, digit_bits, prime)
         left = kernels.compare_reply(c, first, *args, True)
         right = kernels.compare_reply(c, second, *args, False)
-        zeros = ((left.astype(int) + right) % prime == 0).sum(axis=1)
+        zeros = ((left.astype(int) + right) % prime == 0).sum(axis=0)
         assert zeros.max(initial=0) <= 1
         decided = kernels.compare_decide(left, right, prime)
         want = [int(a < b) if reverse_bit == 0 else int(a >= b) for a, b in zip(c.tolist(), rho.tolist(), strict=True)]

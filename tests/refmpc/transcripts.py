@@ -204,6 +204,8 @@ def _word_blocks(name: str, values: np.ndarray, modulus: int) -> list[Block]:
         return [Block(name, bits.T.astype(np.uint64), 2)]
     if values.size % COUNT:
         return []  # packed random bits: seen through the shares they become
+    if values.ndim == 2 and values.shape[1] == COUNT != values.shape[0]:
+        values = values.T  # one row for each digit
     return [Block(name, values.reshape(COUNT, -1).astype(np.uint64), modulus)]
 
 
@@ -213,7 +215,10 @@ def _message_blocks(name: str, message: np.ndarray, packed: int) -> list[Block]:
     width = (packed - 1).bit_length()
     count = message.size * 8 // width
     assert count % COUNT == 0, f"{name}: {message.size} bytes are not values of {width} bits for {COUNT} elements"
-    return [Block(name, kernels.unpack_bits(message, width, count).reshape(COUNT, -1), packed)]
+    values = kernels.unpack_bits(message, width, count)
+    if packed & (packed - 1):  # comparisons send their values modulo a prime digit by digit
+        return [Block(name, values.reshape(-1, COUNT).T, packed)]
+    return [Block(name, values.reshape(COUNT, -1), packed)]
 
 
 def _output_blocks(output: Any) -> list[Block]:

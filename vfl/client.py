@@ -1,0 +1,317 @@
+"""What happens at a client: bounded embeddings, labels, LoRA factors, and the two local updates of GL-BMF.
+
+``released`` (default): the client applies nothing but the released, noised gradients of its LoRA layers. That
+is post-processing, so the claim of the mechanism covers it.
+``estimated``: the paper's update. The client estimates per-sample gradients from one released layer gradient
+and back-propagates them through all adapters with its raw inputs. One record then moves the client's later
+embeddings in batches where the record is absent, so only the *labels* stay covered (PROTOCOLS §7).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from accel.validate import require, require_choice, require_integer, require_real
+from vfl.estimate import ErrorBound, error_bound, estimate_per_sample_gradients, regulariser
+from vfl.gradients import AdapterFactors
+from vfl.lora import ParallelLora
+from vfl.scaling import RowBound
+
+__all__ = ["Client", "EstimateRecord", "LocalUpdate", "concatenate", "make_clients"]
+
+Floats = npt.NDArray[np.floating]
+
+
+@dataclass(frozen=True)
+class LocalUpdate:
+    """How a client treats what it receives. Public configuration."""
+
+    kind: str = "released"
+    learning_rate: float = 0.001
+    momentum: float = 0.0
+    weight_decay: float = 1.0
+    estimator: str = "ridge"
+    regularisation: str | float = "noise"
+    shared_layer: int = -1
+    parts: str = "UV"
+
+    def __post_init__(self) -> None:
+        require_choice("local_update", self.kind, ("released", "estimated"))
+        require_real("local learning_rate", self.learning_rate, 0.0)
+        require_real("local momentum", self.momentum, 0.0, 1.0, open_high=True)
+        require_real("local weight_decay", self.weight_decay, 0.0, 1.0, open_low=True)
+        require_choice("estimator", self.estimator, ("ls", "ridge", "mmse"))
+        require_choice("parts", self.parts, ("U", "UV"))
+
+
+@dataclass(frozen=True)
+class EstimateRecord:
+    """One step of the estimation log: the noise, λ, and the error to be expected (see ``ErrorBound``)."""
+
+    step: int
+    noise_std: float
+    regularisation: float
+    error: ErrorBound
+
+
+@dataclass
+class Client:
+    """One client of the federation; ``columns`` are its columns in the concatenated embedding.
+
+    ``embeddings`` are the outputs of its frozen local model (M×d_i), ``block_outputs`` the pooled outputs of
+    its blocks (each M×m_l), needed when ``lora`` is given. Rows leave the client only through
+    ``embedding_rows`` and ``lora_factors``, bounded by ``row_bound``.
+    """
+
+    name: str
+    embeddings: Floats
+    row_bound: RowBound
+    columns: slice
+    labels: npt.NDArray[np.int64] | None = None
+    block_outputs: Sequence[Floats] = ()
+    lora: ParallelLora | None = None
+    update: LocalUpdate = field(default_factory=LocalUpdate)
+    estimate_log: list[EstimateRecord] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        width = self.columns.stop - self.columns.start
+        require(
+            self.embeddings.ndim == 2 and self.embeddings.shape[1] == width,
+            f"{self.name}: embeddings",
+            self.embeddings.shape,
+            f"(rows, {width})",
+        )
+        require(bool(np.isfinite(self.embeddings).all()), f"{self.name}: embeddings", "inf or nan", "finite numbers")
+        if self.labels is not None:
+            require(len(self.labels) == self.num_samples, f"{self.name}: labels", len(self.labels), "one per row")
+        if self.lora is not None:
+            require(
+                len(self.block_outputs) == len(self.lora.layers),
+                f"{self.name}: block_outputs",
+                len(self.block_outputs),
+                f"one array per LoRA layer ({len(self.lora.layers)})",
+            )
+            last = len(self.lora.layers)
+            require_integer("shared_layer", self.update.shared_layer, -last, last - 1)
+        self._velocity: list[tuple[Floats, Floats]] | None = None
+        # Frozen rows never change: bound them once.
+        self._frozen = self.row_bound.apply(self.embeddings) if self.lora is None else None
+
+    @property
+    def num_samples(self) -> int:
+        return len(self.embeddings)
+
+    @property
+    def width(self) -> int:
+        return self.columns.stop - self.columns.start
+
+    @property
+    def is_label_client(self) -> bool:
+        return self.labels is not None
+
+    @property
+    def shared_layers(self) -> list[int]:
+        """The LoRA layers whose gradients the servers release: all under ``released``, one under ``estimated``."""
+        if self.lora is None:
+            return []
+        if self.update.kind == "released":
+            return list(range(len(self.lora.layers)))
+        return [self.update.shared_layer % len(self.lora.layers)]
+
+    def embedding_rows(self, rows: npt.ArrayLike | slice = slice(None)) -> Floats:
+        """H of these rows, each within the row bound: what the client shares."""
+        if self._frozen is not None:
+            return self._frozen[rows]  # type: ignore[index]
+        return self.row_bound.apply(self._unbounded(rows))
+
+    def label_rows(self, rows: npt.ArrayLike | slice = slice(None)) -> npt.NDArray[np.int64]:
+        require(self.labels is not None, f"{self.name}: labels", None, "held by the label client only")
+        assert self.labels is not None
+        return self.labels[rows]  # type: ignore[index]
+
+    def one_hot_rows(self, rows: npt.ArrayLike | slice, classes: int) -> npt.NDArray[np.int64]:
+        """Labels as one-hot rows: what the label client secret-shares."""
+        return np.eye(classes, dtype=np.int64)[self.label_rows(rows)]
+
+    def lora_factors(self, rows: npt.ArrayLike | slice) -> list[AdapterFactors]:
+        """A, X, U of every shared layer for these rows.
+
+        A row that the row bound shrinks by a factor has its A and X shrunk by the same factor: the exact
+        Jacobian up to the projection along the row, which has no factored form.
+        """
+        require(self.lora is not None, f"{self.name}: lora", None, "a ParallelLora", "build the client with lora")
+        assert self.lora is not None
+        inputs = self._scaled_inputs(rows)
+        projected = self.lora.project(inputs)
+        return [
+            AdapterFactors(
+                self.columns, projected[l], inputs[l], self.lora.layers[l].up, self.lora.scale, self.update.parts
+            )
+            for l in self.shared_layers
+        ]
+
+    def layer_jacobian(self, rows: npt.ArrayLike | slice, layer: int | None = None) -> Floats:
+        """∂H_j/∂φ of one layer, (B, d_i, n_L), as the paper uploads it; reference for small layers."""
+        require(self.lora is not None, f"{self.name}: lora", None, "a ParallelLora")
+        assert self.lora is not None
+        index = self.shared_layers[0] if layer is None else layer
+        return self.lora.jacobian(index, self._scaled_inputs(rows)[index])
+
+    def receive_gradient(
+        self,
+        rows: npt.ArrayLike | slice,
+        released: Floats,
+        *,
+        step: int,
+        learning_rate_factor: float = 1.0,
+        noise_std: float = 0.0,
+        noise_row_norm: float = 1.0,
+        clip_norm: float = 1.0,
+    ) -> None:
+        """Apply the released mean gradient of the shared layers (flat layout of ``vfl.gradients``).
+
+        ``rows`` is the batch it belongs to; ``noise_std`` the deviation of the noise in it (σ_t/B, all of it),
+        used by ``estimated`` only.
+        """
+        assert self.lora is not None
+        factors = self.lora_factors(rows)
+        expected = sum(f.num_parameters for f in factors)
+        require(released.shape == (expected,), f"{self.name}: released", released.shape, f"of shape ({expected},)")
+        parts, start = [], 0
+        for factor in factors:
+            parts.append(factor.split(released[start : start + factor.num_parameters]))
+            start += factor.num_parameters
+        if self.update.kind == "released":
+            gradients = [
+                (up, np.zeros_like(layer.down) if down is None else down)
+                for (up, down), layer in zip(parts, self.lora.layers, strict=True)
+            ]
+        else:
+            gradients = self._estimated_gradients(
+                rows, factors[0], *parts[0], step, noise_std, noise_row_norm, clip_norm
+            )
+        self._apply(gradients, learning_rate_factor)
+
+    def _estimated_gradients(
+        self,
+        rows: npt.ArrayLike | slice,
+        factor: AdapterFactors,
+        up: Floats,
+        down: Floats | None,
+        step: int,
+        noise_std: float,
+        noise_row_norm: float,
+        clip_norm: float,
+    ) -> list[tuple[Floats, Floats]]:
+        assert self.lora is not None
+        batch = len(factor.inputs)
+        if batch == 0:  # an empty Poisson sample carries no gradient
+            return [(np.zeros_like(l.up), np.zeros_like(l.down)) for l in self.lora.layers]
+        # Prior of one entry of Ĝ/B: a clipped row of norm γ spread over d_i entries. Public numbers only.
+        prior = (clip_norm / batch) ** 2 / self.width
+        rule = "mmse" if self.update.estimator == "mmse" else self.update.regularisation
+        lam = regulariser(rule, noise_std=noise_std, noise_row_norm=noise_row_norm, prior_variance=prior)
+        estimate = estimate_per_sample_gradients(
+            up,
+            down,
+            factor.projected,
+            factor.inputs,
+            factor.up,
+            factor.scale,
+            estimator=self.update.estimator,
+            regularisation=lam,
+        )
+        bound = error_bound(
+            factor.projected,
+            factor.inputs,
+            factor.up,
+            factor.scale,
+            with_down=down is not None,
+            noise_std=noise_std,
+            regularisation=lam,
+            clip_norm=clip_norm,
+            signal_bound=clip_norm / batch**0.5,
+        )
+        self.estimate_log.append(EstimateRecord(step, noise_std, lam, bound))
+        return self.lora.gradients(self._scaled_inputs(rows), estimate)
+
+    def apply_gradient_at_embedding(
+        self, rows: npt.ArrayLike | slice, at_embedding: Floats, learning_rate_factor: float = 1.0
+    ) -> None:
+        """Ordinary back-propagation of ∂L/∂H (mean over the batch): Plain and the LDP baselines."""
+        assert self.lora is not None
+        self._apply(self.lora.gradients(self._scaled_inputs(rows), at_embedding), learning_rate_factor)
+
+    def _apply(self, gradients: Sequence[tuple[Floats, Floats]], learning_rate_factor: float) -> None:
+        assert self.lora is not None
+        step = self.update.learning_rate * learning_rate_factor
+        beta, alpha = self.update.momentum, self.update.weight_decay
+        if self._velocity is None:
+            self._velocity = [(np.zeros_like(l.up), np.zeros_like(l.down)) for l in self.lora.layers]
+        for layer, velocity, gradient in zip(self.lora.layers, self._velocity, gradients, strict=True):
+            for value, speed, slope in zip((layer.up, layer.down), velocity, gradient, strict=True):
+                speed *= beta
+                speed += slope
+                value *= alpha
+                value -= step * speed
+
+    def _unbounded(self, rows: npt.ArrayLike | slice) -> Floats:
+        assert self.lora is not None
+        blocks = [x[rows] for x in self.block_outputs]  # type: ignore[index]
+        return self.embeddings[rows] + self.lora.output(blocks)  # type: ignore[index]
+
+    def _scaled_inputs(self, rows: npt.ArrayLike | slice) -> list[Floats]:
+        factors = self.row_bound.factors(self._unbounded(rows))[:, None]
+        return [(x[rows] * factors).astype(x.dtype) for x in self.block_outputs]  # type: ignore[index]
+
+    def embed_other_rows(self, embeddings: Floats, block_outputs: Sequence[Floats] = ()) -> Floats:
+        """Bounded embeddings of rows that do not train (test rows), with the adapters as they are now."""
+        rows = embeddings if self.lora is None else embeddings + self.lora.output(block_outputs)
+        return self.row_bound.apply(rows)
+
+
+def concatenate(clients: Sequence[Client], rows: npt.ArrayLike | slice = slice(None)) -> Floats:
+    """The clients' bounded embeddings side by side, in the order of the clients."""
+    return np.concatenate([c.embedding_rows(rows) for c in clients], axis=1)
+
+
+def make_clients(
+    embeddings: Sequence[Floats],
+    labels: npt.NDArray[np.int64],
+    row_bounds: Sequence[RowBound],
+    *,
+    block_outputs: Sequence[Sequence[Floats]] | None = None,
+    rank: int = 8,
+    alpha: float = 1.0,
+    update: LocalUpdate | None = None,
+    seed: int = 0,
+    dtype: npt.DTypeLike = np.float64,
+) -> list[Client]:
+    """One client per array; the last one holds the labels. With ``block_outputs`` every client gets LoRA layers."""
+    require(len(embeddings) >= 1, "embeddings", len(embeddings), "at least one client")
+    require(len(row_bounds) == len(embeddings), "row_bounds", len(row_bounds), f"{len(embeddings)} bounds")
+    clients, start = [], 0
+    for i, rows in enumerate(embeddings):
+        width = rows.shape[1]
+        lora = None
+        if block_outputs is not None:
+            widths = [x.shape[1] for x in block_outputs[i]]
+            lora = ParallelLora.initial(widths, width, rank=rank, alpha=alpha, seed=[seed, 0x6C6F7261, i], dtype=dtype)
+        clients.append(
+            Client(
+                name=f"client {i + 1}",
+                embeddings=np.asarray(rows, dtype=dtype),
+                row_bound=row_bounds[i],
+                columns=slice(start, start + width),
+                labels=labels if i == len(embeddings) - 1 else None,
+                block_outputs=[np.asarray(x, dtype=dtype) for x in block_outputs[i]] if block_outputs else (),
+                lora=lora,
+                update=update or LocalUpdate(),
+            )
+        )
+        start += width
+    return clients

@@ -1,0 +1,64 @@
+"""The differential-privacy engine: factorisations, calibration, slack, claims, budget and audit."""
+
+from vfl.dp.baselines import calibrate_shuffled, ldp_claim, shuffled_claim, subsampled_claim
+from vfl.dp.budget import BudgetExceededError, PrivacyBudget
+from vfl.dp.calibration import (
+    any_order_epsilon,
+    any_order_sigma,
+    gaussian_delta,
+    gaussian_epsilon,
+    gaussian_sigma,
+    opacus_epsilon,
+    poisson_epsilon,
+    poisson_sigma,
+    zcdp_epsilon,
+    zcdp_sigma,
+)
+from vfl.dp.claim import Claim, Figure, labels_only_claim
+from vfl.dp.factorisation import Factorisation, default_bands, factorise
+from vfl.dp.filter import NoiseFilter, NoiseSource, sample_grid_gaussian
+from vfl.dp.mechanism import (
+    CalibratedNoise,
+    NoiseSplit,
+    calibrate_matrix_factorisation,
+    matrix_factorisation_claim,
+)
+from vfl.dp.sensitivity import Participation, Sensitivity, fixed_order, participation_sensitivity
+from vfl.dp.slack import FixedPointSlack
+
+__all__ = [
+    "BudgetExceededError",
+    "CalibratedNoise",
+    "Claim",
+    "Factorisation",
+    "Figure",
+    "FixedPointSlack",
+    "NoiseFilter",
+    "NoiseSource",
+    "NoiseSplit",
+    "Participation",
+    "PrivacyBudget",
+    "Sensitivity",
+    "any_order_epsilon",
+    "any_order_sigma",
+    "calibrate_matrix_factorisation",
+    "calibrate_shuffled",
+    "default_bands",
+    "factorise",
+    "fixed_order",
+    "gaussian_delta",
+    "gaussian_epsilon",
+    "gaussian_sigma",
+    "labels_only_claim",
+    "ldp_claim",
+    "matrix_factorisation_claim",
+    "opacus_epsilon",
+    "participation_sensitivity",
+    "poisson_epsilon",
+    "poisson_sigma",
+    "sample_grid_gaussian",
+    "shuffled_claim",
+    "subsampled_claim",
+    "zcdp_epsilon",
+    "zcdp_sigma",
+]

@@ -1,0 +1,170 @@
+"""From data and local models to clients: everything a protocol, twin or baseline starts from."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from accel.validate import require, require_choice, require_real
+from vfl.client import Client, LocalUpdate, concatenate, make_clients
+from vfl.data import VerticalData
+from vfl.embeddings import ClientEmbeddings, embed
+from vfl.local_config import LocalModelConfig
+from vfl.scaling import RowBound, bound_rows, row_bound_from_public, split_row_bound
+
+__all__ = ["Federation", "build_federation"]
+
+Floats = npt.NDArray[np.floating]
+
+
+@dataclass
+class Federation:
+    """Clients with bounded embeddings, and test rows to measure on (never trained on).
+
+    ``row_bound`` is R, which every concatenated row obeys: part of the DP claim. ``public_inputs`` lists
+    what was taken as public (scaling, local models), for the claim.
+    """
+
+    clients: list[Client]
+    classes: int
+    test_labels: npt.NDArray[np.int64]
+    test_embeddings: list[Floats]
+    test_blocks: list[list[Floats]]
+    row_bound: float
+    public_inputs: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def num_samples(self) -> int:
+        return self.clients[0].num_samples
+
+    @property
+    def num_clients(self) -> int:
+        return len(self.clients)
+
+    @property
+    def width(self) -> int:
+        return self.clients[-1].columns.stop
+
+    @property
+    def labels(self) -> npt.NDArray[np.int64]:
+        return self.clients[-1].label_rows()
+
+    def rows(self, rows: npt.ArrayLike | slice = slice(None)) -> Floats:
+        """Concatenated, bounded embeddings of training rows."""
+        return concatenate(self.clients, rows)
+
+    def test_rows(self) -> Floats:
+        """Concatenated, bounded embeddings of the test rows, with the clients' adapters as they are now."""
+        blocks = self.test_blocks or [[] for _ in self.clients]
+        parts = [c.embed_other_rows(e, b) for c, e, b in zip(self.clients, self.test_embeddings, blocks, strict=True)]
+        return np.concatenate(parts, axis=1)
+
+    def fresh(self) -> Federation:
+        """A copy whose adapters can be trained without touching this one; the data arrays are shared."""
+        clients = []
+        for client in self.clients:
+            twin = copy.copy(client)
+            twin.lora, twin.estimate_log = copy.deepcopy(client.lora), []
+            twin._velocity = None
+            clients.append(twin)
+        return Federation(
+            clients,
+            self.classes,
+            self.test_labels,
+            self.test_embeddings,
+            self.test_blocks,
+            self.row_bound,
+            self.public_inputs,
+            self.notes,
+        )
+
+    def subset(self, rows: npt.NDArray[np.int64]) -> Federation:
+        """A fresh federation that trains on these rows only, in that order (shadow models, audits)."""
+        twin = self.fresh()
+        for client in twin.clients:
+            client.embeddings = client.embeddings[rows]
+            client.block_outputs = [x[rows] for x in client.block_outputs]
+            client.labels = None if client.labels is None else client.labels[rows]
+            client._frozen = None if client._frozen is None else client._frozen[rows]
+        return twin
+
+
+def build_federation(
+    data: VerticalData,
+    config: LocalModelConfig | Sequence[LocalModelConfig] | None = None,
+    *,
+    embeddings: Sequence[ClientEmbeddings] | None = None,
+    row_bound: float | str = 1.0,
+    row_rule: str = "normalise",
+    bound_split: str = "equal",
+    lora: bool = False,
+    rank: int = 8,
+    lora_alpha: float = 1.0,
+    block_bound: float = 1.0,
+    update: LocalUpdate | None = None,
+    cache_dir: str | Path | None = None,
+    seed: int = 0,
+    dtype: npt.DTypeLike = np.float64,
+    progress: bool = True,
+) -> Federation:
+    """Embed, bound and hand out.
+
+    Row bound: each client brings its block to R_i (``row_rule`` clip or normalise) with Σ R_i² = R²
+    (``bound_split`` equal or width), so the concatenated row obeys R. ``row_bound="public"`` takes R_i as the
+    95 % quantile of the client's own *public* embeddings. With ``lora``, each pooled block output is
+    normalised to ``block_bound``, a public number that sizes the fixed-point range of the shared factors.
+    """
+    require_real("block_bound", block_bound, 0.0, open_low=True)
+    parts = list(embeddings) if embeddings is not None else embed(
+        data, config or LocalModelConfig(), cache_dir=cache_dir, keep_blocks=lora, progress=progress
+    )  # fmt: skip
+    require(len(parts) == data.num_clients, "embeddings", len(parts), f"one per client ({data.num_clients})")
+    widths = [p.train.shape[1] for p in parts]
+    if isinstance(row_bound, str):
+        require_choice("row_bound", row_bound, ("public",), way_out="or give a number")
+        norms = []
+        for i, part in enumerate(parts):
+            require(part.public is not None, f"client {i + 1}: public rows", None, "present for row_bound='public'",
+                    "state the row bound as a number")  # fmt: skip
+            assert part.public is not None
+            norms.append(row_bound_from_public(part.public))
+        bounds = tuple(norms)
+    else:
+        bounds = split_row_bound(row_bound, len(parts), rule=bound_split, widths=widths)
+    total = float(np.sqrt(sum(b**2 for b in bounds)))
+    blocks: list[list[Floats]] | None = None
+    test_blocks: list[list[Floats]] = []
+    if lora:
+        require(
+            all(p.train_blocks for p in parts), "block outputs", "none", "present for LoRA", "embed with keep_blocks"
+        )
+        blocks = [[bound_rows(x, block_bound, "normalise") for x in p.train_blocks] for p in parts]
+        test_blocks = [[bound_rows(x, block_bound, "normalise").astype(dtype) for x in p.test_blocks] for p in parts]
+    clients = make_clients(
+        [p.train for p in parts],
+        data.train_labels,
+        [RowBound(b, row_rule) for b in bounds],
+        block_outputs=blocks,
+        rank=rank,
+        alpha=lora_alpha,
+        update=update,
+        seed=seed,
+        dtype=dtype,
+    )
+    bound_note = f"row bound R = {total:g} ({row_rule}; per client {', '.join(f'{b:.4g}' for b in bounds)})"
+    return Federation(
+        clients,
+        data.classes,
+        data.test_labels,
+        [p.test.astype(dtype) for p in parts],
+        test_blocks,
+        total,
+        tuple(dict.fromkeys(p.source for p in parts)),
+        (*data.notes, bound_note),
+    )

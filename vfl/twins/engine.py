@@ -1,0 +1,256 @@
+"""The training loop of the twins: same batches, same clipping, same noise as the secure protocols.
+
+Frozen embeddings: ``train_frozen`` (Plain without local training, G-Shuff, G-BMF). LoRA clients:
+``train_with_adapters`` (GL-BMF, GL-Sub). One step is the same line of figures everywhere:
+
+    ḡ = Σ_j c_j g_j,   g̃ = (ḡ + noise)/B,   v ← βv + g̃,   θ ← αθ − ηv.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from accel.validate import require
+from vfl.client import Client
+from vfl.federation import Federation
+from vfl.gradients import GlobalModel, clipped_gradient, with_ones
+from vfl.progress import progress_bar
+from vfl.twins.config import TrainingConfig
+from vfl.twins.mechanisms import NoisePlan
+from vfl.twins.noise import StepNoise
+
+__all__ = ["RowsOfStep", "TwinResult", "adapter_parameters", "train_frozen", "train_with_adapters"]
+
+Floats = npt.NDArray[np.floating]
+Rows = slice | npt.NDArray[np.int64]
+RowsOfStep = Callable[[int], Rows]
+
+
+@dataclass
+class TwinResult:
+    """What a run gives back; ``curve`` holds (epoch, test accuracy) and is outside the claim."""
+
+    method: str
+    model: GlobalModel
+    test_accuracy: float
+    num_steps: int
+    seconds: float
+    plan: NoisePlan | None
+    config: TrainingConfig
+    curve: list[tuple[int, float]] = field(default_factory=list)
+    clients: list[Client] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    clipped_share: float = 0.0
+
+    @property
+    def steps_per_second(self) -> float:
+        return self.num_steps / max(self.seconds, 1e-9)
+
+    def summary(self) -> dict[str, Any]:
+        """Plain numbers for --json."""
+        plan = self.plan
+        return {
+            "method": self.method,
+            "epsilon": None if plan is None else self.config.epsilon,
+            "delta": None if plan is None else self.config.delta,
+            "noise_multiplier": None if plan is None else plan.noise_multiplier,
+            "test_accuracy": self.test_accuracy,
+            "num_steps": self.num_steps,
+            "seconds": self.seconds,
+            "clipped_share": self.clipped_share,
+            "curve": self.curve,
+            "notes": self.notes,
+            "claim": None if plan is None or plan.claim is None else json.loads(plan.claim.to_json()),
+        }
+
+
+class _Parameters:
+    """The flat parameter vector with its momentum; the model's layers are views into it."""
+
+    def __init__(self, model: GlobalModel, config: TrainingConfig) -> None:
+        self.model = model
+        self.flat = model.flatten().astype(config.dtype)
+        model.layers = model.unflatten(self.flat)
+        self.velocity = np.zeros_like(self.flat)
+        self.config = config
+
+    def step(self, mean_gradient: Floats, learning_rate: float) -> None:
+        if self.config.momentum:
+            self.velocity *= self.config.momentum
+            self.velocity += mean_gradient
+        else:
+            self.velocity = mean_gradient
+        if self.config.weight_decay != 1.0:
+            self.flat *= self.config.weight_decay
+        self.flat -= self.flat.dtype.type(learning_rate) * self.velocity
+
+
+def start_model(federation: Federation, config: TrainingConfig, initial: GlobalModel | None) -> GlobalModel:
+    if initial is not None:
+        require(
+            initial.layers[0].shape[0] == federation.width + 1,
+            "initial",
+            initial.layers[0].shape,
+            f"a first layer with {federation.width + 1} rows",
+        )
+        return initial.copy()
+    return GlobalModel.initial(
+        federation.width, federation.classes, config.hidden, seed=config.seed, dtype=config.dtype
+    )
+
+
+def train_frozen(
+    method: str,
+    federation: Federation,
+    config: TrainingConfig,
+    plan: NoisePlan | None,
+    rows_of_step: RowsOfStep,
+    num_steps: int,
+    noise: StepNoise,
+    *,
+    clip: bool = True,
+    initial: GlobalModel | None = None,
+    embeddings: Floats | None = None,
+    labels: npt.NDArray[np.int64] | None = None,
+    evaluate_every: int = 0,
+    progress: bool = False,
+) -> TwinResult:
+    """Train the global model on frozen embeddings. ``embeddings``/``labels`` replace the clients' (LDP)."""
+    started = time.perf_counter()
+    model = start_model(federation, config, initial)
+    parameters = _Parameters(model, config)
+    rows = federation.rows() if embeddings is None else embeddings
+    rows_with_one = with_ones(rows.astype(config.dtype, copy=False))
+    squared = np.einsum("ij,ij->i", rows_with_one, rows_with_one)
+    targets = federation.labels if labels is None else labels
+    clip_norm = config.clip_norm if clip else None
+    per_epoch = max(1, num_steps // config.epochs)
+    curve, clipped = [], 0.0
+    test = with_ones(federation.test_rows().astype(config.dtype, copy=False))
+    with progress_bar(method, num_steps, progress) as advance:
+        for step in range(num_steps):
+            here = rows_of_step(step)
+            result = clipped_gradient(
+                model,
+                rows_with_one[here],
+                targets[here],
+                clip_norm,
+                method=config.gradients,
+                input_squared_norms=squared[here],
+            )
+            mean = result.total
+            mean += noise(step)
+            mean /= config.batch_size
+            factor = config.learning_rate_factor(step, num_steps)
+            parameters.step(mean, config.learning_rate * factor)
+            clipped += float((result.clip_factors < 1).mean()) if len(result.clip_factors) else 0.0
+            advance(1)
+            if evaluate_every and (step + 1) % (per_epoch * evaluate_every) == 0:
+                curve.append(((step + 1) // per_epoch, _accuracy(model, test, federation.test_labels)))
+    accuracy = _accuracy(model, test, federation.test_labels)
+    return TwinResult(
+        method,
+        model,
+        accuracy,
+        num_steps,
+        time.perf_counter() - started,
+        plan,
+        config,
+        curve,
+        federation.clients,
+        [config.steps(federation.num_samples).sentence],
+        clipped / num_steps,
+    )
+
+
+def adapter_parameters(clients: Sequence[Client]) -> list[int]:
+    """Per client, how many coordinates of the release belong to its shared LoRA layers."""
+    return [sum(f.num_parameters for f in c.lora_factors(slice(0, 1))) for c in clients]
+
+
+def train_with_adapters(
+    method: str,
+    federation: Federation,
+    config: TrainingConfig,
+    plan: NoisePlan | None,
+    rows_of_step: RowsOfStep,
+    num_steps: int,
+    noise: StepNoise,
+    *,
+    clip: bool = True,
+    initial: GlobalModel | None = None,
+    evaluate_every: int = 0,
+    progress: bool = False,
+) -> TwinResult:
+    """Train the global model and every client's adapters; each client sees only its own released part.
+
+    The clip runs over the concatenation of the global gradient and all shared layer gradients.
+    """
+    started = time.perf_counter()
+    federation = federation.fresh()
+    clients, labels = federation.clients, federation.labels
+    model = start_model(federation, config, initial)
+    parameters = _Parameters(model, config)
+    widths = adapter_parameters(clients)
+    per_epoch = max(1, num_steps // config.epochs)
+    curve: list[tuple[int, float]] = []
+    clipped = 0.0
+    clip_norm = config.clip_norm if clip else None
+    with progress_bar(method, num_steps, progress) as advance:
+        for step in range(num_steps):
+            here = rows_of_step(step)
+            # Client-server phase: embeddings and factors of this batch.
+            embeddings = federation.rows(here).astype(config.dtype, copy=False)
+            adapters = [f for c in clients for f in c.lora_factors(here)]
+            # Server phase: clip over everything, add noise, update the global model.
+            result = clipped_gradient(
+                model, with_ones(embeddings), labels[here], clip_norm, adapters=adapters, method=config.gradients
+            )
+            mean = (result.total + noise(step)) / config.batch_size
+            factor = config.learning_rate_factor(step, num_steps)
+            parameters.step(mean[: model.num_parameters], config.learning_rate * factor)
+            # Server-client phase: each client gets its own layers' gradient and nothing else.
+            start = model.num_parameters
+            for client, width in zip(clients, widths, strict=True):
+                client.receive_gradient(
+                    here,
+                    mean[start : start + width],
+                    step=step,
+                    learning_rate_factor=factor,
+                    noise_std=0.0 if plan is None else plan.step_std(step) / config.batch_size,
+                    noise_row_norm=1.0 if plan is None else plan.row_norm(step),
+                    clip_norm=config.clip_norm,
+                )
+                start += width
+            clipped += float((result.clip_factors < 1).mean()) if len(result.clip_factors) else 0.0
+            advance(1)
+            if evaluate_every and (step + 1) % (per_epoch * evaluate_every) == 0:
+                now = model.accuracy(federation.test_rows().astype(config.dtype), federation.test_labels)
+                curve.append(((step + 1) // per_epoch, now))
+    accuracy = model.accuracy(federation.test_rows().astype(config.dtype), federation.test_labels)
+    return TwinResult(
+        method,
+        model,
+        accuracy,
+        num_steps,
+        time.perf_counter() - started,
+        plan,
+        config,
+        curve,
+        clients,
+        [config.steps(federation.num_samples).sentence],
+        clipped / num_steps,
+    )
+
+
+def _accuracy(model: GlobalModel, rows_with_one: Floats, labels: npt.NDArray[np.int64]) -> float:
+    if len(labels) == 0:
+        return float("nan")
+    return float((model.forward(rows_with_one)[1].argmax(axis=1) == labels).mean())

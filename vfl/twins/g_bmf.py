@@ -1,0 +1,50 @@
+"""G-BMF: frozen local models, fixed order of batches, matrix-factorisation noise (paper, Fig. 2)."""
+
+from __future__ import annotations
+
+from vfl.federation import Federation
+from vfl.gradients import GlobalModel
+from vfl.twins.config import TrainingConfig
+from vfl.twins.engine import TwinResult, start_model, train_frozen
+from vfl.twins.mechanisms import plan_matrix_factorisation
+from vfl.twins.noise import GivenNoise, filtered_noise, given_noise
+
+__all__ = ["train_g_bmf"]
+
+
+def train_g_bmf(
+    federation: Federation,
+    config: TrainingConfig,
+    *,
+    noise: GivenNoise | None = None,
+    initial: GlobalModel | None = None,
+    num_steps: int | None = None,
+    evaluate_every: int = 0,
+    progress: bool = False,
+) -> TwinResult:
+    """The twin of G-BMF; ``noise`` given from outside is the *filtered* noise of each step.
+
+    ``num_steps`` stops early, for comparing weights with a secure run after k steps; the noise is that of
+    the full run.
+    """
+    schedule = config.steps(federation.num_samples)
+    plan = plan_matrix_factorisation(config, schedule)
+    steps = schedule.num_steps if num_steps is None else min(num_steps, schedule.num_steps)
+    size = start_model(federation, config, initial).num_parameters
+    source = (
+        filtered_noise(plan.factorisation, size, plan.std, config.seed, config.dtype)
+        if noise is None
+        else given_noise(noise, steps, size, config.dtype)
+    )
+    return train_frozen(
+        "G-BMF",
+        federation,
+        config,
+        plan,
+        schedule.rows,
+        steps,
+        source,
+        initial=initial,
+        evaluate_every=evaluate_every,
+        progress=progress,
+    )

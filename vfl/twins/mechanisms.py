@@ -1,0 +1,123 @@
+"""Which noise a method needs, and what it may then claim: the twins' only door to the DP engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from vfl.dp import (
+    Claim,
+    Factorisation,
+    NoiseSplit,
+    calibrate_matrix_factorisation,
+    calibrate_shuffled,
+    default_bands,
+    factorise,
+    labels_only_claim,
+    poisson_sigma,
+    subsampled_claim,
+)
+from vfl.twins.config import Schedule, TrainingConfig
+
+__all__ = ["NoisePlan", "plan_matrix_factorisation", "plan_shuffled", "plan_subsampled"]
+
+
+@dataclass(frozen=True)
+class NoisePlan:
+    """Noise of a run: ``std`` is that of one coordinate of z really present (1.5σ² under `distributed`).
+
+    The noise added to the sum at step t is the filtered row (Ω̂⁻¹z)[t] and has ``step_std(t)``.
+    """
+
+    noise_multiplier: float
+    sensitivity: float
+    std: float
+    factorisation: Factorisation
+    claim: Claim
+    _row_norms: npt.NDArray[np.float64] = field(repr=False, compare=False)
+
+    def row_norm(self, step: int) -> float:
+        """‖Ω̂⁻¹[t,:]‖."""
+        return float(self._row_norms[step])
+
+    def step_std(self, step: int) -> float:
+        return self.std * self.row_norm(step)
+
+
+def plan_matrix_factorisation(config: TrainingConfig, schedule: Schedule, *, labels_only: bool = False) -> NoisePlan:
+    """G-BMF and GL-BMF: one Gaussian mechanism over the whole run, fixed order, real arithmetic.
+
+    ``labels_only``: the claim of GL-BMF with estimated local updates (same noise, narrower claim).
+    """
+    bands = config.bands
+    if config.factorisation == "identity":
+        bands = None
+    elif bands is None:
+        bands = schedule.num_batches if config.factorisation == "bsr" else default_bands(schedule.num_batches)
+    factorisation = factorise(
+        config.factorisation,
+        schedule.num_steps,
+        weight_decay=config.weight_decay,
+        momentum=config.momentum,
+        bands=bands,
+    )
+    noise = calibrate_matrix_factorisation(
+        config.epsilon,
+        config.delta,
+        config.clip_norm,
+        factorisation,
+        schedule.epochs,
+        schedule.num_batches,
+        split=config.noise,
+    )
+    claim = labels_only_claim(noise.claim) if labels_only else noise.claim
+    return NoisePlan(
+        noise.noise_multiplier,
+        noise.sensitivity,
+        noise.outsider_std,
+        factorisation,
+        claim,
+        factorisation.noise_norms(),
+    )
+
+
+def plan_shuffled(config: TrainingConfig, schedule: Schedule) -> NoisePlan:
+    """G-Shuff: independent noise, accounted as the paper does or for any order (``config.accounting``)."""
+    noise = calibrate_shuffled(
+        config.epsilon,
+        config.delta,
+        config.clip_norm,
+        schedule.num_samples,
+        schedule.batch_size,
+        schedule.epochs,
+        split=config.noise,
+        accounting=config.accounting,
+    )
+    return _independent(noise.noise_multiplier, noise.sensitivity, noise.outsider_std, noise.claim, schedule)
+
+
+def plan_subsampled(config: TrainingConfig, schedule: Schedule, *, labels_only: bool = False) -> NoisePlan:
+    """GL-Sub: Poisson samples of rate B/M redrawn each step; the clients see who takes part (a caveat)."""
+    rate = schedule.batch_size / schedule.num_samples
+    sigma = poisson_sigma(config.epsilon, config.delta, rate, schedule.num_steps, config.accountant)
+    claim = subsampled_claim(
+        sigma,
+        config.delta,
+        config.clip_norm,
+        schedule.num_samples,
+        schedule.batch_size,
+        schedule.num_steps,
+        config.accountant,
+    )
+    spread = NoiseSplit(config.noise).outsider_variance ** 0.5
+    std = sigma * config.clip_norm * spread
+    if labels_only:
+        claim = labels_only_claim(claim)
+    return _independent(sigma, config.clip_norm, std, claim, schedule)
+
+
+def _independent(sigma: float, sensitivity: float, std: float, claim: Claim, schedule: Schedule) -> NoisePlan:
+    identity = factorise("identity", schedule.num_steps)
+    return NoisePlan(sigma, sensitivity, std, identity, claim, identity.noise_norms())

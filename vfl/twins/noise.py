@@ -1,0 +1,121 @@
+"""Noise of a twin: drawn from a seed and filtered in blocks, or given from outside.
+
+A twin adds to the *sum* of clipped gradients, in the flat layout of ``vfl.gradients``. Noise given from outside
+(an array of shape (steps, n) or a function of the step) is added as it is: this is how a secure run is
+compared with its twin.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+
+from accel.validate import require
+from vfl.dp import Factorisation, NoiseFilter
+
+__all__ = ["GivenNoise", "StepNoise", "filtered_noise", "given_noise", "no_noise"]
+
+Floats = npt.NDArray[np.floating]
+StepNoise = Callable[[int], Floats]
+GivenNoise = Floats | StepNoise
+
+_BLOCK = 64
+
+
+def no_noise(num_parameters: int, dtype: npt.DTypeLike) -> StepNoise:
+    zeros = np.zeros(num_parameters, dtype=dtype)
+    return lambda step: zeros
+
+
+def given_noise(noise: GivenNoise, num_steps: int, num_parameters: int, dtype: npt.DTypeLike) -> StepNoise:
+    """Check and wrap noise from outside; a wrong shape is refused before training starts."""
+    if callable(noise):
+
+        def from_function(step: int) -> Floats:
+            row = np.asarray(noise(step), dtype=dtype)
+            require(row.shape == (num_parameters,), f"noise({step})", row.shape, f"of shape ({num_parameters},)")
+            return row
+
+        return from_function
+    table = np.asarray(noise)
+    require(
+        table.ndim == 2 and table.shape[0] >= num_steps and table.shape[1] == num_parameters,
+        "noise",
+        table.shape,
+        f"of shape ({num_steps}, {num_parameters})",
+    )
+    return lambda step: table[step].astype(dtype, copy=False)
+
+
+def filtered_noise(
+    factorisation: Factorisation,
+    num_parameters: int,
+    std: float,
+    seed: int,
+    dtype: npt.DTypeLike = np.float64,
+) -> StepNoise:
+    """std·(Ω̂⁻¹ z)[t] for t = 0, 1, … in order, z standard normal from ``seed``; blocks of 64 steps.
+
+    numpy's generator, because a twin releases nothing: the protocols draw theirs from AES-CTR. float64 goes
+    through the DP engine's filter; float32 runs the same taps in single precision, twice as fast.
+    """
+    random = np.random.Generator(np.random.SFC64([seed, 0x6E6F697365]))
+    single = np.dtype(dtype) == np.float32 and not factorisation.is_recursive
+    fir = _SinglePrecisionFilter(factorisation, num_parameters) if single else None
+    double = NoiseFilter(factorisation, num_parameters)
+    state: dict[str, object] = {"next": 0, "start": 0, "block": np.empty((0, num_parameters))}
+
+    def step_noise(step: int) -> Floats:
+        require(step == state["next"], "step", step, f"{state['next']}: noise is drawn in order")
+        block: Floats = state["block"]  # type: ignore[assignment]
+        at = step - int(state["start"])  # type: ignore[call-overload]
+        if at >= len(block):
+            rows = min(_BLOCK, factorisation.num_steps - step)
+            if fir is not None:
+                z = random.standard_normal((rows, num_parameters), dtype=np.float32)
+                block = fir.next_block(z)
+                block *= np.float32(std)
+            else:
+                z = random.standard_normal((rows, num_parameters))
+                block = (std * double.next_block_float(z)).astype(dtype)
+            state.update(start=step, block=block)
+            at = 0
+        state["next"] = step + 1
+        return block[at]
+
+    return step_noise
+
+
+class _SinglePrecisionFilter:
+    """The FIR filter of Ω̂⁻¹ in float32: one matrix product per block over a window of past noise.
+
+    The window is a buffer with room for several blocks, so that the history moves only now and then.
+    """
+
+    def __init__(self, factorisation: Factorisation, width: int) -> None:
+        self._taps = factorisation.noising_taps.astype(np.float32)
+        self._depth = len(self._taps) - 1
+        self._window = np.zeros((self._depth + 8 * _BLOCK, width), dtype=np.float32)
+        self._end = self._depth
+        self._bands: dict[int, Floats] = {}
+
+    def next_block(self, z: Floats) -> Floats:
+        rows = len(z)
+        if self._depth == 0:
+            return z * self._taps[0]
+        if self._end + rows > len(self._window):
+            self._window[: self._depth] = self._window[self._end - self._depth : self._end].copy()
+            self._end = self._depth
+        self._window[self._end : self._end + rows] = z
+        self._end += rows
+        return self._band(rows) @ self._window[self._end - rows - self._depth : self._end]
+
+    def _band(self, rows: int) -> Floats:
+        if rows not in self._bands:
+            band = np.zeros((rows, rows + self._depth), dtype=np.float32)
+            for t in range(rows):
+                band[t, t : t + self._depth + 1] = self._taps[::-1]
+            self._bands[rows] = band
+        return self._bands[rows]
