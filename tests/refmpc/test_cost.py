@@ -31,6 +31,10 @@ def vectors(make, counts=COUNTS):
     return [make(n) for n in counts]
 
 
+def small(arguments):
+    return [([fixed(n, bits=16)], arguments) for n in (0, 1, 65, SMALL + 1)]
+
+
 # name → examples; an example is (secrets, arguments of the primitive from (party, *tensors))
 EXAMPLES = {
     "multiply": [
@@ -111,6 +115,31 @@ EXAMPLES = {
         for n in COUNTS
     ],
     "reveal": [([fixed(n)], lambda party, x, to=to: (x, "example", to)) for n in COUNTS for to in (None, 0, 1, 2)],
+    "thermometer": vectors(lambda n: ([fixed(n, bits=16)], lambda party, x: (x, [1, 4, 16], [0, 2, 4], 36))),
+    "weigh_bits": vectors(
+        lambda n: (
+            [fixed(n, bits=16)],
+            lambda party, x: (
+                party.complete(refmpc.thermometer(x, [1, 4], [0, 0], 36)),
+                np.array([[1, 2], [3, 4], [5, 6]]),
+            ),
+        )
+    ),
+    "shuffle": [
+        ([fixed(4, 3), boolean(4, width=64)], lambda party, x, b: ([x, b],)),
+        ([fixed(SMALL + 1)], lambda party, x: ([x],)),
+        ([fixed(1, 2)], lambda party, x: ([x],)),
+    ],
+    "polynomial": small(lambda party, x: (x, [1.0, 0.5, -0.25, 0.125])),
+    "exp": [*small(lambda party, x: (x,)), *small(lambda party, x: (x, 2.0, -4.0))],
+    "softmax": [([fixed(n, 10, bits=16)], lambda party, x: (x,)) for n in (1, 7, 700)],
+    "reciprocal": small(lambda party, x: (x, 0.5, 64.0)),
+    "reciprocal_narrow": small(lambda party, x: (x, 1.0, 10.0)),
+    "divide": [*small(lambda party, x: (x, x, 1.0, 16.0)), *small(lambda party, x: (x, x, 1.0, 16.0, True))],
+    "inverse_sqrt": small(lambda party, x: (x, 1.0, 64.0)),
+    "sqrt": small(lambda party, x: (x, 1.0, 64.0)),
+    "log": small(lambda party, x: (x, 1.0, 64.0)),
+    "clip_factor": small(lambda party, x: (x, 1024.0)),
 }
 
 

@@ -45,7 +45,7 @@ class Case:
     packed: int = 2
     shape: tuple[int, ...] = ()  # of one element, when a case needs more than a number
     learns: tuple[int, ...] = ()  # parties that may learn the secret
-    idle: tuple[tuple[int, int, int], ...] = ()  # draws that hide nothing, so that their loss is no leak
+    idle: tuple[tuple[int, int, int], ...] = ()  # draws whose loss is no leak, or none that can be seen
 
 
 @dataclass
