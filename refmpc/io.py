@@ -113,8 +113,9 @@ def input_from_client(
 
 
 def reveal_to_client(x: ArithmeticTensor, client: str, release: str) -> None:
-    """Open x to one client only: each server sends one share, re-randomised by a zero share. 24 bytes a value."""
+    """Open x (arithmetic) to one client only: each server sends one share, re-randomised by a zero share. 24 bytes a value."""
     party = x.party
+    require(isinstance(x, ArithmeticTensor), "x", x, "an arithmetic tensor", "convert it with boolean_to_arithmetic")
     party.ledger.record(release, x.size, f"client {client!r}")
     operation = party.operation("reveal_to_client")
     party.send("reveal_to_client", client, [x.first + operation.zero_share(x.shape)])
