@@ -63,7 +63,12 @@ def roc_report(attack: str, member_scores: Floats, other_scores: Floats) -> Atta
     TPR at an FPR is the best that keeps the *measured* FPR at or below it; with fewer than 1,000
     non-members 0.1 % means no false positive at all.
     """
-    require(len(member_scores) > 0 and len(other_scores) > 0, "scores", "none", "at least one member and one other")
+    require(
+        len(member_scores) > 0 and len(other_scores) > 0,
+        "scores",
+        "none",
+        "at least one member and one other",
+    )
     members, others = np.sort(member_scores), np.sort(other_scores)
     thresholds = np.unique(np.concatenate([members, others]))[::-1]
     tpr = 1.0 - np.searchsorted(members, thresholds, side="left") / len(members)
@@ -247,7 +252,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     started = time.perf_counter()
     for method, train in METHODS.items():
         for report in attack_twin(
-            train, federation, config, num_shadows=options.shadows, seed=options.seed, progress=not options.json
+            train,
+            federation,
+            config,
+            num_shadows=options.shadows,
+            seed=options.seed,
+            progress=not options.json,
         ):
             results.append((method, report))
     plot_reports(results, options.out / "roc.png")

@@ -86,7 +86,10 @@ class Client:
             f"(rows, {width})",
         )
         require(
-            bool(np.isfinite(self.embeddings).all()), f"{self.name}: embeddings", "inf or nan", "finite numbers"
+            bool(np.isfinite(self.embeddings).all()),
+            f"{self.name}: embeddings",
+            "inf or nan",
+            "finite numbers",
         )
         if self.labels is not None:
             require(
@@ -147,13 +150,20 @@ class Client:
         A row that the row bound shrinks by a factor has its A and X shrunk by the same factor: the exact
         Jacobian up to the projection along the row, which has no factored form.
         """
-        require(self.lora is not None, f"{self.name}: lora", None, "a ParallelLora", "build the client with lora")
+        require(
+            self.lora is not None, f"{self.name}: lora", None, "a ParallelLora", "build the client with lora"
+        )
         assert self.lora is not None
         inputs = self._scaled_inputs(rows)
         projected = self.lora.project(inputs)
         return [
             AdapterFactors(
-                self.columns, projected[l], inputs[l], self.lora.layers[l].up, self.lora.scale, self.update.parts
+                self.columns,
+                projected[l],
+                inputs[l],
+                self.lora.layers[l].up,
+                self.lora.scale,
+                self.update.parts,
             )
             for l in self.shared_layers
         ]
@@ -184,7 +194,9 @@ class Client:
         assert self.lora is not None
         factors = self.lora_factors(rows)
         expected = sum(f.num_parameters for f in factors)
-        require(released.shape == (expected,), f"{self.name}: released", released.shape, f"of shape ({expected},)")
+        require(
+            released.shape == (expected,), f"{self.name}: released", released.shape, f"of shape ({expected},)"
+        )
         parts, start = [], 0
         for factor in factors:
             parts.append(factor.split(released[start : start + factor.num_parameters]))

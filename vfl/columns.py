@@ -73,7 +73,9 @@ def align(tables: Sequence[ClientTable]) -> tuple[list[ClientTable], AlignmentRe
     common = set(tables[0].ids).intersection(*(t.ids for t in tables[1:]))
     if not common:
         samples = "; ".join(f"{t.source} has ids such as {', '.join(map(repr, t.ids[:3]))}" for t in tables)
-        raise ColumnsError(f"no id occurs in every file: {samples}; check the id column and how ids are written")
+        raise ColumnsError(
+            f"no id occurs in every file: {samples}; check the id column and how ids are written"
+        )
     order = alignment_order(common)
     files = []
     for table in tables:
@@ -150,7 +152,13 @@ def load_columns(
     The last rows of the public order become the test rows, those before them the public rows. ``classes``
     states the class names; without it they are taken from the labels, and the set of names is then public.
     """
-    require(len(paths) >= 1, "paths", list(paths), "at least one file", "one file per client, the label client's last")
+    require(
+        len(paths) >= 1,
+        "paths",
+        list(paths),
+        "at least one file",
+        "one file per client, the label client's last",
+    )
     require_real("test_fraction", test_fraction, 0.0, 1.0, open_low=True, open_high=True)
     require_real("public_fraction", public_fraction, 0.0, 1.0 - test_fraction, open_high=True)
     last = read_client_file(paths[-1], id_column=id_column, label_column=label_column)
@@ -168,7 +176,9 @@ def load_columns(
                 f"one of {', '.join(names)}"
             )
     if len(names) < 2:
-        raise ColumnsError(f"{aligned[-1].source}, column {label_column!r}: only one class, {names[0]!r}; need two")
+        raise ColumnsError(
+            f"{aligned[-1].source}, column {label_column!r}: only one class, {names[0]!r}; need two"
+        )
     labels = np.array([index[t] for t in texts], dtype=np.int64)
     num_test, num_public = round(test_fraction * len(labels)), round(public_fraction * len(labels))
     num_train = len(labels) - num_test - num_public
@@ -223,8 +233,10 @@ def _read_numpy(file: Path, id_column: str, label_column: str | None) -> tuple[l
     if file.suffix.lower() == ".npy":
         matrix = np.load(file, allow_pickle=False)
         if matrix.ndim != 2 or matrix.shape[1] < 2 or not np.issubdtype(matrix.dtype, np.number):
-            raise ColumnsError(f"{file.name}: must be a numeric matrix with the id in its first column, got "
-                               f"shape {matrix.shape}, type {matrix.dtype}")
+            raise ColumnsError(
+                f"{file.name}: must be a numeric matrix with the id in its first column, got "
+                f"shape {matrix.shape}, type {matrix.dtype}"
+            )
         last = matrix.shape[1] - (label_column is not None)
         header = [id_column] + [f"x{i}" for i in range(last - 1)] + ([label_column] if label_column else [])
         return header, [list(row) for row in matrix.tolist()]
@@ -235,7 +247,9 @@ def _read_numpy(file: Path, id_column: str, label_column: str | None) -> tuple[l
             raise ColumnsError(f"{file.name}: array {key!r} is missing; it holds {', '.join(sorted(arrays))}")
     features = arrays["features"]
     if features.ndim != 2 or len(features) != len(arrays["ids"]):
-        raise ColumnsError(f"{file.name}, array 'features': shape {features.shape} must be (number of ids, columns)")
+        raise ColumnsError(
+            f"{file.name}, array 'features': shape {features.shape} must be (number of ids, columns)"
+        )
     names = [str(c) for c in arrays.get("columns", [f"x{i}" for i in range(features.shape[1])])]
     header = [id_column, *names] + ([label_column] if label_column else [])
     labels = arrays["labels"].tolist() if label_column else None
@@ -256,7 +270,9 @@ def _read_text(source: str, column: str, values: Sequence[object]) -> list[str]:
     texts = []
     for row, value in enumerate(values, start=1):
         if _is_missing(value):
-            raise ColumnsError(f"{source}, column {column!r}, row {row}: the value is missing; fill it or drop the row")
+            raise ColumnsError(
+                f"{source}, column {column!r}, row {row}: the value is missing; fill it or drop the row"
+            )
         whole = isinstance(value, float) and value.is_integer()
         texts.append(str(int(value)) if whole else str(value).strip())  # type: ignore[arg-type]
     return texts

@@ -105,7 +105,12 @@ def split_columns(features: Array, num_clients: int) -> tuple[Array, ...]:
     Strips are equal when the width is a multiple of ``num_clients``; otherwise the first ones are one column
     wider. Images are cut along their width (axis 2).
     """
-    require(features.ndim in (2, 3, 4), "features", features.shape, "(rows, columns) or (rows, height, width[, c])")
+    require(
+        features.ndim in (2, 3, 4),
+        "features",
+        features.shape,
+        "(rows, columns) or (rows, height, width[, c])",
+    )
     axis = 1 if features.ndim == 2 else 2
     width = features.shape[axis]
     require_integer(
@@ -253,7 +258,9 @@ def load_embeddings(
     require(file.exists(), "embeddings", str(path), "an existing .npz file")
     with np.load(file) as z:
         for key in ("train", "test", "y_train", "y_test"):
-            require(key in z, f"{path}: keys", sorted(z), f"a file with {key!r}", "see vfl.data.load_embeddings")
+            require(
+                key in z, f"{path}: keys", sorted(z), f"a file with {key!r}", "see vfl.data.load_embeddings"
+            )
         scale = float(z["scale"]) if "scale" in z else None
         parts = {k: _unpack(z[k], scale) for k in ("train", "test", "public") if k in z}
         labels = {k: z[k].astype(np.int64) for k in ("y_train", "y_test", "y_public") if k in z}
@@ -261,7 +268,9 @@ def load_embeddings(
     if widths is not None:
         require(sum(widths) == total, "widths", list(widths), f"block widths that sum to {total}")
         cuts = np.cumsum(widths)[:-1]
-        deal = {k: tuple(np.ascontiguousarray(p) for p in np.split(v, cuts, axis=1)) for k, v in parts.items()}
+        deal = {
+            k: tuple(np.ascontiguousarray(p) for p in np.split(v, cuts, axis=1)) for k, v in parts.items()
+        }
     else:
         deal = {k: split_columns(v, num_clients) for k, v in parts.items()}
     return VerticalData(

@@ -73,9 +73,13 @@ def embed(
 ) -> list[ClientEmbeddings]:
     """Run every client's frozen local model over its train, test and public rows (one config, or one each)."""
     configs = [config] * data.num_clients if isinstance(config, LocalModelConfig) else list(config)
-    require(len(configs) == data.num_clients, "local models", len(configs), f"{data.num_clients} configurations")
+    require(
+        len(configs) == data.num_clients, "local models", len(configs), f"{data.num_clients} configurations"
+    )
     return [
-        _embed_client(data, i, configs[i], None if cache_dir is None else Path(cache_dir), keep_blocks, progress)
+        _embed_client(
+            data, i, configs[i], None if cache_dir is None else Path(cache_dir), keep_blocks, progress
+        )
         for i in range(data.num_clients)
     ]
 
@@ -130,7 +134,12 @@ def apply_last_layer(
 
 
 def _embed_client(
-    data: VerticalData, client: int, config: LocalModelConfig, cache: Path | None, keep_blocks: bool, progress: bool
+    data: VerticalData,
+    client: int,
+    config: LocalModelConfig,
+    cache: Path | None,
+    keep_blocks: bool,
+    progress: bool,
 ) -> ClientEmbeddings:
     parts = {"train": data.train[client], "test": data.test[client]}
     if data.public is not None:
@@ -185,7 +194,13 @@ def _collect(arrays: dict[str, np.ndarray], source: str, from_cache: bool) -> Cl
         return [arrays[f"{part}_block_{l}"] for l in range(count)]
 
     return ClientEmbeddings(
-        arrays["train"], arrays["test"], arrays.get("public"), blocks("train"), blocks("test"), source, from_cache
+        arrays["train"],
+        arrays["test"],
+        arrays.get("public"),
+        blocks("train"),
+        blocks("test"),
+        source,
+        from_cache,
     )
 
 

@@ -144,7 +144,13 @@ def build_federation(
     blocks: list[list[Floats]] | None = None
     test_blocks: list[list[Floats]] = []
     if lora:
-        require(all(p.train_blocks for p in parts), "block outputs", "none", "present for LoRA", "embed with keep_blocks")
+        require(
+            all(p.train_blocks for p in parts),
+            "block outputs",
+            "none",
+            "present for LoRA",
+            "embed with keep_blocks",
+        )
         blocks = [[bound_rows(x, block_bound, "normalise") for x in p.train_blocks] for p in parts]
         test_blocks = [
             [bound_rows(x, block_bound, "normalise").astype(dtype) for x in p.test_blocks] for p in parts

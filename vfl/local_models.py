@@ -132,7 +132,13 @@ def build_local_model(config: LocalModelConfig, input_shape: tuple[int, ...]) ->
         if config.kind == "mlp":
             model = MultilayerPerceptron(int(np.prod(input_shape)), width, config.hidden)
         else:
-            require(len(input_shape) == 3, "local_model", config.kind, "mlp or identity for tables", "rows are no images")
+            require(
+                len(input_shape) == 3,
+                "local_model",
+                config.kind,
+                "mlp or identity for tables",
+                "rows are no images",
+            )
             if config.kind == "cnn":
                 model = ConvNet(input_shape[2], width)
             else:

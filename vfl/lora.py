@@ -71,14 +71,10 @@ class ParallelLora:
 
     def output(self, block_outputs: Sequence[Floats]) -> Floats:
         """What the adapters add to the embeddings, (B, d_i)."""
-        total = sum(
-            a @ layer.up.T for a, layer in zip(self.project(block_outputs), self.layers, strict=True)
-        )
+        total = sum(a @ layer.up.T for a, layer in zip(self.project(block_outputs), self.layers, strict=True))
         return self.scale * np.asarray(total)
 
-    def gradients(
-        self, block_outputs: Sequence[Floats], at_embedding: Floats
-    ) -> list[tuple[Floats, Floats]]:
+    def gradients(self, block_outputs: Sequence[Floats], at_embedding: Floats) -> list[tuple[Floats, Floats]]:
         """(∂/∂U_l, ∂/∂V_l) of Σ_j ⟨at_embedding_j, H_j⟩: back-propagation through all adapters."""
         return [
             (

@@ -53,7 +53,9 @@ def load_public_images(
 
         return read_torchvision("cifar100", Path(str(data_root)))[0]
     data = load_data(source, num_clients=1, data_root=data_root, public_fraction=public_fraction, seed=seed)
-    require(data.public is not None, "public_fraction", public_fraction, "above 0, so that there are public rows")
+    require(
+        data.public is not None, "public_fraction", public_fraction, "above 0, so that there are public rows"
+    )
     assert data.public is not None and data.public_labels is not None
     rows = data.public[0]
     if data.value_range is not None and rows.dtype != np.uint8:
@@ -135,7 +137,9 @@ def pretrain(
                     loss_sum += float(loss.detach()) * len(rows)
                     advance(1)
             accuracy = _validate(model, head, config, [s[held_out] for s in chosen], labels[held_out])
-            history.append({"epoch": epoch + 1, "loss": loss_sum / len(train_y), "validation_accuracy": accuracy})
+            history.append(
+                {"epoch": epoch + 1, "loss": loss_sum / len(train_y), "validation_accuracy": accuracy}
+            )
             _save(out, model, head, optimiser, generator, config, epoch + 1, history)
     return {"history": history, "file": str(out)}
 
@@ -183,9 +187,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from rich.console import Console
 
     parser = argparse.ArgumentParser(prog="python -m vfl.pretrain", description=__doc__.splitlines()[0])
-    parser.add_argument("--data", default="digits", help="cifar100, digits, ocr_letters, or an .npz with x and y (public!)")
+    parser.add_argument(
+        "--data", default="digits", help="cifar100, digits, ocr_letters, or an .npz with x and y (public!)"
+    )
     parser.add_argument("--data-root", help="folder of the data sets")
-    parser.add_argument("--public-fraction", type=float, default=0.3, help="of an embedded set; use the same in training")
+    parser.add_argument(
+        "--public-fraction", type=float, default=0.3, help="of an embedded set; use the same in training"
+    )
     parser.add_argument("--local-model", default="cnn", choices=("mlp", "cnn", "resnet18"))
     parser.add_argument("--local-weights", help="start from this file")
     parser.add_argument("--output-width", type=int)

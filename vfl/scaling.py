@@ -42,7 +42,9 @@ class PublicScaling:
         return cls(np.asarray(centre), np.asarray(spread), 1.0, f"stated range {low:g}..{high:g}")
 
     @classmethod
-    def from_public(cls, public_rows: Floats, *, method: str = "standard", limit: float = 4.0) -> PublicScaling:
+    def from_public(
+        cls, public_rows: Floats, *, method: str = "standard", limit: float = 4.0
+    ) -> PublicScaling:
         """Constants fitted on public rows: ``standard`` (mean, deviation) or ``range`` (minimum, maximum)."""
         require_choice("method", method, ("standard", "range"))
         require_real("limit", limit, 0.0, open_low=True)
@@ -122,6 +124,10 @@ def row_bound_from_public(public_rows: Floats, quantile: float = 0.95) -> float:
     """A bound that ``quantile`` of the *public* rows obey: a public number by construction."""
     require_real("quantile", quantile, 0.0, 1.0, open_low=True)
     require(
-        len(public_rows) >= 1, "public_rows", len(public_rows), "at least one row", "state the row bound instead"
+        len(public_rows) >= 1,
+        "public_rows",
+        len(public_rows),
+        "at least one row",
+        "state the row bound instead",
     )
     return float(np.quantile(np.linalg.norm(public_rows.astype(np.float64), axis=1), quantile))

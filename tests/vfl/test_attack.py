@@ -44,7 +44,7 @@ def test_lira_formula():
     shadows = np.array([[5.0], [7.0], [1.0], [3.0]])
     included = np.array([[True], [True], [False], [False]])
     assert lira_scores(np.array([6.0]), shadows, included)[0] == pytest.approx((6 - 2) ** 2 / (2 * 2.0))
-    assert lira_scores(np.array([2.0]), shadows, included)[0] == pytest.approx(-(6 - 2) ** 2 / (2 * 2.0))
+    assert lira_scores(np.array([2.0]), shadows, included)[0] == pytest.approx(-((6 - 2) ** 2) / (2 * 2.0))
     with pytest.raises(ValueError, match="shadow models"):
         lira_scores(np.array([2.0]), shadows[1:], included[1:])
 

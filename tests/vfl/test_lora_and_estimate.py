@@ -83,7 +83,11 @@ def test_lora_starts_as_the_frozen_model():
 def test_kronecker_ridge_equals_dense_ridge(shape, seed, lam, with_down):
     batch, width, rank, m = shape
     random = np.random.default_rng(seed)
-    x, down, up = random.normal(size=(batch, m)), random.normal(size=(rank, m)), random.normal(size=(width, rank))
+    x, down, up = (
+        random.normal(size=(batch, m)),
+        random.normal(size=(rank, m)),
+        random.normal(size=(width, rank)),
+    )
     a, scale = x @ down.T, 0.125
     y_up = random.normal(size=(width, rank))
     y_down = random.normal(size=(rank, m)) if with_down else None
@@ -91,9 +95,7 @@ def test_kronecker_ridge_equals_dense_ridge(shape, seed, lam, with_down):
     dense = dense_system(a, x, up, scale, with_down=with_down)
     expected = np.linalg.solve(dense.T @ dense + lam * np.eye(batch * width), dense.T @ right)
     for solver in ("direct", "lsqr"):
-        got = estimate_per_sample_gradients(
-            y_up, y_down, a, x, up, scale, regularisation=lam, solver=solver
-        )
+        got = estimate_per_sample_gradients(y_up, y_down, a, x, up, scale, regularisation=lam, solver=solver)
         np.testing.assert_allclose(got.ravel(), expected, rtol=1e-6, atol=1e-7 * np.abs(expected).max())
 
 
@@ -121,7 +123,11 @@ def test_noiseless_overdetermined_estimate_is_exact():
 def test_variance_term_of_the_error_bound_is_measured():
     random = np.random.default_rng(6)
     batch, width, rank, m, scale, lam, std = 5, 3, 2, 4, 0.5, 0.02, 0.1
-    x, down, up = random.normal(size=(batch, m)), random.normal(size=(rank, m)), random.normal(size=(width, rank))
+    x, down, up = (
+        random.normal(size=(batch, m)),
+        random.normal(size=(rank, m)),
+        random.normal(size=(width, rank)),
+    )
     a = x @ down.T
     errors = []
     for _ in range(4000):
@@ -174,7 +180,9 @@ def test_estimated_update_without_noise_descends(estimator):
     for step in range(30):
         adapters = [f for c in clients for f in c.lora_factors(rows)]
         assert len(adapters) == 2  # one shared layer per client
-        result = clipped_gradient(model, with_ones(concatenate(clients, rows)), labels, 5.0, adapters=adapters)
+        result = clipped_gradient(
+            model, with_ones(concatenate(clients, rows)), labels, 5.0, adapters=adapters
+        )
         losses.append(result.losses.mean())
         start = model.num_parameters
         for client, adapter in zip(clients, adapters, strict=True):

@@ -205,9 +205,7 @@ def test_ldp_noise_is_calibrated(digits):
     assert ldp_sigma(config, 2, 9) == pytest.approx(3 * sigma)
     claim = train_ldp_g(digits, config).plan.claim
     assert claim.epsilon == pytest.approx(2.0, rel=1e-3)
-    local = train_ldp_gl(
-        build_federation(load_data("digits"), lora=True), config.with_(epochs=4)
-    ).plan
+    local = train_ldp_gl(build_federation(load_data("digits"), lora=True), config.with_(epochs=4)).plan
     assert local.noise_multiplier == pytest.approx(2 * sigma)
 
 
@@ -225,7 +223,10 @@ def test_digits_defaults_make_sense(digits):
     """The reference probe: 90 % at ε = 3, 92 % at ε = 8, 76 % at ε = 1 with exactly σ² of noise."""
     accuracy = {
         e: np.mean(
-            [train_g_bmf(digits, TrainingConfig(epsilon=e, noise="joint", seed=s)).test_accuracy for s in range(3)]
+            [
+                train_g_bmf(digits, TrainingConfig(epsilon=e, noise="joint", seed=s)).test_accuracy
+                for s in range(3)
+            ]
         )
         for e in (1.0, 3.0, 8.0)
     }

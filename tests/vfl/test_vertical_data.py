@@ -123,7 +123,11 @@ def test_cifar10_from_its_pickles(tmp_path, monkeypatch):
         batch = {"data": random.integers(0, 256, (4, 3072), dtype=np.uint8), "labels": [0, 9, 3, 5]}
         (folder / name).write_bytes(pickle.dumps(batch))
     (folder / "batches.meta").write_bytes(pickle.dumps({"label_names": [str(i) for i in range(10)]}))
-    np.savez(tmp_path / "cifar100_public.npz", x=random.integers(0, 256, (7, 32, 32, 3), dtype=np.uint8), y=np.arange(7))
+    np.savez(
+        tmp_path / "cifar100_public.npz",
+        x=random.integers(0, 256, (7, 32, 32, 3), dtype=np.uint8),
+        y=np.arange(7),
+    )
     data = load_data("cifar10", num_clients=2, data_root=tmp_path)
     assert data.train[0].shape == (20, 32, 16, 3) and data.train[0].dtype == np.uint8
     assert data.public is not None and len(data.public[0]) == 7
@@ -138,15 +142,21 @@ def test_missing_torchvision_files_say_what_to_do(tmp_path):
 def test_ocr_letters(tmp_path):
     random = np.random.default_rng(3)
     bits = random.integers(0, 2, (40, 128), dtype=np.uint8)
-    np.savez(tmp_path / "ocr_letters.npz", x=np.packbits(bits, axis=1), y=np.arange(40) % 26, fold=np.zeros(40))
+    np.savez(
+        tmp_path / "ocr_letters.npz", x=np.packbits(bits, axis=1), y=np.arange(40) % 26, fold=np.zeros(40)
+    )
     data = load_data("ocr_letters", num_clients=2, data_root=tmp_path)
     assert data.classes == 26 and data.train[0].shape[1:] == (16, 4, 1)
     assert "ocr_letters" in DATA_SETS
 
 
-@given(st.integers(0, 2**31), st.sampled_from(["clip", "normalise"]), st.sampled_from([np.float32, np.float64]))
+@given(
+    st.integers(0, 2**31), st.sampled_from(["clip", "normalise"]), st.sampled_from([np.float32, np.float64])
+)
 def test_rows_stay_within_the_bound(seed, rule, dtype):
-    rows = (np.random.default_rng(seed).normal(size=(20, 9)) * 10.0 ** np.arange(-10, 10)[:, None]).astype(dtype)
+    rows = (np.random.default_rng(seed).normal(size=(20, 9)) * 10.0 ** np.arange(-10, 10)[:, None]).astype(
+        dtype
+    )
     rows[3] = 0
     bound = bound_rows(rows, 1.5, rule)
     norms = np.linalg.norm(bound.astype(np.float64), axis=1)

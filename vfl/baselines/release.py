@@ -162,7 +162,9 @@ class Parties:
     def embed(self, client: int, rows: torch.Tensor) -> torch.Tensor:
         """Clean embeddings of a batch (clipped when private), with gradients."""
         output = self.models[client](self.train[client][rows])
-        return bound_tensor_rows(output, self.config.clip_norm, self.config.row_rule) if self._clips else output
+        return (
+            bound_tensor_rows(output, self.config.clip_norm, self.config.row_rule) if self._clips else output
+        )
 
     def noise(
         self, like: torch.Tensor, sigma: float | None = None, clip_norm: float | None = None
@@ -185,7 +187,11 @@ class Parties:
     def test_embeddings(self) -> list[torch.Tensor]:
         with torch.no_grad():
             parts = [m(x) for m, x in zip(self.models, self.test, strict=True)]
-            return [bound_tensor_rows(p, self.config.clip_norm, self.config.row_rule) for p in parts] if self._clips else parts
+            return (
+                [bound_tensor_rows(p, self.config.clip_norm, self.config.row_rule) for p in parts]
+                if self._clips
+                else parts
+            )
 
     def accuracy(self, logits: torch.Tensor) -> float:
         return float((logits.argmax(dim=1) == self.test_labels).double().mean())

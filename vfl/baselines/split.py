@@ -28,7 +28,11 @@ def train_split_learning(
     progress: bool = False,
 ) -> BaselineResult:
     """Split learning with per-row clipping and noise at the cut layer."""
-    name = "Split Learning" if (config or BaselineConfig()).epsilon is not None else "Plain (full local training)"
+    name = (
+        "Split Learning"
+        if (config or BaselineConfig()).epsilon is not None
+        else "Plain (full local training)"
+    )
     return _train(name, data, config, local_model, 1, progress)
 
 
@@ -41,7 +45,9 @@ def train_fedbcd(
 ) -> BaselineResult:
     """FedBCD-p with ``config.local_steps`` local steps per communication."""
     config = config or BaselineConfig()
-    return _train(f"FedBCD (Q = {config.local_steps})", data, config, local_model, config.local_steps, progress)
+    return _train(
+        f"FedBCD (Q = {config.local_steps})", data, config, local_model, config.local_steps, progress
+    )
 
 
 def _train(

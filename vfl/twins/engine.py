@@ -211,7 +211,12 @@ def train_with_adapters(
             adapters = [f for c in clients for f in c.lora_factors(here)]
             # Server phase: clip over everything, add noise, update the global model.
             result = clipped_gradient(
-                model, with_ones(embeddings), labels[here], clip_norm, adapters=adapters, method=config.gradients
+                model,
+                with_ones(embeddings),
+                labels[here],
+                clip_norm,
+                adapters=adapters,
+                method=config.gradients,
             )
             mean = (result.total + noise(step)) / config.batch_size
             factor = config.learning_rate_factor(step, num_steps)

@@ -33,7 +33,11 @@ def release_size(federation: Federation, config: TrainingConfig, initial: Global
 def _is_estimated(federation: Federation) -> bool:
     for client in federation.clients:
         require(
-            client.lora is not None, f"{client.name}: lora", None, "present", "build the federation with lora=True"
+            client.lora is not None,
+            f"{client.name}: lora",
+            None,
+            "present",
+            "build the federation with lora=True",
         )
     return any(c.update.kind == "estimated" for c in federation.clients)
 

@@ -122,7 +122,9 @@ def train_ldp_gl(
     import time
 
     started = time.perf_counter()
-    require(federation.clients[0].lora is not None, "lora", None, "present", "build the federation with lora=True")
+    require(
+        federation.clients[0].lora is not None, "lora", None, "present", "build the federation with lora=True"
+    )
     federation = federation.fresh()
     schedule = config.steps(federation.num_samples)
     sigma = ldp_sigma(config, federation.num_clients, schedule.epochs)
