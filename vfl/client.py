@@ -9,6 +9,7 @@ embeddings in batches where the record is absent, so only the *labels* stay cove
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -17,7 +18,7 @@ import numpy.typing as npt
 
 from accel.validate import require, require_choice, require_integer, require_real
 from vfl.estimate import ErrorBound, error_bound, estimate_per_sample_gradients, regulariser
-from vfl.gradients import AdapterFactors
+from vfl.gradients import Adapter, AdapterFactors
 from vfl.lora import ParallelLora
 from vfl.scaling import RowBound
 
@@ -111,6 +112,30 @@ class Client:
     @property
     def num_samples(self) -> int:
         return len(self.embeddings)
+
+    @property
+    def is_trainable(self) -> bool:
+        """Whether the servers compute gradients for this client's layers."""
+        return self.lora is not None
+
+    def adapters(self, rows: npt.ArrayLike | slice) -> list[Adapter]:
+        """What the servers need about the shared layers for these rows: factors here, Jacobians elsewhere."""
+        return list(self.lora_factors(rows))
+
+    def fresh(self) -> Client:
+        """A copy whose layers can be trained without touching this one; data arrays are shared."""
+        twin = copy.copy(self)
+        twin.lora, twin.estimate_log, twin._velocity = copy.deepcopy(self.lora), [], None
+        return twin
+
+    def subset(self, rows: npt.NDArray[np.int64]) -> Client:
+        """A fresh client that holds these rows only, in that order."""
+        twin = self.fresh()
+        twin.embeddings = self.embeddings[rows]
+        twin.block_outputs = [x[rows] for x in self.block_outputs]
+        twin.labels = None if self.labels is None else self.labels[rows]
+        twin._frozen = None if self._frozen is None else self._frozen[rows]
+        return twin
 
     @property
     def width(self) -> int:

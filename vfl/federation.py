@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,12 +69,7 @@ class Federation:
 
     def fresh(self) -> Federation:
         """A copy whose adapters can be trained without touching this one; the data arrays are shared."""
-        clients = []
-        for client in self.clients:
-            twin = copy.copy(client)
-            twin.lora, twin.estimate_log = copy.deepcopy(client.lora), []
-            twin._velocity = None
-            clients.append(twin)
+        clients = [c.fresh() for c in self.clients]
         return Federation(
             clients,
             self.classes,
@@ -90,11 +84,7 @@ class Federation:
     def subset(self, rows: npt.NDArray[np.int64]) -> Federation:
         """A fresh federation that trains on these rows only, in that order (shadow models, audits)."""
         twin = self.fresh()
-        for client in twin.clients:
-            client.embeddings = client.embeddings[rows]
-            client.block_outputs = [x[rows] for x in client.block_outputs]
-            client.labels = None if client.labels is None else client.labels[rows]
-            client._frozen = None if client._frozen is None else client._frozen[rows]
+        twin.clients = [c.subset(rows) for c in self.clients]
         return twin
 
 

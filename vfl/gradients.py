@@ -21,7 +21,9 @@ import numpy.typing as npt
 from accel.validate import require, require_choice, require_integer, require_real
 
 __all__ = [
+    "Adapter",
     "AdapterFactors",
+    "AdapterJacobian",
     "ClippedGradient",
     "GlobalModel",
     "clipped_gradient",
@@ -161,6 +163,34 @@ class AdapterFactors:
 
 
 @dataclass(frozen=True)
+class AdapterJacobian:
+    """∂H_j/∂φ of any layer of a client, written out as (B, d_i, n_L): the paper's upload, for layers without factors."""
+
+    columns: slice
+    jacobian: Floats
+
+    def __post_init__(self) -> None:
+        width = self.columns.stop - self.columns.start
+        require(
+            self.jacobian.ndim == 3 and self.jacobian.shape[1] == width,
+            "jacobian",
+            self.jacobian.shape,
+            f"of shape (B, {width}, n_L)",
+        )
+
+    @property
+    def num_parameters(self) -> int:
+        return self.jacobian.shape[2]
+
+    def per_sample(self, at_embedding: Floats) -> Floats:
+        """g_φ,j = ∂L_j/∂H_j · ∂H_j/∂φ for every sample, (B, n_L)."""
+        return np.matmul(at_embedding[:, None, :], self.jacobian)[:, 0, :]
+
+
+Adapter = AdapterFactors | AdapterJacobian
+
+
+@dataclass(frozen=True)
 class ClippedGradient:
     """Σ_j c_j g_j in the flat layout, with the clip factors c_j and the per-sample losses."""
 
@@ -176,7 +206,7 @@ def clipped_gradient(
     labels: npt.NDArray[np.int64],
     clip_norm: float | None,
     *,
-    adapters: Sequence[AdapterFactors] = (),
+    adapters: Sequence[Adapter] = (),
     method: str = "factored",
     input_squared_norms: Floats | None = None,
 ) -> ClippedGradient:
@@ -210,6 +240,10 @@ def clipped_gradient(
     start = model.num_parameters
     for adapter in adapters:
         block = model.layers[0][adapter.columns]
+        if isinstance(adapter, AdapterJacobian):
+            total[start : start + adapter.num_parameters] = factors @ adapter.per_sample(deltas[0] @ block.T)
+            start += adapter.num_parameters
+            continue
         up, down = adapter.split(total[start : start + adapter.num_parameters])
         up[...] = adapter.scale * (block @ (scaled[0].T @ adapter.projected))
         if down is not None:
@@ -222,7 +256,7 @@ def per_sample_gradients(
     model: GlobalModel,
     rows_with_one: Floats,
     labels: npt.NDArray[np.int64],
-    adapters: Sequence[AdapterFactors] = (),
+    adapters: Sequence[Adapter] = (),
 ) -> Floats:
     """All per-sample gradients, unclipped, as a (B, n) matrix in the flat layout: the reference."""
     inputs, logits = model.forward(rows_with_one)
@@ -241,7 +275,7 @@ def _squared_norms(
     model: GlobalModel,
     inputs: list[Floats],
     deltas: list[Floats],
-    adapters: Sequence[AdapterFactors],
+    adapters: Sequence[Adapter],
     first: Floats | None,
 ) -> Floats:
     total = np.zeros(len(deltas[0]), dtype=deltas[0].dtype)
@@ -250,6 +284,9 @@ def _squared_norms(
         total += rows * np.einsum("js,js->j", d, d)
     for adapter in adapters:
         block = model.layers[0][adapter.columns]
+        if isinstance(adapter, AdapterJacobian):
+            total += _row_squares(adapter.per_sample(deltas[0] @ block.T))
+            continue
         through_up = deltas[0] @ (block.T @ block)
         part = np.einsum("js,js->j", through_up, deltas[0]) * _row_squares(adapter.projected)
         if adapter.parts == "UV":
@@ -263,12 +300,15 @@ def _row_squares(rows: Floats) -> Floats:
 
 
 def _explicit(
-    model: GlobalModel, inputs: list[Floats], deltas: list[Floats], adapters: Sequence[AdapterFactors]
+    model: GlobalModel, inputs: list[Floats], deltas: list[Floats], adapters: Sequence[Adapter]
 ) -> Floats:
     batch = len(deltas[0])
     parts = [np.einsum("ji,js->jis", a, d).reshape(batch, -1) for a, d in zip(inputs, deltas, strict=True)]
     for adapter in adapters:
         at_embedding = deltas[0] @ model.layers[0][adapter.columns].T  # ∂L/∂H of this client, (B, d_i)
+        if isinstance(adapter, AdapterJacobian):
+            parts.append(adapter.per_sample(at_embedding))
+            continue
         up = adapter.scale * np.einsum("jd,jr->jdr", at_embedding, adapter.projected)
         parts.append(up.reshape(batch, -1))
         if adapter.parts == "UV":

@@ -33,7 +33,7 @@ def release_size(federation: Federation, config: TrainingConfig, initial: Global
 def _is_estimated(federation: Federation) -> bool:
     for client in federation.clients:
         require(
-            client.lora is not None,
+            client.is_trainable,
             f"{client.name}: lora",
             None,
             "present",

@@ -45,7 +45,7 @@ def train_plain(
     size = start_model(federation, config, initial).num_parameters
     if local_training == "lora":
         require(
-            federation.clients[0].lora is not None, "local_training", "lora", "'none' for clients without LoRA",
+            federation.clients[0].is_trainable, "local_training", "lora", "'none' for clients without LoRA",
             "build the federation with lora=True",
         )  # fmt: skip
         size += sum(adapter_parameters(federation.clients))
