@@ -41,6 +41,7 @@ class VerticalData:
     ``(rows, columns)`` for tables and embeddings, ``(rows, height, width, channels)`` for images. ``public``
     rows are nobody's secret and take no part in training. ``value_range`` is a constant known without
     looking at the data (pixels: 0..255), or None when scaling must come from the public rows.
+    ``are_embeddings`` marks rows that are a local model's output already and are not scaled again.
     """
 
     name: str
@@ -52,6 +53,7 @@ class VerticalData:
     public: tuple[Array, ...] | None = None
     public_labels: npt.NDArray[np.int64] | None = None
     value_range: tuple[float, float] | None = None
+    are_embeddings: bool = False
     notes: tuple[str, ...] = field(default=())
 
     def __post_init__(self) -> None:
@@ -282,6 +284,7 @@ def load_embeddings(
         test_labels=labels["y_test"],
         public=deal.get("public"),
         public_labels=labels.get("y_public"),
+        are_embeddings=True,
         notes=(f"precomputed embeddings from {file.name}",),
     )
 

@@ -271,7 +271,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     table = Table(title=title)
     for column, side in (("method", "left"), ("ε", "right"), ("accuracy %", "right"), ("ε claimed", "right"),
                          ("for", "left"), ("proven", "left"), ("s", "right")):  # fmt: skip
-        table.add_column(column, justify=side)  # type: ignore[arg-type]
+        table.add_column(column, justify=side, no_wrap=column == "method")  # type: ignore[arg-type]
     previous = ""
     for o in outcomes:
         table.add_row(

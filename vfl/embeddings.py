@@ -50,7 +50,7 @@ def input_scaling(data: VerticalData, client: int) -> PublicScaling | None:
     """
     if data.value_range is not None:
         return PublicScaling.from_range(*data.value_range)
-    if data.notes and data.notes[0].startswith("precomputed embeddings"):
+    if data.are_embeddings:
         return None
     require(
         data.public is not None,
@@ -69,16 +69,26 @@ def embed(
     *,
     cache_dir: str | Path | None = None,
     keep_blocks: bool = False,
+    public_rows: int = 2000,
     progress: bool = True,
 ) -> list[ClientEmbeddings]:
-    """Run every client's frozen local model over its train, test and public rows (one config, or one each)."""
+    """Run every client's frozen local model over its train, test and public rows (one config, or one each).
+
+    Public embeddings serve to choose a row bound, for which the first ``public_rows`` are enough.
+    """
     configs = [config] * data.num_clients if isinstance(config, LocalModelConfig) else list(config)
     require(
         len(configs) == data.num_clients, "local models", len(configs), f"{data.num_clients} configurations"
     )
     return [
         _embed_client(
-            data, i, configs[i], None if cache_dir is None else Path(cache_dir), keep_blocks, progress
+            data,
+            i,
+            configs[i],
+            None if cache_dir is None else Path(cache_dir),
+            keep_blocks,
+            public_rows,
+            progress,
         )
         for i in range(data.num_clients)
     ]
@@ -139,11 +149,12 @@ def _embed_client(
     config: LocalModelConfig,
     cache: Path | None,
     keep_blocks: bool,
+    public_rows: int,
     progress: bool,
 ) -> ClientEmbeddings:
     parts = {"train": data.train[client], "test": data.test[client]}
-    if data.public is not None:
-        parts["public"] = data.public[client]
+    if data.public is not None and public_rows:
+        parts["public"] = data.public[client][:public_rows]
     # A torch model on uint8 images uses its own public pixel constants.
     raw_images = config.kind != "identity" and parts["train"].dtype == np.uint8
     scaling = None if raw_images else input_scaling(data, client)

@@ -5,6 +5,7 @@ has them, one PNG, JSON. With real data:
 
     python -m vfl.study --data cifar10 --data-root DIR --local-model resnet18 --local-weights FILE --upscale 4
     python -m vfl.study --embeddings FEATURES.npz --last-layer WEIGHTS.pth          # precomputed features
+    python -m vfl.study --columns bank.csv shop.csv --label-column bought           # your own columns
 
 Accuracy is on test rows, which never train; choosing options by it is tuning and outside every claim.
 """
@@ -14,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -24,6 +26,7 @@ import numpy as np
 
 from accel.validate import require
 from vfl.client import LocalUpdate
+from vfl.columns import load_columns
 from vfl.data import DATA_SETS, VerticalData, load_data, load_embeddings
 from vfl.embeddings import ClientEmbeddings, apply_last_layer, embed
 from vfl.federation import Federation, build_federation
@@ -177,6 +180,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--data", default="digits", choices=DATA_SETS)
     parser.add_argument("--data-root", help="folder of the data sets (torchvision's root)")
     parser.add_argument("--embeddings", help="precomputed embeddings (.npz) instead of --data")
+    parser.add_argument(
+        "--columns", nargs="+", metavar="FILE", help="your own data: one file per client, the label client's last"
+    )
+    parser.add_argument("--id-column", default="id")
+    parser.add_argument("--label-column", default="label")
+    parser.add_argument("--public-fraction", type=float, help="rows set aside as public (scaling)")
     parser.add_argument("--last-layer", help="weights whose last layer turns 512 features into 1000 logits")
     parser.add_argument("--clients", type=int, default=2)
     parser.add_argument("--local-model", default="identity", choices=LOCAL_MODELS)
@@ -306,9 +315,22 @@ def _load(options: argparse.Namespace) -> tuple[VerticalData, list[ClientEmbeddi
             return data, apply_last_layer(data, options.last_layer, cache_dir=options.cache, keep_blocks=keep)
         return data, embed(data, LocalModelConfig(), keep_blocks=keep)
     require(options.last_layer is None, "last_layer", options.last_layer, "used with --embeddings only")
-    data = load_data(
-        options.data, num_clients=options.clients, data_root=options.data_root, seed=options.seed
-    )
+    if options.columns:
+        data, report = load_columns(
+            options.columns,
+            id_column=options.id_column,
+            label_column=options.label_column,
+            public_fraction=0.1 if options.public_fraction is None else options.public_fraction,
+        )
+        print(report, file=sys.stderr)
+    else:
+        data = load_data(
+            options.data,
+            num_clients=options.clients,
+            data_root=options.data_root,
+            public_fraction=options.public_fraction,
+            seed=options.seed,
+        )
     config = LocalModelConfig(
         options.local_model,
         output_width=options.output_width,

@@ -6,7 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vfl.client import LocalUpdate, concatenate, make_clients
-from vfl.estimate import dense_system, error_bound, estimate_per_sample_gradients, regulariser
+from vfl.estimate import (
+    dense_system,
+    error_bound,
+    estimate_from_jacobian,
+    estimate_per_sample_gradients,
+    regulariser,
+)
 from vfl.gradients import GlobalModel, clipped_gradient, per_sample_gradients, with_ones
 from vfl.lora import ParallelLora
 from vfl.scaling import RowBound
@@ -108,6 +114,23 @@ def test_least_squares_is_the_smallest_norm_solution(with_down):
     right = y_up.ravel() if y_down is None else np.concatenate([y_up.ravel(), y_down.ravel()])
     got = estimate_per_sample_gradients(y_up, y_down, x @ down.T, x, up, 0.5, estimator="ls")
     np.testing.assert_allclose(got.ravel(), np.linalg.pinv(dense) @ right, atol=1e-9)
+
+
+@pytest.mark.parametrize("lam", [0.0, 0.3])
+def test_estimate_from_jacobian_equals_the_factored_one(lam):
+    clients, _ = small_federation()
+    client, rows = clients[0], np.arange(4)
+    factor = client.lora_factors(rows)[0]
+    released = np.random.default_rng(1).normal(size=factor.num_parameters)
+    up, down = factor.split(released)
+    estimator = "ridge" if lam else "ls"
+    fast = estimate_per_sample_gradients(
+        up, down, factor.projected, factor.inputs, factor.up, factor.scale, estimator=estimator, regularisation=lam
+    )
+    slow = estimate_from_jacobian(
+        released, client.layer_jacobian(rows, 0), estimator=estimator, regularisation=lam
+    )
+    np.testing.assert_allclose(fast, slow, atol=1e-8)
 
 
 def test_noiseless_overdetermined_estimate_is_exact():
