@@ -147,7 +147,9 @@ class Client:
 
     @property
     def shared_layers(self) -> list[int]:
-        """The LoRA layers whose gradients the servers release: all under ``released``, one under ``estimated``."""
+        """The LoRA layers whose gradients the servers release: all under ``released``, one under
+        ``estimated``.
+        """
         if self.lora is None:
             return []
         if self.update.kind == "released":
@@ -213,8 +215,8 @@ class Client:
     ) -> None:
         """Apply the released mean gradient of the shared layers (flat layout of ``vfl.gradients``).
 
-        ``rows`` is the batch it belongs to; ``noise_std`` the deviation of the noise in it (σ_t/B, all of it),
-        used by ``estimated`` only.
+        ``rows`` is the batch it belongs to; ``noise_std`` the deviation of the noise in it (σ_t/B, all of
+        it), used by ``estimated`` only.
         """
         assert self.lora is not None
         factors = self.lora_factors(rows)
@@ -332,7 +334,9 @@ def make_clients(
     seed: int = 0,
     dtype: npt.DTypeLike = np.float64,
 ) -> list[Client]:
-    """One client per array; the last one holds the labels. With ``block_outputs`` every client gets LoRA layers."""
+    """One client per array; the last one holds the labels. With ``block_outputs`` every client gets LoRA
+    layers.
+    """
     require(len(embeddings) >= 1, "embeddings", len(embeddings), "at least one client")
     require(len(row_bounds) == len(embeddings), "row_bounds", len(row_bounds), f"{len(embeddings)} bounds")
     clients, start = [], 0

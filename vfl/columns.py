@@ -113,7 +113,8 @@ def read_client_file(
     for role, wanted in (("id", id_column), ("label", label_column)):
         if wanted is not None and wanted not in header:
             raise ColumnsError(
-                f"{file.name}: the {role} column {wanted!r} is missing; columns are {', '.join(map(repr, header))}"
+                f"{file.name}: the {role} column {wanted!r} is missing; "
+                f"columns are {', '.join(map(repr, header))}"
             )
     if forbidden_column is not None and forbidden_column in header:
         raise ColumnsError(
@@ -172,8 +173,8 @@ def load_columns(
     for row, text in enumerate(texts):
         if text not in index:
             raise ColumnsError(
-                f"{aligned[-1].source}, column {label_column!r}, id {aligned[-1].ids[row]!r}: class {text!r} must be "
-                f"one of {', '.join(names)}"
+                f"{aligned[-1].source}, column {label_column!r}, id {aligned[-1].ids[row]!r}: class {text!r} "
+                f"must be one of {', '.join(names)}"
             )
     if len(names) < 2:
         raise ColumnsError(
@@ -213,7 +214,8 @@ def _read_csv(file: Path) -> tuple[list[str], list[list[object]]]:
                 continue
             if len(row) != len(header):
                 raise ColumnsError(
-                    f"{file.name}, line {reader.line_num}: {len(row)} values, but the header names {len(header)} columns"
+                    f"{file.name}, line {reader.line_num}: {len(row)} values, "
+                    f"but the header names {len(header)} columns"
                 )
             rows.append(list(row))
     return header, rows
@@ -273,8 +275,9 @@ def _read_text(source: str, column: str, values: Sequence[object]) -> list[str]:
             raise ColumnsError(
                 f"{source}, column {column!r}, row {row}: the value is missing; fill it or drop the row"
             )
-        whole = isinstance(value, float) and value.is_integer()
-        texts.append(str(int(value)) if whole else str(value).strip())  # type: ignore[arg-type]
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        texts.append(str(value).strip())
     return texts
 
 
@@ -296,8 +299,8 @@ def _numbers(source: str, column: str, values: Sequence[object]) -> npt.NDArray[
     for row, value in enumerate(values, start=1):
         if _is_missing(value):
             raise ColumnsError(
-                f"{source}, column {column!r}, row {row}: the value is missing; fill it with a public constant "
-                "(not with a statistic of the private rows) or drop the row"
+                f"{source}, column {column!r}, row {row}: the value is missing; fill it with a public "
+                "constant (not with a statistic of the private rows) or drop the row"
             )
         try:
             out[row - 1] = float(value)  # type: ignore[arg-type]

@@ -35,7 +35,8 @@ Array = npt.NDArray[np.generic]
 
 @dataclass(frozen=True)
 class VerticalData:
-    """One data set as the clients hold it; entry i of a tuple belongs to client i, the last one has the labels.
+    """One data set as the clients hold it; entry i of a tuple belongs to client i, the last one has the
+    labels.
 
     ``train``, ``test`` and ``public`` hold, per client, an array whose first axis is the (aligned) row:
     ``(rows, columns)`` for tables and embeddings, ``(rows, height, width, channels)`` for images. ``public``
@@ -83,7 +84,8 @@ class VerticalData:
 
 
 def usable_rows(num_samples: int, batch_size: int) -> tuple[int, str]:
-    """How many rows take part, and a sentence on the rest: the last M mod B rows of the aligned order are dropped.
+    """How many rows take part, and a sentence on the rest: the last M mod B rows of the aligned order are
+    dropped.
 
     The rule is public and looks at no value, so it costs no privacy.
     """
@@ -208,7 +210,8 @@ def _load_torchvision(
     public = public_labels = None
     fraction = public_fraction or 0.0
     require_real("public_fraction", fraction, 0.0, 1.0, open_high=True)
-    # The published order of these sets is already shuffled, but not for every class file (EMNIST): deal again.
+    # The published order of these sets is already shuffled, but not for every class file (EMNIST): deal
+    # again.
     order = np.random.default_rng(seed).permutation(len(y_train))
     num_public = round(fraction * len(order))
     public_rows, train_rows = order[:num_public], np.sort(order[num_public:])
@@ -251,7 +254,8 @@ def _public_cifar100(root: Path) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.
 def load_embeddings(
     path: str | Path, *, num_clients: int = 2, widths: Sequence[int] | None = None
 ) -> VerticalData:
-    """Precomputed embeddings: an .npz with ``train``, ``test``, ``y_train``, ``y_test`` [, ``public``, ``y_public``].
+    """Precomputed embeddings: an .npz with ``train``, ``test``, ``y_train``, ``y_test`` [, ``public``,
+    ``y_public``].
 
     Columns are dealt to the clients in equal contiguous blocks, or in blocks of ``widths``. Integer arrays
     with a ``scale`` are read as (value·scale)², the packing of square-rooted activations.
@@ -267,14 +271,14 @@ def load_embeddings(
         parts = {k: _unpack(z[k], scale) for k in ("train", "test", "public") if k in z}
         labels = {k: z[k].astype(np.int64) for k in ("y_train", "y_test", "y_public") if k in z}
     total = parts["train"].shape[1]
-    if widths is not None:
+    deal: dict[str, tuple[Array, ...]] = {}
+    for key, rows in parts.items():
+        if widths is None:
+            deal[key] = split_columns(rows, num_clients)
+            continue
         require(sum(widths) == total, "widths", list(widths), f"block widths that sum to {total}")
-        cuts = np.cumsum(widths)[:-1]
-        deal = {
-            k: tuple(np.ascontiguousarray(p) for p in np.split(v, cuts, axis=1)) for k, v in parts.items()
-        }
-    else:
-        deal = {k: split_columns(v, num_clients) for k, v in parts.items()}
+        blocks = np.split(rows, np.cumsum(widths)[:-1], axis=1)
+        deal[key] = tuple(np.ascontiguousarray(block) for block in blocks)
     return VerticalData(
         name=file.stem,
         classes=int(max(v.max() for v in labels.values())) + 1,

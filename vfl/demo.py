@@ -71,7 +71,7 @@ Run = Callable[[float, int], Any]
 
 
 def _methods(data: VerticalData, config: TrainingConfig) -> list[tuple[str, Run, bool]]:
-    """(name, run(ε, seed), needs ε) for every method; settings found on other seeds of the same public sizes."""
+    """(name, run(ε, seed), needs ε) for every method."""
     frozen = build_federation(data, progress=False)
 
     def adapted(kind: str) -> Federation:
@@ -289,7 +289,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         console.print("Baselines left out: they need torch (pip install 'ppvfl[vision]').")
     console.print(
         "Baselines and LDP cover features only, not labels, and not the clients' own trained models; "
-        "Ada-VFed is rebuilt from its abstract; GL-BMF with estimated updates covers labels only, and a changed label counts twice."
+        "Ada-VFed is rebuilt from its abstract; GL-BMF with estimated updates covers labels only, and a "
+        "changed label counts twice."
     )
     console.print(f"Picture: {picture}; {seconds:.0f} s in all")
     return 0

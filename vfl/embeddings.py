@@ -60,7 +60,9 @@ def input_scaling(data: VerticalData, client: int) -> PublicScaling | None:
         "set rows aside (public_fraction > 0) or give value_range; private rows must not be used for scaling",
     )
     assert data.public is not None
-    return PublicScaling.from_public(data.public[client].reshape(len(data.public[client]), -1))
+    return PublicScaling.from_public(
+        data.public[client].reshape(len(data.public[client]), -1).astype(np.float64)
+    )
 
 
 def embed(
@@ -101,7 +103,8 @@ def apply_last_layer(
     cache_dir: str | Path | None = None,
     keep_blocks: bool = False,
 ) -> list[ClientEmbeddings]:
-    """Precomputed penultimate features through a network's last layer (``fc``): x ↦ x·Wᵀ + b, cached like ``embed``.
+    """Precomputed penultimate features through a network's last layer (``fc``): x ↦ x·Wᵀ + b, cached like
+    ``embed``.
 
     ``keep_blocks`` keeps the features as the one block that a LoRA layer can read.
     """

@@ -76,7 +76,7 @@ def estimate_per_sample_gradients(
     """Q = Ĝ/B (B×d_i) from Y_U (d_i×r) and, unless None, Y_V (r×m).
 
     ``estimator``: "ls" (least squares of smallest norm; ``regularisation`` is ignored), "ridge" or "mmse"
-    (the same formula; λ comes from ``regulariser``). ``solver``: "direct", or "lsqr" (matrix-free, iterative).
+    (the same formula; λ comes from ``regulariser``). ``solver``: "direct", or "lsqr" (matrix-free).
     """
     require_choice("estimator", estimator, ("ls", "ridge", "mmse"))
     require_choice("solver", solver, ("direct", "lsqr"))
@@ -89,8 +89,9 @@ def estimate_per_sample_gradients(
     right_up = released_up.T
     if released_down is None:
         return _solve_thin(a, damping, right_up)
-    # (aaᵀ + λ)Q + s²·XXᵀ·Q·UUᵀ = a·Y_Uᵀ + s·X·Y_Vᵀ·Uᵀ. In the left singular vectors of U the columns of Q separate:
-    # the d_i − r directions orthogonal to U see U's equations only; direction k sees the factor [a, σ_k·s·X].
+    # (aaᵀ + λ)Q + s²·XXᵀ·Q·UUᵀ = a·Y_Uᵀ + s·X·Y_Vᵀ·Uᵀ. In the left singular vectors of U the columns of Q
+    # separate: the d_i − r directions orthogonal to U see U's equations only; direction k sees the factor
+    # [a, σ_k·s·X].
     left, singular, right_t = np.linalg.svd(up, full_matrices=False)
     along = right_up @ left
     estimate = _solve_thin(a, damping, right_up - along @ left.T)

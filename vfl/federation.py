@@ -123,8 +123,13 @@ def build_federation(
         require_choice("row_bound", row_bound, ("public",), way_out="or give a number")
         norms = []
         for i, part in enumerate(parts):
-            require(part.public is not None, f"client {i + 1}: public rows", None, "present for row_bound='public'",
-                    "state the row bound as a number")  # fmt: skip
+            require(
+                part.public is not None,
+                f"client {i + 1}: public rows",
+                None,
+                "present for row_bound='public'",
+                "state the row bound as a number",
+            )
             assert part.public is not None
             norms.append(row_bound_from_public(part.public))
         bounds = tuple(norms)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -64,7 +65,9 @@ class GlobalModel:
         seed: int = 0,
         dtype: npt.DTypeLike = np.float64,
     ) -> GlobalModel:
-        """The public starting point: zero for the last layer (and so for a single one), He-normal before it."""
+        """The public starting point: zero for the last layer (and so for a single one), He-normal before
+        it.
+        """
         require_integer("input_width", input_width, 1)
         require_integer("classes", classes, 2)
         for width in hidden:
@@ -72,7 +75,7 @@ class GlobalModel:
         sizes = [input_width, *hidden, classes]
         random = np.random.default_rng([seed, 0x6C61796572])
         layers: list[Floats] = []
-        for depth, (fan_in, fan_out) in enumerate(zip(sizes[:-1], sizes[1:], strict=True)):
+        for depth, (fan_in, fan_out) in enumerate(pairwise(sizes)):
             layer = np.zeros((fan_in + 1, fan_out), dtype=dtype)
             if depth < len(hidden):
                 layer[:-1] = random.standard_normal((fan_in, fan_out)) * (2.0 / fan_in) ** 0.5
@@ -164,7 +167,9 @@ class AdapterFactors:
 
 @dataclass(frozen=True)
 class AdapterJacobian:
-    """∂H_j/∂φ of any layer of a client, written out as (B, d_i, n_L): the paper's upload, for layers without factors."""
+    """∂H_j/∂φ of any layer of a client, written out as (B, d_i, n_L): the paper's upload, for layers
+    without factors.
+    """
 
     columns: slice
     jacobian: Floats

@@ -1,7 +1,8 @@
-"""A client that trains one layer of a torch local model which has no low-rank factors (DESIGN §5, the generic path).
+"""A client that trains one layer of a torch local model which has no low-rank factors (DESIGN §5, the
+generic path).
 
-It shares the Jacobians ∂H_j/∂φ_L of the chosen layer, as the paper does: B·d_i·n_L numbers per batch, so this is for
-small layers and for reference; LoRA layers share factors instead (``vfl.client``).
+It shares the Jacobians ∂H_j/∂φ_L of the chosen layer, as the paper does: B·d_i·n_L numbers per batch, so
+this is for small layers and for reference; LoRA layers share factors instead (``vfl.client``).
 """
 
 from __future__ import annotations
@@ -27,10 +28,11 @@ Floats = npt.NDArray[np.floating]
 
 @dataclass
 class LayerClient(Client):
-    """``model`` runs on ``rows`` (already scaled, this client's columns); ``layer`` names the trained parameters.
+    """``model`` runs on ``rows`` (already scaled, this client's columns); ``layer`` names the trained
+    parameters.
 
-    ``layer`` is a prefix of parameter names ("last" for the MLP's output layer). ``released`` updates touch that
-    layer only; ``estimated`` ones back-propagate the estimate through the whole model, as in the paper.
+    ``layer`` is a prefix of parameter names ("last" for the MLP's output layer). ``released`` updates touch
+    that layer only; ``estimated`` ones back-propagate the estimate through the whole model, as in the paper.
     ``embeddings`` must be the model's output at the start; it only fixes the shapes.
     """
 
@@ -42,7 +44,12 @@ class LayerClient(Client):
     def __post_init__(self) -> None:
         super().__post_init__()
         require(self.model is not None, f"{self.name}: model", None, "a local model")
-        require(len(self.rows) == self.num_samples, f"{self.name}: rows", len(self.rows), f"{self.num_samples} rows")
+        require(
+            len(self.rows) == self.num_samples,
+            f"{self.name}: rows",
+            len(self.rows),
+            f"{self.num_samples} rows",
+        )
         names = [n for n, _ in self._named()]
         known = sorted({n.split(".")[0] for n, _ in self._model.named_parameters()})
         require(bool(names), "layer", self.layer, f"one of {', '.join(known)}")
@@ -117,12 +124,16 @@ class LayerClient(Client):
     ) -> None:
         """Apply the released mean gradient of the layer (``released``) or its estimate (``estimated``)."""
         expected = sum(p.numel() for _, p in self._named())
-        require(released.shape == (expected,), f"{self.name}: released", released.shape, f"of shape ({expected},)")
+        require(
+            released.shape == (expected,), f"{self.name}: released", released.shape, f"of shape ({expected},)"
+        )
         if self.update.kind == "released":
             gradients, start = {}, 0
             for name, parameter in self._named():
                 part = released[start : start + parameter.numel()]
-                gradients[name] = torch.from_numpy(np.array(part)).to(parameter.dtype).reshape(parameter.shape)
+                gradients[name] = (
+                    torch.from_numpy(np.array(part)).to(parameter.dtype).reshape(parameter.shape)
+                )
                 start += parameter.numel()
         else:
             gradients = self._back_propagated(rows, released, step, noise_std, noise_row_norm, clip_norm)
@@ -157,12 +168,17 @@ class LayerClient(Client):
         smallest = float(values[-1]) if len(values) == batch * self.width else 0.0
         bias = (lam / (smallest + lam)) ** 2 * clip_norm**2 / batch if lam else 0.0
         self.estimate_log.append(
-            EstimateRecord(step, noise_std, lam, ErrorBound(float("nan"), bias, variance, smallest, float(values[0])))
+            EstimateRecord(
+                step, noise_std, lam, ErrorBound(float("nan"), bias, variance, smallest, float(values[0]))
+            )
         )
         names = [n for n, _ in self._model.named_parameters()]
         output = self._model(to_tensor(self.rows[rows], self.config))  # type: ignore[index]
         shrunk = estimate * self.row_bound.factors(self._unbounded(rows))[:, None]
         found = torch.autograd.grad(
-            output, list(self._model.parameters()), torch.from_numpy(shrunk).to(output.dtype), allow_unused=True
+            output,
+            list(self._model.parameters()),
+            torch.from_numpy(shrunk).to(output.dtype),
+            allow_unused=True,
         )
         return {n: g for n, g in zip(names, found, strict=True) if g is not None}

@@ -1,9 +1,9 @@
 """Pre-train a local model on a *public* set: ``python -m vfl.pretrain``.
 
-Public means: CIFAR-100 for CIFAR-10, the public rows of an embedded set, or a file of public images. Never the
-private rows: a model fitted on them would tie every embedding to every record and void the claim.
-The file it writes is a checkpoint after every epoch; ``--resume`` continues from it, and ``--local-weights`` of
-the other commands reads it.
+Public means: CIFAR-100 for CIFAR-10, the public rows of an embedded set, or a file of public images. Never
+the private rows: a model fitted on them would tie every embedding to every record and void the claim.
+The file it writes is a checkpoint after every epoch; ``--resume`` continues from it, and ``--local-weights``
+of the other commands reads it.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from vfl.data import load_data, split_columns
 from vfl.local_config import LocalModelConfig
 from vfl.local_models import build_local_model, to_tensor
 from vfl.progress import progress_bar
+from vfl.scaling import PublicScaling
 
 __all__ = ["load_public_images", "main", "pretrain"]
 
@@ -57,10 +58,10 @@ def load_public_images(
         data.public is not None, "public_fraction", public_fraction, "above 0, so that there are public rows"
     )
     assert data.public is not None and data.public_labels is not None
-    rows = data.public[0]
+    rows: np.ndarray = data.public[0]
     if data.value_range is not None and rows.dtype != np.uint8:
-        rows = (rows - data.value_range[0]) / (data.value_range[1] - data.value_range[0])
-    return rows.astype(np.float32) if rows.dtype != np.uint8 else rows, data.public_labels
+        rows = PublicScaling.from_range(*data.value_range).apply(rows)
+    return rows, data.public_labels
 
 
 def pretrain(
@@ -78,9 +79,11 @@ def pretrain(
     seed: int = 0,
     progress: bool = True,
 ) -> dict[str, Any]:
-    """Train on column strips of public images (one strip, or all as one set) and write ``out`` after each epoch.
+    """Train on column strips of public images (one strip, or all as one set) and write ``out`` after each
+    epoch.
 
-    A tenth of the rows is kept for validation. Random horizontal flips, SGD with momentum 0.9, cosine schedule.
+    A tenth of the rows is kept for validation. Random horizontal flips, SGD with momentum 0.9, cosine
+    schedule.
     """
     require_integer("epochs", epochs, 1)
     require_integer("batch_size", batch_size, 1)
@@ -109,9 +112,12 @@ def pretrain(
     if resume and out.exists():
         state = torch.load(out, map_location="cpu", weights_only=True)
         require(
-            json.loads(state["config"]) == dataclasses.asdict(config), "resume", str(out), "a checkpoint of this model",
+            json.loads(state["config"]) == dataclasses.asdict(config),
+            "resume",
+            str(out),
+            "a checkpoint of this model",
             "use another --out, or the options it was started with",
-        )  # fmt: skip
+        )
         model.load_state_dict(state["model"])
         head.load_state_dict(state["head"])
         optimiser.load_state_dict(state["optimiser"])

@@ -1,7 +1,7 @@
 """Utility study with the plaintext twins: ``python -m vfl.study``.
 
-Any data set, any local model, several methods, budgets and seeds; a table next to the paper's figures where it
-has them, one PNG, JSON. With real data:
+Any data set, any local model, several methods, budgets and seeds; a table next to the paper's figures where
+it has them, one PNG, JSON. With real data:
 
     python -m vfl.study --data cifar10 --data-root DIR --local-model resnet18 --local-weights FILE --upscale 4
     python -m vfl.study --embeddings FEATURES.npz --last-layer WEIGHTS.pth          # precomputed features
@@ -55,7 +55,7 @@ METHODS: dict[str, Callable[..., Any]] = {
     "ldp_gl": train_ldp_gl,
 }
 
-# Table 1 of the paper (20 epochs, B = 128, γ = 1.2, δ = 1e-5, η = 0.01), Pre-ImageNet and Pre-Cifar100 columns.
+# Table 1 of the paper: 20 epochs, B = 128, γ = 1.2, δ = 1e-5, η = 0.01; Pre-ImageNet and Pre-Cifar100.
 PAPER_ACCURACY: dict[tuple[str, str, str, int], dict[float, float]] = {
     ("cifar10", "imagenet", "g_shuff", 1): {1: 69.38, 2: 71.78, 5: 73.27, 8: 73.69, 10: 73.76},
     ("cifar10", "imagenet", "g_bmf", 1): {1: 69.25, 2: 70.73, 5: 71.19, 8: 71.22, 10: 71.24},
@@ -102,7 +102,10 @@ def run_study(
     progress: bool = True,
     report: Callable[[StudyRow], None] = lambda row: None,
 ) -> list[StudyRow]:
-    """Every combination; setting 2 applies to the matrix-factorisation methods only. ``report`` gets rows as they come."""
+    """Every combination; setting 2 applies to the matrix-factorisation methods only.
+
+    ``report`` is called with each row as it comes.
+    """
     rows = []
     for method in methods:
         for setting in settings if method in ("g_bmf", "gl_bmf") else settings[:1]:
@@ -148,7 +151,7 @@ def plot_study(rows: Sequence[StudyRow], title: str, path: Path) -> None:
     groups = dict.fromkeys((r.method, r.setting) for r in rows if r.epsilon is not None)
     for k, (method, setting) in enumerate(groups):
         mine = [r for r in rows if (r.method, r.setting) == (method, setting) and r.epsilon is not None]
-        x = [r.epsilon for r in mine]
+        x = [float(r.epsilon or 0) for r in mine]
         y = [100 * float(np.mean(r.accuracies)) for r in mine]
         axes.plot(x, y, "o-", color=f"C{k}", label=f"{method}, setting {setting}")
         printed = [(r.epsilon, r.paper) for r in mine if r.paper is not None]
@@ -181,7 +184,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--data-root", help="folder of the data sets (torchvision's root)")
     parser.add_argument("--embeddings", help="precomputed embeddings (.npz) instead of --data")
     parser.add_argument(
-        "--columns", nargs="+", metavar="FILE", help="your own data: one file per client, the label client's last"
+        "--columns",
+        nargs="+",
+        metavar="FILE",
+        help="your own data: one file per client, the label client's last",
     )
     parser.add_argument("--id-column", default="id")
     parser.add_argument("--label-column", default="label")
@@ -256,7 +262,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not options.json:
         console.print(
             f"{data.name}: {data.num_samples} people, {data.classes} classes, widths "
-            f"{', '.join(str(p.train.shape[1]) for p in parts)}{cached}; {time.perf_counter() - started:.1f} s to load"
+            f"{', '.join(str(p.train.shape[1]) for p in parts)}{cached}; "
+            f"{time.perf_counter() - started:.1f} s to load"
         )
         for note in federation.notes:
             console.print(f"  {note}")

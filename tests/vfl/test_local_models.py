@@ -18,8 +18,8 @@ def tiny_images(seed=0, rows=6, size=16):
     random = np.random.default_rng(seed)
     images = random.integers(0, 256, (2, rows, size, size // 2, 3), dtype=np.uint8)
     labels = np.arange(rows) % 3
-    return VerticalData("tiny", 3, tuple(images), labels, tuple(images[:, :3]), labels[:3], tuple(images[:, 3:]),
-                        labels[3:], (0.0, 255.0))  # fmt: skip
+    train, test, public = tuple(images), tuple(images[:, :3]), tuple(images[:, 3:])
+    return VerticalData("tiny", 3, train, labels, test, labels[:3], public, labels[3:], (0.0, 255.0))
 
 
 def tiny_table(seed=0):

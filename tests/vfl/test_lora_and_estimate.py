@@ -125,7 +125,14 @@ def test_estimate_from_jacobian_equals_the_factored_one(lam):
     up, down = factor.split(released)
     estimator = "ridge" if lam else "ls"
     fast = estimate_per_sample_gradients(
-        up, down, factor.projected, factor.inputs, factor.up, factor.scale, estimator=estimator, regularisation=lam
+        up,
+        down,
+        factor.projected,
+        factor.inputs,
+        factor.up,
+        factor.scale,
+        estimator=estimator,
+        regularisation=lam,
     )
     slow = estimate_from_jacobian(
         released, client.layer_jacobian(rows, 0), estimator=estimator, regularisation=lam

@@ -23,7 +23,18 @@ def test_demo_shows_every_method(tmp_path, capsys):
     rows = json.loads(capsys.readouterr().out)
     names = {r["method"] for r in rows}
     assert len(names) == len(rows) == 15
-    for part in ("Plain", "G-Shuff", "G-BMF", "GL-BMF", "GL-Sub", "LDP", "ADMM", "FedBCD", "Split", "Ada-VFed"):
+    for part in (
+        "Plain",
+        "G-Shuff",
+        "G-BMF",
+        "GL-BMF",
+        "GL-Sub",
+        "LDP",
+        "ADMM",
+        "FedBCD",
+        "Split",
+        "Ada-VFed",
+    ):
         assert any(part in n for n in names)
     estimated = next(r for r in rows if r["method"] == "GL-BMF estimated")
     assert estimated["covers"] == "labels" and estimated["claimed_epsilon"] > 8
@@ -31,14 +42,37 @@ def test_demo_shows_every_method(tmp_path, capsys):
 
 
 def test_demo_on_the_table(tmp_path, capsys):
-    arguments = ["--data", "breast_cancer", "--epochs", "5", "--seeds", "1", "--epsilon", "8", "--clients", "3"]
+    arguments = [
+        "--data",
+        "breast_cancer",
+        "--epochs",
+        "5",
+        "--seeds",
+        "1",
+        "--epsilon",
+        "8",
+        "--clients",
+        "3",
+    ]
     assert demo.main([*arguments, "--out", str(tmp_path)]) == 0
     text = capsys.readouterr().out
     assert "breast_cancer, 3 clients" in text and "G-BMF setting 2" in text
 
 
 def test_study_command(tmp_path, capsys):
-    arguments = ["--epochs", "3", "--epsilon", "8", "--methods", "plain", "g_bmf", "gl_bmf", "--settings", "1", "2"]
+    arguments = [
+        "--epochs",
+        "3",
+        "--epsilon",
+        "8",
+        "--methods",
+        "plain",
+        "g_bmf",
+        "gl_bmf",
+        "--settings",
+        "1",
+        "2",
+    ]
     assert study.main([*arguments, "--out", str(tmp_path), "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
     assert [(r["method"], r["setting"]) for r in rows] == [
@@ -69,7 +103,13 @@ def test_last_layer_on_precomputed_features(tmp_path):
     torch = pytest.importorskip("torch")
     random = np.random.default_rng(0)
     features = random.normal(size=(20, 8)).astype(np.float32)
-    np.savez(tmp_path / "f.npz", train=features, test=features[:5], y_train=np.arange(20) % 2, y_test=np.arange(5) % 2)
+    np.savez(
+        tmp_path / "f.npz",
+        train=features,
+        test=features[:5],
+        y_train=np.arange(20) % 2,
+        y_test=np.arange(5) % 2,
+    )
     weight, bias = torch.randn(6, 4), torch.randn(6)
     torch.save({"fc.weight": weight.half(), "fc.bias": bias}, tmp_path / "w.pth")
     data = load_embeddings(tmp_path / "f.npz")
@@ -97,7 +137,9 @@ def test_paper_sized_g_bmf_run_takes_under_twenty_seconds():
     parts = [random.standard_normal((50_000, 1000), dtype=np.float32) for _ in range(2)]
     labels = random.integers(0, 10, 50_000)
     data = VerticalData("random", 10, tuple(parts), labels, tuple(p[:500] for p in parts), labels[:500])
-    federation = build_federation(data, embeddings=[ClientEmbeddings(p, p[:500]) for p in parts], dtype=np.float32)
+    federation = build_federation(
+        data, embeddings=[ClientEmbeddings(p, p[:500]) for p in parts], dtype=np.float32
+    )
     started = time.process_time()
     result = train_g_bmf(federation, TrainingConfig(epochs=20, dtype="float32"))
     seconds = time.process_time() - started

@@ -22,7 +22,7 @@ def two_files(tmp_path):
     one = write_csv(
         tmp_path / "bank.csv", ["id", "income", "age"], [[n, i, i % 7] for i, n in enumerate(ids)]
     )
-    shuffled = list(reversed(ids))[:-3] + ["only-here"]
+    shuffled = [*list(reversed(ids))[:-3], "only-here"]
     two = write_csv(
         tmp_path / "shop.csv",
         ["visits", "id", "label"],

@@ -1,7 +1,7 @@
 """GL-BMF: global model and the clients' LoRA layers together (paper, Fig. 3), and its variant GL-Sub.
 
-The clients' ``LocalUpdate`` (see ``vfl.client``) decides between ``released`` (all layers, claim covers features
-and labels) and ``estimated`` (the paper's: one layer, claim covers labels only).
+The clients' ``LocalUpdate`` (see ``vfl.client``) decides between ``released`` (all layers, claim covers
+features and labels) and ``estimated`` (the paper's: one layer, claim covers labels only).
 """
 
 from __future__ import annotations
@@ -52,7 +52,9 @@ def train_gl_bmf(
     evaluate_every: int = 0,
     progress: bool = False,
 ) -> TwinResult:
-    """The twin of GL-BMF. The federation is copied: its adapters stay as they are, the result holds the trained."""
+    """The twin of GL-BMF. The federation is copied: its adapters stay as they are, the result holds the
+    trained.
+    """
     estimated = _is_estimated(federation)
     schedule = config.steps(federation.num_samples)
     plan = plan_matrix_factorisation(config, schedule, labels_only=estimated)

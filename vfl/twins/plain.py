@@ -29,7 +29,9 @@ def train_plain(
     evaluate_every: int = 0,
     progress: bool = False,
 ) -> TwinResult:
-    """Train without noise (and, unless ``clip``, without clipping), rows reshuffled each epoch by the seed."""
+    """Train without noise (and, unless ``clip``, without clipping), rows reshuffled each epoch by the
+    seed.
+    """
     require_choice("local_training", local_training, ("none", "lora"))
     schedule = config.steps(federation.num_samples)
     orders = [
