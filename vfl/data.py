@@ -11,7 +11,7 @@ Only public rows, or constants stated here, may be used to fit anything (see ``v
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -81,6 +81,20 @@ class VerticalData:
     @property
     def num_samples(self) -> int:
         return len(self.train_labels)
+
+    def first_rows(self, count: int | None) -> VerticalData:
+        """The first ``count`` training rows and a fifth as many test rows; everything for None."""
+        if count is None:
+            return self
+        require_integer("max_rows", count, 1)
+        tests = max(1, count // 5)
+        return replace(
+            self,
+            train=tuple(a[:count] for a in self.train),
+            train_labels=self.train_labels[:count],
+            test=tuple(a[:tests] for a in self.test),
+            test_labels=self.test_labels[:tests],
+        )
 
 
 def usable_rows(num_samples: int, batch_size: int) -> tuple[int, str]:

@@ -12,7 +12,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +130,17 @@ def _methods(data: VerticalData, config: TrainingConfig) -> list[tuple[str, Run,
 
         return run
 
+    full = BaselineConfig(
+        epochs=20, batch_size=config.batch_size, epsilon=None, learning_rate=0.5, server_learning_rate=1.0
+    )
+    methods.insert(
+        2,
+        (
+            "Plain, full local",
+            lambda e, s: train_split_learning(data, replace(full, seed=s), local),
+            False,
+        ),
+    )
     return [
         *methods,
         ("Split learning", baseline(train_split_learning, 1.0, 0.02), True),

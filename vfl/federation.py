@@ -135,7 +135,7 @@ def build_federation(
         bounds = tuple(norms)
     else:
         bounds = split_row_bound(row_bound, len(parts), rule=bound_split, widths=widths)
-    total = float(np.sqrt(sum(b**2 for b in bounds)))
+    total = float(np.sqrt(sum(b**2 for b in bounds))) if isinstance(row_bound, str) else float(row_bound)
     blocks: list[list[Floats]] | None = None
     test_blocks: list[list[Floats]] = []
     if lora:

@@ -18,7 +18,7 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ from vfl.data import DATA_SETS, VerticalData, load_data, load_embeddings
 from vfl.embeddings import ClientEmbeddings, apply_last_layer, embed
 from vfl.federation import Federation, build_federation
 from vfl.local_config import LOCAL_MODELS, LocalModelConfig
+from vfl.paper_tables import PAPER_ACCURACY
 from vfl.twins import (
     SETTINGS,
     TrainingConfig,
@@ -43,7 +44,7 @@ from vfl.twins import (
     train_plain,
 )
 
-__all__ = ["METHODS", "PAPER_ACCURACY", "StudyRow", "main", "run_study"]
+__all__ = ["BASELINES", "METHODS", "StudyRow", "main", "run_study"]
 
 METHODS: dict[str, Callable[..., Any]] = {
     "plain": train_plain,
@@ -55,19 +56,11 @@ METHODS: dict[str, Callable[..., Any]] = {
     "ldp_gl": train_ldp_gl,
 }
 
-# Table 1 of the paper: 20 epochs, B = 128, γ = 1.2, δ = 1e-5, η = 0.01; Pre-ImageNet and Pre-Cifar100.
-PAPER_ACCURACY: dict[tuple[str, str, str, int], dict[float, float]] = {
-    ("cifar10", "imagenet", "g_shuff", 1): {1: 69.38, 2: 71.78, 5: 73.27, 8: 73.69, 10: 73.76},
-    ("cifar10", "imagenet", "g_bmf", 1): {1: 69.25, 2: 70.73, 5: 71.19, 8: 71.22, 10: 71.24},
-    ("cifar10", "imagenet", "g_bmf", 2): {1: 51.74, 2: 58.69, 5: 67.29, 8: 70.27, 10: 71.59},
-    ("cifar10", "imagenet", "gl_bmf", 1): {1: 69.63, 2: 71.09, 5: 71.48, 8: 71.53, 10: 71.56},
-    ("cifar10", "imagenet", "gl_bmf", 2): {1: 54.41, 2: 60.45, 5: 68.19, 8: 71.01, 10: 72.34},
-    ("cifar10", "cifar100", "g_shuff", 1): {1: 81.19, 2: 81.51, 5: 81.62, 8: 81.67, 10: 81.69},
-    ("cifar10", "cifar100", "g_bmf", 1): {1: 77.22, 2: 77.28, 5: 77.31, 8: 77.34, 10: 77.37},
-    ("cifar10", "cifar100", "g_bmf", 2): {1: 72.03, 2: 77.39, 5: 80.68, 8: 81.12, 10: 81.38},
-    ("emnist", "imagenet", "g_shuff", 1): {1: 73.96, 2: 76.71, 5: 78.37, 8: 78.94, 10: 79.22},
-    ("emnist", "imagenet", "g_bmf", 1): {1: 73.62, 2: 74.53, 5: 74.89, 8: 75.03, 10: 75.05},
-    ("emnist", "imagenet", "g_bmf", 2): {1: 73.44, 2: 78.95, 5: 81.48, 8: 81.99, 10: 82.06},
+BASELINES = {
+    "split": "train_split_learning",
+    "fedbcd": "train_fedbcd",
+    "admm": "train_admm",
+    "ada_vfed": "train_ada_vfed",
 }
 
 
@@ -88,6 +81,14 @@ class StudyRow:
 
     def summary(self) -> dict[str, Any]:
         return {**self.__dict__, "test_accuracy": float(np.mean(self.accuracies))}
+
+
+@dataclass(frozen=True)
+class BaselineOptions:
+    """Options of ``BaselineConfig`` but ε and seed, and the baselines' local model."""
+
+    options: dict[str, Any]
+    local_model: LocalModelConfig
 
 
 def run_study(
@@ -137,6 +138,45 @@ def run_study(
                 )
                 rows.append(row)
                 report(row)
+    return rows
+
+
+def run_baselines(
+    data: VerticalData,
+    config: BaselineOptions,
+    methods: Sequence[str],
+    epsilons: Sequence[float],
+    *,
+    seeds: int = 1,
+    paper_key: tuple[str, str] | None = None,
+    progress: bool = True,
+) -> list[StudyRow]:
+    """The paper's baselines with example-level DP; the local model is a small MLP on each client's rows."""
+    from vfl import baselines
+
+    rows = []
+    for method in methods:
+        train = getattr(baselines, BASELINES[method])
+        for epsilon in epsilons:
+            results = []
+            for seed in range(seeds):
+                options = baselines.BaselineConfig(epsilon=epsilon, seed=seed, **config.options)
+                results.append(train(data, options, config.local_model, progress=progress))
+            claim = results[0].claim
+            rows.append(
+                StudyRow(
+                    method,
+                    1,
+                    epsilon,
+                    tuple(r.test_accuracy for r in results),
+                    float(np.mean([r.seconds for r in results])),
+                    config.options["epochs"] * (data.num_samples // config.options["batch_size"]),
+                    0.0,
+                    claim.epsilon,
+                    claim.proven,
+                    PAPER_ACCURACY.get((*paper_key, method, 1), {}).get(epsilon) if paper_key else None,
+                )
+            )
     return rows
 
 
@@ -200,7 +240,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--stem", default="imagenet", choices=("imagenet", "cifar"))
     parser.add_argument("--upscale", type=int, default=1)
     parser.add_argument("--cache", default=".cache/embeddings", help="folder of cached embeddings")
-    parser.add_argument("--methods", nargs="+", default=["plain", "g_shuff", "g_bmf"], choices=list(METHODS))
+    parser.add_argument(
+        "--methods", nargs="+", default=["plain", "g_shuff", "g_bmf"], choices=[*METHODS, *BASELINES]
+    )
     parser.add_argument(
         "--settings", nargs="+", type=int, default=[1], choices=(1, 2), help="the paper's (α, β)"
     )
@@ -223,6 +265,13 @@ def _parser() -> argparse.ArgumentParser:
         "--local-update", default="released", choices=("released", "estimated"), help="GL-BMF only"
     )
     parser.add_argument("--local-learning-rate", type=float, default=0.2, help="GL methods only")
+    parser.add_argument("--baseline-epochs", type=int, default=5, help="every epoch is one more release")
+    parser.add_argument("--baseline-learning-rate", type=float, default=1.0)
+    parser.add_argument("--server-learning-rate", type=float, default=0.02, help="baselines only")
+    parser.add_argument("--baseline-width", type=int, default=16, help="output of the baselines' local MLP")
+    parser.add_argument(
+        "--max-rows", type=int, help="use the first rows only (and a fifth as many test rows)"
+    )
     parser.add_argument("--dtype", default="float32", choices=("float32", "float64"))
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
@@ -271,10 +320,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
     key = None
     if options.paper_column:
         key = ("cifar10" if data.name.startswith("cifar10") else data.name, options.paper_column)
+    twins = [m for m in options.methods if m in METHODS]
     rows = run_study(
-        federation, config, options.methods, options.settings, options.epsilon, seeds=options.seeds,
-        paper_key=key, progress=not options.json,
+        federation, config, twins, options.settings, options.epsilon, seeds=options.seeds, paper_key=key,
+        progress=not options.json,
     )  # fmt: skip
+    others = [m for m in options.methods if m in BASELINES]
+    if others:
+        shared = {
+            "epochs": options.baseline_epochs, "batch_size": options.batch_size, "delta": options.delta,
+            "learning_rate": options.baseline_learning_rate, "clip_norm": 1.0,
+            "server_learning_rate": options.server_learning_rate,
+        }  # fmt: skip
+        local = LocalModelConfig("mlp", output_width=options.baseline_width)
+        ready = replace(
+            data, train=tuple(p.train for p in parts), test=tuple(p.test for p in parts), public=None,
+            public_labels=None, are_embeddings=True, value_range=None,
+        )  # fmt: skip
+        rows += run_baselines(
+            ready, BaselineOptions(shared, local), others, options.epsilon, seeds=options.seeds, paper_key=key,
+            progress=not options.json,
+        )  # fmt: skip
     picture = options.out / f"{data.name}.png"
     plot_study(rows, f"{data.name}, {options.epochs} epochs, {options.seeds} seed(s)", picture)
     (options.out / f"{data.name}.json").write_text(json.dumps([r.summary() for r in rows], indent=1))
@@ -317,7 +383,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _load(options: argparse.Namespace) -> tuple[VerticalData, list[ClientEmbeddings]]:
     keep = any(m in ("gl_bmf", "gl_sub", "ldp_gl") for m in options.methods)
     if options.embeddings:
-        data = load_embeddings(options.embeddings, num_clients=options.clients)
+        data = load_embeddings(options.embeddings, num_clients=options.clients).first_rows(options.max_rows)
         if options.last_layer:
             return data, apply_last_layer(data, options.last_layer, cache_dir=options.cache, keep_blocks=keep)
         return data, embed(data, LocalModelConfig(), keep_blocks=keep)
@@ -338,6 +404,7 @@ def _load(options: argparse.Namespace) -> tuple[VerticalData, list[ClientEmbeddi
             public_fraction=options.public_fraction,
             seed=options.seed,
         )
+    data = data.first_rows(options.max_rows)
     config = LocalModelConfig(
         options.local_model,
         output_width=options.output_width,
