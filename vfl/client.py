@@ -169,6 +169,10 @@ class Client:
         """Labels as one-hot rows: what the label client secret-shares."""
         return np.eye(classes, dtype=np.int64)[self.label_rows(rows)]
 
+    def row_factors(self, rows: npt.ArrayLike | slice) -> Floats:
+        """By how much the row bound multiplies each of these rows, with the adapters as they are now."""
+        return self.row_bound.factors(self._unbounded(rows))
+
     def lora_factors(self, rows: npt.ArrayLike | slice) -> list[AdapterFactors]:
         """A, X, U of every shared layer for these rows.
 
@@ -302,7 +306,7 @@ class Client:
         return self.embeddings[rows] + self.lora.output(blocks)  # type: ignore[index]
 
     def _scaled_inputs(self, rows: npt.ArrayLike | slice) -> list[Floats]:
-        factors = self.row_bound.factors(self._unbounded(rows))[:, None]
+        factors = self.row_factors(rows)[:, None]
         return [(x[rows] * factors).astype(x.dtype) for x in self.block_outputs]  # type: ignore[index]
 
     def embed_other_rows(self, embeddings: Floats, block_outputs: Sequence[Floats] = ()) -> Floats:
