@@ -7,7 +7,7 @@ G-Shuff open nothing before the end, so steps after the last checkpoint may simp
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -18,9 +18,20 @@ from refmpc.rounds import Round
 
 from .step import Weights
 
-__all__ = ["ServerDirectory", "agree_on_step"]
+__all__ = ["ServerDirectory", "agree_on_step", "write_arrays"]
 
 _KEEP = 2  # a crash may leave servers one checkpoint apart
+
+
+def write_arrays(file: Path, arrays: Mapping[str, np.ndarray]) -> None:
+    """All or nothing, on disk when this returns, mode 0600."""
+    temporary = file.with_suffix(".part")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "wb") as handle:
+        np.savez(handle, **arrays)  # type: ignore[arg-type]
+        handle.flush()
+        os.fsync(handle.fileno())
+    temporary.replace(file)
 
 
 class ServerDirectory:
@@ -30,6 +41,11 @@ class ServerDirectory:
         self.path = path
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
         path.chmod(0o700)
+
+    @property
+    def has_noise(self) -> bool:
+        """Whether a run has already drawn its noise key here."""
+        return (self.path / "noise.key").exists()
 
     def noise_stream(self) -> Callable[[int], Stream]:
         """The stream of this server's noise for each step: from a key drawn once per run."""
@@ -46,19 +62,20 @@ class ServerDirectory:
         arrays = {"values": weights.values.shares}
         if weights.velocity is not None:
             arrays["velocity"] = weights.velocity.shares
-        temporary = self.path / "checkpoint.part"
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            np.savez(file, **arrays)  # type: ignore[arg-type]
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(self.path / f"checkpoint-{step:08d}.npz")
+        write_arrays(self.path / f"checkpoint-{step:08d}.npz", arrays)
         for old in self.steps()[:-_KEEP]:
             (self.path / f"checkpoint-{old:08d}.npz").unlink()
 
     def steps(self) -> list[int]:
         """Steps with a checkpoint, in order."""
         return sorted(int(file.stem.split("-")[1]) for file in self.path.glob("checkpoint-*.npz"))
+
+    def discard_after(self, step: int) -> None:
+        """Remove checkpoints later than ``step``: they belong to an attempt that the others did not keep up with, and
+        the next attempt will reach the same steps with other shares."""
+        for late in self.steps():
+            if late > step:
+                (self.path / f"checkpoint-{late:08d}.npz").unlink()
 
     def load(self, party: Party, step: int, weight_bits: int, velocity_bits: int) -> Weights:
         """The state before ``step``."""
@@ -78,7 +95,7 @@ class ServerDirectory:
 
 
 def agree_on_step(party: Party, directory: ServerDirectory) -> int:
-    """The latest step that all three servers have a checkpoint of; 0 if there is none. 1 round."""
+    """The latest step that all three servers have a checkpoint of, 0 if there is none; later ones are removed. 1 round."""
     mine = np.zeros(_KEEP + 1, dtype=np.int64)
     steps = directory.steps()[-_KEEP:]
     mine[1 : 1 + len(steps)] = steps  # entry 0 stands for the start
@@ -87,4 +104,6 @@ def agree_on_step(party: Party, directory: ServerDirectory) -> int:
     round_.send_previous(mine)
     others = round_.expect_next(mine.shape, np.int64), round_.expect_previous(mine.shape, np.int64)
     party.deliver(round_)
-    return max(set(mine.tolist()) & set(others[0].tolist()) & set(others[1].tolist()))
+    step = max(set(mine.tolist()) & set(others[0].tolist()) & set(others[1].tolist()))
+    directory.discard_after(step)
+    return step

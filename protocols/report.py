@@ -140,9 +140,9 @@ def estimate(plan: Plan) -> dict[str, float]:
     }
 
 
-def print_estimate(plan: Plan, options: RunOptions, console: Console) -> None:
-    """What the run would cost."""
-    found = estimate(plan)
+def print_estimate(plan: Plan, options: RunOptions, console: Console, found: dict[str, float] | None = None) -> None:
+    """What the run would cost: ``found`` if the protocol estimates for itself."""
+    found = found or estimate(plan)
     if options.json:
         print(json.dumps({**found, "claim": json.loads(plan.claim.to_json())}, indent=2))
         return

@@ -10,7 +10,7 @@ embeddings in batches where the record is absent, so only the *labels* stay cove
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -19,7 +19,7 @@ import numpy.typing as npt
 from accel.validate import require, require_choice, require_integer, require_real
 from vfl.estimate import ErrorBound, error_bound, estimate_per_sample_gradients, regulariser
 from vfl.gradients import Adapter, AdapterFactors
-from vfl.lora import ParallelLora
+from vfl.lora import LoraLayer, ParallelLora
 from vfl.scaling import RowBound
 
 __all__ = ["Client", "EstimateRecord", "LocalUpdate", "concatenate", "make_clients"]
@@ -299,6 +299,25 @@ class Client:
                 speed += slope
                 value *= alpha
                 value -= step * speed
+
+    def adapter_state(self) -> dict[str, Floats]:
+        """All that training has changed here, by name: adapters and their momentum. For checkpoints."""
+        assert self.lora is not None
+        state = {}
+        for index, layer in enumerate(self.lora.layers):
+            state |= {f"up_{index}": layer.up, f"down_{index}": layer.down}
+        for index, (up, down) in enumerate(self._velocity or ()):
+            state |= {f"up_velocity_{index}": up, f"down_velocity_{index}": down}
+        return state
+
+    def load_adapter_state(self, state: Mapping[str, Floats]) -> None:
+        """The inverse of ``adapter_state``."""
+        assert self.lora is not None
+        layers = range(len(self.lora.layers))
+        for index in layers:
+            self.lora.layers[index] = LoraLayer(state[f"up_{index}"], state[f"down_{index}"])
+        if "up_velocity_0" in state:
+            self._velocity = [(state[f"up_velocity_{index}"], state[f"down_velocity_{index}"]) for index in layers]
 
     def _unbounded(self, rows: npt.ArrayLike | slice) -> Floats:
         assert self.lora is not None
