@@ -29,7 +29,7 @@ class RunOptions:
     row_bound: float = 1.0
     row_rule: str = "normalise"
     local_update: str = "released"
-    local_learning_rate: float = 0.5
+    local_learning_rate: float = 0.05
     rank: int = 8
     lora_alpha: float = 8.0
     parties: str = "processes"
