@@ -37,6 +37,7 @@ def lora_federation(
     local_learning_rate: float = 0.3,
     momentum: float = 0.0,
     parts: str = "UV",
+    regularisation: str | float = "noise",
     rule: str = "clip",
     row_bound: float = 1.0,
     seed: int = 0,
@@ -56,7 +57,13 @@ def lora_federation(
         block_outputs=[[x[:rows] for x in own] for own in blocks],
         rank=rank,
         alpha=alpha,
-        update=LocalUpdate(local_update, learning_rate=local_learning_rate, momentum=momentum, parts=parts),
+        update=LocalUpdate(
+            local_update,
+            learning_rate=local_learning_rate,
+            momentum=momentum,
+            regularisation=regularisation,
+            parts=parts,
+        ),
     )
     tests = [[x[rows:] for x in own] for own in blocks]
     return Federation(clients, classes, labels[rows:], [c[rows:] for c in columns], tests, row_bound)
