@@ -305,26 +305,24 @@ def _log2(value: float) -> float:
 
 def _default_bounds(
     training: TrainingConfig,
-    schedule: Schedule,
     factorisation: Factorisation,
     federation: Federation,
     shapes: Sequence[AdapterShape],
     update: LocalUpdate,
     noise_std: float,
 ) -> FactorBounds:
-    """Generous bounds from public numbers: what V starts with, doubled; what U can reach by released gradients."""
+    """Bounds from public numbers: twice what V starts with; for U the noise it will have gathered, doubled, and one.
+
+    A client whose factors outgrow them shares them scaled down: less exact gradients, the same claim.
+    """
     rules = {client.row_bound.rule for client in federation.clients}
-    row_factor = 1.0 if rules == {"clip"} else 8.0
+    row_factor = 1.0 if rules == {"clip"} else 4.0
     scale = max(client.lora.scale for client in federation.clients if client.lora is not None)
     layers = max(len(shape.block_widths) for shape in shapes)
     error = factorisation.workload_error("final", weight_decay=update.weight_decay, momentum=update.momentum)
     deviation = update.learning_rate / training.batch_size * noise_std * error
-    entries = max(shape.width * shape.stacked_rank for shape in shapes)
-    reach = deviation * (math.sqrt(entries) + NOISE_DEVIATIONS)
-    drift = update.learning_rate * training.clip_norm * schedule.num_steps / (1 - update.momentum)
-    return FactorBounds(
-        1.0, row_factor, 2.0 * scale * row_factor * math.sqrt(layers), max(1.0, scale * (drift + reach))
-    )
+    gathered = deviation * math.sqrt(max(shape.width * shape.stacked_rank for shape in shapes))
+    return FactorBounds(1.0, row_factor, 2.0 * scale * row_factor * math.sqrt(layers), 1.0 + 2.0 * scale * gathered)
 
 
 def _plan_scales(
@@ -339,7 +337,7 @@ def _plan_scales(
 ) -> tuple[Scales, AdapterScales]:
     """Scales of the global layer and of the adapters, for noise of ``noise_std``."""
     classes, steps, gamma = federation.classes, schedule.num_steps, training.clip_norm
-    limits = bounds or _default_bounds(training, schedule, factorisation, federation, shapes, update, noise_std)
+    limits = bounds or _default_bounds(training, factorisation, federation, shapes, update, noise_std)
     # the norm of a Gaussian matrix instead of one of its coordinates: rows may lean towards the noise
     matrix = math.sqrt(federation.width + 1) + math.sqrt(classes) + NOISE_DEVIATIONS
     scales = plan_scales(

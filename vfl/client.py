@@ -303,7 +303,7 @@ class Client:
     def adapter_state(self) -> dict[str, Floats]:
         """All that training has changed here, by name: adapters and their momentum. For checkpoints."""
         assert self.lora is not None
-        state = {}
+        state: dict[str, Floats] = {}
         for index, layer in enumerate(self.lora.layers):
             state |= {f"up_{index}": layer.up, f"down_{index}": layer.down}
         for index, (up, down) in enumerate(self._velocity or ()):
