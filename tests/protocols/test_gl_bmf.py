@@ -147,9 +147,10 @@ def test_weights_and_adapters_are_the_twins(tmp_path, momentum):
         assert (result.client_outputs[name].model == result.outputs[0]).all()
 
 
-def test_adapters_follow_gradients_and_not_only_noise(tmp_path):
+@pytest.mark.parametrize("rule", ["clip", "normalise"])
+def test_adapters_follow_gradients_and_not_only_noise(tmp_path, rule):
     """Tighter than any worst case: after six steps all parameters agree to 1 % of what the gradients have moved them."""
-    federation, plan = make(learning_rate=2.0)
+    federation, plan = make(local={"rule": rule}, learning_rate=2.0)
     result = run_secure(plan, federation, tmp_path)
     noise = noise_of_the_servers(plan, tmp_path)
     twin = train_gl_bmf(federation, plan.training, noise=noise)
