@@ -14,8 +14,10 @@ What is proved about the distribution (κ of PROTOCOLS §6). Fix the view of one
 2. *Smoothing.* A bound on |Ẑ − X| alone says nothing about densities. So each server adds an exact Gaussian of std τ
    of its own to the last product (no byte, no round) and the joint part shrinks to s² = 1 − 2τ²: two honest servers
    give η² = 2τ², the variance against one server is 1, for outsiders 1 + τ². Given z the exact X has a Gaussian law,
-   W = (z − X)/η ~ N(ηz, s²), and p̂(z)/p(z) = E exp(δW/η − δ²/2η²) with |δ| ≤ e. Differentiating,
-   |d/dz log(p̂/p)| ≤ (e/η²)·(1.01·(E W² + (E|W|)²) + 1); the 1.01 covers all higher orders of e/η < 2^-12.
+   W = (z − X)/η ~ N(ηz, s²), and p̂(z)/p(z) = E exp(δW/η − δ²/2η²) with |δ| ≤ e. To first order in e the slope of
+   its logarithm is −E[δ·(W² − W·E W − 1)]/η², so by Cauchy–Schwarz
+   |d/dz log(p̂/p)| ≤ 1.01·(e/η²)·sqrt(3s⁴ − 2s² + 1 + (sηz)²). Higher orders are smaller by (e/η)·(η|z| + 3)³ < 0.002
+   for every smoothing that is accepted; the 1.01 covers them.
 3. *Use.* For shifts h of the noise vector this changes log-likelihood ratios by at most κ·Σ|h|, and taking them at Ẑ
    instead of X by at most e·Σ|h|: ``joint_slope_error`` returns the sum of both. What rounds *after* the smoothing, the
    last truncation and the grid of the servers' own samples (``vfl.dp.slack``), is post-processing and needs no bound.
@@ -60,9 +62,9 @@ __all__ = [
 JOINT_FRACTION_BITS = 30
 SMOOTHING = 2.0**-4  # τ: outsiders see a variance of 1 + 2^-8; κ grows like 1/τ²
 
-# |Ẑ − X| before the smoothing, worst case, in units of 2^-31: rounded polynomial 0.97 (computed), half a step of v 0.40,
-# roundings of the powers 0.05, truncation of the inner product 0.125; the largest sum on a segment is 1.5, this is 1.62
-MAGNITUDE_ERROR = 2.0**-30.3
+# |Ẑ − X| before the smoothing, worst case, in units of 2^-31: rounded polynomial 0.97 (computed), half a step of v
+# 0.40, roundings of the powers 0.05, truncation of the inner product 0.125: at most 1.45 in all, and this is 1.52
+MAGNITUDE_ERROR = 2.0**-30.4
 
 # probability per sample that the coupling fails (2^-61) or |z| > 10 (2^-75); goes into δ
 JOINT_DISTANCE = 2.0**-60
@@ -103,14 +105,18 @@ def gaussian_addend(party: Party, shape: tuple[int, ...], std_in_grid_units: flo
 # joint ------------------------------------------------------------------------------------------
 
 
-def joint_slope_error(smoothing: float = SMOOTHING) -> float:
-    """κ + e for ``slope_error`` of ``vfl.dp.slack``: 2^-20.5 at the default; proof in the head of this file."""
+def joint_slope_error(smoothing: float = SMOOTHING, reach: float = SLOPE_REACH) -> float:
+    """κ + e for ``slope_error`` of ``vfl.dp.slack``: 2^-22.5 at the default; proof in the head of this file.
+
+    Holds for |z| ≤ ``reach``, hence for samples up to 10 (the rest is in ``JOINT_DISTANCE``) and shifts of a coordinate
+    by up to reach − 10 standard deviations.
+    """
     require_real("smoothing", smoothing, 2.0**-16, 0.5, way_out="without smoothing nothing is proved about the density")
+    require_real("reach", reach, 0, SLOPE_REACH)
     added = 2 * smoothing**2
-    largest_mean = math.sqrt(added) * SLOPE_REACH
-    square = 1 - added + largest_mean**2
-    absolute = math.sqrt((1 - added) * 2 / math.pi) + largest_mean
-    return MAGNITUDE_ERROR * ((1.01 * (square + absolute**2) + 1) / added + 1)
+    kept = 1 - added
+    spread = math.sqrt(3 * kept**2 - 2 * kept + 1 + kept * added * reach**2)
+    return MAGNITUDE_ERROR * (1.01 * spread / added + 1)
 
 
 def _split(smoothing: float) -> tuple[int, float]:
@@ -185,12 +191,12 @@ def _joint_cost(party: Party, shape: tuple[int, ...], smoothing: float = SMOOTHI
 async def joint_gaussian(party: Party, shape: tuple[int, ...], smoothing: float = SMOOTHING) -> ArithmeticTensor:
     """Standard normal samples at 30 bits that no server knows or chooses.
 
-    14 rounds, 1405 bytes a sample; about 5 kB of memory a sample while it runs: ask for at most some 10^5 at a time.
+    14 rounds, 1397 bytes a sample; about 5 kB of memory a sample while it runs: ask for at most some 10^5 at a time.
     Against one server the law is N(own part, 1), own part = what that server itself added, of std ``smoothing``;
     for everybody else N(0, 1 + smoothing²). ``smoothing`` = 0 gives N(0, 1) for all, with no bound on its density.
 
-    Error: |sample − exact Gaussian| ≤ 2^-30.3 plus one unit of 2^-30, samples reach ±9.2 (beyond: 2^-61).
-    ``joint_slope_error`` is the κ of PROTOCOLS §6, ``JOINT_DISTANCE`` what each sample adds to the statistical distance.
+    Error: |sample − exact Gaussian| ≤ 2^-30.4 plus one unit of 2^-30, samples reach ±9.2 (beyond: 2^-61).
+    ``joint_slope_error`` is the κ of PROTOCOLS §6, ``JOINT_DISTANCE`` what a sample adds to the statistical distance.
 
     Views: random words come from pair streams, of which a server misses one, so each bit is uniform given what it
     holds. AND, ``weigh_bits`` and truncated products show it uniformly masked values only. Semi-honest: a server that
