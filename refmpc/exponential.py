@@ -149,13 +149,12 @@ def _slack(classes: int) -> float:
 
 def _softmax_cost(logits: ArithmeticTensor, fraction_bits: int = 18, high_bit: int = 61) -> Cost:
     classes = logits.shape[-1]
-    slack = _slack(classes)
     sums = logits[..., 0]
     narrow = ArithmeticTensor(logits.party, sums.shares, EXP_BITS)
     inverse_bits = EXP_BITS + 26 + math.ceil(math.log2(classes * 1.01)) - fraction_bits
     return (
         maximum.cost(logits, -1, logits.fraction_bits - MAXIMUM_RESOLUTION, high_bit)
-        + exp.cost(logits, slack, None, EXP_BITS, high_bit)
+        + exp.cost(logits, 0.0, None, EXP_BITS, high_bit)
         + reciprocal_narrow.cost(narrow, *_sum_bounds(classes))
         + truncated_product_cost(logits.size, inverse_bits)
     )
