@@ -16,8 +16,8 @@ What is proved about the distribution (κ of PROTOCOLS §6). Fix the view of one
    give η² = 2τ², the variance against one server is 1, for outsiders 1 + τ². Given z the exact X has a Gaussian law,
    W = (z − X)/η ~ N(ηz, s²), and p̂(z)/p(z) = E exp(δW/η − δ²/2η²) with |δ| ≤ e. To first order in e the slope of
    its logarithm is −E[δ·(W² − W·E W − 1)]/η², so by Cauchy–Schwarz
-   |d/dz log(p̂/p)| ≤ 1.01·(e/η²)·sqrt(3s⁴ − 2s² + 1 + (sηz)²). Higher orders are smaller by (e/η)·(η|z| + 3)³ < 0.002
-   for every smoothing that is accepted; the 1.01 covers them.
+   |d/dz log(p̂/p)| ≤ 1.01·(e/η²)·sqrt(3s⁴ − 2s² + 1 + (sηz)²). The next order is a third cumulant of W: smaller by
+   (e/η)·(η|z| + 3)³ < 0.002 for every smoothing that is accepted; the 1.01 covers it.
 3. *Use.* For shifts h of the noise vector this changes log-likelihood ratios by at most κ·Σ|h|, and taking them at Ẑ
    instead of X by at most e·Σ|h|: ``joint_slope_error`` returns the sum of both. What rounds *after* the smoothing, the
    last truncation and the grid of the servers' own samples (``vfl.dp.slack``), is post-processing and needs no bound.
@@ -191,7 +191,7 @@ def _joint_cost(party: Party, shape: tuple[int, ...], smoothing: float = SMOOTHI
 async def joint_gaussian(party: Party, shape: tuple[int, ...], smoothing: float = SMOOTHING) -> ArithmeticTensor:
     """Standard normal samples at 30 bits that no server knows or chooses.
 
-    14 rounds, 1397 bytes a sample; about 5 kB of memory a sample while it runs: ask for at most some 10^5 at a time.
+    14 rounds, 1397 bytes a sample; 2.5 kB of memory a sample and server while it runs: ask for some 10^5 at a time.
     Against one server the law is N(own part, 1), own part = what that server itself added, of std ``smoothing``;
     for everybody else N(0, 1 + smoothing²). ``smoothing`` = 0 gives N(0, 1) for all, with no bound on its density.
 

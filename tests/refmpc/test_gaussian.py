@@ -139,6 +139,7 @@ def test_a_bias_planted_in_the_protocol_is_caught(monkeypatch):
 
 
 @pytest.mark.heavy
+@pytest.mark.timeout(3600)
 def test_ten_million_joint_samples():
     pieces = [Drawn(gaussian.SMOOTHING, seed=100 + i, chunks=16).z for i in range(10)]
     z = np.concatenate(pieces)
@@ -385,10 +386,10 @@ def test_an_unmasked_message_would_be_noticed(monkeypatch):
 STD, CUT_BITS, ROWS, COLUMNS = 1000.0 * 2**10, 10, 2500, 100
 
 
-def noised_zero(party, own):
+def noised_zero(party, own, rows=ROWS):
     """Zero matrices multiplied, with or without noise: (result, this server's noise)."""
-    zeros = refmpc.ArithmeticTensor(party, np.zeros((2, ROWS, COLUMNS), dtype=np.uint64), 16)
-    noise = refmpc.gaussian_addend(party, (ROWS, COLUMNS), STD, step=3) if own else None
+    zeros = refmpc.ArithmeticTensor(party, np.zeros((2, rows, COLUMNS), dtype=np.uint64), 16)
+    noise = refmpc.gaussian_addend(party, (rows, COLUMNS), STD, step=3) if own else None
     square = refmpc.ArithmeticTensor(party, np.zeros((2, COLUMNS, COLUMNS), dtype=np.uint64), 16)
     return party.complete(refmpc.matmul_truncate(zeros, square, CUT_BITS, noise)), noise
 
@@ -409,7 +410,7 @@ def test_distributed_noise_is_free_and_has_three_times_the_variance():
 
 
 def test_a_servers_own_noise_is_sent_to_nobody():
-    result = run(noised_zero, [True] * 3, insecure_seed=4, insecure_record=True)
+    result = run(lambda party: noised_zero(party, True, rows=300), insecure_seed=4, insecure_record=True)
     for receiver, transcript in enumerate(result.transcripts):
         words = [part.reshape(-1) for _, _, part in transcript if part.dtype == np.uint64]
         assert words
