@@ -140,6 +140,7 @@ EXAMPLES = {
     "sqrt": small(lambda party, x: (x, 1.0, 64.0)),
     "log": small(lambda party, x: (x, 1.0, 64.0)),
     "clip_factor": small(lambda party, x: (x, 1024.0)),
+    "joint_gaussian": small(lambda party, x: (party, x.shape)),
 }
 
 
