@@ -22,9 +22,7 @@ def backend(name: str | None = None) -> ModuleType:
     if name is None:
         name = os.environ.get("REFMPC_ACCEL") or ("numba" if importlib.util.find_spec("numba") else "numpy")
     if name not in _MODULES:
-        raise ValueError(
-            f"REFMPC_ACCEL = {name!r}: must be one of {', '.join(_MODULES)}; unset it for the default"
-        )
+        raise ValueError(f"REFMPC_ACCEL = {name!r}: must be one of {', '.join(_MODULES)}; unset it for the default")
     return importlib.import_module(_MODULES[name])
 
 

@@ -88,8 +88,8 @@ class GridGaussian:
             envelope = [(-curvature * (i * i)).exp() for i in range(STRIPS)]
             total = STRIPS * COLUMN_UNITS
             scale = int((total - 2 * STRIPS) / sum(envelope))
-            # +1 after the floor: at least scale·envelope whatever the last digit of exp did
-            weights = [int(scale * e) + 1 for e in envelope]
+            # +2 after the floor: at least scale·envelope whatever the last digits of exp did
+            weights = [int(scale * e) + 2 for e in envelope]
             weights[0] += total - sum(weights)
             self._scale, self._weights = scale, weights
             start = [scale * e / w * 2**32 for e, w in zip(envelope, weights, strict=True)]
@@ -115,11 +115,7 @@ class GridGaussian:
             words = stream.words(2 * attempts)
             values, places, undecided = self._kernels.grid_gaussian_attempts(words, self.table)
             if undecided.size:
-                refused = [
-                    p
-                    for p, a in zip(places, undecided, strict=True)
-                    if not self.settle(words, int(a), stream)
-                ]
+                refused = [p for p, a in zip(places, undecided, strict=True) if not self.settle(words, int(a), stream)]
                 values = np.delete(values, refused)
             piece = values[: count - filled]
             out[filled : filled + piece.size] = piece
@@ -136,9 +132,7 @@ class GridGaussian:
             context.prec = 40
             while True:
                 margin = decimal.Decimal(10) ** (10 - context.prec)
-                low, high = (
-                    self.acceptance(strip, Fraction(place + step, 1 << place_bits)) for step in (1, 0)
-                )
+                low, high = (self.acceptance(strip, Fraction(place + step, 1 << place_bits)) for step in (1, 0))
                 if _decimal(Fraction(accept + 1, 1 << accept_bits)) <= low - margin:
                     return True
                 if _decimal(Fraction(accept, 1 << accept_bits)) >= high + margin:

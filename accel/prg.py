@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
 
@@ -26,12 +28,17 @@ class Stream:
         counter = nonce + bytes(16 - NONCE_BYTES)
         self._context: CipherContext = Cipher(algorithms.AES(key), modes.CTR(counter)).encryptor()
 
+    @staticmethod
+    def random_key() -> bytes:
+        """A fresh key from the operating system."""
+        return os.urandom(KEY_BYTES)
+
     def bytes(self, count: int) -> np.ndarray:
         """The next ``count`` bytes as uint8."""
         out = np.empty(count, dtype=np.uint8)
         for start in range(0, count, _ZEROS.size):
             piece = out[start : start + _ZEROS.size]
-            self._context.update_into(_ZEROS[: piece.size], piece)
+            self._context.update_into(memoryview(_ZEROS[: piece.size]), memoryview(piece))  # type: ignore[arg-type]
         return out
 
     def words(self, count: int) -> np.ndarray:

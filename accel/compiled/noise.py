@@ -86,9 +86,7 @@ def fir_taps(history: np.ndarray, rows: np.ndarray, taps: np.ndarray) -> np.ndar
     return out
 
 
-def recursive_filter(
-    history: np.ndarray, rows: np.ndarray, coefficients: np.ndarray, bits: int
-) -> np.ndarray:
+def recursive_filter(history: np.ndarray, rows: np.ndarray, coefficients: np.ndarray, bits: int) -> np.ndarray:
     """See ``accel.reference.noise``: old rows by BLAS, the rows of the same block in numba."""
     if len(coefficients) == 1:
         return rows.copy()

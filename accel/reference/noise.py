@@ -50,9 +50,7 @@ def fir_taps(history: np.ndarray, rows: np.ndarray, taps: np.ndarray) -> np.ndar
     return out.view(np.int64)
 
 
-def recursive_filter(
-    history: np.ndarray, rows: np.ndarray, coefficients: np.ndarray, bits: int
-) -> np.ndarray:
+def recursive_filter(history: np.ndarray, rows: np.ndarray, coefficients: np.ndarray, bits: int) -> np.ndarray:
     """y[t] = z[t] − ⌊Σ_{j≥1} coefficients[j]·y[t−j]/2^bits + 1/2⌋, exact; ``history`` holds the last y.
 
     Domain: bits ≤ 24, |y| < 2^48, Σ|coefficients| < 2^28 (checked: raises OverflowError). y is split at 24
@@ -71,7 +69,5 @@ def recursive_filter(
         y[t] -= (high << (_LOW_BITS - bits)) + ((low + half) >> bits)
     out = y[depth:]
     if out.size and max(-int(out.min()), int(out.max())) >= 1 << 48:
-        raise OverflowError(
-            "recursive_filter: a filtered value left ±2^48; use smaller noise or fewer noise bits"
-        )
+        raise OverflowError("recursive_filter: a filtered value left ±2^48; use smaller noise or fewer noise bits")
     return out

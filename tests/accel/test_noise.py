@@ -167,15 +167,8 @@ def python_fir(history, rows, taps):
 def python_recursion(history, rows, coefficients, bits):
     y = [list(map(int, row)) for row in history]
     for row in rows:
-        total = [
-            sum(int(coefficients[j]) * y[-j][c] for j in range(1, len(coefficients))) for c in range(len(row))
-        ]
-        y.append(
-            [
-                int(z) - math.floor(Fraction(s, 2**bits) + Fraction(1, 2))
-                for z, s in zip(row, total, strict=True)
-            ]
-        )
+        total = [sum(int(coefficients[j]) * y[-j][c] for j in range(1, len(coefficients))) for c in range(len(row))]
+        y.append([int(z) - math.floor(Fraction(s, 2**bits) + Fraction(1, 2)) for z, s in zip(row, total, strict=True)])
     return np.array(y[len(history) :], dtype=np.int64)
 
 
@@ -192,9 +185,7 @@ def test_fir_taps_equal_python_integers(name, seed, bands, steps, big):
 
 @pytest.mark.parametrize("name", BACKENDS)
 def test_fir_taps_are_exact_at_the_edges(name):
-    taps = np.array(
-        [2**16, -(2**20), 2**20 - 2**16], dtype=np.int64
-    )  # Σ|taps| = 2^21, the largest of the fast path
+    taps = np.array([2**16, -(2**20), 2**20 - 2**16], dtype=np.int64)  # Σ|taps| = 2^21, the largest of the fast path
     edge = np.array([-(2**63), 2**63 - 1, -1, 2**32 - 1, -(2**32), 2**31], dtype=np.int64)
     rows = np.stack([edge, edge[::-1], np.roll(edge, 2)])
     history = np.stack([edge, np.roll(edge, 1)])

@@ -98,9 +98,7 @@ def audit(
         direction = np.zeros_like(gradients)
         direction[: max_participations * min_separation : min_separation] = 1.0
         streams = [Stream(key, bytes([world, server, 0, 0, 0, 0, 0, 0])) for server in range(3)]
-        scores.append(
-            attack_scores(factorisation, noise, gradients, direction, trials, streams, noise_scale, progress)
-        )
+        scores.append(attack_scores(factorisation, noise, gradients, direction, trials, streams, noise_scale, progress))
     bound, false_positive, true_positive = epsilon_lower_bound(scores[0], scores[1], delta, confidence)
     return AuditResult(
         noise.claim.mechanism,
@@ -199,9 +197,7 @@ def main(arguments: list[str] | None = None) -> int:
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
     from rich.table import Table
 
-    parser = argparse.ArgumentParser(
-        prog="python -m vfl.dp.audit", description="Attack the running noise path."
-    )
+    parser = argparse.ArgumentParser(prog="python -m vfl.dp.audit", description="Attack the running noise path.")
     parser.add_argument("--mechanism", choices=KINDS, default="bisr")
     parser.add_argument("--epsilon", type=float, default=1.0)
     parser.add_argument("--delta", type=float, default=1e-3)

@@ -56,15 +56,11 @@ def calibrate_shuffled(
             multiplier = calibration.any_order_sigma(epsilon, remaining, epochs) * TIE
         else:
             multiplier = calibration.poisson_sigma(epsilon, remaining, rate, run.num_steps)
-        claim = shuffled_claim(
-            multiplier, delta, clip_norm, num_samples, batch_size, epochs, slack, split, accounting
-        )
+        claim = shuffled_claim(multiplier, delta, clip_norm, num_samples, batch_size, epochs, slack, split, accounting)
         if claim.epsilon <= epsilon:
             return calibrated_noise(multiplier, claim, slack, split)
         remaining = delta - claim.slack_delta
-    raise ArithmeticError(
-        f"no noise found for epsilon = {epsilon}, delta = {delta}: the slack takes most of it"
-    )
+    raise ArithmeticError(f"no noise found for epsilon = {epsilon}, delta = {delta}: the slack takes most of it")
 
 
 def shuffled_claim(
@@ -90,9 +86,7 @@ def shuffled_claim(
     if slack is None:
         bound, overflow = require_real("clip_norm", clip_norm, 0, open_low=True) * (1 + 1e-9), 0.0
     else:
-        require(
-            slack.steps == run.num_steps, "slack.steps", slack.steps, f"the {run.num_steps} steps of the run"
-        )
+        require(slack.steps == run.num_steps, "slack.steps", slack.steps, f"the {run.num_steps} steps of the run")
         bound = slack.sensitivity(1.0, clip_norm, strategy_norm=1.0, affected_steps=1)
         worst = sigma * bound * math.sqrt(split.outsider_variance)
         overflow = slack.noise_overflow(worst, clip_norm, DEFAULT_TAP_BITS)
@@ -104,12 +98,8 @@ def shuffled_claim(
         return lambda part: calibration.any_order_epsilon(multiplier, part, epochs)
 
     headline_proven = accounting == "proven"
-    paper, paper_slack = epsilon_with_slack(
-        poisson, delta, slack, overflow, sigma, headline=not headline_proven
-    )
-    proven, proven_slack = epsilon_with_slack(
-        any_order(sigma), delta, slack, overflow, sigma, headline=headline_proven
-    )
+    paper, paper_slack = epsilon_with_slack(poisson, delta, slack, overflow, sigma, headline=not headline_proven)
+    proven, proven_slack = epsilon_with_slack(any_order(sigma), delta, slack, overflow, sigma, headline=headline_proven)
     if headline_proven:
         replace_one, _ = epsilon_with_slack(any_order(sigma / 2), delta, slack, overflow, sigma / 2)
     else:
@@ -157,9 +147,7 @@ def shuffled_claim(
     )
 
 
-def ldp_claim(
-    noise_multiplier: float, delta: float, clip_norm: float, releases: int, num_clients: int
-) -> Claim:
+def ldp_claim(noise_multiplier: float, delta: float, clip_norm: float, releases: int, num_clients: int) -> Claim:
     """LDP baselines: every client clips its embedding row to ``clip_norm`` and noises it before it leaves.
 
     ``releases`` counts how often a row is sent (1 with frozen models, epochs otherwise). Per client; the
@@ -243,9 +231,7 @@ def subsampled_claim(
                 f"at most {most} participations but for probability δ/2; no amplification",
             ),
         ),
-        caveats=(
-            "The clients learn the sampled indices: participation is not anonymous (the paper says so too)",
-        ),
+        caveats=("The clients learn the sampled indices: participation is not anonymous (the paper says so too)",),
         sources=(("epsilon", f"dp_accounting {accountant}, Poisson sampling"),),
     )
 

@@ -39,9 +39,7 @@ OPACUS_ORDERS = tuple([1 + x / 10.0 for x in range(1, 100)] + [float(x) for x in
 
 
 def _epsilon(value: float) -> float:
-    return require_real(
-        "epsilon", value, 0, 1000, open_low=True, way_out="typical values lie between 0.1 and 10"
-    )
+    return require_real("epsilon", value, 0, 1000, open_low=True, way_out="typical values lie between 0.1 and 10")
 
 
 def _delta(value: float) -> float:
@@ -59,17 +57,13 @@ def _sensitivity(value: float) -> float:
 
 
 def gaussian_sigma(epsilon: float, delta: float, sensitivity: float = 1.0) -> float:
-    """Smallest noise std that makes one Gaussian mechanism (ε, δ)-DP: exact (Balle & Wang 2018,
-    dp_accounting).
-    """
+    """Smallest noise std that makes one Gaussian mechanism (ε, δ)-DP: exact (Balle & Wang 2018)."""
     epsilon, delta, sensitivity = _epsilon(epsilon), _delta(delta), _sensitivity(sensitivity)
     return sensitivity * float(dp_accounting.get_sigma_gaussian(epsilon, delta))
 
 
 def gaussian_epsilon(noise_multiplier: float, delta: float, sensitivity: float = 1.0) -> float:
-    """Exact ε of one Gaussian mechanism with noise std ``noise_multiplier`` (the inverse of
-    ``gaussian_sigma``).
-    """
+    """Exact ε of one Gaussian mechanism with noise std ``noise_multiplier``; inverts ``gaussian_sigma``."""
     sigma, delta, sensitivity = _sigma(noise_multiplier), _delta(delta), _sensitivity(sensitivity)
     return float(dp_accounting.get_epsilon_gaussian(sigma / sensitivity, delta))
 
@@ -125,9 +119,7 @@ def poisson_epsilon(
     return _composed_epsilon(sigma, delta, rate, steps, accountant)
 
 
-def poisson_sigma(
-    epsilon: float, delta: float, sampling_rate: float, steps: int, accountant: str = "rdp"
-) -> float:
+def poisson_sigma(epsilon: float, delta: float, sampling_rate: float, steps: int, accountant: str = "rdp") -> float:
     """Noise multiplier per step that makes ``poisson_epsilon`` at most ``epsilon`` (to 10^-6 relative)."""
     epsilon = _epsilon(epsilon)
     _, delta, rate, steps = _poisson_arguments(1.0, delta, sampling_rate, steps)
@@ -174,9 +166,7 @@ def group_of_two(epsilon_of_delta: Callable[[float], float], delta: float) -> fl
     return math.inf
 
 
-def _poisson_arguments(
-    sigma: float, delta: float, rate: float, steps: int
-) -> tuple[float, float, float, int]:
+def _poisson_arguments(sigma: float, delta: float, rate: float, steps: int) -> tuple[float, float, float, int]:
     rate = require_real(
         "sampling_rate",
         rate,

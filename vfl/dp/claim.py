@@ -89,9 +89,7 @@ class Claim:
         )
 
     def proven_pair(self) -> tuple[float, float]:
-        """(ε, δ) that is proved: the headline if it is, else the best proved figure; what a budget
-        charges.
-        """
+        """(ε, δ) that is proved: the headline, else the best proved figure; what a budget charges."""
         if self.proven:
             return self.epsilon, self.delta
         return min(((f.epsilon, f.delta) for f in self.figures if f.proven), default=(math.inf, self.delta))
@@ -110,9 +108,7 @@ class Claim:
         ]
         for figure in self.figures:
             proof = "proved" if figure.proven else "not proved"
-            lines.append(
-                f"{figure.name}: ({_number(figure.epsilon)}, {figure.delta:.3g}), {proof} ({figure.source})."
-            )
+            lines.append(f"{figure.name}: ({_number(figure.epsilon)}, {figure.delta:.3g}), {proof} ({figure.source}).")
         if self.slack:
             parts = ", ".join(f"{name} {value:.2g}" for name, value in self.slack)
             lines.append(f"Fixed-point arithmetic is included: {parts}.")

@@ -40,9 +40,7 @@ DEFAULT_TAP_BITS = 16
 
 @dataclass(frozen=True)
 class Factorisation:
-    """A quantised strategy Ω̂ for ``num_steps`` steps; made by ``factorise``. All norms are
-    O(num_steps·bands).
-    """
+    """A quantised strategy Ω̂, made by ``factorise``. All norms are O(num_steps·bands)."""
 
     kind: str
     num_steps: int
@@ -56,16 +54,12 @@ class Factorisation:
 
     @property
     def is_recursive(self) -> bool:
-        """True when each server rounds inside the filter (bsr), which costs two further grid steps of
-        slack.
-        """
+        """True when each server rounds inside the filter (bsr): two further grid steps of slack."""
         return self.integer_strategy is not None
 
     @cached_property
     def noising_taps(self) -> np.ndarray:
-        """First column of Ω̂⁻¹: ``bands`` long for FIR kinds, ``num_steps`` for bsr, whose inverse is
-        full.
-        """
+        """First column of Ω̂⁻¹: ``bands`` long for FIR kinds, ``num_steps`` (full) for bsr."""
         if self.integer_taps is not None:
             return _readonly(self.integer_taps / 2.0**self.tap_bits)
         return _readonly(lfilter([1.0], self._quantised_strategy, _impulse(self.num_steps)))
@@ -89,9 +83,7 @@ class Factorisation:
         return self._strategy[:length]
 
     def sensitivity(self, max_participations: int, min_separation: int) -> float:
-        """l2 sensitivity for contributions of norm ≤ 1: exact or an upper bound, see
-        ``sensitivity_report``.
-        """
+        """l2 sensitivity for contributions of norm ≤ 1; ``sensitivity_report`` says whether it is exact."""
         return self.sensitivity_report(max_participations, min_separation).value
 
     def sensitivity_report(self, max_participations: int, min_separation: int) -> Sensitivity:
@@ -138,11 +130,11 @@ def factorise(
     tap_bits: int = DEFAULT_TAP_BITS,
     strategy_bits: int = 20,
 ) -> Factorisation:
-    """The quantised factorisation of the workload A_{α,β} for ``num_steps`` steps; O(bands), the norms
-    come lazily.
+    """The quantised factorisation of the workload A_{α,β}; O(bands), the norms are computed when asked for.
 
     Domain: 0 ≤ momentum < weight_decay ≤ 1 (weight decay 1 is none), 1 ≤ bands ≤ num_steps. ``bands``
     defaults to min(num_steps, 256); callers that know b should pass ``default_bands(b)``.
+    Last taps that round to zero are dropped: ``Factorisation.bands`` counts those that run.
     """
     require_choice("kind", kind, KINDS)
     steps = require_integer("num_steps", num_steps, 1)
@@ -173,6 +165,8 @@ def factorise(
         strategy = _quantise(root_coefficients(alpha, beta, p), strategy_bits)
     else:
         taps = _quantise(root_coefficients(alpha, beta, p, inverse=True), tap_bits)
+        taps = taps[: np.flatnonzero(taps)[-1] + 1]  # what rounds to zero need not be multiplied
+        p = len(taps)
     return Factorisation(kind, steps, p, alpha, beta, tap_bits, strategy_bits, taps, strategy)
 
 
@@ -186,9 +180,7 @@ def default_bands(min_separation: int) -> int:
     return min(b, max(DEFAULT_BANDS, math.ceil(0.6 * b)))
 
 
-def root_coefficients(
-    weight_decay: float, momentum: float, length: int, *, inverse: bool = False
-) -> np.ndarray:
+def root_coefficients(weight_decay: float, momentum: float, length: int, *, inverse: bool = False) -> np.ndarray:
     """First ``length`` coefficients of ((1−αx)(1−βx))^{∓1/2} (+ for ``inverse``), unquantised; O(length).
 
     Three-term recurrence of the Gegenbauer generating function: n·u_n = (α+β)(n−1+λ)u_{n−1} −

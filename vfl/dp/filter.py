@@ -43,9 +43,7 @@ class NoiseFilter:
         self._history: np.ndarray | None = None
 
     def next_block(self, z_rows: np.ndarray) -> np.ndarray:
-        """Filter the next rows of int64 noise; int64 at scale f_z + tap_bits (bsr rows are shifted up to
-        it).
-        """
+        """Filter the next rows of int64 noise; the result is at scale f_z + tap_bits."""
         z = self._admit(z_rows, np.int64)
         assert self._history is not None
         f = self.factorisation
@@ -97,9 +95,7 @@ class NoiseFilter:
         )
         if self._history is None:
             self._history = np.zeros((self._depth, self.width), dtype=dtype)
-        require(
-            self._history.dtype == dtype, "z_rows", z.dtype.name, f"{self._history.dtype.name}, as before"
-        )
+        require(self._history.dtype == dtype, "z_rows", z.dtype.name, f"{self._history.dtype.name}, as before")
         self.steps_done += len(z)
         return z
 

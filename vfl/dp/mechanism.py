@@ -60,11 +60,7 @@ class NoiseSplit(enum.Enum):
     @property
     def adversary(self) -> str:
         """Against whom σ² is counted."""
-        known = (
-            "which knows the noise it added"
-            if self is NoiseSplit.DISTRIBUTED
-            else "to which all noise is unknown"
-        )
+        known = "which knows the noise it added" if self is NoiseSplit.DISTRIBUTED else "to which all noise is unknown"
         return f"everybody who sees the releases and one corrupted server, {known}"
 
 
@@ -124,13 +120,9 @@ def calibrate_matrix_factorisation(
         left = delta - claim.slack_delta
         for _ in range(20):  # σ and what a joint sampler adds to ε determine each other
             addition = slack.epsilon_addition(multiplier) if slack else 0.0
-            require(
-                addition < epsilon, "epsilon", epsilon, f"above {addition:.3g}, the cost of the joint sampler"
-            )
+            require(addition < epsilon, "epsilon", epsilon, f"above {addition:.3g}, the cost of the joint sampler")
             multiplier = calibration.gaussian_sigma(epsilon - addition, left) * TIE
-    raise ArithmeticError(
-        f"no noise found for epsilon = {epsilon}, delta = {delta}: the slack takes most of it"
-    )
+    raise ArithmeticError(f"no noise found for epsilon = {epsilon}, delta = {delta}: the slack takes most of it")
 
 
 def matrix_factorisation_claim(

@@ -16,9 +16,7 @@ __all__ = ["Participation", "Sensitivity", "fixed_order", "gram_bound", "partici
 
 @dataclass(frozen=True)
 class Participation:
-    """A record takes part in at most ``max_participations`` of ``num_steps`` steps, ``min_separation``
-    apart.
-    """
+    """A record takes part in at most ``max_participations`` steps, ``min_separation`` apart."""
 
     num_samples: int
     batch_size: int
@@ -31,9 +29,7 @@ class Participation:
 
 @dataclass(frozen=True)
 class Sensitivity:
-    """``value`` bounds the l2 sensitivity; ``exact`` says that some stream reaches it; ``method`` how it
-    was found.
-    """
+    """``value`` bounds the l2 sensitivity; ``exact`` says that some stream reaches it."""
 
     value: float
     exact: bool
@@ -48,14 +44,10 @@ def fixed_order(num_samples: int, batch_size: int, epochs: int) -> Participation
     )
     epochs = require_integer("epochs", epochs, 1)
     batches = num_samples // batch_size
-    return Participation(
-        num_samples, batch_size, epochs, epochs, batches, epochs * batches, num_samples % batch_size
-    )
+    return Participation(num_samples, batch_size, epochs, epochs, batches, epochs * batches, num_samples % batch_size)
 
 
-def participation_sensitivity(
-    coefficients: np.ndarray, max_participations: int, min_separation: int
-) -> Sensitivity:
+def participation_sensitivity(coefficients: np.ndarray, max_participations: int, min_separation: int) -> Sensitivity:
     """l2 sensitivity of the lower-triangular Toeplitz Ω with first column ``coefficients``, contributions
     of norm ≤ 1.
 
@@ -66,9 +58,7 @@ def participation_sensitivity(
     """
     c = np.asarray(coefficients, dtype=np.float64)
     steps = len(c)
-    b = require_integer(
-        "min_separation", min_separation, 1, steps, way_out="the number of steps is the largest"
-    )
+    b = require_integer("min_separation", min_separation, 1, steps, way_out="the number of steps is the largest")
     most = -(-steps // b)
     kappa = require_integer(
         "max_participations",

@@ -127,9 +127,7 @@ class FixedPointSlack:
         return min(1.0, self.released_coordinates * self.steps * tail)
 
     def statistical_distance(self, noise_overflow: float = 0.0) -> float:
-        """Total variation between the run and the ideal mechanism: samplers of both honest servers,
-        overflows.
-        """
+        """Total variation between the run and the ideal mechanism: both honest samplers, overflows."""
         samples = 2 * self.released_coordinates * self.steps
         return samples * SAMPLER_DISTANCE + self.overflow_probability + noise_overflow
 

@@ -159,9 +159,7 @@ def main(arguments: list[str] | None = None) -> int:
         }
         print(json.dumps(content))
         return 0
-    console.print(
-        f"B = {BATCH_SIZE}, clip norm γ = {CLIP_NORM}, δ = {DELTA:g}; setting 1: β = 0, setting 2: β = 0.9"
-    )
+    console.print(f"B = {BATCH_SIZE}, clip norm γ = {CLIP_NORM}, δ = {DELTA:g}; setting 1: β = 0, setting 2: β = 0.9")
     console.print("sens: per unit clip norm (≤: upper bound); norm: ‖Ω⁻¹[T,:]‖; error: last iterate;")
     console.print("for each ε: the std of z that each server samples, σ·Δ/√2, slack included")
     sigmas = [f"{sigma:.3f}" for sigma in rows[0].noise_multiplier.values()]
@@ -185,9 +183,7 @@ def main(arguments: list[str] | None = None) -> int:
             )
         table.add_row("σ", "", "", "", "", "", *sigmas, style="dim")
         console.print(table)
-    console.print(
-        f"\nfixed point adds at most {max(r.slack_percent for r in rows):.3f} % to the sensitivity\n"
-    )
+    console.print(f"\nfixed point adds at most {max(r.slack_percent for r in rows):.3f} % to the sensitivity\n")
     table = Table(title="G-Shuff: noise multiplier per step", box=box.SIMPLE_HEAD)
     for heading in ("data", "epochs", "accounting", *(f"ε={epsilon:g}" for epsilon in EPSILONS)):
         table.add_column(heading, justify="right" if heading[0] == "ε" else "left", no_wrap=True)

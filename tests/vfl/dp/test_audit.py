@@ -17,8 +17,7 @@ KEY = bytes(range(32))
 def test_both_directions(kind, bands):
     f = factorise(kind, 24, momentum=0.9, bands=bands)
     kept, refuted = (
-        audit(f, 3, 8, epsilon=1.0, delta=1e-3, trials=120_000, noise_scale=scale, key=KEY)
-        for scale in (1.0, 0.5)
+        audit(f, 3, 8, epsilon=1.0, delta=1e-3, trials=120_000, noise_scale=scale, key=KEY) for scale in (1.0, 0.5)
     )
     assert kept.within_claim and 0.5 < kept.epsilon_lower_bound <= 1.0
     assert not refuted.within_claim and refuted.epsilon_lower_bound > 1.5

@@ -74,9 +74,7 @@ def test_distances_cost_delta_at_the_total_epsilon():
     runs = [dataclasses.replace(base, statistical_distance=eta, epsilon_addition=0.01) for _ in range(3)]
     total = composed_epsilon(runs, 1e-5)
     left = 1e-5 - (1 + math.exp(total)) * 3 * eta
-    assert total == pytest.approx(
-        0.03 + gaussian_epsilon(base.noise_multiplier / math.sqrt(3), left), rel=1e-9
-    )
+    assert total == pytest.approx(0.03 + gaussian_epsilon(base.noise_multiplier / math.sqrt(3), left), rel=1e-9)
     far = [dataclasses.replace(base, statistical_distance=1e-6)] * 3
     assert composed_epsilon(far, 1e-5) == math.inf
 
@@ -94,9 +92,7 @@ def test_the_file_is_private_and_damage_is_reported(tmp_path):
     budget.spend("run", claim())
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".")] == []
-    with pytest.raises(
-        ValueError, match=r"total_epsilon, total_delta = \(9.0, 1e-05\): must be \(3.0, 1e-05\)"
-    ):
+    with pytest.raises(ValueError, match=r"total_epsilon, total_delta = \(9.0, 1e-05\): must be \(3.0, 1e-05\)"):
         PrivacyBudget(path, 9.0, 1e-5)
     content = json.loads(path.read_text())
     path.write_text(path.read_text()[:100])

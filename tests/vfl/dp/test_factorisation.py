@@ -55,17 +55,13 @@ def test_the_recurrence_is_stable_over_a_long_run():
 def test_norms_and_errors_equal_dense_matrices(kind, steps, bands, setting, bits):
     alpha, beta = setting
     bands = None if kind == "identity" else min(bands, steps)
-    f = factorise(
-        kind, steps, weight_decay=alpha, momentum=beta, bands=bands, tap_bits=bits, strategy_bits=bits
-    )
+    f = factorise(kind, steps, weight_decay=alpha, momentum=beta, bands=bands, tap_bits=bits, strategy_bits=bits)
     if kind == "bsr":
         column = np.zeros(steps)
         column[:bands] = f.integer_strategy / 2**bits
         omega = lower(column)
         inverse = np.linalg.inv(omega)
-        assert (
-            np.abs(f.integer_strategy / 2**bits - root_coefficients(alpha, beta, bands)).max() <= 2.0**-bits
-        )
+        assert np.abs(f.integer_strategy / 2**bits - root_coefficients(alpha, beta, bands)).max() <= 2.0**-bits
     else:
         column = np.zeros(steps)
         column[: f.bands] = f.integer_taps / 2**bits
@@ -146,6 +142,11 @@ def test_bad_input_is_named(change, match):
         factorise(**arguments)
 
 
+def test_taps_that_round_to_zero_are_dropped():
+    f = factorise("bisr", 2000, momentum=0.9, bands=585)
+    assert f.bands == len(f.integer_taps) == 511 and f.integer_taps[-1] != 0
+
+
 def test_arrays_cannot_be_changed_and_equality_is_by_parameters():
     f = factorise("bisr", 10, bands=4)
     with pytest.raises(ValueError):
@@ -162,9 +163,7 @@ def test_jax_privacy_agrees():
     from jax_privacy.matrix_factorization import toeplitz as jp
 
     steps, b, kappa = 300, 30, 10
-    assert np.allclose(
-        root_coefficients(1.0, 0.0, steps), jp.optimal_max_error_strategy_coefs(steps), rtol=1e-9
-    )
+    assert np.allclose(root_coefficients(1.0, 0.0, steps), jp.optimal_max_error_strategy_coefs(steps), rtol=1e-9)
     inverse = root_coefficients(1.0, 0.0, steps, inverse=True)
     assert np.allclose(inverse, jp.optimal_max_error_noising_coefs(steps), rtol=1e-9, atol=1e-14)
     for kind in ("bsr", "bisr"):

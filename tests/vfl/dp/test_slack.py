@@ -37,7 +37,7 @@ def test_truncation_repairs_the_leak():
         tables.append(np.bincount(released[0] & 31, minlength=32))
     assert stats.chi2_contingency(np.array(tables)).pvalue > 1e-4
     leaking = [np.bincount(noised(g, trials, 4)[0] & 31, minlength=32) for g in (1, 40_000)]
-    assert np.any(np.all(np.array(leaking) > 0, axis=0)) is np.False_  # the same test sees the hole at once
+    assert not np.any(np.all(np.array(leaking) > 0, axis=0))  # the same look sees the hole at once
 
 
 def neighbours(rng, f, kappa, b, width, clip_norm, scale):
@@ -98,18 +98,14 @@ def test_the_coupling_of_the_recursion_with_two_servers(beta):
     steps, width, kappa, b, g, noise_bits, clip_norm, bits = 30, 4, 5, 6, 6, 8, 0.5, 12
     f = factorise("bsr", steps, momentum=beta, bands=6, tap_bits=g, strategy_bits=bits)
     slack = FixedPointSlack(1.0, 1, 1, steps, noise_bits=noise_bits, coordinates=width, clip_rounding=0.0)
-    bound = slack.sensitivity(
-        f.sensitivity(kappa, b), clip_norm, strategy_norm=f.strategy_norm, recursive=True
-    )
+    bound = slack.sensitivity(f.sensitivity(kappa, b), clip_norm, strategy_norm=f.strategy_norm, recursive=True)
     c = f.integer_strategy
 
     def inverse(y):
         """z that makes the recursion give y: z_t = y_t + round(Σ c_j y_{t−j})."""
         past = np.zeros_like(y)
         for t in range(steps):
-            total = sum(c[j] * y[t - j] for j in range(1, min(t, len(c) - 1) + 1)) + np.zeros(
-                width, dtype=np.int64
-            )
+            total = sum(c[j] * y[t - j] for j in range(1, min(t, len(c) - 1) + 1)) + np.zeros(width, dtype=np.int64)
             past[t] = (total + (1 << bits >> 1)) >> bits
         return y + past
 

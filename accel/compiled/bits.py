@@ -1,0 +1,215 @@
+"""Bit packing, bit slicing and AND layers in numba."""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from accel.reference.bits import carry_layer, packed_size
+
+__all__ = [
+    "and_pair",
+    "carry_layer",  # copies whole planes: numpy's copy is as fast
+    "pack_bits",
+    "pack_small",
+    "packed_size",
+    "slice_bits",
+    "unpack_bits",
+    "unpack_small",
+    "unslice_bits",
+]
+
+_WHOLE = {8: np.uint8, 16: np.uint16, 32: np.uint32, 64: np.uint64}
+
+
+@njit(cache=True, nogil=True)
+def _pack_bits(values, width, out):
+    low = np.uint64(0xFFFFFFFFFFFFFFFF) >> np.uint64(64 - width)
+    pending = np.uint64(0)
+    filled = 0
+    position = 0
+    for i in range(values.size):
+        value = values[i] & low
+        pending |= value << np.uint64(filled)
+        filled += width
+        if filled >= 64:
+            for _ in range(8):
+                out[position] = pending & np.uint64(255)
+                pending >>= np.uint64(8)
+                position += 1
+            filled -= 64
+            pending = np.uint64(0)
+            if filled > 0:
+                pending = value >> np.uint64(width - filled)
+    while filled > 0:
+        out[position] = pending & np.uint64(255)
+        pending >>= np.uint64(8)
+        position += 1
+        filled -= 8
+
+
+def pack_bits(values: np.ndarray, width: int) -> np.ndarray:
+    """See ``accel.reference.bits.pack_bits``."""
+    if width in _WHOLE:
+        return values.astype(_WHOLE[width]).view(np.uint8)
+    out = np.empty(packed_size(values.size, width), dtype=np.uint8)
+    _pack_bits(np.ascontiguousarray(values), width, out)
+    return out
+
+
+@njit(cache=True, nogil=True)
+def _unpack_bits(packed, width, out):
+    low = np.uint64(0xFFFFFFFFFFFFFFFF) >> np.uint64(64 - width)
+    pending = np.uint64(0)
+    filled = 0
+    position = 0
+    for i in range(out.size):
+        value = pending
+        have = filled
+        pending = np.uint64(0)
+        filled = 0
+        while have < width:
+            byte = np.uint64(packed[position])
+            position += 1
+            value |= byte << np.uint64(have)
+            have += 8
+            if have > 64:  # the byte's top bits belong to the next value
+                pending = byte >> np.uint64(72 - have)
+                filled = have - 64
+                have = 64
+        out[i] = value & low
+        if have > width:
+            pending = (value >> np.uint64(width)) | (pending << np.uint64(have - width))
+            filled += have - width
+
+
+def unpack_bits(packed: np.ndarray, width: int, count: int) -> np.ndarray:
+    """See ``accel.reference.bits.unpack_bits``."""
+    if width in _WHOLE:
+        return packed.view(_WHOLE[width]).astype(np.uint64)
+    out = np.empty(count, dtype=np.uint64)
+    _unpack_bits(packed, width, out)
+    return out
+
+
+@njit(cache=True, nogil=True)
+def _pack_small(values, width, out):
+    """Eight values fill ``width`` whole bytes."""
+    shift = np.uint64(width)
+    groups = values.size // 8
+    position = 0
+    for group in range(groups):
+        word = np.uint64(0)
+        for k in range(7, -1, -1):
+            word = (word << shift) | np.uint64(values[8 * group + k])
+        for k in range(width):
+            out[position + k] = np.uint8(word >> np.uint64(8 * k))
+        position += width
+    word = np.uint64(0)
+    for k in range(values.size - 1, 8 * groups - 1, -1):
+        word = (word << shift) | np.uint64(values[k])
+    for k in range(out.size - position):
+        out[position + k] = np.uint8(word >> np.uint64(8 * k))
+
+
+def pack_small(values: np.ndarray, width: int) -> np.ndarray:
+    """See ``accel.reference.bits.pack_small``."""
+    out = np.empty(packed_size(values.size, width), dtype=np.uint8)
+    _pack_small(np.ascontiguousarray(values), width, out)
+    return out
+
+
+@njit(cache=True, nogil=True)
+def _unpack_small(packed, width, out):
+    shift = np.uint64(width)
+    low = (np.uint64(1) << shift) - np.uint64(1)
+    groups = out.size // 8
+    for group in range(groups):
+        word = np.uint64(0)
+        for k in range(width):
+            word |= np.uint64(packed[width * group + k]) << np.uint64(8 * k)
+        for k in range(8):
+            out[8 * group + k] = (word >> (shift * np.uint64(k))) & low
+    word = np.uint64(0)
+    for k in range(packed.size - width * groups):
+        word |= np.uint64(packed[width * groups + k]) << np.uint64(8 * k)
+    for k in range(8 * groups, out.size):
+        out[k] = word & low
+        word >>= shift
+
+
+def unpack_small(packed: np.ndarray, width: int, count: int) -> np.ndarray:
+    """See ``accel.reference.bits.unpack_small``."""
+    out = np.empty(count, dtype=np.uint8)
+    _unpack_small(packed, width, out)
+    return out
+
+
+@njit(cache=True, nogil=True)
+def _transpose_block(block):
+    """Transpose a 64×64 bit matrix in place: swap halves, quarters, ... (Hacker's Delight, 7-3)."""
+    span = 32
+    keep = np.uint64(0x00000000FFFFFFFF)
+    while span:
+        shift = np.uint64(span)
+        k = 0
+        while k < 64:
+            swap = ((block[k] >> shift) ^ block[k + span]) & keep
+            block[k] ^= swap << shift
+            block[k + span] ^= swap
+            k = (k + span + 1) & ~span
+        span >>= 1
+        keep ^= keep << np.uint64(span)
+
+
+@njit(cache=True, nogil=True)
+def _slice_bits(words, planes):
+    width, columns = planes.shape
+    block = np.empty(64, dtype=np.uint64)
+    for column in range(columns):
+        for i in range(64):
+            at = column * 64 + i
+            block[i] = words[at] if at < words.size else np.uint64(0)
+        _transpose_block(block)
+        for j in range(width):
+            planes[j, column] = block[j]
+
+
+def slice_bits(words: np.ndarray, width: int) -> np.ndarray:
+    """See ``accel.reference.bits.slice_bits``."""
+    planes = np.empty((width, -(-words.size // 64)), dtype=np.uint64)
+    _slice_bits(np.ascontiguousarray(words), planes)
+    return planes
+
+
+@njit(cache=True, nogil=True)
+def _unslice_bits(planes, words):
+    width, columns = planes.shape
+    block = np.empty(64, dtype=np.uint64)
+    for column in range(columns):
+        for j in range(64):
+            block[j] = planes[j, column] if j < width else np.uint64(0)
+        _transpose_block(block)
+        for i in range(min(64, words.size - column * 64)):
+            words[column * 64 + i] = block[i]
+
+
+def unslice_bits(planes: np.ndarray, count: int) -> np.ndarray:
+    """See ``accel.reference.bits.unslice_bits``."""
+    words = np.empty(count, dtype=np.uint64)
+    _unslice_bits(np.ascontiguousarray(planes), words)
+    return words
+
+
+@njit(cache=True, nogil=True)
+def _and_pair(x0, x1, y0, y1, mask, out):
+    for i in range(out.size):
+        out[i] = (x0[i] & (y0[i] ^ y1[i])) ^ (x1[i] & y0[i]) ^ mask[i]
+
+
+def and_pair(x0: np.ndarray, x1: np.ndarray, y0: np.ndarray, y1: np.ndarray, mask: np.ndarray) -> np.ndarray:
+    """See ``accel.reference.bits.and_pair``."""
+    out = np.empty(mask.shape, dtype=np.uint64)
+    a, b, c, d, e = (np.ascontiguousarray(words).reshape(-1) for words in (x0, x1, y0, y1, mask))
+    _and_pair(a, b, c, d, e, out.reshape(-1))
+    return out

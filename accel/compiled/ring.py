@@ -1,0 +1,95 @@
+"""Arithmetic modulo 2^64 in numba; loops are plain, so that LLVM vectorises them."""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from accel.reference.ring import decode_fixed, gather_rows, shift_right_arithmetic, shift_right_logical
+
+__all__ = [
+    "decode_fixed",  # these four are single memory-bound passes: numpy's own loops are as fast
+    "encode_fixed",
+    "gather_rows",
+    "matmul_pair",
+    "product_pair",
+    "shift_right_arithmetic",
+    "shift_right_logical",
+]
+
+
+@njit(cache=True, nogil=True)
+def _product_pair(x0, x1, y0, y1, mask, out):
+    for i in range(out.size):
+        out[i] = x0[i] * (y0[i] + y1[i]) + x1[i] * y0[i] + mask[i]
+
+
+def product_pair(x0: np.ndarray, x1: np.ndarray, y0: np.ndarray, y1: np.ndarray, mask: np.ndarray) -> np.ndarray:
+    """See ``accel.reference.ring.product_pair``."""
+    out = np.empty(mask.shape, dtype=np.uint64)
+    a, b, c, d, e = (np.ascontiguousarray(words).reshape(-1) for words in (x0, x1, y0, y1, mask))
+    _product_pair(a, b, c, d, e, out.reshape(-1))
+    return out
+
+
+@njit(cache=True, nogil=True)
+def _matmul_by_rows(x0, x1, y_columns, out):
+    """x0, x1 row by row, y column by column: the inner loop is a dot product along contiguous memory."""
+    rows, inner = x0.shape
+    for i in range(rows):
+        for j in range(out.shape[1]):
+            total = out[i, j]
+            for l in range(inner):
+                total += x0[i, l] * y_columns[0, j, l] + x1[i, l] * y_columns[1, j, l]
+            out[i, j] = total
+
+
+@njit(cache=True, nogil=True)
+def _matmul_by_columns(x0_transposed, x1_transposed, y, out):
+    """The left factor lies transposed in memory (as in Hᵀ·u): a sum of outer products, no copy."""
+    inner, rows = x0_transposed.shape
+    columns = out.shape[1]
+    for l in range(inner):
+        for i in range(rows):
+            left0 = x0_transposed[l, i]
+            left1 = x1_transposed[l, i]
+            for j in range(columns):
+                out[i, j] += left0 * y[0, l, j] + left1 * y[1, l, j]
+
+
+def matmul_pair(x0: np.ndarray, x1: np.ndarray, y0: np.ndarray, y1: np.ndarray, mask: np.ndarray) -> np.ndarray:
+    """See ``accel.reference.ring.matmul_pair``."""
+    out = np.ascontiguousarray(mask).copy()
+    inner, columns = y0.shape
+    if x0.strides[0] < x0.strides[1] and x0.T.flags.c_contiguous and x1.T.flags.c_contiguous:
+        y = np.empty((2, inner, columns), dtype=np.uint64)
+        np.add(y0, y1, out=y[0])
+        y[1] = y0
+        _matmul_by_columns(x0.T, x1.T, y, out)
+        return out
+    y = np.empty((2, columns, inner), dtype=np.uint64)
+    np.add(y0.T, y1.T, out=y[0])
+    y[1] = y0.T
+    _matmul_by_rows(np.ascontiguousarray(x0), np.ascontiguousarray(x1), y, out)
+    return out
+
+
+@njit(cache=True, nogil=True)
+def _encode_fixed(values, scale, limit, out):
+    first_bad = -1
+    for i in range(values.size):
+        value = values[i]
+        if not abs(value) < limit:
+            if first_bad < 0:
+                first_bad = i
+            value = 0.0
+        out[i] = np.int64(np.rint(value * scale))
+    return first_bad
+
+
+def encode_fixed(values: np.ndarray, fraction_bits: int, limit: float) -> tuple[np.ndarray, int]:
+    """See ``accel.reference.ring.encode_fixed``."""
+    out = np.empty(values.shape, dtype=np.int64)
+    flat = np.ascontiguousarray(values, dtype=np.float64).reshape(-1)
+    first_bad = _encode_fixed(flat, 2.0**fraction_bits, float(limit), out.reshape(-1))
+    return out.view(np.uint64), int(first_bad)

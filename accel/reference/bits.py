@@ -1,0 +1,82 @@
+"""Bits: packing to any width, 64×64 transposition (bit slicing), and the layers of a prefix adder."""
+
+from __future__ import annotations
+
+import numpy as np
+
+__all__ = [
+    "and_pair",
+    "carry_layer",
+    "pack_bits",
+    "pack_small",
+    "packed_size",
+    "slice_bits",
+    "unpack_bits",
+    "unpack_small",
+    "unslice_bits",
+]
+
+
+def packed_size(count: int, width: int) -> int:
+    """Bytes that ``count`` values of ``width`` bits take."""
+    return (count * width + 7) // 8
+
+
+def pack_bits(values: np.ndarray, width: int) -> np.ndarray:
+    """The low ``width`` bits of each word of a flat array, one after another, as uint8 (little-endian)."""
+    bits = np.unpackbits(values.reshape(-1, 1).view(np.uint8), axis=1, bitorder="little")[:, :width]
+    return np.packbits(bits, bitorder="little")
+
+
+def unpack_bits(packed: np.ndarray, width: int, count: int) -> np.ndarray:
+    """The inverse of ``pack_bits``: ``count`` words below 2^width."""
+    bits = np.zeros((count, 64), dtype=np.uint8)
+    bits[:, :width] = np.unpackbits(packed, count=count * width, bitorder="little").reshape(count, width)
+    return np.packbits(bits, axis=1, bitorder="little").view(np.uint64).reshape(count)
+
+
+def pack_small(values: np.ndarray, width: int) -> np.ndarray:
+    """``pack_bits`` for a flat uint8 array of values below 2^width, width ≤ 7."""
+    return pack_bits(values.astype(np.uint64), width)
+
+
+def unpack_small(packed: np.ndarray, width: int, count: int) -> np.ndarray:
+    """The inverse of ``pack_small``: ``count`` bytes."""
+    return unpack_bits(packed, width, count).astype(np.uint8)
+
+
+def slice_bits(words: np.ndarray, width: int) -> np.ndarray:
+    """Bit slicing: plane j holds bit j of each word, 64 words to a plane word: (width, ⌈n/64⌉)."""
+    count = words.size
+    planes = np.zeros((width, -(-count // 64) * 64), dtype=np.uint8)
+    for j in range(width):
+        planes[j, :count] = (words >> np.uint64(j)) & np.uint64(1)
+    return np.packbits(planes, axis=1, bitorder="little").view(np.uint64)
+
+
+def unslice_bits(planes: np.ndarray, count: int) -> np.ndarray:
+    """The inverse of ``slice_bits``: ``count`` words."""
+    words = np.zeros(count, dtype=np.uint64)
+    for j, plane in enumerate(planes):
+        bits = np.unpackbits(np.ascontiguousarray(plane).view(np.uint8), count=count, bitorder="little")
+        words |= bits.astype(np.uint64) << np.uint64(j)
+    return words
+
+
+def and_pair(x0: np.ndarray, x1: np.ndarray, y0: np.ndarray, y1: np.ndarray, mask: np.ndarray) -> np.ndarray:
+    """x0·(y0⊕y1) ⊕ x1·y0 ⊕ mask on words: one party's summand of a replicated AND."""
+    return (x0 & (y0 ^ y1)) ^ (x1 & y0) ^ mask
+
+
+def carry_layer(
+    generate: np.ndarray,
+    propagate: np.ndarray,
+    high: np.ndarray,
+    low: np.ndarray,
+    high_propagate: np.ndarray,
+    low_propagate: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray]:
+    """The operands of one prefix-adder layer on replicated planes (2, width, words): P_high·G_low for the pairs
+    (high, low), and P_high·P_low for the pairs whose propagate is still needed, stacked into one AND."""
+    left = np.concatenate([propagate[:, high], propagate[:, high_propagate]], axis=1)
+    return left, np.concatenate([generate[:, low], propagate[:, low_propagate]], axis=1)

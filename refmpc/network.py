@@ -1,0 +1,54 @@
+"""Network profiles: delay and bandwidth that the transport itself imposes, where the kernel has no netem.
+
+The receiver hands a message over no earlier than it would arrive on such a link: a message leaves when the link is
+free, takes size/bandwidth to leave, and arrives one delay later. Both ends must share a clock (one host).
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from accel.validate import require_choice
+
+__all__ = ["PROFILES", "NetworkProfile", "ReceivingLine", "network_profile"]
+
+
+@dataclass(frozen=True)
+class NetworkProfile:
+    """One-way delay in seconds, and bandwidth of each directed link in bytes per second."""
+
+    name: str
+    delay: float
+    bandwidth: float
+
+
+PROFILES = {
+    "loopback": NetworkProfile("loopback", 0.0, float("inf")),
+    "lan": NetworkProfile("lan", 1e-3, 1e9 / 8),
+    "wan": NetworkProfile("wan", 20e-3, 200e6 / 8),
+}
+
+
+def network_profile(name: str | NetworkProfile) -> NetworkProfile:
+    """The profile called ``name`` (a profile of one's own passes through)."""
+    if isinstance(name, NetworkProfile):
+        return name
+    return PROFILES[require_choice("network", name, PROFILES)]
+
+
+class ReceivingLine:
+    """The receiving end of one directed link under a profile."""
+
+    def __init__(self, profile: NetworkProfile):
+        self._profile = profile
+        self._free_at = 0.0
+
+    def wait_for_arrival(self, sent_at: float, size: int) -> None:
+        """Sleep until a message of ``size`` bytes sent at ``sent_at`` (monotonic seconds) would be here."""
+        if self._profile.delay == 0.0:
+            return
+        self._free_at = max(self._free_at, sent_at) + size / self._profile.bandwidth
+        remaining = self._free_at + self._profile.delay - time.monotonic()
+        if remaining > 0:
+            time.sleep(remaining)

@@ -1,0 +1,381 @@
+"""``run``: one call runs a program at three parties (and clients) and returns what each returns.
+
+The same program runs in three threads of this process (tests, notebooks) or in three processes over loopback TCP,
+optionally TLS. An exception at any party is raised in the caller with that party's traceback, and the others end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import inspect
+import multiprocessing
+import pickle
+import secrets
+import socket
+import sys
+import tempfile
+import threading
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from accel.validate import require, require_choice, require_real
+from refmpc.connect import Credentials, Greeting, connect_client, connect_party, listen
+from refmpc.errors import PartyFailed, PeerAborted, PeerLost, PeerTimeout
+from refmpc.io import Client
+from refmpc.ledger import Ledger
+from refmpc.network import NetworkProfile, network_profile
+from refmpc.party import Party
+from refmpc.transport import Peer, SocketTransport, ThreadTransport, Transport, thread_links
+
+__all__ = ["RunResult", "run"]
+
+
+@dataclass(frozen=True)
+class Options:
+    """What every participant of a run needs to know; public."""
+
+    timeout: float
+    profile: NetworkProfile
+    run_id: str = field(repr=False)
+    parameters: Mapping[str, Any]
+    releases: Mapping[str, str]
+    insecure_seed: int | None
+    insecure_check_ranges: bool
+    insecure_record: bool
+
+
+@dataclass
+class RunResult:
+    """What a run returned. ``outputs[i]`` is party i's return value, ``client_outputs[name]`` a client's."""
+
+    outputs: list[Any]
+    client_outputs: dict[str, Any]
+    ledgers: list[Ledger]
+    transcripts: list[list[tuple[str, Peer, np.ndarray]]]
+    seconds: float
+
+    @property
+    def rounds(self) -> int:
+        """Rounds of party 0, without set-up (they are the same at all parties)."""
+        return sum(c.rounds for name, c in self.ledgers[0].phases.items() if name != "set-up")
+
+    @property
+    def bytes(self) -> int:
+        """Payload bytes sent by the three servers, without set-up."""
+        return sum(c.bytes_sent for ledger in self.ledgers for name, c in ledger.phases.items() if name != "set-up")
+
+
+def run(
+    program: Callable[..., Any],
+    inputs: Sequence[Any] | None = None,
+    *,
+    parties: str = "threads",
+    clients: Mapping[str, tuple[Callable[..., Any], Any]] | None = None,
+    network: str | NetworkProfile = "loopback",
+    releases: Mapping[str, str] | None = None,
+    parameters: Mapping[str, Any] | None = None,
+    tls: bool = False,
+    timeout: float = 60.0,
+    insecure_seed: int | None = None,
+    insecure_check_ranges: bool = False,
+    insecure_record: bool = False,
+) -> RunResult:
+    """Run ``program(party, inputs[i])`` (or ``program(party)`` without inputs) at the three parties.
+
+    ``program`` may be a plain or an async function. ``clients`` maps names to (program, argument); a client program
+    gets a ``Client`` and its argument. ``releases`` declares what may be opened, each with the claim that covers it.
+    ``parties="processes"`` needs programs that can be imported (functions of a module). ``timeout`` bounds every wait
+    for a peer. The ``insecure_…`` options are for tests: fixed randomness, opened operands, recorded messages.
+    """
+    require_choice("parties", parties, ("threads", "processes"))
+    require_real("timeout", timeout, 0, open_low=True)
+    require(inputs is None or len(inputs) == 3, "inputs", inputs, "three items, one per party")
+    require(not tls or parties == "processes", "tls", tls, "False with threads", "use parties='processes'")
+    for name, value in (("insecure_seed", insecure_seed is not None), ("insecure_check_ranges", insecure_check_ranges)):
+        if value:
+            warnings.warn(f"{name} is set: this run protects nothing", stacklevel=2)
+    options = Options(
+        timeout=timeout,
+        profile=network_profile(network),
+        run_id=secrets.token_hex(16),
+        parameters=dict(parameters or {}),
+        releases=dict(releases or {}),
+        insecure_seed=insecure_seed,
+        insecure_check_ranges=insecure_check_ranges,
+        insecure_record=insecure_record,
+    )
+    arguments: list[tuple[Any, ...]] = [() if inputs is None else (item,) for item in (inputs or (None,) * 3)]
+    begun = time.perf_counter()
+    launch = _run_threads if parties == "threads" else _run_processes
+    results, failures = launch(program, arguments, dict(clients or {}), options, tls)
+    if failures:
+        raise _explain(failures)
+    servers = [results[i] for i in range(3)]
+    return RunResult(
+        outputs=[output for output, _, _ in servers],
+        client_outputs={name: results[name][0] for name in clients or {}},
+        ledgers=[ledger for _, ledger, _ in servers],
+        transcripts=[transcript or [] for _, _, transcript in servers],
+        seconds=time.perf_counter() - begun,
+    )
+
+
+# one participant --------------------------------------------------------------------------------
+
+
+def _play_party(
+    id: int, transport: Transport, program: Callable[..., Any], arguments: tuple[Any, ...], options: Options
+) -> tuple[Any, Ledger, Any]:
+    try:
+        party = Party(
+            id,
+            transport,
+            parameters=options.parameters,
+            run_id=options.run_id.encode(),
+            insecure_seed=options.insecure_seed,
+            insecure_check_ranges=options.insecure_check_ranges,
+            insecure_record=options.insecure_record,
+        )
+        party.declare(options.releases)
+        with np.errstate(over="ignore"):  # the ring wraps around by design; numpy warns for single elements
+            output = program(party, *arguments)
+            if inspect.iscoroutine(output):
+                output = party.complete(output)
+        return output, party.ledger, party.transcript
+    except BaseException as error:
+        transport.abort(_public_reason(error))
+        raise
+
+
+def _play_client(name: str, transport: Transport, program: Callable[..., Any], argument: Any) -> tuple[Any, None, None]:
+    try:
+        return program(Client(name, transport), argument), None, None
+    except BaseException as error:
+        transport.abort(_public_reason(error))
+        raise
+
+
+def _public_reason(error: BaseException) -> str:
+    """What peers may learn of an error: its kind, and its text only if it comes from the library itself, since the
+    text of a program's own error may quote private values."""
+    if isinstance(error, PeerTimeout | PeerLost | PeerAborted):
+        return str(error)
+    return type(error).__name__
+
+
+def _explain(failures: Mapping[Peer, tuple[BaseException, str]]) -> PartyFailed:
+    """One exception for the caller: the root cause first, that is one not caused by another party's end."""
+    echoes = (PeerLost, PeerAborted)
+    order = sorted(failures, key=lambda peer: (isinstance(failures[peer][0], echoes), str(peer)))
+    first = order[0]
+    error, text = failures[first]
+    lines = [f"{_title(first)} failed: {type(error).__name__}: {error}"]
+    lines += [f"{_title(peer)} ended too: {failures[peer][0]}" for peer in order[1:]]
+    explained = PartyFailed("\n".join([*lines, "", f"Traceback of {_title(first)}:", text]))
+    explained.__cause__ = error
+    return explained
+
+
+def _title(peer: Peer) -> str:
+    return f"party {peer}" if isinstance(peer, int) else f"client {peer!r}"
+
+
+# threads ----------------------------------------------------------------------------------------
+
+
+def _run_threads(
+    program: Callable[..., Any], arguments: list[tuple[Any, ...]], clients: dict[str, Any], options: Options, tls: bool
+) -> tuple[dict[Peer, Any], dict[Peer, tuple[BaseException, str]]]:
+    ends = thread_links([0, 1, 2, *clients])
+    results: dict[Peer, Any] = {}
+    failures: dict[Peer, tuple[BaseException, str]] = {}
+
+    def play(peer: Peer) -> None:
+        transport = ThreadTransport(*ends(peer), options.timeout, options.profile)
+        try:
+            if isinstance(peer, int):
+                results[peer] = _play_party(peer, transport, program, arguments[peer], options)
+            else:
+                results[peer] = _play_client(str(peer), transport, *clients[str(peer)])
+        except BaseException as error:
+            failures[peer] = error, traceback.format_exc()
+
+    threads = [threading.Thread(target=play, args=(peer,), daemon=True) for peer in (0, 1, 2, *clients)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return results, failures
+
+
+# processes --------------------------------------------------------------------------------------
+
+
+def _run_processes(
+    program: Callable[..., Any], arguments: list[tuple[Any, ...]], clients: dict[str, Any], options: Options, tls: bool
+) -> tuple[dict[Peer, Any], dict[Peer, tuple[BaseException, str]]]:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["refmpc"])
+    peers: list[Peer] = [0, 1, 2, *clients]
+    listeners = [listen() for _ in range(3)]
+    addresses = {i: ("127.0.0.1", listeners[i].getsockname()[1]) for i in range(3)}
+    workers: dict[Peer, Any] = {}
+    pipes: dict[Peer, Connection] = {}
+    with contextlib.ExitStack() as stack:
+        for listener in listeners:
+            stack.callback(listener.close)
+        credentials: Mapping[Peer, Credentials | None] = dict.fromkeys(peers)
+        if tls:
+            from refmpc.certificates import make_credentials
+
+            credentials = make_credentials(peers, Path(stack.enter_context(tempfile.TemporaryDirectory())))
+        stack.callback(_end_all, workers)
+        for peer in peers:
+            receiver, sender = context.Pipe(duplex=False)
+            if isinstance(peer, int):
+                work = (_party_process, peer, listeners[peer], addresses, list(clients), program, arguments[peer])
+            else:
+                work = (_client_process, peer, None, addresses, [], *clients[str(peer)])
+            try:
+                worker = context.Process(
+                    target=_process,
+                    args=(sender, options, credentials[peer], *work),
+                    name=f"refmpc {peer}",
+                    daemon=True,
+                )
+                worker.start()
+            except (pickle.PicklingError, AttributeError, TypeError) as error:
+                raise ValueError(
+                    f"the program or an input cannot be sent to a process ({error}); "
+                    "define programs as functions of a module, or use parties='threads'"
+                ) from error
+            sender.close()
+            workers[peer], pipes[peer] = worker, receiver
+        return _collect(workers, pipes, options)
+
+
+def _collect(
+    workers: Mapping[Peer, Any], pipes: dict[Peer, Connection], options: Options
+) -> tuple[dict[Peer, Any], dict[Peer, tuple[BaseException, str]]]:
+    results: dict[Peer, Any] = {}
+    failures: dict[Peer, tuple[BaseException, str]] = {}
+    names = {pipe: peer for peer, pipe in pipes.items()}
+    deadline = None
+    while names:
+        remaining = None if deadline is None else max(0.0, deadline - time.monotonic())
+        ready = wait(list(names), timeout=remaining)
+        if not ready:
+            for peer in names.values():
+                failures[peer] = PeerTimeout(f"{_title(peer)} did not end: it hangs or is stopped"), "(no traceback)"
+            break
+        for pipe in ready:
+            assert isinstance(pipe, Connection)
+            peer = names.pop(pipe)
+            try:
+                good, value = pipe.recv()
+            except EOFError:
+                workers[peer].join(5)
+                code = workers[peer].exitcode
+                how = f"killed by signal {-code}" if code is not None and code < 0 else f"exit code {code}"
+                good, value = False, (PartyFailed(f"its process died ({how})"), "(no traceback: the process died)")
+            if good:
+                results[peer] = value
+            else:
+                failures[peer] = value
+                # peers notice within their time-out; whoever has not ended soon after is stopped
+                deadline = deadline or time.monotonic() + options.timeout + 5.0
+    return results, failures
+
+
+def _end_all(workers: Mapping[Peer, Any]) -> None:
+    for worker in workers.values():
+        if worker.is_alive():
+            worker.join(1.0)
+        if worker.is_alive():
+            worker.kill()
+        worker.join()
+
+
+def _process(
+    sender: Connection, options: Options, credentials: Credentials | None, play: Callable[..., Any], *work: Any
+) -> None:
+    keep_freed_memory()
+    try:
+        outcome: tuple[bool, Any] = (True, play(options, credentials, *work))
+    except BaseException as error:
+        outcome = (False, (_picklable(error), traceback.format_exc()))
+    try:
+        sender.send(outcome)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        message = f"what the program returned cannot be sent back: {error}"
+        sender.send((False, (ValueError(message), traceback.format_exc())))
+    sender.close()
+
+
+def _party_process(
+    options: Options,
+    credentials: Credentials | None,
+    id: int,
+    listener: socket.socket,
+    addresses: Mapping[int, tuple[str, int]],
+    clients: list[str],
+    program: Callable[..., Any],
+    arguments: tuple[Any, ...],
+) -> Any:
+    greeting = Greeting(options.run_id, options.parameters)
+    connections = connect_party(
+        id, listener, addresses, greeting, credentials=credentials, clients=clients, timeout=options.timeout
+    )
+    listener.close()
+    transport = SocketTransport(connections, options.timeout, options.profile)
+    try:
+        return _play_party(id, transport, program, arguments, options)
+    finally:
+        transport.close()
+
+
+def _client_process(
+    options: Options,
+    credentials: Credentials | None,
+    name: str,
+    listener: None,
+    addresses: Mapping[int, tuple[str, int]],
+    clients: list[str],
+    program: Callable[..., Any],
+    argument: Any,
+) -> Any:
+    greeting = Greeting(options.run_id, options.parameters)
+    connections = connect_client(name, addresses, greeting, credentials=credentials, timeout=options.timeout)
+    transport = SocketTransport(connections, options.timeout, options.profile)
+    try:
+        return _play_client(name, transport, program, argument)
+    finally:
+        transport.close()
+
+
+def _picklable(error: BaseException) -> BaseException:
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    return error
+
+
+def keep_freed_memory() -> None:
+    """Let the C library keep freed blocks for reuse (glibc): large temporary arrays then cost no page faults."""
+    if sys.platform != "linux":
+        return
+    with contextlib.suppress(OSError, AttributeError):
+        libc = ctypes.CDLL(None)
+        m_trim_threshold, m_mmap_threshold = -1, -3
+        libc.mallopt(m_mmap_threshold, 1 << 30)
+        libc.mallopt(m_trim_threshold, (1 << 31) - 1)

@@ -1,0 +1,299 @@
+"""Secret tensors. Party i holds shares (x_i, x_i+1) of x = x_0 + x_1 + x_2 (arithmetic) or x_0 ⊕ x_1 ⊕ x_2 (Boolean).
+
+Everything in this file is local except the operators ``* @ < > <= >= &``, which run the protocol of the same name at
+once. Inside an async protocol call the protocol itself and ``await`` it, so that independent ones can share rounds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+
+from accel.validate import require, require_integer
+from refmpc.fixed import DEFAULT_FRACTION_BITS, encode
+
+if TYPE_CHECKING:
+    from refmpc.holders import TwoHolderBits
+    from refmpc.party import Party
+
+__all__ = ["ArithmeticTensor", "BooleanTensor", "SecretTensor", "concatenate", "stack"]
+
+Kind = TypeVar("Kind", bound="SecretTensor")
+
+
+class SecretTensor:
+    """What both kinds share: two arrays of words of one shape, and the moves that need no arithmetic."""
+
+    __array_ufunc__ = None  # numpy arrays on the left defer to our operators
+
+    __slots__ = ("party", "shares")
+
+    def __init__(self, party: Party, shares: np.ndarray):
+        self.party = party
+        self.shares = shares
+
+    def _like(self: Kind, shares: np.ndarray) -> Kind:
+        raise TypeError(f"{type(self).__name__} has no way to carry its scale")
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the secret."""
+        return self.shares.shape[1:]
+
+    @property
+    def size(self) -> int:
+        """The number of elements."""
+        return int(np.prod(self.shape))
+
+    @property
+    def ndim(self) -> int:
+        """The number of axes."""
+        return len(self.shape)
+
+    @property
+    def first(self) -> np.ndarray:
+        """This party's share x_id."""
+        return self.shares[0]
+
+    @property
+    def second(self) -> np.ndarray:
+        """This party's share x_id+1."""
+        return self.shares[1]
+
+    def __len__(self) -> int:
+        require(self.ndim > 0, "len()", self, "a tensor with at least one axis")
+        return self.shape[0]
+
+    def __getitem__(self: Kind, index: Any) -> Kind:
+        """A view, as in numpy; the index is public."""
+        index = index if isinstance(index, tuple) else (index,)
+        return self._like(self.shares[(slice(None), *index)])
+
+    def reshape(self: Kind, *shape: int | tuple[int, ...]) -> Kind:
+        """The same elements in another shape."""
+        target = shape[0] if len(shape) == 1 and isinstance(shape[0], tuple) else shape
+        return self._like(self.shares.reshape(2, *target))
+
+    def transpose(self: Kind, *axes: int) -> Kind:
+        """Axes permuted (reversed without arguments); a view."""
+        order = axes or tuple(reversed(range(self.ndim)))
+        return self._like(self.shares.transpose(0, *(axis % self.ndim + 1 for axis in order)))
+
+    @property
+    def T(self: Kind) -> Kind:
+        """The transpose; a view."""
+        return self.transpose()
+
+    def broadcast_to(self: Kind, shape: tuple[int, ...]) -> Kind:
+        """A view of a larger shape."""
+        missing = len(shape) - self.ndim
+        aligned = self.shares.reshape(2, *(1,) * missing, *self.shape)
+        return self._like(np.broadcast_to(aligned, (2, *shape)))
+
+    def copy(self: Kind) -> Kind:
+        """The same secret in fresh memory."""
+        return self._like(self.shares.copy())
+
+    def _public_shares(self, words: np.ndarray) -> np.ndarray:
+        """A public value as shares (words, 0, 0)."""
+        shares = np.zeros((2, *words.shape), dtype=np.uint64)
+        if self.party.id == 0:
+            shares[0] = words
+        elif self.party.id == 2:
+            shares[1] = words
+        return shares
+
+
+class ArithmeticTensor(SecretTensor):
+    """Secret integers or fixed-point numbers modulo 2^64, with their scale.
+
+    ``fraction_bits`` 0 means integers. Sums align scales exactly (by a shift to the left); products add them up:
+    ``x * y`` and ``x @ y`` truncate back to the larger of the two scales, ``refmpc.multiply`` does not truncate.
+    """
+
+    __slots__ = ("fraction_bits",)
+
+    def __init__(self, party: Party, shares: np.ndarray, fraction_bits: int = DEFAULT_FRACTION_BITS):
+        super().__init__(party, shares)
+        self.fraction_bits = fraction_bits
+
+    def __repr__(self) -> str:
+        return f"ArithmeticTensor(shape={self.shape}, fraction_bits={self.fraction_bits}, party={self.party.id})"
+
+    def _like(self, shares: np.ndarray) -> ArithmeticTensor:
+        return ArithmeticTensor(self.party, shares, self.fraction_bits)
+
+    # local arithmetic ----------------------------------------------------------------------------
+
+    def rescale(self, fraction_bits: int) -> ArithmeticTensor:
+        """The same value at a finer scale: exact and local. (Coarser: ``refmpc.truncate``.)"""
+        require_integer(
+            "fraction_bits", fraction_bits, self.fraction_bits, 62, way_out="truncate to reach a coarser scale"
+        )
+        shift = np.uint64(fraction_bits - self.fraction_bits)
+        return ArithmeticTensor(self.party, self.shares << shift, fraction_bits)
+
+    def reinterpret(self, fraction_bits: int) -> ArithmeticTensor:
+        """The same ring words read at another scale: multiplies the value by a power of two, free of charge."""
+        require_integer("fraction_bits", fraction_bits, 0, 62)
+        return ArithmeticTensor(self.party, self.shares, fraction_bits)
+
+    def _aligned(self, other: Any) -> tuple[np.ndarray, np.ndarray, int]:
+        if isinstance(other, ArithmeticTensor):
+            bits = max(self.fraction_bits, other.fraction_bits)
+            mine, theirs = self.rescale(bits), other.rescale(bits)
+        else:
+            bits = self.fraction_bits
+            words = encode(other, bits, name="public operand")
+            mine, theirs = self, ArithmeticTensor(self.party, self._public_shares(words), bits)
+        ndim = max(mine.ndim, theirs.ndim)
+        left, right = (t.shares.reshape(2, *(1,) * (ndim - t.ndim), *t.shape) for t in (mine, theirs))
+        return left, right, bits
+
+    def __add__(self, other: Any) -> ArithmeticTensor:
+        left, right, bits = self._aligned(other)
+        return ArithmeticTensor(self.party, left + right, bits)
+
+    __radd__ = __add__
+
+    def __sub__(self, other: Any) -> ArithmeticTensor:
+        left, right, bits = self._aligned(other)
+        return ArithmeticTensor(self.party, left - right, bits)
+
+    def __rsub__(self, other: Any) -> ArithmeticTensor:
+        left, right, bits = self._aligned(other)
+        return ArithmeticTensor(self.party, right - left, bits)
+
+    def __neg__(self) -> ArithmeticTensor:
+        return self._like(np.uint64(0) - self.shares)
+
+    def scale_by_integers(self, factor: Any) -> ArithmeticTensor:
+        """Times public integers: local, exact, same scale."""
+        words = encode(factor, 0, name="factor")
+        ndim = max(self.ndim, words.ndim)
+        shares = self.shares.reshape(2, *(1,) * (ndim - self.ndim), *self.shape)
+        return self._like(shares * words)
+
+    def sum(self, axis: int | tuple[int, ...] | None = None, keepdims: bool = False) -> ArithmeticTensor:
+        """The sum along axes: local."""
+        if axis is None:
+            axis = tuple(range(self.ndim))
+        axes = (axis,) if isinstance(axis, int) else axis
+        shifted = tuple(a % self.ndim + 1 for a in axes)
+        return self._like(np.asarray(self.shares.sum(axis=shifted, dtype=np.uint64, keepdims=keepdims)))
+
+    # operators that run a protocol ---------------------------------------------------------------
+
+    def __mul__(self, other: Any) -> ArithmeticTensor:
+        from refmpc import arithmetic, truncation
+
+        if isinstance(other, ArithmeticTensor):
+            bits = min(self.fraction_bits, other.fraction_bits)
+            if bits == 0:
+                return self.party.complete(arithmetic.multiply(self, other))
+            return self.party.complete(arithmetic.multiply_truncate(self, other, bits))
+        public = np.asarray(other)
+        if public.dtype.kind in "biu":
+            return self.scale_by_integers(public)
+        bits = self.fraction_bits or DEFAULT_FRACTION_BITS
+        scaled = self.scale_by_integers(encode(public, bits, "public operand").view(np.int64))
+        return self.party.complete(truncation.truncate(scaled.reinterpret(self.fraction_bits + bits), bits))
+
+    __rmul__ = __mul__
+
+    def __matmul__(self, other: ArithmeticTensor) -> ArithmeticTensor:
+        from refmpc import arithmetic
+
+        bits = min(self.fraction_bits, other.fraction_bits)
+        if bits == 0:
+            return self.party.complete(arithmetic.matmul(self, other))
+        return self.party.complete(arithmetic.matmul_truncate(self, other, bits))
+
+    def __lt__(self, other: Any) -> TwoHolderBits:
+        from refmpc.comparison import is_negative
+
+        return self.party.complete(is_negative(self - other))
+
+    def __gt__(self, other: Any) -> TwoHolderBits:
+        from refmpc.comparison import is_negative
+
+        return self.party.complete(is_negative(-(self - other)))
+
+    def __ge__(self, other: Any) -> TwoHolderBits:
+        return ~(self < other)
+
+    def __le__(self, other: Any) -> TwoHolderBits:
+        return ~(self > other)
+
+
+class BooleanTensor(SecretTensor):
+    """Secret words of ``width`` bits, shared by XOR. ``^ ~ <<`` and taking bits are local, ``&`` and ``|`` are not."""
+
+    __slots__ = ("width",)
+
+    def __init__(self, party: Party, shares: np.ndarray, width: int = 64):
+        super().__init__(party, shares)
+        self.width = require_integer("width", width, 1, 64)
+
+    def __repr__(self) -> str:
+        return f"BooleanTensor(shape={self.shape}, width={self.width}, party={self.party.id})"
+
+    def _like(self, shares: np.ndarray) -> BooleanTensor:
+        return BooleanTensor(self.party, shares, self.width)
+
+    @property
+    def _mask(self) -> np.uint64:
+        return np.uint64((1 << self.width) - 1)
+
+    def _operand(self, other: Any) -> np.ndarray:
+        if isinstance(other, BooleanTensor):
+            require(other.width == self.width, "width of the other operand", other.width, f"{self.width} bits")
+            return other.shares
+        return self._public_shares(np.asarray(other).astype(np.int64).view(np.uint64) & self._mask)
+
+    def __xor__(self, other: Any) -> BooleanTensor:
+        return self._like(self.shares ^ self._operand(other))
+
+    __rxor__ = __xor__
+
+    def __invert__(self) -> BooleanTensor:
+        return self ^ np.broadcast_to(self._mask.view(np.int64), self.shape)
+
+    def bit(self, index: int) -> BooleanTensor:
+        """One bit of each word, as a tensor of width 1."""
+        require_integer("index", index, 0, self.width - 1)
+        return BooleanTensor(self.party, (self.shares >> np.uint64(index)) & np.uint64(1), 1)
+
+    def __and__(self, other: Any) -> BooleanTensor:
+        from refmpc.circuits import and_words
+
+        if isinstance(other, BooleanTensor):
+            return self.party.complete(and_words(self, other))
+        return self._like(self.shares & (np.asarray(other).astype(np.int64).view(np.uint64) & self._mask))
+
+    def __or__(self, other: BooleanTensor) -> BooleanTensor:
+        return ~(~self & ~other)
+
+
+def concatenate(tensors: Sequence[Kind], axis: int = 0) -> Kind:
+    """Join tensors of one kind and scale along an axis: local."""
+    first = _same_kind(tensors)
+    return first._like(np.concatenate([t.shares for t in tensors], axis=axis % first.ndim + 1))
+
+
+def stack(tensors: Sequence[Kind], axis: int = 0) -> Kind:
+    """Join tensors of one kind, scale and shape along a new axis: local."""
+    first = _same_kind(tensors)
+    return first._like(np.stack([t.shares for t in tensors], axis=axis % (first.ndim + 1) + 1))
+
+
+def _same_kind(tensors: Sequence[Kind]) -> Kind:
+    require(len(tensors) > 0, "tensors", [], "at least one tensor")
+    for tensor in tensors:
+        same = type(tensor) is type(tensors[0])
+        scale = "fraction_bits" if isinstance(tensor, ArithmeticTensor) else "width"
+        if not same or getattr(tensor, scale) != getattr(tensors[0], scale):
+            raise ValueError(f"tensors = {list(tensors)!r}: must all be of one kind and scale; rescale them first")
+    return tensors[0]

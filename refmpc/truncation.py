@@ -1,0 +1,187 @@
+"""Division by 2^bits with an error of at most one unit and no large failure, ever.
+
+The dealer's own summand goes into the mask, so a product and its truncation cost two rounds together. PROTOCOLS §1.1
+gives the message tables. Views: the holders of c receive only values under a fresh uniform mask that they do not know;
+the dealer receives nothing. (Zero shares are not needed: every message is masked by r, A or M already.)
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from accel import kernels
+from accel.prg import Stream
+from accel.validate import require_integer
+from refmpc.party import Operation, segment_sizes
+from refmpc.protocol import Cost, protocol
+from refmpc.tensor import ArithmeticTensor
+
+__all__ = ["OFFSET", "truncate", "truncate_summands", "truncated_product_cost"]
+
+OFFSET = np.uint64(1 << 62)  # moves −2^62 ≤ z < 2^62 to 0 ≤ z < 2^63, where the wrap-around is one product of two bits
+
+
+def truncated_product_cost(outputs: int, bits: int) -> Cost:
+    """24 + 3·bits/8 bytes an output, two rounds."""
+    return Cost(2, sum(24 * n + 3 * kernels.packed_size(n, bits) for n in segment_sizes(outputs)))
+
+
+def _narrow_masks(stream: Stream, count: int, bits: int) -> tuple[np.ndarray, np.ndarray]:
+    """Two independent uniform values of ``bits`` bits per element: both from one word when they fit."""
+    words = stream.words(count)
+    other = words >> np.uint64(64 - bits) if bits <= 32 else stream.words(count) >> np.uint64(64 - bits)
+    return words & np.uint64((1 << bits) - 1), other
+
+
+async def truncate_summands(operation: Operation, summand: np.ndarray, bits: int) -> np.ndarray:
+    """From each party's own summand of z to replicated shares of ⌊z/2^bits⌋ or that plus one.
+
+    Domain −2^62 ≤ z < 2^62, 1 ≤ bits ≤ 62. The result is exact on multiples of 2^bits and unbiased: it is
+    ⌊(z + s)/2^bits⌋ with s uniform in 0..2^bits−1 and independent of the data. Returns shares (2, n), flat.
+    """
+    require_integer("bits", bits, 1, 62)
+    me = operation.party.id
+    z = summand.reshape(-1)
+    shares = np.empty((2, z.size), dtype=np.uint64)
+    shift = np.uint64(64 - bits)
+    first, second = operation.round(), operation.round()
+    holding: list[tuple[Any, ...]] = []
+    for segment in operation.segments(z.size):
+        n, at, packed = segment.size, segment.slice, kernels.packed_size(segment.size, bits)
+        role = segment.role(me)
+        if role == 0:  # holds c; shares r0, A0, A1, M0 with the dealer
+            dealer = operation.with_previous
+            r0, a0 = dealer.words(n), dealer.words(n)
+            a1, m0 = _narrow_masks(dealer, n, bits)
+            mine = z[at] + r0
+            mine += OFFSET
+            first.send_next(mine)
+            shares[0, at] = np.uint64(0) - a0 - (m0 << shift)
+            holding.append((at, mine, first.expect_next(n), a1, m0, second.expect_next(packed, np.uint8)))
+        elif role == 1:  # holds c; shares r1, M2 with the dealer
+            dealer = operation.with_next
+            r1 = dealer.words(n)
+            m2 = dealer.words(n) >> shift
+            mine = z[at] + r1
+            first.send_previous(mine)
+            theirs, b0 = first.expect_previous(n), first.expect_next(n)
+            b1 = first.expect_next(packed, np.uint8)
+            holding.append((at, mine, theirs, (b0, b1), m2, second.expect_previous(packed, np.uint8)))
+        else:  # deals ρ = r0 + r1 − z2, and is done: its own result shares are masks
+            r0, a0 = operation.with_next.words(n), operation.with_next.words(n)
+            a1, m0 = _narrow_masks(operation.with_next, n, bits)
+            r1 = operation.with_previous.words(n)
+            m2 = operation.with_previous.words(n) >> shift
+            rho = r0
+            rho += r1
+            rho -= z[at]
+            b0, b1 = kernels.truncate_deal(rho, a0, a1, bits)
+            first.send_previous(b0)
+            first.send_previous(kernels.pack_bits(b1, bits))
+            shares[0, at] = np.uint64(0) - b0 - (m2 << shift)
+            shares[1, at] = np.uint64(0) - a0 - (m0 << shift)
+    await first
+    open_values = []
+    for at, mine, theirs, half, mask, reply in holding:
+        mine = mine + theirs  # c = z + 2^62 + ρ
+        if isinstance(half, tuple):
+            b0, b1 = half
+            shares[1, at] = np.uint64(0) - b0 - (mask << shift)
+            answer = kernels.truncate_reply(mine, kernels.unpack_bits(b1, bits, mine.size), mask, bits)
+            second.send_previous(kernels.pack_bits(answer, bits))
+        else:
+            answer = kernels.truncate_reply(mine, half, mask, bits)
+            second.send_next(kernels.pack_bits(answer, bits))
+        open_values.append((at, mine, answer, reply, isinstance(half, tuple)))
+    await second
+    for at, c, answer, reply, is_role_1 in open_values:
+        wrap = answer + kernels.unpack_bits(reply, bits, c.size)
+        shares[0 if is_role_1 else 1, at] = kernels.truncate_finish(c, wrap, bits)
+    return shares
+
+
+def _truncate_cost(x: ArithmeticTensor, bits: int) -> Cost:
+    return Cost(1, sum(8 * n + 6 * kernels.packed_size(n, bits) for n in segment_sizes(x.size)))
+
+
+@protocol(cost=_truncate_cost, source="this project, PROTOCOLS §1.2")
+async def truncate(x: ArithmeticTensor, bits: int) -> ArithmeticTensor:
+    """x / 2^bits at the scale fraction_bits − bits.
+
+    Cost: 1 round, 8 + 6·bits/8 bytes an element. Domain: −2^62 ≤ x < 2^62 in the ring, 1 ≤ bits ≤ 62. Error: ⌊x/2^bits⌋
+    or one more, unbiased, exact on multiples. The wrap-around bit reaches both holders of c by a three-party
+    oblivious transfer: the dealer offers both answers under one-time keys, the other holder sends the right key.
+    """
+    require_integer("bits", bits, 1, 62)
+    operation = x.party.operation("truncate")
+    await _check_domain(x, "truncate")
+    me, low = x.party.id, np.uint64((1 << bits) - 1)
+    shift = np.uint64(64 - bits)
+    flat = x.shares.reshape(2, -1)
+    shares = np.empty_like(flat)
+    round_ = operation.round()
+    holding: list[tuple[Any, ...]] = []
+    for segment in operation.segments(x.size):
+        n, at, packed = segment.size, segment.slice, kernels.packed_size(segment.size, bits)
+        role = segment.role(me)
+        if role == 2:
+            to_0, to_1 = operation.with_next, operation.with_previous
+            a0, m0, key0_for_1, key1_for_1 = _offer_masks(to_0, n, bits)
+            _, m2, key0_for_0, key1_for_0 = _offer_masks(to_1, n, bits)
+            rho = np.uint64(0) - flat[0, at] - flat[1, at]
+            b0 = (rho >> np.uint64(bits)) - a0
+            mask = m0 + m2
+            if_clear, if_set = mask + (rho >> np.uint64(63)), mask  # by the top bit of c
+            round_.send_previous(b0)
+            round_.send_previous(kernels.pack_bits((if_clear + key0_for_1) & low, bits))
+            round_.send_previous(kernels.pack_bits((if_set + key1_for_1) & low, bits))
+            round_.send_next(kernels.pack_bits((if_clear + key0_for_0) & low, bits))
+            round_.send_next(kernels.pack_bits((if_set + key1_for_0) & low, bits))
+            shares[0, at] = np.uint64(0) - b0 - (m2 << shift)
+            shares[1, at] = np.uint64(0) - a0 - (m0 << shift)
+            continue
+        c = flat[1 - role, at] + OFFSET
+        top = (c >> np.uint64(63)).astype(bool)
+        stream = operation.with_previous if role == 0 else operation.with_next
+        a0, mask, key0, key1 = _offer_masks(stream, n, bits)
+        key = kernels.pack_bits(np.where(top, key1, key0), bits)  # opens the dealer's offer to the other holder
+        if role == 0:
+            round_.send_next(key)
+            offers = [round_.expect_previous(packed, np.uint8) for _ in range(2)]
+            my_key = round_.expect_next(packed, np.uint8)
+            shares[0, at] = np.uint64(0) - a0 - (mask << shift)
+            holding.append((at, c, top, offers, my_key, None, mask))
+        else:
+            round_.send_previous(key)
+            b0 = round_.expect_next(n)
+            offers = [round_.expect_next(packed, np.uint8) for _ in range(2)]
+            my_key = round_.expect_previous(packed, np.uint8)
+            holding.append((at, c, top, offers, my_key, b0, mask))
+    await round_
+    for at, c, top, offers, my_key, b0, mask in holding:
+        clear, set_ = (kernels.unpack_bits(offer, bits, c.size) for offer in offers)
+        wrap = np.where(top, set_, clear) - kernels.unpack_bits(my_key, bits, c.size)
+        if b0 is None:
+            shares[1, at] = kernels.truncate_finish(c, wrap, bits)
+        else:
+            shares[0, at] = kernels.truncate_finish(c, wrap, bits)
+            shares[1, at] = np.uint64(0) - b0 - (mask << shift)
+    result = shares.reshape(2, *x.shape)
+    return ArithmeticTensor(x.party, result, max(0, x.fraction_bits - bits))
+
+
+def _offer_masks(stream: Stream, count: int, bits: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Quotient mask, wrap mask, and the two one-time keys, drawn alike by the dealer and one holder."""
+    quotient = stream.words(count)
+    wrap = stream.words(count) >> np.uint64(64 - bits)
+    key0, key1 = _narrow_masks(stream, count, bits)
+    return quotient, wrap, key0, key1
+
+
+async def _check_domain(x: ArithmeticTensor, operation: str) -> None:
+    if x.party.insecure_check_ranges:
+        from refmpc.debug import check_range
+
+        await check_range(x, -(2**62), 2**62, operation)
