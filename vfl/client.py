@@ -64,8 +64,8 @@ class Client:
     """One client of the federation; ``columns`` are its columns in the concatenated embedding.
 
     ``embeddings`` are the outputs of its frozen local model (M×d_i), ``block_outputs`` the pooled outputs of
-    its blocks (each M×m_l), needed when ``lora`` is given. ``factor_bound``, a public number, bounds the rows of
-    the shared A = XVᵀ, whose size follows V: fixed-point ranges need it. Rows leave the client only through
+    its blocks (each M×m_l), needed when ``lora`` is given. ``factor_bound``, a public number, bounds the rows
+    of the shared A = XVᵀ, whose size follows V: fixed-point ranges need it. Rows leave the client only through
     ``embedding_rows`` and ``lora_factors``, bounded by ``row_bound``.
     """
 
@@ -97,9 +97,7 @@ class Client:
         if self.factor_bound is not None:
             require_real("factor_bound", self.factor_bound, 0.0, open_low=True)
         if self.labels is not None:
-            require(
-                len(self.labels) == self.num_samples, f"{self.name}: labels", len(self.labels), "one per row"
-            )
+            require(len(self.labels) == self.num_samples, f"{self.name}: labels", len(self.labels), "one per row")
         if self.lora is not None:
             require(
                 len(self.block_outputs) == len(self.lora.layers),
@@ -181,9 +179,7 @@ class Client:
         A row that the row bound shrinks by a factor has its A and X shrunk by the same factor: the exact
         Jacobian up to the projection along the row, which has no factored form.
         """
-        require(
-            self.lora is not None, f"{self.name}: lora", None, "a ParallelLora", "build the client with lora"
-        )
+        require(self.lora is not None, f"{self.name}: lora", None, "a ParallelLora", "build the client with lora")
         assert self.lora is not None
         inputs = self._scaled_inputs(rows)
         projected = self.lora.project(inputs)
@@ -227,9 +223,7 @@ class Client:
         assert self.lora is not None
         factors = self.lora_factors(rows)
         expected = sum(f.num_parameters for f in factors)
-        require(
-            released.shape == (expected,), f"{self.name}: released", released.shape, f"of shape ({expected},)"
-        )
+        require(released.shape == (expected,), f"{self.name}: released", released.shape, f"of shape ({expected},)")
         parts, start = [], 0
         for factor in factors:
             parts.append(factor.split(released[start : start + factor.num_parameters]))
@@ -352,9 +346,7 @@ def make_clients(
         lora = None
         if block_outputs is not None:
             widths = [x.shape[1] for x in block_outputs[i]]
-            lora = ParallelLora.initial(
-                widths, width, rank=rank, alpha=alpha, seed=[seed, 0x6C6F7261, i], dtype=dtype
-            )
+            lora = ParallelLora.initial(widths, width, rank=rank, alpha=alpha, seed=[seed, 0x6C6F7261, i], dtype=dtype)
         clients.append(
             Client(
                 name=f"client {i + 1}",

@@ -73,9 +73,7 @@ def align(tables: Sequence[ClientTable]) -> tuple[list[ClientTable], AlignmentRe
     common = set(tables[0].ids).intersection(*(t.ids for t in tables[1:]))
     if not common:
         samples = "; ".join(f"{t.source} has ids such as {', '.join(map(repr, t.ids[:3]))}" for t in tables)
-        raise ColumnsError(
-            f"no id occurs in every file: {samples}; check the id column and how ids are written"
-        )
+        raise ColumnsError(f"no id occurs in every file: {samples}; check the id column and how ids are written")
     order = alignment_order(common)
     files = []
     for table in tables:
@@ -113,8 +111,7 @@ def read_client_file(
     for role, wanted in (("id", id_column), ("label", label_column)):
         if wanted is not None and wanted not in header:
             raise ColumnsError(
-                f"{file.name}: the {role} column {wanted!r} is missing; "
-                f"columns are {', '.join(map(repr, header))}"
+                f"{file.name}: the {role} column {wanted!r} is missing; columns are {', '.join(map(repr, header))}"
             )
     if forbidden_column is not None and forbidden_column in header:
         raise ColumnsError(
@@ -177,9 +174,7 @@ def load_columns(
                 f"must be one of {', '.join(names)}"
             )
     if len(names) < 2:
-        raise ColumnsError(
-            f"{aligned[-1].source}, column {label_column!r}: only one class, {names[0]!r}; need two"
-        )
+        raise ColumnsError(f"{aligned[-1].source}, column {label_column!r}: only one class, {names[0]!r}; need two")
     labels = np.array([index[t] for t in texts], dtype=np.int64)
     num_test, num_public = round(test_fraction * len(labels)), round(public_fraction * len(labels))
     num_train = len(labels) - num_test - num_public
@@ -249,9 +244,7 @@ def _read_numpy(file: Path, id_column: str, label_column: str | None) -> tuple[l
             raise ColumnsError(f"{file.name}: array {key!r} is missing; it holds {', '.join(sorted(arrays))}")
     features = arrays["features"]
     if features.ndim != 2 or len(features) != len(arrays["ids"]):
-        raise ColumnsError(
-            f"{file.name}, array 'features': shape {features.shape} must be (number of ids, columns)"
-        )
+        raise ColumnsError(f"{file.name}, array 'features': shape {features.shape} must be (number of ids, columns)")
     names = [str(c) for c in arrays.get("columns", [f"x{i}" for i in range(features.shape[1])])]
     header = [id_column, *names] + ([label_column] if label_column else [])
     labels = arrays["labels"].tolist() if label_column else None
@@ -272,9 +265,7 @@ def _read_text(source: str, column: str, values: Sequence[object]) -> list[str]:
     texts = []
     for row, value in enumerate(values, start=1):
         if _is_missing(value):
-            raise ColumnsError(
-                f"{source}, column {column!r}, row {row}: the value is missing; fill it or drop the row"
-            )
+            raise ColumnsError(f"{source}, column {column!r}, row {row}: the value is missing; fill it or drop the row")
         if isinstance(value, float) and value.is_integer():
             value = int(value)
         texts.append(str(value).strip())

@@ -104,9 +104,7 @@ def usable_rows(num_samples: int, batch_size: int) -> tuple[int, str]:
     The rule is public and looks at no value, so it costs no privacy.
     """
     require_integer("num_samples", num_samples, 1)
-    require_integer(
-        "batch_size", batch_size, 1, num_samples, way_out="choose a batch no larger than the aligned rows"
-    )
+    require_integer("batch_size", batch_size, 1, num_samples, way_out="choose a batch no larger than the aligned rows")
     dropped = num_samples % batch_size
     used = num_samples - dropped
     if not dropped:
@@ -265,9 +263,7 @@ def _public_cifar100(root: Path) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.
     return None
 
 
-def load_embeddings(
-    path: str | Path, *, num_clients: int = 2, widths: Sequence[int] | None = None
-) -> VerticalData:
+def load_embeddings(path: str | Path, *, num_clients: int = 2, widths: Sequence[int] | None = None) -> VerticalData:
     """Precomputed embeddings: an .npz with ``train``, ``test``, ``y_train``, ``y_test`` [, ``public``,
     ``y_public``].
 
@@ -278,9 +274,7 @@ def load_embeddings(
     require(file.exists(), "embeddings", str(path), "an existing .npz file")
     with np.load(file) as z:
         for key in ("train", "test", "y_train", "y_test"):
-            require(
-                key in z, f"{path}: keys", sorted(z), f"a file with {key!r}", "see vfl.data.load_embeddings"
-            )
+            require(key in z, f"{path}: keys", sorted(z), f"a file with {key!r}", "see vfl.data.load_embeddings")
         scale = float(z["scale"]) if "scale" in z else None
         parts = {k: _unpack(z[k], scale) for k in ("train", "test", "public") if k in z}
         labels = {k: z[k].astype(np.int64) for k in ("y_train", "y_test", "y_public") if k in z}

@@ -188,11 +188,7 @@ def run_demo(
 
 
 def _short(covers: str) -> str:
-    return (
-        "features"
-        if covers.startswith("the features")
-        else covers.replace(" and ", ", ").replace(" only", "")
-    )
+    return "features" if covers.startswith("the features") else covers.replace(" and ", ", ").replace(" only", "")
 
 
 def plot_outcomes(outcomes: Sequence[Outcome], epsilons: Sequence[float], title: str, path: Path) -> None:
@@ -208,11 +204,7 @@ def plot_outcomes(outcomes: Sequence[Outcome], epsilons: Sequence[float], title:
     labelled: set[str] = set()
     for o in outcomes:
         row = len(names) - 1 - names.index(o.method)
-        at = (
-            0.0
-            if o.epsilon is None
-            else (0.5 * (len(epsilons) - 1) - list(epsilons).index(o.epsilon)) * height
-        )
+        at = 0.0 if o.epsilon is None else (0.5 * (len(epsilons) - 1) - list(epsilons).index(o.epsilon)) * height
         colour = "0.6" if o.epsilon is None else f"C{list(epsilons).index(o.epsilon)}"
         label = "no privacy" if o.epsilon is None else f"ε = {o.epsilon:g}"
         axes.barh(
@@ -246,9 +238,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--clients", type=int, default=2)
     parser.add_argument("--epsilon", type=float, nargs="+", default=[1.0, 8.0])
     parser.add_argument("--epochs", type=int, default=40)
-    parser.add_argument(
-        "--batch-size", type=int, help="default 128, or a quarter of the rows if those are few"
-    )
+    parser.add_argument("--batch-size", type=int, help="default 128, or a quarter of the rows if those are few")
     parser.add_argument("--learning-rate", type=float, default=2.0)
     parser.add_argument("--seeds", type=int, default=3, help="runs per figure, averaged")
     parser.add_argument("--out", type=Path, default=Path("runs/demo"), help="folder for picture and JSON")

@@ -60,9 +60,7 @@ def input_scaling(data: VerticalData, client: int) -> PublicScaling | None:
         "set rows aside (public_fraction > 0) or give value_range; private rows must not be used for scaling",
     )
     assert data.public is not None
-    return PublicScaling.from_public(
-        data.public[client].reshape(len(data.public[client]), -1).astype(np.float64)
-    )
+    return PublicScaling.from_public(data.public[client].reshape(len(data.public[client]), -1).astype(np.float64))
 
 
 def embed(
@@ -79,9 +77,7 @@ def embed(
     Public embeddings serve to choose a row bound, for which the first ``public_rows`` are enough.
     """
     configs = [config] * data.num_clients if isinstance(config, LocalModelConfig) else list(config)
-    require(
-        len(configs) == data.num_clients, "local models", len(configs), f"{data.num_clients} configurations"
-    )
+    require(len(configs) == data.num_clients, "local models", len(configs), f"{data.num_clients} configurations")
     return [
         _embed_client(
             data,
@@ -177,9 +173,7 @@ def _embed_client(
 
     model = build_local_model(config, parts["train"].shape[1:])
     arrays = {}
-    with progress_bar(
-        f"embeddings of client {client + 1}", sum(len(r) for r in parts.values()), progress
-    ) as advance:
+    with progress_bar(f"embeddings of client {client + 1}", sum(len(r) for r in parts.values()), progress) as advance:
         for name, rows in parts.items():
             ready = rows if raw_images else _scale(rows, scaling)
             arrays[name], blocks = embed_rows(

@@ -61,10 +61,7 @@ class Federation:
     def test_rows(self) -> Floats:
         """Concatenated, bounded embeddings of the test rows, with the clients' adapters as they are now."""
         blocks = self.test_blocks or [[] for _ in self.clients]
-        parts = [
-            c.embed_other_rows(e, b)
-            for c, e, b in zip(self.clients, self.test_embeddings, blocks, strict=True)
-        ]
+        parts = [c.embed_other_rows(e, b) for c, e, b in zip(self.clients, self.test_embeddings, blocks, strict=True)]
         return np.concatenate(parts, axis=1)
 
     def fresh(self) -> Federation:
@@ -112,8 +109,8 @@ def build_federation(
     Row bound: each client brings its block to R_i (``row_rule`` clip or normalise) with Σ R_i² = R²
     (``bound_split`` equal or width), so the concatenated row obeys R. ``row_bound="public"`` takes R_i as the
     95 % quantile of the client's own *public* embeddings. With ``lora``, each pooled block output is
-    normalised to ``block_bound`` and the rows of A = XVᵀ are clipped to ``factor_bound``: public numbers that size
-    the fixed-point ranges of the shared factors.
+    normalised to ``block_bound`` and the rows of A = XVᵀ are clipped to ``factor_bound``: public numbers that
+    size the fixed-point ranges of the shared factors.
     """
     require_real("block_bound", block_bound, 0.0, open_low=True)
     parts = list(embeddings) if embeddings is not None else embed(
@@ -149,9 +146,7 @@ def build_federation(
             "embed with keep_blocks",
         )
         blocks = [[bound_rows(x, block_bound, "normalise") for x in p.train_blocks] for p in parts]
-        test_blocks = [
-            [bound_rows(x, block_bound, "normalise").astype(dtype) for x in p.test_blocks] for p in parts
-        ]
+        test_blocks = [[bound_rows(x, block_bound, "normalise").astype(dtype) for x in p.test_blocks] for p in parts]
     clients = make_clients(
         [p.train for p in parts],
         data.train_labels,

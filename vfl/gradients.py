@@ -237,9 +237,7 @@ def clipped_gradient(
     squared = _squared_norms(model, inputs, deltas, adapters, input_squared_norms)
     factors = _clip_factors(squared, clip_norm)
     scaled = [factors[:, None] * d for d in deltas]
-    total = np.empty(
-        model.num_parameters + sum(a.num_parameters for a in adapters), dtype=rows_with_one.dtype
-    )
+    total = np.empty(model.num_parameters + sum(a.num_parameters for a in adapters), dtype=rows_with_one.dtype)
     for out, a, d in zip(model.unflatten(total), inputs, scaled, strict=True):
         np.matmul(a.T, d, out=out)
     start = model.num_parameters
@@ -304,9 +302,7 @@ def _row_squares(rows: Floats) -> Floats:
     return np.einsum("ji,ji->j", rows, rows)
 
 
-def _explicit(
-    model: GlobalModel, inputs: list[Floats], deltas: list[Floats], adapters: Sequence[Adapter]
-) -> Floats:
+def _explicit(model: GlobalModel, inputs: list[Floats], deltas: list[Floats], adapters: Sequence[Adapter]) -> Floats:
     batch = len(deltas[0])
     parts = [np.einsum("ji,js->jis", a, d).reshape(batch, -1) for a, d in zip(inputs, deltas, strict=True)]
     for adapter in adapters:

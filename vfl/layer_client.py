@@ -124,16 +124,12 @@ class LayerClient(Client):
     ) -> None:
         """Apply the released mean gradient of the layer (``released``) or its estimate (``estimated``)."""
         expected = sum(p.numel() for _, p in self._named())
-        require(
-            released.shape == (expected,), f"{self.name}: released", released.shape, f"of shape ({expected},)"
-        )
+        require(released.shape == (expected,), f"{self.name}: released", released.shape, f"of shape ({expected},)")
         if self.update.kind == "released":
             gradients, start = {}, 0
             for name, parameter in self._named():
                 part = released[start : start + parameter.numel()]
-                gradients[name] = (
-                    torch.from_numpy(np.array(part)).to(parameter.dtype).reshape(parameter.shape)
-                )
+                gradients[name] = torch.from_numpy(np.array(part)).to(parameter.dtype).reshape(parameter.shape)
                 start += parameter.numel()
         else:
             gradients = self._back_propagated(rows, released, step, noise_std, noise_row_norm, clip_norm)
@@ -160,17 +156,13 @@ class LayerClient(Client):
         prior = (clip_norm / max(1, batch)) ** 2 / self.width
         rule = "mmse" if self.update.estimator == "mmse" else self.update.regularisation
         lam = regulariser(rule, noise_std=noise_std, noise_row_norm=noise_row_norm, prior_variance=prior)
-        estimate = estimate_from_jacobian(
-            released, jacobian, estimator=self.update.estimator, regularisation=lam
-        )
+        estimate = estimate_from_jacobian(released, jacobian, estimator=self.update.estimator, regularisation=lam)
         values = np.linalg.svd(jacobian.reshape(batch * self.width, -1), compute_uv=False) ** 2
         variance = noise_std**2 * float(np.sum(values / (values + max(lam, 1e-300)) ** 2))
         smallest = float(values[-1]) if len(values) == batch * self.width else 0.0
         bias = (lam / (smallest + lam)) ** 2 * clip_norm**2 / batch if lam else 0.0
         self.estimate_log.append(
-            EstimateRecord(
-                step, noise_std, lam, ErrorBound(float("nan"), bias, variance, smallest, float(values[0]))
-            )
+            EstimateRecord(step, noise_std, lam, ErrorBound(float("nan"), bias, variance, smallest, float(values[0])))
         )
         names = [n for n, _ in self._model.named_parameters()]
         output = self._model(to_tensor(self.rows[rows], self.config))  # type: ignore[index]

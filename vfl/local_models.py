@@ -181,9 +181,7 @@ def to_tensor(rows: np.ndarray, config: LocalModelConfig) -> torch.Tensor:
         mean = torch.tensor(_CHANNEL_MEAN)[:, None, None]
         tensor = (tensor - mean) / torch.tensor(_CHANNEL_STD)[:, None, None]
     if config.upscale > 1:
-        tensor = nn.functional.interpolate(
-            tensor, scale_factor=config.upscale, mode="bilinear", align_corners=False
-        )
+        tensor = nn.functional.interpolate(tensor, scale_factor=config.upscale, mode="bilinear", align_corners=False)
     return tensor
 
 

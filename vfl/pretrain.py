@@ -54,9 +54,7 @@ def load_public_images(
 
         return read_torchvision("cifar100", Path(str(data_root)))[0]
     data = load_data(source, num_clients=1, data_root=data_root, public_fraction=public_fraction, seed=seed)
-    require(
-        data.public is not None, "public_fraction", public_fraction, "above 0, so that there are public rows"
-    )
+    require(data.public is not None, "public_fraction", public_fraction, "above 0, so that there are public rows")
     assert data.public is not None and data.public_labels is not None
     rows: np.ndarray = data.public[0]
     if data.value_range is not None and rows.dtype != np.uint8:
@@ -143,9 +141,7 @@ def pretrain(
                     loss_sum += float(loss.detach()) * len(rows)
                     advance(1)
             accuracy = _validate(model, head, config, [s[held_out] for s in chosen], labels[held_out])
-            history.append(
-                {"epoch": epoch + 1, "loss": loss_sum / len(train_y), "validation_accuracy": accuracy}
-            )
+            history.append({"epoch": epoch + 1, "loss": loss_sum / len(train_y), "validation_accuracy": accuracy})
             _save(out, model, head, optimiser, generator, config, epoch + 1, history)
     return {"history": history, "file": str(out)}
 

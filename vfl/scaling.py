@@ -42,9 +42,7 @@ class PublicScaling:
         return cls(np.asarray(centre), np.asarray(spread), 1.0, f"stated range {low:g}..{high:g}")
 
     @classmethod
-    def from_public(
-        cls, public_rows: Floats, *, method: str = "standard", limit: float = 4.0
-    ) -> PublicScaling:
+    def from_public(cls, public_rows: Floats, *, method: str = "standard", limit: float = 4.0) -> PublicScaling:
         """Constants fitted on public rows: ``standard`` (mean, deviation) or ``range`` (minimum, maximum)."""
         require_choice("method", method, ("standard", "range"))
         require_real("limit", limit, 0.0, open_low=True)

@@ -117,9 +117,7 @@ def run_study(
                 results = []
                 for seed in range(seeds):
                     extra = {} if method == "ldp_gl" else {"progress": progress}
-                    results.append(
-                        METHODS[method](federation, options.with_(seed=config.seed + seed), **extra)
-                    )
+                    results.append(METHODS[method](federation, options.with_(seed=config.seed + seed), **extra))
                 plan = results[0].plan
                 paper = None
                 if paper_key is not None and epsilon is not None:
@@ -196,9 +194,7 @@ def plot_study(rows: Sequence[StudyRow], title: str, path: Path) -> None:
         axes.plot(x, y, "o-", color=f"C{k}", label=f"{method}, setting {setting}")
         printed = [(r.epsilon, r.paper) for r in mine if r.paper is not None]
         if printed:
-            axes.plot(
-                *zip(*printed, strict=True), "x", color=f"C{k}", label=f"{method}, setting {setting}: paper"
-            )
+            axes.plot(*zip(*printed, strict=True), "x", color=f"C{k}", label=f"{method}, setting {setting}: paper")
     for r in rows:
         if r.epsilon is None:
             axes.axhline(100 * float(np.mean(r.accuracies)), ls=":", color="grey", label="no privacy")
@@ -240,44 +236,32 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--stem", default="imagenet", choices=("imagenet", "cifar"))
     parser.add_argument("--upscale", type=int, default=1)
     parser.add_argument("--cache", default=".cache/embeddings", help="folder of cached embeddings")
-    parser.add_argument(
-        "--methods", nargs="+", default=["plain", "g_shuff", "g_bmf"], choices=[*METHODS, *BASELINES]
-    )
-    parser.add_argument(
-        "--settings", nargs="+", type=int, default=[1], choices=(1, 2), help="the paper's (α, β)"
-    )
+    parser.add_argument("--methods", nargs="+", default=["plain", "g_shuff", "g_bmf"], choices=[*METHODS, *BASELINES])
+    parser.add_argument("--settings", nargs="+", type=int, default=[1], choices=(1, 2), help="the paper's (α, β)")
     parser.add_argument("--epsilon", nargs="+", type=float, default=[1.0, 8.0])
     parser.add_argument("--delta", type=float, default=1e-5)
     parser.add_argument("--epochs", type=int, default=40)
     parser.add_argument("--batch-size", type=int, default=128)
     parser.add_argument("--learning-rate", type=float, default=2.0)
     parser.add_argument("--clip-norm", type=float, default=1.0)
-    parser.add_argument(
-        "--row-bound", default="1.0", help="R, or 'public' (95 %% quantile of public embeddings)"
-    )
+    parser.add_argument("--row-bound", default="1.0", help="R, or 'public' (95 %% quantile of public embeddings)")
     parser.add_argument("--row-rule", default="normalise", choices=("normalise", "clip"))
     parser.add_argument("--hidden", default="", help="hidden layers of the global model, e.g. 128,64")
     parser.add_argument("--noise", default="distributed", choices=("distributed", "joint"))
     parser.add_argument("--factorisation", default="bisr", choices=("bisr", "bsr", "identity"))
     parser.add_argument("--accounting", default="paper", choices=("paper", "proven"), help="G-Shuff only")
     parser.add_argument("--schedule", default="constant", choices=("constant", "linear", "cosine"))
-    parser.add_argument(
-        "--local-update", default="released", choices=("released", "estimated"), help="GL-BMF only"
-    )
+    parser.add_argument("--local-update", default="released", choices=("released", "estimated"), help="GL-BMF only")
     parser.add_argument("--local-learning-rate", type=float, default=0.2, help="GL methods only")
     parser.add_argument("--baseline-epochs", type=int, default=5, help="every epoch is one more release")
     parser.add_argument("--baseline-learning-rate", type=float, default=1.0)
     parser.add_argument("--server-learning-rate", type=float, default=0.02, help="baselines only")
     parser.add_argument("--baseline-width", type=int, default=16, help="output of the baselines' local MLP")
-    parser.add_argument(
-        "--max-rows", type=int, help="use the first rows only (and a fifth as many test rows)"
-    )
+    parser.add_argument("--max-rows", type=int, help="use the first rows only (and a fifth as many test rows)")
     parser.add_argument("--dtype", default="float32", choices=("float32", "float64"))
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument(
-        "--paper-column", choices=("imagenet", "cifar100"), help="compare with this column of Table 1"
-    )
+    parser.add_argument("--paper-column", choices=("imagenet", "cifar100"), help="compare with this column of Table 1")
     parser.add_argument("--out", type=Path, default=Path("runs/study"))
     parser.add_argument("--json", action="store_true")
     return parser
@@ -347,9 +331,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.json:
         print(json.dumps([r.summary() for r in rows], indent=1))
         return 0
-    table = Table(
-        title=f"{data.name}, {config.epochs} epochs, γ = {config.clip_norm:g}, η = {config.learning_rate:g}"
-    )
+    table = Table(title=f"{data.name}, {config.epochs} epochs, γ = {config.clip_norm:g}, η = {config.learning_rate:g}")
     for column in (
         "method",
         "setting",

@@ -7,9 +7,7 @@ from hypothesis import strategies as st
 
 from vfl.gradients import AdapterFactors, GlobalModel, clipped_gradient, per_sample_gradients, with_ones
 
-SHAPES = st.tuples(
-    st.integers(1, 9), st.integers(1, 7), st.integers(2, 6), st.sampled_from([(), (5,), (4, 3)])
-)
+SHAPES = st.tuples(st.integers(1, 9), st.integers(1, 7), st.integers(2, 6), st.sampled_from([(), (5,), (4, 3)]))
 
 
 def random_case(shape, seed, with_adapters):
@@ -78,9 +76,7 @@ def test_agrees_with_opacus(hidden):
             linear.bias.copy_(torch.from_numpy(layer[-1].copy()))
         modules += [linear] if i == len(model.layers) - 1 else [linear, torch.nn.ReLU()]
     wrapped = grad_sample.GradSampleModule(torch.nn.Sequential(*modules), loss_reduction="sum")
-    loss = torch.nn.functional.cross_entropy(
-        wrapped(torch.from_numpy(rows)), torch.from_numpy(labels), reduction="sum"
-    )
+    loss = torch.nn.functional.cross_entropy(wrapped(torch.from_numpy(rows)), torch.from_numpy(labels), reduction="sum")
     loss.backward()
     expected = []
     for module in wrapped._module:

@@ -58,9 +58,7 @@ def test_jacobian_gradients_equal_autograd():
         parts = [c.model(torch.from_numpy(c.rows[j : j + 1])).double() for c in federation.clients]
         logits = torch.cat([*parts, torch.ones(1, 1)], dim=1) @ weights
         loss = torch.nn.functional.cross_entropy(logits, torch.tensor([labels[j]]))
-        wanted = [
-            p for c in federation.clients for n, p in c.model.named_parameters() if n.startswith("last.")
-        ]
+        wanted = [p for c in federation.clients for n, p in c.model.named_parameters() if n.startswith("last.")]
         grads = torch.autograd.grad(loss, wanted)
         expected = np.concatenate([g.numpy().ravel() for g in grads])
         np.testing.assert_allclose(ours[j, model.num_parameters :], expected, atol=2e-5)

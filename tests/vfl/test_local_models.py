@@ -92,9 +92,7 @@ def test_weight_files_fit_both_output_widths(tmp_path):
 
     path = tmp_path / "w.pth"
     torch.manual_seed(3)
-    torch.save(
-        {k: v.half() if v.is_floating_point() else v for k, v in resnet18(False).state_dict().items()}, path
-    )
+    torch.save({k: v.half() if v.is_floating_point() else v for k, v in resnet18(False).state_dict().items()}, path)
     wide = build_local_model(LocalModelConfig("resnet18", weights=str(path)), (32, 16, 3))
     thin = build_local_model(LocalModelConfig("resnet18", output_width=512, weights=str(path)), (32, 16, 3))
     rows = torch.randn(1, 3, 32, 16)
@@ -113,9 +111,7 @@ def test_cache_is_used_and_noticed_when_anything_changes(tmp_path, monkeypatch):
 
     calls = []
     original = vfl.local_models.embed_rows
-    monkeypatch.setattr(
-        vfl.local_models, "embed_rows", lambda *a, **k: (calls.append(1), original(*a, **k))[1]
-    )
+    monkeypatch.setattr(vfl.local_models, "embed_rows", lambda *a, **k: (calls.append(1), original(*a, **k))[1])
     again = embed(data, config, cache_dir=tmp_path, keep_blocks=True)
     assert not calls and again[0].from_cache
     np.testing.assert_array_equal(again[1].train, first[1].train)
@@ -215,7 +211,5 @@ def test_pretraining_command(tmp_path, capsys):
     from vfl.pretrain import main
 
     out = tmp_path / "w.pth"
-    assert (
-        main(["--epochs", "1", "--max-rows", "200", "--out", str(out), "--json", "--local-model", "mlp"]) == 0
-    )
+    assert main(["--epochs", "1", "--max-rows", "200", "--out", str(out), "--json", "--local-model", "mlp"]) == 0
     assert "validation_accuracy" in capsys.readouterr().out and out.exists()

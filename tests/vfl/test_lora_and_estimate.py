@@ -134,9 +134,7 @@ def test_estimate_from_jacobian_equals_the_factored_one(lam):
         estimator=estimator,
         regularisation=lam,
     )
-    slow = estimate_from_jacobian(
-        released, client.layer_jacobian(rows, 0), estimator=estimator, regularisation=lam
-    )
+    slow = estimate_from_jacobian(released, client.layer_jacobian(rows, 0), estimator=estimator, regularisation=lam)
     np.testing.assert_allclose(fast, slow, atol=1e-8)
 
 
@@ -210,9 +208,7 @@ def test_estimated_update_without_noise_descends(estimator):
     for step in range(30):
         adapters = [f for c in clients for f in c.lora_factors(rows)]
         assert len(adapters) == 2  # one shared layer per client
-        result = clipped_gradient(
-            model, with_ones(concatenate(clients, rows)), labels, 5.0, adapters=adapters
-        )
+        result = clipped_gradient(model, with_ones(concatenate(clients, rows)), labels, 5.0, adapters=adapters)
         losses.append(result.losses.mean())
         start = model.num_parameters
         for client, adapter in zip(clients, adapters, strict=True):

@@ -138,9 +138,7 @@ def test_paper_sized_g_bmf_run_takes_under_twenty_seconds():
     parts = [random.standard_normal((50_000, 1000), dtype=np.float32) for _ in range(2)]
     labels = random.integers(0, 10, 50_000)
     data = VerticalData("random", 10, tuple(parts), labels, tuple(p[:500] for p in parts), labels[:500])
-    federation = build_federation(
-        data, embeddings=[ClientEmbeddings(p, p[:500]) for p in parts], dtype=np.float32
-    )
+    federation = build_federation(data, embeddings=[ClientEmbeddings(p, p[:500]) for p in parts], dtype=np.float32)
     started = time.process_time()
     result = train_g_bmf(federation, TrainingConfig(epochs=20, dtype="float32"))
     seconds = time.process_time() - started

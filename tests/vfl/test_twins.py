@@ -224,10 +224,7 @@ def test_digits_defaults_make_sense(digits):
     """The reference probe: 90 % at ε = 3, 92 % at ε = 8, 76 % at ε = 1 with exactly σ² of noise."""
     accuracy = {
         e: np.mean(
-            [
-                train_g_bmf(digits, TrainingConfig(epsilon=e, noise="joint", seed=s)).test_accuracy
-                for s in range(3)
-            ]
+            [train_g_bmf(digits, TrainingConfig(epsilon=e, noise="joint", seed=s)).test_accuracy for s in range(3)]
         )
         for e in (1.0, 3.0, 8.0)
     }

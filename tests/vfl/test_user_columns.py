@@ -19,9 +19,7 @@ def write_csv(path, header, rows):
 @pytest.fixture
 def two_files(tmp_path):
     ids = [f"p{i}" for i in range(30)]
-    one = write_csv(
-        tmp_path / "bank.csv", ["id", "income", "age"], [[n, i, i % 7] for i, n in enumerate(ids)]
-    )
+    one = write_csv(tmp_path / "bank.csv", ["id", "income", "age"], [[n, i, i % 7] for i, n in enumerate(ids)])
     shuffled = [*list(reversed(ids))[:-3], "only-here"]
     two = write_csv(
         tmp_path / "shop.csv",
@@ -59,9 +57,7 @@ def test_csv_parquet_and_numpy_files_agree(tmp_path):
     pyarrow = pytest.importorskip("pyarrow")
     from pyarrow import parquet
 
-    parquet.write_table(
-        pyarrow.table({"id": [3, 1], "x0": [0.5, -1.0], "x1": [2.0, 4.0]}), tmp_path / "a.parquet"
-    )
+    parquet.write_table(pyarrow.table({"id": [3, 1], "x0": [0.5, -1.0], "x1": [2.0, 4.0]}), tmp_path / "a.parquet")
     files.append("a.parquet")
     for name in files:
         table = read_client_file(tmp_path / name)
@@ -73,9 +69,7 @@ def test_numpy_files_carry_labels(tmp_path):
     np.save(tmp_path / "a.npy", np.array([[3, 0.5, 1], [1, -1.0, 0]]))
     table = read_client_file(tmp_path / "a.npy", label_column="label")
     assert table.labels == ("1", "0") and table.columns == ("x0",)
-    np.savez(
-        tmp_path / "b.npz", ids=["u", "v"], features=np.ones((2, 1)), labels=["cat", "dog"], columns=["w"]
-    )
+    np.savez(tmp_path / "b.npz", ids=["u", "v"], features=np.ones((2, 1)), labels=["cat", "dog"], columns=["w"])
     table = read_client_file(tmp_path / "b.npz", label_column="label")
     assert table.labels == ("cat", "dog") and table.columns == ("w",)
     np.savez(tmp_path / "c.npz", features=np.ones((2, 1)))

@@ -142,21 +142,15 @@ def test_missing_torchvision_files_say_what_to_do(tmp_path):
 def test_ocr_letters(tmp_path):
     random = np.random.default_rng(3)
     bits = random.integers(0, 2, (40, 128), dtype=np.uint8)
-    np.savez(
-        tmp_path / "ocr_letters.npz", x=np.packbits(bits, axis=1), y=np.arange(40) % 26, fold=np.zeros(40)
-    )
+    np.savez(tmp_path / "ocr_letters.npz", x=np.packbits(bits, axis=1), y=np.arange(40) % 26, fold=np.zeros(40))
     data = load_data("ocr_letters", num_clients=2, data_root=tmp_path)
     assert data.classes == 26 and data.train[0].shape[1:] == (16, 4, 1)
     assert "ocr_letters" in DATA_SETS
 
 
-@given(
-    st.integers(0, 2**31), st.sampled_from(["clip", "normalise"]), st.sampled_from([np.float32, np.float64])
-)
+@given(st.integers(0, 2**31), st.sampled_from(["clip", "normalise"]), st.sampled_from([np.float32, np.float64]))
 def test_rows_stay_within_the_bound(seed, rule, dtype):
-    rows = (np.random.default_rng(seed).normal(size=(20, 9)) * 10.0 ** np.arange(-10, 10)[:, None]).astype(
-        dtype
-    )
+    rows = (np.random.default_rng(seed).normal(size=(20, 9)) * 10.0 ** np.arange(-10, 10)[:, None]).astype(dtype)
     rows[3] = 0
     bound = bound_rows(rows, 1.5, rule)
     norms = np.linalg.norm(bound.astype(np.float64), axis=1)

@@ -87,9 +87,7 @@ def train_ada_vfed(
                 raw = [m(x[rows]) for m, x in zip(parties.models, parties.train, strict=True)]
                 clean, sent = [], []
                 for i, h in enumerate(raw):
-                    bounded = (
-                        bound_tensor_rows(h, config.clip_norm, config.row_rule, weights[i]) if private else h
-                    )
+                    bounded = bound_tensor_rows(h, config.clip_norm, config.row_rule, weights[i]) if private else h
                     clean.append(bounded)
                     noisy = bounded + weights[i] * parties.noise(bounded, for_rows)
                     sent.append(noisy.detach().requires_grad_())
@@ -97,9 +95,7 @@ def train_ada_vfed(
                 logits = head(torch.cat(sent, dim=1))
                 loss = torch.nn.functional.cross_entropy(logits, parties.labels[rows])
                 gradients = torch.autograd.grad(loss, [*sent, *head.parameters()])
-                for parameter, gradient in zip(
-                    head.parameters(), gradients[parties.num_clients :], strict=True
-                ):
+                for parameter, gradient in zip(head.parameters(), gradients[parties.num_clients :], strict=True):
                     parameter.grad = gradient
                 server.step()
                 for i, optimiser in enumerate(optimisers):
@@ -107,9 +103,7 @@ def train_ada_vfed(
                     if private:
                         # Per-sample gradients (undo the mean), clipped and noised like the embeddings.
                         per_row = bound_tensor_rows(returned * len(rows), gradient_clip)
-                        returned = (per_row + parties.noise(per_row, for_gradients, gradient_clip)) / len(
-                            rows
-                        )
+                        returned = (per_row + parties.noise(per_row, for_gradients, gradient_clip)) / len(rows)
                     excess = (raw[i].norm(dim=1) - config.clip_norm).clamp_min(0.0).square().mean()
                     optimiser.zero_grad()
                     ((clean[i] * returned).sum() + norm_penalty * excess).backward()
@@ -122,14 +116,11 @@ def train_ada_vfed(
         for i, (model, rows) in enumerate(zip(parties.models, parties.test, strict=True)):
             output = model(rows)
             parts.append(
-                bound_tensor_rows(output, config.clip_norm, config.row_rule, weights[i])
-                if private
-                else output
+                bound_tensor_rows(output, config.clip_norm, config.row_rule, weights[i]) if private else output
             )
         accuracy = parties.accuracy(head(torch.cat(parts, dim=1)))
     note = (
-        f"{1 - embedding_share:.0%} of the zCDP budget goes to the returned gradients; "
-        "reconstruction from an abstract"
+        f"{1 - embedding_share:.0%} of the zCDP budget goes to the returned gradients; reconstruction from an abstract"
     )
     return BaselineResult(
         "Ada-VFed (reconstruction)",

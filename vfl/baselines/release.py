@@ -95,9 +95,7 @@ def bound_tensor_rows(
     return rows * (clip_norm / norms.clamp_min(clip_norm if rule == "clip" else 1e-9))
 
 
-def example_level_claim(
-    sigma: float, config: BaselineConfig, num_clients: int, releases: int, note: str = ""
-) -> Claim:
+def example_level_claim(sigma: float, config: BaselineConfig, num_clients: int, releases: int, note: str = "") -> Claim:
     """The claim about one person: all clients, all epochs; labels stay with the server un-noised."""
     claim = ldp_claim(sigma, config.delta, config.clip_norm, releases, num_clients)
     total = num_clients * releases
@@ -148,9 +146,7 @@ class Parties:
         self.generator = torch.Generator().manual_seed(config.seed)
         self.order_random = np.random.default_rng([config.seed, 0x626C])
         releases = self.num_clients * config.epochs
-        self.sigma = (
-            0.0 if config.epsilon is None else any_order_sigma(config.epsilon, config.delta, releases)
-        )
+        self.sigma = 0.0 if config.epsilon is None else any_order_sigma(config.epsilon, config.delta, releases)
 
     @property
     def width(self) -> int:
@@ -164,13 +160,9 @@ class Parties:
     def embed(self, client: int, rows: torch.Tensor) -> torch.Tensor:
         """Clean embeddings of a batch (clipped when private), with gradients."""
         output = self.models[client](self.train[client][rows])
-        return (
-            bound_tensor_rows(output, self.config.clip_norm, self.config.row_rule) if self._clips else output
-        )
+        return bound_tensor_rows(output, self.config.clip_norm, self.config.row_rule) if self._clips else output
 
-    def noise(
-        self, like: torch.Tensor, sigma: float | None = None, clip_norm: float | None = None
-    ) -> torch.Tensor:
+    def noise(self, like: torch.Tensor, sigma: float | None = None, clip_norm: float | None = None) -> torch.Tensor:
         """σ·C·N(0, 1) in the shape of ``like``; zero without privacy."""
         bound = self.config.clip_norm if clip_norm is None else clip_norm
         std = (self.sigma if sigma is None else sigma) * bound

@@ -28,11 +28,7 @@ def train_split_learning(
     progress: bool = False,
 ) -> BaselineResult:
     """Split learning with per-row clipping and noise at the cut layer."""
-    name = (
-        "Split Learning"
-        if (config or BaselineConfig()).epsilon is not None
-        else "Plain (full local training)"
-    )
+    name = "Split Learning" if (config or BaselineConfig()).epsilon is not None else "Plain (full local training)"
     return _train(name, data, config, local_model, 1, progress)
 
 
@@ -45,9 +41,7 @@ def train_fedbcd(
 ) -> BaselineResult:
     """FedBCD-p with ``config.local_steps`` local steps per communication."""
     config = config or BaselineConfig()
-    return _train(
-        f"FedBCD (Q = {config.local_steps})", data, config, local_model, config.local_steps, progress
-    )
+    return _train(f"FedBCD (Q = {config.local_steps})", data, config, local_model, config.local_steps, progress)
 
 
 def _train(
@@ -74,9 +68,7 @@ def _train(
                 loss = torch.nn.functional.cross_entropy(head(torch.cat(sent, dim=1)), parties.labels[rows])
                 gradients = torch.autograd.grad(loss, [*sent, *head.parameters()])
                 returned = gradients[: parties.num_clients]
-                for parameter, gradient in zip(
-                    head.parameters(), gradients[parties.num_clients :], strict=True
-                ):
+                for parameter, gradient in zip(head.parameters(), gradients[parties.num_clients :], strict=True):
                     parameter.grad = gradient
                 server.step()
                 for i, optimiser in enumerate(optimisers):
@@ -90,6 +82,4 @@ def _train(
                 advance(1)
     with torch.no_grad():
         accuracy = parties.accuracy(head(torch.cat(parties.test_embeddings(), dim=1)))
-    return BaselineResult(
-        method, accuracy, time.perf_counter() - started, config, parties.claim(), [parties.sentence]
-    )
+    return BaselineResult(method, accuracy, time.perf_counter() - started, config, parties.claim(), [parties.sentence])

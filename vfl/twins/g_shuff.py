@@ -73,9 +73,7 @@ def train_g_shuff(
     )
 
 
-def _order_of(
-    orders: npt.ArrayLike | Callable[[int], Order] | None, seed: int, epoch: int, num_samples: int
-) -> Order:
+def _order_of(orders: npt.ArrayLike | Callable[[int], Order] | None, seed: int, epoch: int, num_samples: int) -> Order:
     if orders is None:
         return epoch_order(seed, epoch, num_samples)
     order = np.asarray(orders(epoch) if callable(orders) else np.asarray(orders)[epoch])

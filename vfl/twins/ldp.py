@@ -124,9 +124,7 @@ def train_ldp_gl(
     import time
 
     started = time.perf_counter()
-    require(
-        federation.clients[0].lora is not None, "lora", None, "present", "build the federation with lora=True"
-    )
+    require(federation.clients[0].lora is not None, "lora", None, "present", "build the federation with lora=True")
     federation = federation.fresh()
     schedule = config.steps(federation.num_samples)
     sigma = ldp_sigma(config, federation.num_clients, schedule.epochs)
@@ -168,9 +166,7 @@ def train_ldp_gl(
     )
 
 
-def _plan(
-    sigma: float, config: TrainingConfig, federation: Federation, releases: int, num_steps: int
-) -> NoisePlan:
+def _plan(sigma: float, config: TrainingConfig, federation: Federation, releases: int, num_steps: int) -> NoisePlan:
     bound = max(c.row_bound.norm for c in federation.clients)
     identity = factorise("identity", num_steps)
     claim = _claim(sigma, config, federation, releases)

@@ -57,9 +57,7 @@ class NoisePlan:
         return replace(self, claim=claim)
 
 
-def plan_matrix_factorisation(
-    config: TrainingConfig, schedule: Schedule, *, labels_only: bool = False
-) -> NoisePlan:
+def plan_matrix_factorisation(config: TrainingConfig, schedule: Schedule, *, labels_only: bool = False) -> NoisePlan:
     """G-BMF and GL-BMF: one Gaussian mechanism over the whole run, fixed order, real arithmetic.
 
     ``labels_only``: the claim of GL-BMF with estimated local updates (same noise, narrower claim).

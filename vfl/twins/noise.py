@@ -35,9 +35,7 @@ def given_noise(noise: GivenNoise, num_steps: int, num_parameters: int, dtype: n
 
         def from_function(step: int) -> Floats:
             row = np.asarray(noise(step), dtype=dtype)
-            require(
-                row.shape == (num_parameters,), f"noise({step})", row.shape, f"of shape ({num_parameters},)"
-            )
+            require(row.shape == (num_parameters,), f"noise({step})", row.shape, f"of shape ({num_parameters},)")
             return row
 
         return from_function
@@ -70,9 +68,7 @@ def filtered_noise(
 class _FilteredNoise:
     """One row per step, drawn and filtered a block at a time."""
 
-    def __init__(
-        self, factorisation: Factorisation, width: int, std: float, seed: int, dtype: npt.DTypeLike
-    ) -> None:
+    def __init__(self, factorisation: Factorisation, width: int, std: float, seed: int, dtype: npt.DTypeLike) -> None:
         self._random = np.random.Generator(np.random.SFC64([seed, 0x6E6F697365]))
         self._num_steps, self._width, self._std, self._dtype = factorisation.num_steps, width, std, dtype
         single = np.dtype(dtype) == np.float32 and not factorisation.is_recursive
@@ -90,9 +86,7 @@ class _FilteredNoise:
 
     def _draw(self, rows: int) -> Floats:
         if self._single is not None:
-            block = self._single.next_block(
-                self._random.standard_normal((rows, self._width), dtype=np.float32)
-            )
+            block = self._single.next_block(self._random.standard_normal((rows, self._width), dtype=np.float32))
             block *= np.float32(self._std)
             return block
         z = self._random.standard_normal((rows, self._width))
