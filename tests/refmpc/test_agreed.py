@@ -22,9 +22,7 @@ def test_agreed_exp_is_right_to_the_last_digits(bits, seed):
         assert abs(Decimal(value) / want - 1) < Decimal(2) ** -50
 
 
-@given(
-    low=st.floats(0.01, 1.0), ratio=st.floats(1.5, 60.0), degree=st.integers(1, 5), place=st.floats(0.2, 0.8)
-)
+@given(low=st.floats(0.01, 1.0), ratio=st.floats(1.5, 60.0), degree=st.integers(1, 5), place=st.floats(0.2, 0.8))
 def test_the_start_of_the_reciprocal_has_the_error_it_states_and_no_polynomial_is_better(low, ratio, degree, place):
     high = low * ratio
     centre = low + place * (high - low)
