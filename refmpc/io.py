@@ -126,6 +126,8 @@ async def reveal(x: SecretTensor, release: str, to: int | None = None) -> np.nda
     ``release`` must have been declared together with its claim; the ledger records it before anything is sent.
     """
     party = x.party
+    if to is not None:
+        require_integer("to", to, 0, 2)
     party.ledger.record(release, x.size, "all servers" if to is None else f"server {to}")
     operation = party.operation("reveal")
     missing = await _missing_share(operation, x, to)

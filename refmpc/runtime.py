@@ -100,13 +100,18 @@ def run(
     require_real("timeout", timeout, 0, open_low=True)
     require(inputs is None or len(inputs) == 3, "inputs", inputs, "three items, one per party")
     require(not tls or parties == "processes", "tls", tls, "False with threads", "use parties='processes'")
-    for name, value in (("insecure_seed", insecure_seed is not None), ("insecure_check_ranges", insecure_check_ranges)):
-        if value:
+    insecure = {
+        "insecure_seed": insecure_seed is not None,
+        "insecure_check_ranges": insecure_check_ranges,
+        "insecure_record": insecure_record,
+    }
+    for name, is_set in insecure.items():
+        if is_set:
             warnings.warn(f"{name} is set: this run protects nothing", stacklevel=2)
     options = Options(
         timeout=timeout,
         profile=network_profile(network),
-        run_id=secrets.token_hex(16),
+        run_id=secrets.token_hex(16) if insecure_seed is None else f"insecure seed {insecure_seed}",
         parameters=dict(parameters or {}),
         releases=dict(releases or {}),
         insecure_seed=insecure_seed,
