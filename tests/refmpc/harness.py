@@ -146,12 +146,13 @@ class _Program:
         output = self.program(party, *tensors)
         if inspect.iscoroutine(output):
             output = party.complete(output)
-        return _packed(output)
+        return packed(output)
 
 
-def _packed(output: Any) -> Any:
+def packed(output: Any) -> Any:
+    """One party's results in a form that can go from process to process."""
     if isinstance(output, list | tuple):
-        return [_packed(item) for item in output]
+        return [packed(item) for item in output]
     if isinstance(output, ArithmeticTensor):
         return "arithmetic", output.shares, output.fraction_bits
     if isinstance(output, BooleanTensor):
@@ -162,10 +163,11 @@ def _packed(output: Any) -> Any:
     return "public", output
 
 
-def _opened(packed: list[Any]) -> Any:
+def unpacked(packed: list[Any]) -> Any:
+    """The three parties' packed results, checked against each other and opened."""
     if isinstance(packed[0], list):
         assert len({len(p) for p in packed}) == 1
-        return [_opened(list(items)) for items in zip(*packed, strict=True)]
+        return [unpacked(list(items)) for items in zip(*packed, strict=True)]
     kind = packed[0][0]
     assert all(p[0] == kind for p in packed)
     if kind == "public":
@@ -206,7 +208,7 @@ def evaluate(program: Any, *secrets: Secret, seed: int = 0, begun: int = 0, **op
     with warnings.catch_warnings(), np.errstate(over="ignore"):
         warnings.filterwarnings("ignore", message="insecure_")
         result = refmpc.run(_Program(program, secrets, begun), inputs, **options)
-        return Evaluated(_opened(result.outputs), result)
+        return Evaluated(unpacked(result.outputs), result)
 
 
 def opened(program: Any, *secrets: Secret, **options: Any) -> Any:

@@ -118,10 +118,6 @@ def test_every_primitive_has_an_example():
     assert set(EXAMPLES) == set(PROTOCOLS), "add one line of examples to EXAMPLES for each new primitive"
 
 
-def counted(party):
-    return party.ledger.phases.get("counted")
-
-
 @pytest.mark.parametrize("name", sorted(PROTOCOLS))
 def test_declared_rounds_and_bytes_are_the_counted_ones(name):
     primitive = PROTOCOLS[name]

@@ -5,7 +5,7 @@ import warnings
 
 import numpy as np
 import pytest
-from harness import Secret, evaluate, opened, random_signed
+from harness import Secret, evaluate, opened, packed, random_signed, unpacked
 
 import refmpc
 from refmpc.ledger import Ledger
@@ -33,7 +33,7 @@ def test_an_undeclared_release_is_refused_and_nothing_is_sent():
 
 
 def test_the_refusal_lists_what_was_declared():
-    with pytest.raises(refmpc.PartyFailed, match="declared are: 'model', 'loss'. Declare it together with the claim"):
+    with pytest.raises(refmpc.PartyFailed, match=r"declared are: 'model', 'loss'\. Declare it together with the claim"):
         evaluate(lambda party, x: refmpc.reveal(x, release="gradient", to=1), Secret([1]), releases=DECLARED)
     with pytest.raises(refmpc.PartyFailed, match="declared are: none"):
         evaluate(lambda party, x: refmpc.reveal(x, release="gradient"), Secret([1]))
@@ -156,18 +156,13 @@ def test_clients_share_values_and_receive_results(shape):
         client.share(mine, 10)
         return client.receive(shape, 10)
 
-    captured = []
-
-    def packed(party):
-        from harness import _packed
-
-        return _packed(program(party))
-
-    run = refmpc.run(packed, clients={"bank": (bank, values), "shop": (shop, 2 * values)}, releases=DECLARED)
-    from harness import _opened
-
-    captured = _opened(run.outputs)
-    assert np.array_equal(captured[0].value, values) and np.array_equal(captured[1].value, 2 * values)
+    run = refmpc.run(
+        lambda party: packed(program(party)),
+        clients={"bank": (bank, values), "shop": (shop, 2 * values)},
+        releases=DECLARED,
+    )
+    x, y = unpacked(run.outputs)
+    assert np.array_equal(x.value, values) and np.array_equal(y.value, 2 * values)
     assert np.array_equal(run.client_outputs["shop"], 3 * values)
     assert run.client_outputs["bank"] is None
     assert [r.receiver for r in run.ledgers[0].releases] == ["client 'shop'"]

@@ -6,18 +6,21 @@ each mask of each primitive is taken away in turn, and the coins of the comparis
 
 import numpy as np
 import pytest
-from transcripts import Case, leaks, watch_streams
+from transcripts import Case, draws, finds_a_leak, leaks, watch_streams
 
 import refmpc
-from refmpc import PROTOCOLS
+from accel import kernels
+from refmpc import PROTOCOLS, truncation
+from refmpc.party import Operation
+from refmpc.rounds import Round
 
 FAR = ((5,), (-(2**61) + 987654321,))
 PAIR = ((3, 5), (-(2**30), 2**31 - 77))
 BITS = ((0,), (1,))
 
 
-def sign(high_bit, prime, secrets):
-    return Case(lambda party, x: refmpc.is_negative(x, 0, high_bit), ("arithmetic",), secrets, packed=prime)
+def sign(high_bit, prime, secrets, idle=()):
+    return Case(lambda party, x: refmpc.is_negative(x, 0, high_bit), ("arithmetic",), secrets, packed=prime, idle=idle)
 
 
 CASES = {
@@ -36,14 +39,16 @@ CASES = {
     "matmul_truncate": Case(
         lambda party, x, y: refmpc.matmul_truncate(x, y[:1], 8), ("arithmetic",) * 2, PAIR, packed=2**8, shape=(1,)
     ),
-    "truncate": Case(lambda party, x: refmpc.truncate(x, 16), ("arithmetic",), FAR, packed=2**16),
-    "truncate by 40": Case(lambda party, x: refmpc.truncate(x, 40), ("arithmetic",), FAR, packed=2**40),
+    "truncate": Case(lambda party, x: refmpc.truncate(x, 16), ("arithmetic",), FAR, packed=2**16, idle=((0, 1, 0),)),
+    "truncate by 40": Case(
+        lambda party, x: refmpc.truncate(x, 40), ("arithmetic",), FAR, packed=2**40, idle=((0, 1, 0),)
+    ),
     "is_negative": sign(63, 37, FAR),
     "is_negative of neighbours": sign(63, 37, ((0,), (-1,))),
-    "is_negative of 16 bits": sign(16, 11, ((1,), (-(2**16),))),
+    "is_negative of 16 bits": sign(16, 11, ((1,), (-(2**15) + 77,))),
     "is_negative of 4 bits": sign(4, 5, ((15,), (-16,))),
-    "is_negative of one bit": sign(1, 5, ((0,), (-1,))),
-    "relu": Case(lambda party, x: refmpc.relu(x, 0, 4), ("arithmetic",), ((7,), (-9,)), packed=5),
+    "is_negative of one bit": sign(1, 5, ((0,), (-1,)), idle=((2, 1, 1), (2, 1, 3))),
+    "relu": Case(lambda party, x: refmpc.relu(x, 0, 4), ("arithmetic",), ((1,), (-10,)), packed=5),
     "maximum": Case(
         lambda party, x: refmpc.maximum(x * WEIGHTS, 1, 0, 4), ("arithmetic",), ((1,), (-2,)), packed=5, shape=(3,)
     ),
@@ -72,7 +77,7 @@ CASES = {
     ),
     "reveal": Case(lambda party, x: refmpc.reveal(x, "example", to=1), ("arithmetic",), FAR, learns=(1,)),
 }
-WEIGHTS = np.array([1, 2, -1])
+WEIGHTS = np.array([1, 2, 1])
 
 
 @pytest.fixture(autouse=True)
@@ -87,3 +92,125 @@ def test_every_primitive_has_a_case():
 @pytest.mark.parametrize("name", CASES)
 def test_what_a_party_sees_is_independent_of_the_secrets(name):
     assert leaks(CASES[name]) == []
+
+
+# planted leaks ----------------------------------------------------------------------------------
+
+CIRCUITS = ("is_negative_by_carry_tree", "arithmetic_to_boolean", "boolean_to_arithmetic", "equal")
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name not in ("reveal", "truncate by 40")])
+def test_every_single_mask_is_missed_when_it_is_taken_away(name):
+    """Each draw from a pair stream is set to zero at both of its owners in turn (of the many draws of a circuit, every
+    fourth): the test must notice. Draws that hide nothing are listed with the case."""
+    case = CASES[name]
+    drawn = draws(case)
+    assert drawn
+    survivors = [
+        d for d in drawn[:: 4 if name in CIRCUITS else 1] if d not in case.idle and not finds_a_leak(case, lost_mask=d)
+    ]
+    assert survivors == []
+
+
+@pytest.mark.parametrize(
+    "name", ["multiply", "multiply_truncate", "truncate", "is_negative of 4 bits", "select", "equal"]
+)
+def test_the_finder_of_leaks_does_not_cry_wolf(name):
+    assert not finds_a_leak(CASES[name], seeds=range(1, 3))
+
+
+def mask_known_to_the_receiver(monkeypatch):
+    def zero_share(self, shape):
+        return -self.with_previous.words(int(np.prod(shape))).reshape(shape)
+
+    monkeypatch.setattr(Operation, "zero_share", zero_share)
+
+
+def short_mask(monkeypatch):
+    def zero_share(self, shape):
+        count = int(np.prod(shape))
+        few = np.uint64(2**60 - 1)  # the four highest bits stay open
+        return ((self.with_next.words(count) & few) - (self.with_previous.words(count) & few)).reshape(shape)
+
+    monkeypatch.setattr(Operation, "zero_share", zero_share)
+
+
+def one_mask_for_two_values(monkeypatch):
+    def narrow_masks(stream, count, bits):
+        once = stream.words(count) & np.uint64(2**bits - 1)
+        return once, once
+
+    monkeypatch.setattr(truncation, "_narrow_masks", narrow_masks)
+
+
+def a_biased_coin(monkeypatch):
+    """The coin of the comparison comes up heads three times in four."""
+    reply = kernels.compare_reply
+
+    def biased(c, halves, reverse, scale, mask, rotation, *rest):
+        return reply(c, halves, reverse & (rotation & np.uint8(1)), scale, mask, rotation, *rest)
+
+    monkeypatch.setattr(kernels, "compare_reply", biased)
+
+
+def blinding_by_few_factors(monkeypatch):
+    reply = kernels.compare_reply
+
+    def blinded(c, halves, reverse, scale, *rest):
+        return reply(c, halves, reverse, scale & np.uint8(1) | np.uint8(2), *rest)  # 2 or 3, never 1 or 4
+
+    monkeypatch.setattr(kernels, "compare_reply", blinded)
+
+
+def a_column_in_the_clear(monkeypatch):
+    """The dealer of a look-up sends one column of its vector without a mask."""
+    send = Round.send_previous
+
+    def leaky(self, array):
+        if array.ndim == 2 and array.shape[1] == 4:
+            array[:, 2] &= np.uint64(1)
+        send(self, array)
+
+    monkeypatch.setattr(Round, "send_previous", leaky)
+
+
+PLANTED = [
+    ("multiply", mask_known_to_the_receiver),
+    ("matmul", mask_known_to_the_receiver),
+    ("multiply", short_mask),
+    ("multiply_truncate", one_mask_for_two_values),
+    ("truncate", one_mask_for_two_values),
+    ("is_negative", a_biased_coin),
+    ("is_negative of 4 bits", a_biased_coin),
+    ("is_negative of 4 bits", blinding_by_few_factors),
+    ("lookup", a_column_in_the_clear),
+]
+
+
+@pytest.mark.parametrize("name, plant", PLANTED, ids=lambda v: getattr(v, "__name__", v))
+def test_a_planted_leak_is_caught_by_the_same_test(name, plant, monkeypatch):
+    plant(monkeypatch)
+    assert any(leaks(CASES[name], seed=seed, turns=(0,)) for seed in range(1, 5))
+
+
+def test_what_a_client_sends_tells_a_server_nothing():
+    """Servers 1 and 2 receive a correction: uniform, whatever the client shared, also after adding their own seeds."""
+    seen = []
+    for value in (5, -(2**61)):
+        with pytest.warns(UserWarning, match="insecure_record"):
+            run = refmpc.run(
+                lambda party: refmpc.input_from_client(party, "bank", (4096,), 0).shares,
+                clients={"bank": (lambda client, v: client.share(np.full(4096, v), 0), value)},
+                insecure_record=True,
+            )
+        seen.append(run)
+    for party in (1, 2):
+        for run in seen:
+            received = [message for _, peer, message in run.transcripts[party] if peer == "bank"]
+            assert sorted(message.nbytes for message in received) == [32, 8 * 4096]
+            correction = max(received, key=lambda message: message.size)
+            mine = run.outputs[party][0 if party == 1 else 1]
+            for words in (correction, correction + mine, correction - mine):
+                counts = np.bincount((words >> np.uint64(60)).astype(int), minlength=16)
+                assert ((counts - 256) ** 2 / 256).sum() < 80
+    assert all(np.unique(run.outputs[0]).size == 2 * 4096 for run in seen)
