@@ -48,7 +48,7 @@ async def _inverse_sqrt_of_mantissa(m: ArithmeticTensor, degree: int) -> Arithme
     Newton's step y1 = (3y0 − (m·y0)(y0²))/2 never exceeds 1/sqrt(m), whatever y0 > 0 is (arithmetic and geometric
     mean). With u = 2^-26 and every truncation off by less than u either way, the cube is above
     (y0² − u)(m·y0 − u) − u, so y1 < 1/sqrt(m) + u(y0² + m·y0 + 1)/2 < 1/sqrt(m) + 2.2u because y0 < 1.1 and m·y0 < 2.1.
-    Likewise y1 > (1 − 3e²/2 − e³/2)/sqrt(m) − 2.2u with e the error of the start (0.0084 and 0.0027 for degrees 3 and 4).
+    Likewise y1 > (1 − 3e²/2 − e³/2)/sqrt(m) − 2.2u with e the error of the start (0.0084 at degree 3, 0.0027 at 4).
     """
     coefficients, _ = minimax("inverse_sqrt", MANTISSA_LOW, MANTISSA_HIGH, degree, CENTRE)
     y0 = await polynomial(m - CENTRE, coefficients)
