@@ -30,6 +30,7 @@ __all__ = ["clip_factor", "inverse_sqrt", "sqrt"]
 CENTRE = 2.5
 ROOT_BITS = MANTISSA_BITS + 1  # Newton's halving is a change of scale
 MARGIN_BITS = 18
+LAST_UNIT = 2.0**-MANTISSA_BITS  # what the last truncation of a clip factor may add
 
 
 def _newton_cost(x: ArithmeticTensor, degree: int) -> Cost:
@@ -145,7 +146,7 @@ async def clip_factor(q: ArithmeticTensor, high: float, degree: int = 4) -> Arit
 
     17 rounds, about 420 bytes and 15 for each factor 4 up to ``high`` (568 at 2^20). It may be too small by
     2^-16 + 2^-25·sqrt(q), relative (2^-14 up to q = 2^20, 2^-12 up to 2^25), never too large, for *every* way the
-    truncations may round. Everything below 1, negative values too, counts as 1. Domain: −high ≤ q ≤ high ≤ 2^34.
+    truncations may round. Everything below 1, negative values too, counts as 1. Domain: −high ≤ q ≤ high ≤ 2^32.
 
     Write u = 2^-26, k for the exponent and m* = q·4^-k. A truncation is off by less than one unit either way.
 
@@ -173,4 +174,4 @@ async def clip_factor(q: ArithmeticTensor, high: float, degree: int = 4) -> Arit
     y = await _inverse_sqrt_of_mantissa(m, degree)
     power = (root + (2**MARGIN_BITS - 1) * 2**exponents.last).reinterpret(scale)
     factor = await multiply_truncate(y, power, ROOT_BITS + scale - MANTISSA_BITS)
-    return factor - math.ldexp(1.0, -MANTISSA_BITS)
+    return factor - LAST_UNIT
