@@ -83,8 +83,9 @@ async def _exp_window(x: ArithmeticTensor, upper: float, fraction_bits: int) -> 
 
 
 def _range_bits(x: ArithmeticTensor, high_bit: int) -> tuple[int, int]:
-    """Low and high bit of the comparison of x − upper + 20 with zero: resolution 4, which the window allows."""
-    return min(x.fraction_bits + 2, high_bit - 1), high_bit
+    """Low and high bit of the comparison of x − upper + 20 with zero: resolution 4, which the window allows, and room
+    for 20 itself."""
+    return x.fraction_bits + 2, max(high_bit, x.fraction_bits + 5)
 
 
 def _exp_cost(
@@ -186,8 +187,8 @@ async def softmax(logits: ArithmeticTensor, fraction_bits: int = 18, high_bit: i
 
     Rounds: 36 for S = 10, 45 for 26, 51 for 64. Bytes for 128×10: 428 kB, or 288 kB at
     high_bit = 28. Error at most 2^-14 an entry (S·2^-22 from exp, 2^-16 from the reciprocal, one unit of 2^-18); rows
-    sum to 1 within (S + 5)·2^-18. Domain: differences of logits below 2^(high_bit − fraction bits), by default any size
-    the ring holds; 2 to 64 classes. Debug mode checks that domain.
+    sum to 1 within (S + 5)·2^-18. Domain: differences of logits at most 2^(high_bit − fraction bits) − 1, by default
+    any size the ring holds; 2 to 64 classes. Debug mode checks that domain.
     """
     classes = logits.shape[-1]
     require_integer("classes (last axis)", classes, 2, 64)

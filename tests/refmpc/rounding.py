@@ -33,7 +33,7 @@ def up(which: int, element: np.ndarray, z: np.ndarray) -> np.ndarray:
 
 
 def every_way(which: int, element: np.ndarray, z: np.ndarray) -> np.ndarray:
-    """Element i rounds by the bits of i modulo 256: repeated 256 times, an input meets every pattern of 8 truncations."""
+    """Element i rounds by the bits of i: repeated 256 times, an input meets every pattern of 8 truncations."""
     return (element >> (which % 8)) & 1 == 1
 
 
