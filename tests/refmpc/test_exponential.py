@@ -208,7 +208,10 @@ def test_softmax_goes_along_the_last_axis(shape):
         (lambda x: refmpc.log(x, 0.0, 1.0), "low = 0.0: must be a finite number"),
         (lambda x: refmpc.softmax(x[:, :1]), r"classes \(last axis\) = 1: must be an integer from 2 to 64"),
         (lambda x: refmpc.softmax(x.T), r"classes \(last axis\) = 65: must be an integer from 2 to 64"),
-        (lambda x: refmpc.softmax(x.reinterpret(40)), "fraction bits of the logits = 40: must be an integer from 8 to 30"),
+        (
+            lambda x: refmpc.softmax(x.reinterpret(40)),
+            "fraction bits of the logits = 40: must be an integer from 8 to 30",
+        ),
     ],
 )
 def test_bad_arguments_are_refused_with_a_way_out(call, said):
@@ -222,7 +225,11 @@ def test_bad_arguments_are_refused_with_a_way_out(call, said):
         (lambda x: refmpc.exp(x, 1.0), 1.001, "'exp' left its domain"),
         (lambda x: refmpc.exp(x, 1.0, -2.0), -2.001, "'exp' left its domain"),
         (lambda x: refmpc.exp(x, 1.0, None, 22, 20), -17.0, "'exp' left its domain"),  # compares 20 bits
-        (lambda x: refmpc.log(x, 0.25, 4.0), 0.2, "'log' left its domain: element .1,. is 0.199.*allowed is 0.25 ≤ value"),
+        (
+            lambda x: refmpc.log(x, 0.25, 4.0),
+            0.2,
+            "'log' left its domain: element .1,. is 0.199.*allowed is 0.25 ≤ value",
+        ),
         (lambda x: refmpc.softmax(x, 18, 28), 2.0**13, "'is_negative' left its domain"),
     ],
 )

@@ -71,9 +71,7 @@ def test_a_thermometer_is_exact_or_errs_just_below_its_thresholds(seed, data, be
     thresholds = [int(t) for t in random_signed(seed, (count,), bits=high - 2)]
     near = [t + d for t in thresholds for d in (-1, 0, 1, -(2 ** lows[-1]), -(2 ** lows[0]))]
     x = np.clip([*near, *random_signed(seed + 1, (100,), bits=high - 2)], -(2 ** (high - 2)), 2 ** (high - 2))
-    bits = opened(
-        lambda party, t: refmpc.thermometer(t, thresholds, lows, high), Secret(x, 8), seed=seed, begun=begun
-    )
+    bits = opened(lambda party, t: refmpc.thermometer(t, thresholds, lows, high), Secret(x, 8), seed=seed, begun=begun)
     for threshold, low, got in zip(thresholds, lows, bits, strict=True):
         assert (got.words[x >= threshold] == 1).all()
         assert (got.words[x <= threshold - 2**low] == 0).all()
@@ -189,7 +187,11 @@ def test_a_quotient_keeps_its_bound(seed, signed, bits, begun):
     x = with_signs(crowded(seed, low, high, 16), signed)
     top = np.concatenate([random_signed(seed, (x.size - 2,), bits=26), [0, 1]])
     got = opened(
-        lambda party, a, b: refmpc.divide(a, b, low, high, signed), Secret(top, bits), Secret(x, 16), seed=seed, begun=begun
+        lambda party, a, b: refmpc.divide(a, b, low, high, signed),
+        Secret(top, bits),
+        Secret(x, 16),
+        seed=seed,
+        begun=begun,
     )
     numerator, quotient = top * 2.0**-bits, top * 2.0**-bits / (x * 2.0**-16)
     assert got.scale == bits
