@@ -39,8 +39,8 @@ def _polynomial_cost(t: ArithmeticTensor, coefficients: Sequence[float]) -> Cost
 async def polynomial(t: ArithmeticTensor, coefficients: Sequence[float]) -> ArithmeticTensor:
     """Σ coefficients[i]·t^i at the scale of t, for |t| of the order of 1.
 
-    2·⌈log2 degree⌉ + 1 rounds; 24 + 3/8·fraction_bits bytes for each power from the second on, and 23. Domain: |t^i| and
-    the result below 2^(41 − fraction_bits). Error for |t| ≤ 1: i − 1 units times coefficient i, 2^-21 for each
+    2·⌈log2 degree⌉ + 1 rounds; 24 + 3/8·fraction_bits bytes for each power from the second on, and 23. Domain: |t^i|
+    and the result below 2^(41 − fraction_bits). Error for |t| ≤ 1: i − 1 units times coefficient i, 2^-21 for each
     coefficient (they are rounded to 20 bits), and one unit.
     """
     bits = t.fraction_bits
