@@ -40,6 +40,7 @@ def make_certificate(name: str, directory: Path, days: int = 3650) -> tuple[Path
     certificate_path.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
     descriptor = os.open(key_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "wb") as file:
+        os.fchmod(file.fileno(), 0o600)  # also when the file was there before
         file.write(
             key.private_bytes(
                 serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
@@ -57,8 +58,9 @@ def fingerprint(certificate: Path) -> str:
 def make_credentials(peers: Iterable[Peer], directory: Path) -> dict[Peer, Credentials]:
     """Fresh certificates for all ``peers`` of a run on one machine, each pinning the others."""
     names = list(peers)
-    files = {
-        peer: make_certificate(f"party-{peer}" if isinstance(peer, int) else str(peer), directory) for peer in names
+    files = {  # a client's name may be no file name, or that of a party
+        peer: make_certificate(f"party-{peer}" if isinstance(peer, int) else f"client-{number}", directory)
+        for number, peer in enumerate(names)
     }
     trusted = directory / "trusted.crt"
     trusted.write_bytes(b"".join(certificate.read_bytes() for certificate, _ in files.values()))

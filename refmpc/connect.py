@@ -1,34 +1,44 @@
 """Connections between participants: TCP on loopback or mutual TLS 1.3, and the greeting that compares parameters.
 
-Party i accepts connections from higher parties and from clients, and calls lower ones. Before anything else both ends
-send a greeting (version, who they are, run, public parameters) and compare it field by field. A caller with a wrong
-certificate or greeting is refused and named; the listener goes on waiting for the right one.
+Party i accepts connections from higher parties and from clients, and calls lower ones, all at once. Both ends send a
+greeting (version, who they are, run, public parameters) and compare it field by field. A caller with a wrong
+certificate or greeting is refused and told why; the listener goes on waiting for the right one. Whoever is connected
+with everybody says "ready", and nobody goes on before everybody is; whoever cannot be says why to those it knows.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import hmac
 import ipaddress
 import json
+import queue
+import select
 import socket
 import ssl
 import struct
+import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-from refmpc.errors import HandshakeError, PeerTimeout
-from refmpc.transport import Peer
+from accel.validate import require
+from refmpc.errors import HandshakeError, PeerAborted, PeerLost, PeerTimeout, RefmpcError
+from refmpc.transport import Peer, printable, title
 
 __all__ = ["Credentials", "Greeting", "connect_client", "connect_party", "is_loopback", "listen"]
 
 PROTOCOL_VERSION = 1
 _LENGTH = struct.Struct("<I")
-_MAX_GREETING = 1 << 16
+_MAX_MESSAGE = 1 << 16
 _BUFFER = 4 << 20
+_PATIENCE = 5.0  # seconds for a caller to say who it is
+_STRANGERS = 64  # callers that may be at the door at the same time
+_STAY = 1.0  # seconds that one who cannot take part stays, to tell the others why
+_GRACE = 0.3  # seconds in which a peer whose time is up as well may still name the one it waited for
 
 
 @dataclass(frozen=True)
@@ -52,6 +62,19 @@ class Greeting:
 
     run: str = field(repr=False)
     parameters: Mapping[str, Any]
+
+    def __post_init__(self) -> None:
+        try:
+            size = len(json.dumps(self.plain()))
+        except (TypeError, ValueError) as error:
+            raise ValueError(
+                f"parameters cannot be compared between parties, they must be plain JSON: {error}"
+            ) from None
+        require(size <= _MAX_MESSAGE // 2, "size of parameters", size, f"at most {_MAX_MESSAGE // 2} bytes of JSON")
+
+    def plain(self) -> dict[str, Any]:
+        """The parameters as the other end sees them."""
+        return json.loads(json.dumps(dict(self.parameters)))
 
 
 def is_loopback(host: str) -> bool:
@@ -79,18 +102,10 @@ def connect_party(
     timeout: float = 30.0,
 ) -> dict[Peer, socket.socket]:
     """Connect one server with the two others and with all ``clients``; returns a socket per peer."""
-    deadline = time.monotonic() + timeout
-    connections: dict[Peer, socket.socket] = {}
-    try:
-        for peer in range(party):
-            connections[peer] = _call(party, peer, addresses[peer], greeting, credentials, deadline)
-        waiting: set[Peer] = {*range(party + 1, 3), *clients}
-        _accept(party, listener, waiting, connections, greeting, credentials, deadline)
-    except BaseException:
-        for connection in connections.values():
-            connection.close()
-        raise
-    return connections
+    if credentials is None:
+        _require_loopback(f"this party ({title(party)}) listens", listener.getsockname()[0])
+    calls = {peer: addresses[peer] for peer in range(party)}
+    return _Meeting(party, greeting, credentials, timeout).hold(calls, {*range(party + 1, 3), *clients}, listener)
 
 
 def connect_client(
@@ -102,183 +117,475 @@ def connect_client(
     timeout: float = 30.0,
 ) -> dict[Peer, socket.socket]:
     """Connect a client with the three servers."""
-    deadline = time.monotonic() + timeout
-    return {peer: _call(name, peer, addresses[peer], greeting, credentials, deadline) for peer in range(3)}
+    return _Meeting(name, greeting, credentials, timeout).hold(
+        {peer: addresses[peer] for peer in range(3)}, set(), None
+    )
 
 
-def _title(peer: Peer) -> str:
-    return f"party {peer}" if isinstance(peer, int) else f"client {peer!r}"
-
-
-def _call(
-    me: Peer, peer: int, address: tuple[str, int], greeting: Greeting, credentials: Credentials | None, deadline: float
-) -> socket.socket:
-    host, port = address
-    if credentials is None and not is_loopback(host):
+def _require_loopback(what: str, host: str) -> None:
+    if not is_loopback(host):
         raise HandshakeError(
-            f"{_title(peer)} is at {host}, which is not a loopback address: plain TCP is for loopback only; "
+            f"{what} at {host}, which is not a loopback address: plain TCP is for loopback only; "
             "give certificates (credentials=...) to use TLS"
         )
-    while True:
-        try:
-            connection = socket.create_connection(address, timeout=max(0.05, deadline - time.monotonic()))
-            break
-        except OSError as error:
-            if time.monotonic() > deadline:
-                raise PeerTimeout(f"{_title(peer)} at {host}:{port} cannot be reached: {error}") from error
-            time.sleep(0.02)
-    try:
-        _tune(connection, deadline)
-        if credentials is not None:
-            connection = _secure(connection, credentials, server_side=False, peer=peer)
-            _check_pin(connection, credentials, peer)
-        _send_greeting(connection, me, peer, greeting)
-        _compare(_read_greeting(connection, _title(peer)), peer, me, greeting)
-    except BaseException:
-        connection.close()
-        raise
-    return connection
 
 
-def _accept(
-    me: int,
-    listener: socket.socket,
-    waiting: set[Peer],
-    connections: dict[Peer, socket.socket],
-    greeting: Greeting,
-    credentials: Credentials | None,
-    deadline: float,
-) -> None:
-    refused: list[str] = []
-    while waiting:
-        listener.settimeout(max(0.05, deadline - time.monotonic()))
+class _Refused(Exception):
+    """A caller that is not let in; the text is for it and for the one who waits."""
+
+
+class _Meeting:
+    """One participant on its way to a connection with every other. Each greeting has a thread of its own, so that
+    nobody at the door can keep the others waiting; what follows the greeting is up to the main thread alone."""
+
+    def __init__(self, me: Peer, greeting: Greeting, credentials: Credentials | None, timeout: float):
+        self._me = me
+        self._greeting = greeting
+        self._credentials = credentials
+        self._timeout = timeout
+        self._deadline = time.monotonic() + timeout
+        self._greeted: dict[Peer, socket.socket] = {}
+        self._inboxes: dict[Peer, bytearray] = {}
+        self._heard: set[Peer] = set()
+        self._failure: Exception | None = None
+        self._until = float("inf")
+        self._outcomes: queue.SimpleQueue[tuple[Peer | None, socket.socket | Exception]] = queue.SimpleQueue()
+        self._at_the_door: set[socket.socket] = set()
+        self._refused: list[str] = []
+        self._over = False
+        self._lock = threading.Lock()
+        self._woken, self._waker = socket.socketpair()
+
+    def hold(
+        self, calls: Mapping[int, tuple[str, int]], callers: set[Peer], listener: socket.socket | None
+    ) -> dict[Peer, socket.socket]:
+        """Call those in ``calls``, let in those in ``callers``; returns when all are connected with all."""
         try:
-            connection, source = listener.accept()
-        except TimeoutError:
-            names = " and ".join(sorted(_title(peer) for peer in waiting))
-            also = f"; refused meanwhile: {'; '.join(refused)}" if refused else ""
-            kind = HandshakeError if refused else PeerTimeout
-            raise kind(f"{names} did not connect in time{also}") from None
-        caller = f"caller at {source[0]}"
-        try:
-            # a caller that is silent must not keep the others waiting
-            _tune(connection, min(deadline, time.monotonic() + 5.0))
-            if credentials is not None:
-                connection = _secure(connection, credentials, server_side=True, peer=None)
-            theirs = _read_greeting(connection, caller)
-            peer = theirs.get("from")
-            if peer not in waiting:
-                raise HandshakeError(f"{caller} calls itself {peer!r}, who is not expected here (or no longer)")
-            if credentials is not None:
-                _check_pin(connection, credentials, peer)
-            _send_greeting(connection, me, peer, greeting)
+            for peer, address in calls.items():
+                if self._credentials is None:
+                    _require_loopback(f"{title(peer)} is", address[0])
+            for peer, address in calls.items():
+                self._start(self._call, peer, address)
+            self._greet(set(calls), callers, listener)
+            self._agree_on_start()
+        except BaseException as error:
+            self._end()
+            self._leave(str(error) if isinstance(error, RefmpcError) else type(error).__name__)
+            raise
+        self._end()
+        return dict(sorted(self._greeted.items(), key=lambda item: str(item[0])))
+
+    # the main thread -----------------------------------------------------------------------------
+
+    def _greet(self, called: set[Peer], callers: set[Peer], listener: socket.socket | None) -> None:
+        missing = called | callers
+        while missing:
+            # the thread of a call knows better than "it did not connect" and gets the time to say it
+            until = min(self._deadline + _GRACE * bool(missing & called), self._until)
+            readable = self._wait(listener, until)
+            if listener is not None and listener.fileno() in readable:
+                self._open_door(listener, callers)
+            missing -= self._take_outcomes(missing)
+            self._hear()
+            if missing and time.monotonic() >= until:
+                if self._failure is None:
+                    self._note(PeerTimeout(f"{_titles(missing)} did not connect in {self._timeout:g} s"))
+                break
+        if self._failure is not None:
+            self._conclude()
+
+    def _take_outcomes(self, missing: set[Peer]) -> set[Peer]:
+        """Take what the greeting threads have found out; returns the peers that need not be waited for any more."""
+        done: set[Peer] = set()
+        while not self._outcomes.empty():
+            peer, outcome = self._outcomes.get()
+            if isinstance(outcome, _Refused):
+                self._refused.append(str(outcome))
+            elif isinstance(outcome, socket.socket) and (peer is None or peer in self._greeted or peer not in missing):
+                outcome.close()  # it called twice
+            else:
+                assert peer is not None
+                done.add(peer)
+                if isinstance(outcome, socket.socket):
+                    outcome.setblocking(False)
+                    self._greeted[peer], self._inboxes[peer] = outcome, bytearray()
+                else:
+                    self._note(outcome)
+        return done
+
+    def _agree_on_start(self) -> None:
+        for connection in self._greeted.values():
+            _send_small(connection, {"ready": True})
+        while True:
+            self._hear()
+            waiting = self._greeted.keys() - self._heard
+            if not waiting and self._failure is None:
+                return
+            until = min(self._deadline + _GRACE, self._until)
+            if time.monotonic() >= until or not waiting:
+                if self._failure is None:
+                    self._failure = PeerTimeout(
+                        f"{_titles(waiting)} did not get ready in {self._timeout:g} s: it still waits for another "
+                        "participant, hangs or is stopped"
+                    )
+                self._conclude()
+            self._wait(None, until)
+
+    def _note(self, error: Exception) -> None:
+        """Remember why this meeting fails, and go on a little: the others are to be told, or may know more."""
+        order = (HandshakeError, PeerAborted, PeerTimeout, PeerLost)  # from what is known best to an echo
+
+        def rank(known: Exception) -> int:
+            return next((i for i, kind in enumerate(order) if isinstance(known, kind)), -1)
+
+        if self._failure is None or rank(error) < rank(self._failure):
+            self._failure = error
+        self._until = min(self._until, time.monotonic() + _STAY)
+
+    def _conclude(self) -> NoReturn:
+        assert self._failure is not None
+        if self._refused and isinstance(self._failure, PeerTimeout | PeerAborted):
+            refused = "; ".join(dict.fromkeys(self._refused))
+            raise HandshakeError(f"{self._failure}; refused meanwhile: {refused}") from self._failure
+        raise self._failure
+
+    def _hear(self) -> None:
+        """Note who is ready, and who cannot go on and says so instead."""
+        for peer in self._greeted.keys() - self._heard:
             try:
-                _compare(theirs, peer, me, greeting)
-            except HandshakeError:
-                connection.close()
-                raise
-        except (HandshakeError, OSError) as error:
+                if self._is_ready(peer):
+                    self._heard.add(peer)
+            except RefmpcError as error:
+                self._heard.add(peer)
+                self._note(error)
+
+    def _is_ready(self, peer: Peer) -> bool:
+        """Whether a greeted peer said that it is ready; raises if it gave up. Reads its one message, and no more."""
+        inbox, connection = self._inboxes[peer], self._greeted[peer]
+        try:
+            while len(inbox) < _LENGTH.size or len(inbox) < _LENGTH.size + _LENGTH.unpack_from(inbox)[0]:
+                wanted = _LENGTH.size if len(inbox) < _LENGTH.size else _LENGTH.size + _LENGTH.unpack_from(inbox)[0]
+                piece = connection.recv(min(wanted, _MAX_MESSAGE) - len(inbox))
+                if not piece:
+                    raise ConnectionResetError
+                inbox += piece
+        except (BlockingIOError, ssl.SSLWantReadError):
+            return False
+        except OSError:
+            raise PeerLost(f"{title(peer)} closed the connection before the run began: it died") from None
+        message = _parse(bytes(inbox[_LENGTH.size :]), title(peer))
+        if "gave up" in message:
+            raise PeerAborted(f"{title(peer)} gave up before the run began: {printable(str(message['gave up']))}")
+        return True
+
+    def _wait(self, listener: socket.socket | None, until: float) -> set[int]:
+        poll = select.poll()
+        poll.register(self._woken, select.POLLIN)
+        if listener is not None and len(self._at_the_door) < _STRANGERS:
+            poll.register(listener, select.POLLIN)
+        for peer in self._greeted.keys() - self._heard:
+            poll.register(self._greeted[peer], select.POLLIN)
+        readable = {number for number, _ in poll.poll(max(0.0, until - time.monotonic()) * 1000)}
+        if self._woken.fileno() in readable:
+            self._woken.recv(4096)
+        return readable
+
+    def _open_door(self, listener: socket.socket, callers: set[Peer]) -> None:
+        listener.setblocking(False)
+        with contextlib.suppress(OSError):  # a caller that has gone again
+            connection, source = listener.accept()
+            self._start(self._answer, connection, f"a caller at {source[0]}", frozenset(callers))
+
+    def _end(self) -> None:
+        """Send away who is still at the door; connections that were just made are to be left like the others."""
+        with self._lock:
+            self._over = True
+            for connection in self._at_the_door:
+                with contextlib.suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)  # its thread notices and closes it
+            self._woken.close()
+            self._waker.close()
+        self._take_outcomes(set(range(3)))
+
+    def _leave(self, reason: str) -> None:
+        """Tell those who are connected why this participant will not take part; give them time to read it."""
+        for connection in self._greeted.values():
+            with contextlib.suppress(OSError):
+                _send_small(connection, {"gave up": reason[:1000]})
+                connection.shutdown(socket.SHUT_WR)
+        until = time.monotonic() + _GRACE
+        for connection in self._greeted.values():
+            with contextlib.suppress(OSError):
+                while True:
+                    connection.settimeout(max(0.001, until - time.monotonic()))
+                    if not connection.recv(_MAX_MESSAGE):
+                        break
             connection.close()
-            if isinstance(error, HandshakeError) and getattr(error, "fatal", False):
+
+    # threads -------------------------------------------------------------------------------------
+
+    def _start(self, work: Any, *arguments: Any) -> None:
+        threading.Thread(target=work, args=arguments, daemon=True, name="refmpc greeting").start()
+
+    def _call(self, peer: int, address: tuple[str, int]) -> None:
+        with _Door(self, peer) as door:
+            connection = door.enter(self._reach(peer, address))
+            _tune(connection)
+            connection.settimeout(max(0.05, self._deadline - time.monotonic()))
+            if self._credentials is not None:
+                connection = door.enter(_secure(connection, self._credentials, server_side=False))
+                _shake_hands(connection, title(peer))
+                wrong = _wrong_pin(connection, self._credentials, peer)
+                if wrong:
+                    raise HandshakeError(wrong)
+            try:
+                _send(connection, self._words(peer), self._deadline)
+                theirs = _parse(_receive(connection, title(peer), self._deadline), title(peer))
+            except OSError as error:
+                raise HandshakeError(
+                    f"{title(peer)} closed the connection during the greeting: it refused this party, or died "
+                    f"({getattr(error, 'reason', '') or error})"
+                ) from error
+            if "refused" in theirs:
+                raise HandshakeError(f"{title(peer)} refused this participant: {printable(str(theirs['refused']))}")
+            _, difference = self._compare(theirs, peer)
+            if difference:
+                raise HandshakeError(difference)
+            door.leave_open(connection)
+
+    def _reach(self, peer: int, address: tuple[str, int]) -> socket.socket:
+        while True:
+            try:
+                return socket.create_connection(address, timeout=max(0.05, self._deadline - time.monotonic()))
+            except OSError as error:
+                if self._over or time.monotonic() > self._deadline:
+                    raise PeerTimeout(
+                        f"{title(peer)} at {address[0]}:{address[1]} cannot be reached for {self._timeout:g} s: {error}"
+                    ) from error
+                time.sleep(0.02)
+
+    def _answer(self, connection: socket.socket, caller: str, callers: frozenset[Peer]) -> None:
+        with _Door(self, None) as door:
+            deadline = min(self._deadline, time.monotonic() + _PATIENCE)
+            door.enter(connection)
+            try:
+                _tune(connection)
+                connection.settimeout(max(0.05, deadline - time.monotonic()))
+                if self._credentials is not None:
+                    connection = door.enter(_secure(connection, self._credentials, server_side=True))
+                    _shake_hands(connection, caller)
+                theirs = _parse(_receive(connection, caller, deadline), caller)
+                peer = theirs.get("from")
+                if not isinstance(peer, int | str) or isinstance(peer, bool) or peer not in callers:
+                    shown = printable(repr(peer), 100)
+                    self._refuse(connection, f"{caller} calls itself {shown}, who is not expected here")
+                door.peer = peer
+                wrong = self._credentials and _wrong_pin(connection, self._credentials, peer)
+                if wrong:
+                    self._refuse(connection, wrong)
+                known, difference = self._compare(theirs, peer)
+                if difference and not known:
+                    self._refuse(connection, difference)
+                _send(connection, self._words(peer), deadline)
+            except _Refused:
                 raise
-            refused.append(str(error) or f"{caller}: {type(error).__name__}")
-            continue
-        waiting.discard(peer)
-        connections[peer] = connection
+            except Exception as error:  # whatever a stranger sends, the door stays open for the others
+                raise _Refused(str(error) or f"{caller}: {type(error).__name__}") from error
+            if difference:  # a participant of this run, with which it cannot begin
+                raise HandshakeError(difference)
+            door.leave_open(connection)
+
+    def _refuse(self, connection: socket.socket, why: str) -> NoReturn:
+        with contextlib.suppress(OSError):
+            _send(connection, {"refused": why}, time.monotonic() + 1.0)
+        raise _Refused(why)
+
+    # greetings -----------------------------------------------------------------------------------
+
+    def _words(self, peer: Peer) -> dict[str, Any]:
+        return {
+            "version": PROTOCOL_VERSION,
+            "from": self._me,
+            "to": peer,
+            "run": self._proof(self._me, peer),
+            "parameters": self._greeting.plain(),
+        }
+
+    def _proof(self, sender: Peer, receiver: Peer) -> str:
+        """Shows that the sender knows the run without saying it to somebody who does not."""
+        words = json.dumps(["refmpc", PROTOCOL_VERSION, sender, receiver]).encode()
+        return hmac.digest(self._greeting.run.encode(), words, "sha256").hex()
+
+    def _compare(self, theirs: Mapping[str, Any], peer: Peer) -> tuple[bool, str]:
+        """Whether the greeting comes from a participant of this run, and a sentence on the first field that differs."""
+
+        def differs(name: str, got: str, want: str) -> str:
+            return (
+                f"{title(peer)} has {name} = {printable(got, 200)}, {title(self._me)} has {printable(want, 200)}: "
+                "they must agree"
+            )
+
+        version = theirs.get("version")
+        if version != PROTOCOL_VERSION:
+            return False, differs("version", repr(version), repr(PROTOCOL_VERSION))
+        for name, want in (("from", peer), ("to", self._me)):
+            if theirs.get(name) != want:
+                return False, f"{title(peer)} greets as {theirs.get('from')!r} to {theirs.get('to')!r}: wrong addresses"
+        if not hmac.compare_digest(str(theirs.get("run", "")).encode(), self._proof(peer, self._me).encode()):
+            return (
+                False,
+                f"{title(peer)} belongs to another run than {title(self._me)}: start all parties of a run together",
+            )
+        parameters = theirs.get("parameters")
+        got = {name: _canonical(value) for name, value in (parameters if isinstance(parameters, dict) else {}).items()}
+        want_all = {name: _canonical(value) for name, value in self._greeting.plain().items()}
+        for name in sorted({*got, *want_all}):
+            if got.get(name) != want_all.get(name):
+                return True, differs(f"parameter {name!r}", got.get(name, "missing"), want_all.get(name, "missing"))
+        return True, ""
 
 
-def _tune(connection: socket.socket, deadline: float) -> None:
-    connection.settimeout(max(0.05, deadline - time.monotonic()))
+class _Door:
+    """One greeting under way: reports its outcome, and closes its socket unless it is left open."""
+
+    def __init__(self, meeting: _Meeting, peer: Peer | None):
+        self._meeting = meeting
+        self._connection: socket.socket | None = None
+        self._open: socket.socket | None = None
+        self.peer = peer
+
+    def __enter__(self) -> _Door:
+        return self
+
+    def enter(self, connection: socket.socket) -> socket.socket:
+        """Put a socket (or the TLS layer around it) at the door."""
+        with self._meeting._lock:
+            if self._connection is not None:
+                self._meeting._at_the_door.discard(self._connection)
+            self._connection = connection
+            self._meeting._at_the_door.add(connection)
+        return connection
+
+    def leave_open(self, connection: socket.socket) -> None:
+        """The greeting succeeded: hand the connection over."""
+        self._open = connection
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
+        meeting = self._meeting
+        with meeting._lock:
+            if self._connection is not None:
+                meeting._at_the_door.discard(self._connection)
+                if self._open is None or meeting._over:
+                    self._connection.close()
+            if not meeting._over:
+                outcome = self._open if error is None else error
+                if isinstance(outcome, socket.socket | Exception):
+                    meeting._outcomes.put((self.peer, outcome))
+                with contextlib.suppress(OSError):
+                    meeting._waker.send(b".")
+        return isinstance(error, Exception)
+
+
+# what goes over the wire ------------------------------------------------------------------------
+
+
+def _titles(peers: Collection[Peer]) -> str:
+    return " and ".join(sorted(map(title, peers)))
+
+
+def _canonical(value: Any) -> str:
+    return json.dumps(value, sort_keys=True)
+
+
+def _tune(connection: socket.socket) -> None:
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
         connection.setsockopt(socket.SOL_SOCKET, option, _BUFFER)
 
 
-def _secure(
-    connection: socket.socket, credentials: Credentials, *, server_side: bool, peer: Peer | None
-) -> ssl.SSLSocket:
+def _secure(connection: socket.socket, credentials: Credentials, *, server_side: bool) -> ssl.SSLSocket:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server_side else ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.check_hostname = False  # the certificate itself is pinned, which is stronger than a name in it
     context.verify_mode = ssl.CERT_REQUIRED
-    context.load_cert_chain(credentials.certificate, credentials.key)
-    context.load_verify_locations(credentials.trusted)
+    if server_side:
+        context.num_tickets = 0  # nothing is resumed
     try:
-        return context.wrap_socket(connection, server_side=server_side, do_handshake_on_connect=True)
-    except ssl.SSLError as error:
-        who = "a caller" if peer is None else _title(peer)
-        raise HandshakeError(f"the TLS handshake with {who} failed: {error.reason or error}") from error
+        context.load_cert_chain(credentials.certificate, credentials.key)
+        context.load_verify_locations(credentials.trusted)
+    except (OSError, ssl.SSLError) as error:
+        raise HandshakeError(f"the certificate {credentials.certificate} cannot be used: {error}") from error
+    return context.wrap_socket(connection, server_side=server_side, do_handshake_on_connect=False)
 
 
-def _check_pin(connection: socket.socket, credentials: Credentials, peer: Peer) -> None:
+def _shake_hands(connection: socket.socket, who: str) -> None:
+    assert isinstance(connection, ssl.SSLSocket)
+    try:
+        connection.do_handshake()
+    except TimeoutError as error:
+        raise HandshakeError(f"{who} did not complete the TLS handshake in time") from error
+    except OSError as error:
+        why = getattr(error, "verify_message", "") or getattr(error, "reason", "") or error
+        raise HandshakeError(f"the TLS handshake with {who} failed: {why}") from error
+
+
+def _wrong_pin(connection: socket.socket, credentials: Credentials, peer: Peer) -> str:
+    """A sentence if the peer's certificate is not the one pinned for it."""
     assert isinstance(connection, ssl.SSLSocket)
     got = hashlib.sha256(connection.getpeercert(binary_form=True) or b"").hexdigest()
     want = credentials.pinned.get(peer, "")
-    if not hmac.compare_digest(got, want):
-        raise HandshakeError(
-            f"{_title(peer)} presented the certificate {got[:16]}…, but {want[:16] or 'none'}… is pinned for it: "
-            "compare the fingerprints with its owner"
-        )
+    if hmac.compare_digest(got, want.lower()):
+        return ""
+    pinned = f"{want[:16]}… is" if want else "none is"
+    return (
+        f"{title(peer)} presented the certificate {got[:16]}…, but {pinned} pinned for it: "
+        "compare the fingerprints with its owner"
+    )
 
 
-def _send_greeting(connection: socket.socket, me: Peer, peer: Peer, greeting: Greeting) -> None:
-    words = json.dumps(
-        {
-            "version": PROTOCOL_VERSION,
-            "from": me,
-            "to": peer,
-            "run": greeting.run,
-            "parameters": dict(greeting.parameters),
-        }
-    ).encode()
-    connection.sendall(_LENGTH.pack(len(words)) + words)
+def _packed(message: Mapping[str, Any]) -> bytes:
+    words = json.dumps(message).encode()
+    return _LENGTH.pack(len(words)) + words
 
 
-def _read_exactly(connection: socket.socket, count: int, who: str) -> bytes:
+def _send(connection: socket.socket, message: Mapping[str, Any], deadline: float) -> None:
+    connection.settimeout(max(0.05, deadline - time.monotonic()))
+    connection.sendall(_packed(message))
+
+
+def _send_small(connection: socket.socket, message: Mapping[str, Any]) -> None:
+    """Send a message on a non-blocking socket whose buffers are as good as empty."""
+    with contextlib.suppress(OSError):  # a peer that has gone is noticed when it is read from
+        connection.send(_packed(message))
+
+
+def _receive(connection: socket.socket, who: str, deadline: float) -> bytes:
+    (length,) = _LENGTH.unpack(_receive_exactly(connection, _LENGTH.size, who, deadline))
+    if length > _MAX_MESSAGE:
+        raise HandshakeError(f"{who} sent a greeting of {length} bytes: not a participant of this run")
+    return _receive_exactly(connection, length, who, deadline)
+
+
+def _receive_exactly(connection: socket.socket, count: int, who: str, deadline: float) -> bytes:
     data = b""
     while len(data) < count:
-        piece = connection.recv(count - len(data))
+        remaining = deadline - time.monotonic()  # of the whole greeting: a caller that trickles is not waited for
+        try:
+            connection.settimeout(max(0.001, remaining))
+            piece = connection.recv(count - len(data))
+        except TimeoutError as error:
+            raise HandshakeError(f"{who} is connected but sent no greeting in time") from error
         if not piece:
             raise HandshakeError(f"{who} closed the connection during the greeting: it refused this party, or died")
         data += piece
     return data
 
 
-def _read_greeting(connection: socket.socket, who: str) -> dict[str, Any]:
+def _parse(words: bytes, who: str) -> dict[str, Any]:
     try:
-        (length,) = _LENGTH.unpack(_read_exactly(connection, _LENGTH.size, who))
-        if length > _MAX_GREETING:
-            raise HandshakeError(f"{who} sent a greeting of {length} bytes: not a participant of this run")
-        greeting = json.loads(_read_exactly(connection, length, who))
-    except TimeoutError as error:
-        raise HandshakeError(f"{who} connected but sent no greeting in time") from error
-    except ssl.SSLError as error:
-        raise HandshakeError(f"{who} refused this party's certificate: {error.reason or error}") from error
-    except ValueError as error:
+        message = json.loads(words)
+    except (ValueError, RecursionError) as error:
         raise HandshakeError(f"{who} sent something that is not a greeting") from error
-    if not isinstance(greeting, dict):
+    if not isinstance(message, dict):
         raise HandshakeError(f"{who} sent something that is not a greeting")
-    return greeting
-
-
-def _compare(theirs: Mapping[str, Any], peer: Peer, me: Peer, greeting: Greeting) -> None:
-    """Raise naming the first field that differs. A mismatch with a known peer is final (``fatal``)."""
-    if not hmac.compare_digest(str(theirs.get("run", "")).encode(), greeting.run.encode()):
-        raise HandshakeError(f"{_title(peer)} belongs to another run: start all parties of one run together")
-    checks: list[tuple[str, Any, Any, Callable[[Any], str]]] = [
-        ("version", theirs.get("version"), PROTOCOL_VERSION, str),
-        ("name", theirs.get("from"), peer, repr),
-        ("addressee", theirs.get("to"), me, repr),
-    ]
-    parameters = theirs.get("parameters")
-    parameters = parameters if isinstance(parameters, dict) else {}
-    ours = json.loads(json.dumps(dict(greeting.parameters)))
-    for name in sorted({*ours, *parameters}):
-        checks.append((f"parameter {name!r}", parameters.get(name, "missing"), ours.get(name, "missing"), repr))
-    for name, got, want, show in checks:
-        if got != want:
-            error = HandshakeError(
-                f"{_title(peer)} has {name} = {show(got)}, this party has {show(want)}: they must agree"
-            )
-            error.fatal = True  # type: ignore[attr-defined]
-            raise error
+    return message

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Mapping
+
 __all__ = [
     "HandshakeError",
     "OutOfStep",
@@ -48,4 +50,6 @@ class RangeError(RefmpcError):
 
 
 class PartyFailed(RefmpcError):
-    """Raised by ``refmpc.run`` in the caller; carries each party's own traceback."""
+    """Raised by ``refmpc.run`` in the caller: the root cause first. ``tracebacks`` has each failed party's own."""
+
+    tracebacks: Mapping[Hashable, str] = {}

@@ -78,10 +78,18 @@ class Client:
         zero, one = (np.frombuffer(seed, dtype=np.uint8) for seed in seeds)
         self._send({0: [zero, one], 1: [one, correction], 2: [correction, zero]}, "input_from_client")
 
-    def receive(self, shape: tuple[int, ...], fraction_bits: int = DEFAULT_FRACTION_BITS) -> np.ndarray:
-        """Receive a result that the servers reveal to this client only."""
+    def receive(
+        self, shape: tuple[int, ...], fraction_bits: int = DEFAULT_FRACTION_BITS, timeout: float | None = None
+    ) -> np.ndarray:
+        """Receive a result that the servers reveal to this client. ``timeout`` replaces the run's: a result may take
+        as long as the training does, and a server that dies is noticed at once anyway."""
         parts = [np.empty(shape, dtype=np.uint64) for _ in range(3)]
-        self.transport.exchange("reveal_to_client", {}, {server: [part] for server, part in enumerate(parts)})
+        usual = self.transport.timeout
+        self.transport.timeout = usual if timeout is None else timeout
+        try:
+            self.transport.exchange("reveal_to_client", {}, {server: [part] for server, part in enumerate(parts)})
+        finally:
+            self.transport.timeout = usual
         return decode(parts[0] + parts[1] + parts[2], fraction_bits)
 
     def _send(self, messages: Mapping[Peer, list[np.ndarray]], operation: str) -> None:
@@ -105,8 +113,9 @@ def input_from_client(
 
 
 def reveal_to_client(x: ArithmeticTensor, client: str, release: str) -> None:
-    """Open x to one client only: each server sends one share, re-randomised by a zero share. 24 bytes a value."""
+    """Open x (arithmetic) to one client only: each server sends one share, re-randomised by a zero share. 24 bytes a value."""
     party = x.party
+    require(isinstance(x, ArithmeticTensor), "x", x, "an arithmetic tensor", "convert it with boolean_to_arithmetic")
     party.ledger.record(release, x.size, f"client {client!r}")
     operation = party.operation("reveal_to_client")
     party.send("reveal_to_client", client, [x.first + operation.zero_share(x.shape)])

@@ -17,11 +17,13 @@ __all__ = ["Counters", "Ledger", "Release"]
 
 @dataclass
 class Counters:
-    """Exact counts of one party: payload bytes and frames sent, rounds taken part in, seconds spent waiting."""
+    """One party's counts: payload bytes and frames sent and rounds taken part in (exact), seconds in the phase, and of
+    these the seconds spent waiting for others."""
 
     rounds: int = 0
     bytes_sent: int = 0
     frames_sent: int = 0
+    seconds: float = 0.0
     seconds_waiting: float = 0.0
 
 
@@ -67,6 +69,7 @@ class Ledger:
             total.rounds += phase.rounds
             total.bytes_sent += phase.bytes_sent
             total.frames_sent += phase.frames_sent
+            total.seconds += phase.seconds
             total.seconds_waiting += phase.seconds_waiting
         return total
 

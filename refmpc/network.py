@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from accel.validate import require_choice
+from accel.validate import require, require_choice, require_real
 
 __all__ = ["PROFILES", "NetworkProfile", "ReceivingLine", "network_profile"]
 
@@ -21,6 +21,10 @@ class NetworkProfile:
     name: str
     delay: float
     bandwidth: float
+
+    def __post_init__(self) -> None:
+        require_real("delay", self.delay, 0)
+        require(self.bandwidth > 0, "bandwidth", self.bandwidth, "a positive number of bytes per second")
 
 
 PROFILES = {
@@ -44,11 +48,15 @@ class ReceivingLine:
         self._profile = profile
         self._free_at = 0.0
 
-    def wait_for_arrival(self, sent_at: float, size: int) -> None:
-        """Sleep until a message of ``size`` bytes sent at ``sent_at`` (monotonic seconds) would be here."""
-        if self._profile.delay == 0.0:
-            return
+    def arrival(self, sent_at: float, size: int) -> float:
+        """When a message of ``size`` bytes sent at ``sent_at`` is here. Messages of a link queue."""
         self._free_at = max(self._free_at, sent_at) + size / self._profile.bandwidth
-        remaining = self._free_at + self._profile.delay - time.monotonic()
-        if remaining > 0:
-            time.sleep(remaining)
+        return self._free_at + self._profile.delay
+
+    def wait_for_arrival(self, sent_at: float, size: int) -> float:
+        """Sleep until a message sent at ``sent_at`` (monotonic seconds) would be here; returns the seconds slept."""
+        remaining = self.arrival(sent_at, size) - time.monotonic()
+        if remaining <= 0 or (self._profile.delay == 0.0 and self._profile.bandwidth == float("inf")):
+            return 0.0
+        time.sleep(remaining)
+        return remaining

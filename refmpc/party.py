@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Coroutine, Iterator, Mapping
+import time
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -124,6 +125,7 @@ class Party:
         parameters: Mapping[str, Any] | None = None,
         run_id: bytes = b"",
         attempt: int = 0,
+        report: Callable[[Any], None] | None = None,
         insecure_seed: int | None = None,
         insecure_check_ranges: bool = False,
         insecure_record: bool = False,
@@ -136,6 +138,7 @@ class Party:
         self.run_id = run_id
         self.attempt = require_integer("attempt", attempt, 0, 2**32 - 1)
         self.ledger = Ledger()
+        self._report = report
         self.insecure_check_ranges = insecure_check_ranges
         self.transcript: list[tuple[str, Peer, np.ndarray]] | None = [] if insecure_record else None
         self._seed = insecure_seed
@@ -238,12 +241,19 @@ class Party:
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Count rounds and bytes under ``name`` while inside."""
+        """Count rounds, bytes and time under ``name`` while inside."""
         outer, self._phase = self._phase, name
+        begun = time.perf_counter()
         try:
             yield
         finally:
             self._phase = outer
+            self.ledger.phases.setdefault(name, Counters()).seconds += time.perf_counter() - begun
+
+    def report(self, message: Any) -> None:
+        """Tell the caller of the run something public, such as progress. Never a value that depends on secrets."""
+        if self._report is not None:
+            self._report(message)
 
     def declare(self, releases: Mapping[str, str]) -> None:
         """Declare what this program may open, each with the claim that covers it."""

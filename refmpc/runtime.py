@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import inspect
 import multiprocessing
+import os
 import pickle
 import secrets
 import socket
@@ -22,6 +24,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
@@ -29,14 +32,17 @@ import numpy as np
 
 from accel.validate import require, require_choice, require_real
 from refmpc.connect import Credentials, Greeting, connect_client, connect_party, listen
-from refmpc.errors import PartyFailed, PeerAborted, PeerLost, PeerTimeout
+from refmpc.errors import OutOfStep, PartyFailed, PeerAborted, PeerLost, PeerTimeout
 from refmpc.io import Client
 from refmpc.ledger import Ledger
 from refmpc.network import NetworkProfile, network_profile
 from refmpc.party import Party
-from refmpc.transport import Peer, SocketTransport, ThreadTransport, Transport, thread_links
+from refmpc.transport import Peer, SocketTransport, ThreadTransport, Transport, thread_links, title
 
 __all__ = ["RunResult", "run"]
+
+_LATER = 3.0  # seconds after the time-out in which a party whose peers failed must have ended
+_Outcomes = tuple[dict[Peer, Any], dict[Peer, tuple[BaseException, str]]]
 
 
 @dataclass(frozen=True)
@@ -85,6 +91,7 @@ def run(
     parameters: Mapping[str, Any] | None = None,
     tls: bool = False,
     timeout: float = 60.0,
+    on_report: Callable[[Peer, Any], None] | None = None,
     insecure_seed: int | None = None,
     insecure_check_ranges: bool = False,
     insecure_record: bool = False,
@@ -94,19 +101,23 @@ def run(
     ``program`` may be a plain or an async function. ``clients`` maps names to (program, argument); a client program
     gets a ``Client`` and its argument. ``releases`` declares what may be opened, each with the claim that covers it.
     ``parties="processes"`` needs programs that can be imported (functions of a module). ``timeout`` bounds every wait
-    for a peer. The ``insecure_…`` options are for tests: fixed randomness, opened operands, recorded messages.
+    for a peer; once a party has failed, the others have as long (and a little) to end. ``on_report(peer, message)`` gets
+    what programs pass to ``party.report``, for progress. The ``insecure_…`` options are for tests: fixed randomness,
+    opened operands, recorded messages.
     """
     require_choice("parties", parties, ("threads", "processes"))
     require_real("timeout", timeout, 0, open_low=True)
     require(inputs is None or len(inputs) == 3, "inputs", inputs, "three items, one per party")
     require(not tls or parties == "processes", "tls", tls, "False with threads", "use parties='processes'")
-    insecure = {
-        "insecure_seed": insecure_seed is not None,
-        "insecure_check_ranges": insecure_check_ranges,
-        "insecure_record": insecure_record,
-    }
-    for name, is_set in insecure.items():
-        if is_set:
+    for name in clients or {}:
+        require(isinstance(name, str) and name != "", "clients", name, "named by a text that is not empty")
+    Greeting("", parameters or {})  # checked here, whatever the transport
+    for name, value in (
+        ("insecure_seed", insecure_seed is not None),
+        ("insecure_check_ranges", insecure_check_ranges),
+        ("insecure_record", insecure_record),
+    ):
+        if value:
             warnings.warn(f"{name} is set: this run protects nothing", stacklevel=2)
     options = Options(
         timeout=timeout,
@@ -121,7 +132,8 @@ def run(
     arguments: list[tuple[Any, ...]] = [() if inputs is None else (item,) for item in (inputs or (None,) * 3)]
     begun = time.perf_counter()
     launch = _run_threads if parties == "threads" else _run_processes
-    results, failures = launch(program, arguments, dict(clients or {}), options, tls)
+    listener = on_report or (lambda peer, message: None)
+    results, failures = launch(program, arguments, dict(clients or {}), options, tls, listener)
     if failures:
         raise _explain(failures)
     servers = [results[i] for i in range(3)]
@@ -138,7 +150,12 @@ def run(
 
 
 def _play_party(
-    id: int, transport: Transport, program: Callable[..., Any], arguments: tuple[Any, ...], options: Options
+    id: int,
+    transport: Transport,
+    program: Callable[..., Any],
+    arguments: tuple[Any, ...],
+    options: Options,
+    report: Callable[[Any], None],
 ) -> tuple[Any, Ledger, Any]:
     try:
         party = Party(
@@ -146,6 +163,7 @@ def _play_party(
             transport,
             parameters=options.parameters,
             run_id=options.run_id.encode(),
+            report=report,
             insecure_seed=options.insecure_seed,
             insecure_check_ranges=options.insecure_check_ranges,
             insecure_record=options.insecure_record,
@@ -172,53 +190,77 @@ def _play_client(name: str, transport: Transport, program: Callable[..., Any], a
 def _public_reason(error: BaseException) -> str:
     """What peers may learn of an error: its kind, and its text only if it comes from the library itself, since the
     text of a program's own error may quote private values."""
-    if isinstance(error, PeerTimeout | PeerLost | PeerAborted):
+    if type(error) in (PeerTimeout, PeerLost, PeerAborted, OutOfStep):
         return str(error)
     return type(error).__name__
 
 
 def _explain(failures: Mapping[Peer, tuple[BaseException, str]]) -> PartyFailed:
     """One exception for the caller: the root cause first, that is one not caused by another party's end."""
-    echoes = (PeerLost, PeerAborted)
-    order = sorted(failures, key=lambda peer: (isinstance(failures[peer][0], echoes), str(peer)))
+
+    def rank(peer: Peer) -> tuple[int, str]:
+        echoes = (PeerTimeout, PeerLost, PeerAborted)  # the later, the more of an echo
+        return next((i for i, kind in enumerate(echoes, 1) if isinstance(failures[peer][0], kind)), 0), str(peer)
+
+    order = sorted(failures, key=rank)
     first = order[0]
     error, text = failures[first]
-    lines = [f"{_title(first)} failed: {type(error).__name__}: {error}"]
-    lines += [f"{_title(peer)} ended too: {failures[peer][0]}" for peer in order[1:]]
-    explained = PartyFailed("\n".join([*lines, "", f"Traceback of {_title(first)}:", text]))
+    lines = [f"{title(first)} failed: {type(error).__name__}: {error}"]
+    lines += [f"{title(peer)} ended too: {failures[peer][0]}" for peer in order[1:]]
+    explained = PartyFailed("\n".join([*lines, "", f"Traceback of {title(first)}:", text]))
+    explained.tracebacks = {peer: failures[peer][1] for peer in order}
     explained.__cause__ = error
     return explained
 
 
-def _title(peer: Peer) -> str:
-    return f"party {peer}" if isinstance(peer, int) else f"client {peer!r}"
+def _hanging() -> tuple[BaseException, str]:
+    return PartyFailed("it did not end when the others had: it hangs, or is stopped"), "(no traceback: it did not end)"
 
 
 # threads ----------------------------------------------------------------------------------------
 
 
 def _run_threads(
-    program: Callable[..., Any], arguments: list[tuple[Any, ...]], clients: dict[str, Any], options: Options, tls: bool
-) -> tuple[dict[Peer, Any], dict[Peer, tuple[BaseException, str]]]:
+    program: Callable[..., Any],
+    arguments: list[tuple[Any, ...]],
+    clients: dict[str, Any],
+    options: Options,
+    tls: bool,
+    on_report: Callable[[Peer, Any], None],
+) -> _Outcomes:
     ends = thread_links([0, 1, 2, *clients])
     results: dict[Peer, Any] = {}
     failures: dict[Peer, tuple[BaseException, str]] = {}
+    transports = {peer: ThreadTransport(*ends(peer), options.timeout, options.profile) for peer in (0, 1, 2, *clients)}
 
     def play(peer: Peer) -> None:
-        transport = ThreadTransport(*ends(peer), options.timeout, options.profile)
+        transport = transports[peer]
         try:
             if isinstance(peer, int):
-                results[peer] = _play_party(peer, transport, program, arguments[peer], options)
+                report = functools.partial(on_report, peer)
+                results[peer] = _play_party(peer, transport, program, arguments[peer], options, report)
             else:
                 results[peer] = _play_client(str(peer), transport, *clients[str(peer)])
         except BaseException as error:
             failures[peer] = error, traceback.format_exc()
+        finally:
+            transport.close()
 
-    threads = [threading.Thread(target=play, args=(peer,), daemon=True) for peer in (0, 1, 2, *clients)]
-    for thread in threads:
+    threads = {peer: threading.Thread(target=play, args=(peer,), daemon=True) for peer in transports}
+    for thread in threads.values():
         thread.start()
-    for thread in threads:
-        thread.join()
+    deadline = None
+    try:
+        while alive := {peer: thread for peer, thread in threads.items() if thread.is_alive()}:
+            next(iter(alive.values())).join(0.1)
+            if failures and deadline is None:
+                deadline = time.monotonic() + options.timeout + _LATER
+            if deadline is not None and time.monotonic() > deadline:
+                return results, failures | {peer: _hanging() for peer in alive}
+    except BaseException:  # interrupted: the threads end at their next message
+        for transport in transports.values():
+            transport.abort("the caller was interrupted")
+        raise
     return results, failures
 
 
@@ -226,10 +268,15 @@ def _run_threads(
 
 
 def _run_processes(
-    program: Callable[..., Any], arguments: list[tuple[Any, ...]], clients: dict[str, Any], options: Options, tls: bool
-) -> tuple[dict[Peer, Any], dict[Peer, tuple[BaseException, str]]]:
+    program: Callable[..., Any],
+    arguments: list[tuple[Any, ...]],
+    clients: dict[str, Any],
+    options: Options,
+    tls: bool,
+    on_report: Callable[[Peer, Any], None],
+) -> _Outcomes:
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["refmpc"])
+    context.set_forkserver_preload(["refmpc.preload"])
     peers: list[Peer] = [0, 1, 2, *clients]
     listeners = [listen() for _ in range(3)]
     addresses = {i: ("127.0.0.1", listeners[i].getsockname()[1]) for i in range(3)}
@@ -243,7 +290,7 @@ def _run_processes(
             from refmpc.certificates import make_credentials
 
             credentials = make_credentials(peers, Path(stack.enter_context(tempfile.TemporaryDirectory())))
-        stack.callback(_end_all, workers)
+        stack.push(lambda kind, *_: _end_all(workers, 0.0 if kind else 1.0))
         for peer in peers:
             receiver, sender = context.Pipe(duplex=False)
             if isinstance(peer, int):
@@ -260,51 +307,80 @@ def _run_processes(
                 worker.start()
             except (pickle.PicklingError, AttributeError, TypeError) as error:
                 raise ValueError(
-                    f"the program or an input cannot be sent to a process ({error}); "
+                    f"the program or an input of {title(peer)} cannot be sent to a process ({error}); "
                     "define programs as functions of a module, or use parties='threads'"
                 ) from error
             sender.close()
             workers[peer], pipes[peer] = worker, receiver
-        return _collect(workers, pipes, options)
+        for listener in listeners:
+            listener.close()  # only the party itself keeps it: when it dies, callers notice at once
+        return _collect(workers, pipes, options, on_report)
 
 
 def _collect(
-    workers: Mapping[Peer, Any], pipes: dict[Peer, Connection], options: Options
-) -> tuple[dict[Peer, Any], dict[Peer, tuple[BaseException, str]]]:
+    workers: Mapping[Peer, Any],
+    pipes: dict[Peer, Connection],
+    options: Options,
+    on_report: Callable[[Peer, Any], None],
+) -> _Outcomes:
     results: dict[Peer, Any] = {}
     failures: dict[Peer, tuple[BaseException, str]] = {}
     names = {pipe: peer for peer, pipe in pipes.items()}
     deadline = None
+    stopped_since: dict[Peer, float] = {}
     while names:
-        remaining = None if deadline is None else max(0.0, deadline - time.monotonic())
-        ready = wait(list(names), timeout=remaining)
-        if not ready:
-            for peer in names.values():
-                failures[peer] = PeerTimeout(f"{_title(peer)} did not end: it hangs or is stopped"), "(no traceback)"
-            break
-        for pipe in ready:
+        for pipe in wait(list(names), timeout=0.5):
             assert isinstance(pipe, Connection)
-            peer = names.pop(pipe)
-            try:
-                good, value = pipe.recv()
-            except EOFError:
-                workers[peer].join(5)
-                code = workers[peer].exitcode
-                how = f"killed by signal {-code}" if code is not None and code < 0 else f"exit code {code}"
-                good, value = False, (PartyFailed(f"its process died ({how})"), "(no traceback: the process died)")
-            if good:
-                results[peer] = value
-            else:
-                failures[peer] = value
-                # peers notice within their time-out; whoever has not ended soon after is stopped
-                deadline = deadline or time.monotonic() + options.timeout + 5.0
+            peer = names[pipe]
+            kind, value = _outcome(pipe, workers[peer])
+            if kind == "report":
+                on_report(peer, value)
+                continue
+            del names[pipe]
+            (results if kind == "result" else failures)[peer] = value
+        now = time.monotonic()
+        for pipe, peer in list(names.items()):  # also one that is stopped when nobody waits for it any more
+            if not _is_stopped(workers[peer].pid):
+                stopped_since.pop(peer, None)
+            elif now - stopped_since.setdefault(peer, now) > options.timeout:
+                failures[peer] = _hanging()
+                del names[pipe]
+        if failures and deadline is None:
+            # peers notice within their time-out; whoever has not ended soon after is stopped
+            deadline = now + options.timeout + _LATER
+        if deadline is not None and now > deadline:
+            failures.update({peer: _hanging() for peer in names.values()})
+            break
     return results, failures
 
 
-def _end_all(workers: Mapping[Peer, Any]) -> None:
+def _outcome(pipe: Connection, worker: Any) -> tuple[str, Any]:
+    """The next thing a participant says: ("report", …), ("result", …) or ("failure", (error, traceback))."""
+    try:
+        return pipe.recv()
+    except (EOFError, OSError):
+        worker.join(5)
+        code = worker.exitcode
+        how = f"killed by signal {-code}" if code is not None and code < 0 else f"exit code {code}"
+        return "failure", (PartyFailed(f"its process died ({how})"), "(no traceback: the process died)")
+    except Exception as error:
+        message = f"what the program returned cannot be read back: {type(error).__name__}: {error}"
+        return "failure", (ValueError(message), traceback.format_exc())
+
+
+def _is_stopped(pid: int) -> bool:
+    """Whether a process is stopped by a signal (Linux; elsewhere not known)."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "Tt"
+    except (OSError, IndexError):
+        return False
+
+
+def _end_all(workers: Mapping[Peer, Any], patience: float) -> None:
+    until = time.monotonic() + patience
     for worker in workers.values():
-        if worker.is_alive():
-            worker.join(1.0)
+        worker.join(max(0.0, until - time.monotonic()))
+    for worker in workers.values():
         if worker.is_alive():
             worker.kill()
         worker.join()
@@ -314,21 +390,32 @@ def _process(
     sender: Connection, options: Options, credentials: Credentials | None, play: Callable[..., Any], *work: Any
 ) -> None:
     keep_freed_memory()
+    threading.Thread(target=_end_with_caller, daemon=True).start()
     try:
-        outcome: tuple[bool, Any] = (True, play(options, credentials, *work))
+        outcome: tuple[str, Any] = ("result", play(options, credentials, sender, *work))
     except BaseException as error:
-        outcome = (False, (_picklable(error), traceback.format_exc()))
+        outcome = ("failure", (_picklable(error), traceback.format_exc()))
     try:
-        sender.send(outcome)
-    except (pickle.PicklingError, AttributeError, TypeError) as error:
-        message = f"what the program returned cannot be sent back: {error}"
-        sender.send((False, (ValueError(message), traceback.format_exc())))
+        words = ForkingPickler.dumps(outcome)
+    except Exception as error:
+        message = f"what the program returned cannot be sent back: {type(error).__name__}: {error}"
+        words = ForkingPickler.dumps(("failure", (ValueError(message), traceback.format_exc())))
+    sender.send_bytes(words)
     sender.close()
+
+
+def _end_with_caller() -> None:
+    """A party must not go on computing when nobody is there to take its result."""
+    caller = multiprocessing.parent_process()
+    if caller is not None:
+        caller.join()
+        os._exit(1)
 
 
 def _party_process(
     options: Options,
     credentials: Credentials | None,
+    sender: Connection,
     id: int,
     listener: socket.socket,
     addresses: Mapping[int, tuple[str, int]],
@@ -343,7 +430,7 @@ def _party_process(
     listener.close()
     transport = SocketTransport(connections, options.timeout, options.profile)
     try:
-        return _play_party(id, transport, program, arguments, options)
+        return _play_party(id, transport, program, arguments, options, lambda message: sender.send(("report", message)))
     finally:
         transport.close()
 
@@ -351,6 +438,7 @@ def _party_process(
 def _client_process(
     options: Options,
     credentials: Credentials | None,
+    sender: Connection,
     name: str,
     listener: None,
     addresses: Mapping[int, tuple[str, int]],

@@ -154,6 +154,11 @@ class ArithmeticTensor(SecretTensor):
             mine, theirs = self.rescale(bits), other.rescale(bits)
         else:
             bits = self.fraction_bits
+            if bits == 0 and np.asarray(other).dtype.kind == "f":
+                whole = bool((np.asarray(other) == np.rint(other)).all())
+                require(
+                    whole, "public operand", other, "whole numbers with an integer tensor", "rescale the tensor first"
+                )
             words = encode(other, bits, name="public operand")
             mine, theirs = self, ArithmeticTensor(self.party, self._public_shares(words), bits)
         ndim = max(mine.ndim, theirs.ndim)

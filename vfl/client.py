@@ -9,6 +9,7 @@ embeddings in batches where the record is absent, so only the *labels* stay cove
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -17,7 +18,7 @@ import numpy.typing as npt
 
 from accel.validate import require, require_choice, require_integer, require_real
 from vfl.estimate import ErrorBound, error_bound, estimate_per_sample_gradients, regulariser
-from vfl.gradients import AdapterFactors
+from vfl.gradients import Adapter, AdapterFactors
 from vfl.lora import ParallelLora
 from vfl.scaling import RowBound
 
@@ -85,7 +86,12 @@ class Client:
             self.embeddings.shape,
             f"(rows, {width})",
         )
-        require(bool(np.isfinite(self.embeddings).all()), f"{self.name}: embeddings", "inf or nan", "finite numbers")
+        require(
+            bool(np.isfinite(self.embeddings).all()),
+            f"{self.name}: embeddings",
+            "inf or nan",
+            "finite numbers",
+        )
         if self.labels is not None:
             require(len(self.labels) == self.num_samples, f"{self.name}: labels", len(self.labels), "one per row")
         if self.lora is not None:
@@ -106,6 +112,30 @@ class Client:
         return len(self.embeddings)
 
     @property
+    def is_trainable(self) -> bool:
+        """Whether the servers compute gradients for this client's layers."""
+        return self.lora is not None
+
+    def adapters(self, rows: npt.ArrayLike | slice) -> list[Adapter]:
+        """What the servers need about the shared layers for these rows: factors here, Jacobians elsewhere."""
+        return list(self.lora_factors(rows))
+
+    def fresh(self) -> Client:
+        """A copy whose layers can be trained without touching this one; data arrays are shared."""
+        twin = copy.copy(self)
+        twin.lora, twin.estimate_log, twin._velocity = copy.deepcopy(self.lora), [], None
+        return twin
+
+    def subset(self, rows: npt.NDArray[np.int64]) -> Client:
+        """A fresh client that holds these rows only, in that order."""
+        twin = self.fresh()
+        twin.embeddings = self.embeddings[rows]
+        twin.block_outputs = [x[rows] for x in self.block_outputs]
+        twin.labels = None if self.labels is None else self.labels[rows]
+        twin._frozen = None if self._frozen is None else self._frozen[rows]
+        return twin
+
+    @property
     def width(self) -> int:
         return self.columns.stop - self.columns.start
 
@@ -115,7 +145,9 @@ class Client:
 
     @property
     def shared_layers(self) -> list[int]:
-        """The LoRA layers whose gradients the servers release: all under ``released``, one under ``estimated``."""
+        """The LoRA layers whose gradients the servers release: all under ``released``, one under
+        ``estimated``.
+        """
         if self.lora is None:
             return []
         if self.update.kind == "released":
@@ -149,7 +181,12 @@ class Client:
         projected = self.lora.project(inputs)
         return [
             AdapterFactors(
-                self.columns, projected[l], inputs[l], self.lora.layers[l].up, self.lora.scale, self.update.parts
+                self.columns,
+                projected[l],
+                inputs[l],
+                self.lora.layers[l].up,
+                self.lora.scale,
+                self.update.parts,
             )
             for l in self.shared_layers
         ]
@@ -174,8 +211,8 @@ class Client:
     ) -> None:
         """Apply the released mean gradient of the shared layers (flat layout of ``vfl.gradients``).
 
-        ``rows`` is the batch it belongs to; ``noise_std`` the deviation of the noise in it (σ_t/B, all of it),
-        used by ``estimated`` only.
+        ``rows`` is the batch it belongs to; ``noise_std`` the deviation of the noise in it (σ_t/B, all of
+        it), used by ``estimated`` only.
         """
         assert self.lora is not None
         factors = self.lora_factors(rows)
@@ -291,7 +328,9 @@ def make_clients(
     seed: int = 0,
     dtype: npt.DTypeLike = np.float64,
 ) -> list[Client]:
-    """One client per array; the last one holds the labels. With ``block_outputs`` every client gets LoRA layers."""
+    """One client per array; the last one holds the labels. With ``block_outputs`` every client gets LoRA
+    layers.
+    """
     require(len(embeddings) >= 1, "embeddings", len(embeddings), "at least one client")
     require(len(row_bounds) == len(embeddings), "row_bounds", len(row_bounds), f"{len(embeddings)} bounds")
     clients, start = [], 0

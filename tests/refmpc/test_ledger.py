@@ -106,7 +106,8 @@ def test_rounds_and_bytes_are_counted_by_phase():
 
     run = evaluate(program, Secret([1, 2, 3], 16)).run
     phases = run.ledgers[1].phases
-    assert list(phases) == ["set-up", "main", "forward", "inner"]
+    assert sorted(phases) == ["broken", "forward", "inner", "main", "set-up"]
+    assert phases["broken"].rounds == phases["broken"].bytes_sent == 0
     assert (phases["forward"].rounds, phases["inner"].rounds, phases["main"].rounds) == (2, 2, 3)
     assert phases["forward"].bytes_sent == phases["inner"].bytes_sent == 48
     total = run.ledgers[1].total()

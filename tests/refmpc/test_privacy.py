@@ -116,6 +116,9 @@ CASES = {
 }
 WEIGHTS = np.array([1, 2, 1])
 
+# joint_gaussian uses the ANDs of the circuits; test_gaussian.py asks what its messages tell about the sample
+WITHOUT_INPUT = {"joint_gaussian"}
+
 
 @pytest.fixture(autouse=True)
 def _watched(monkeypatch):
@@ -134,7 +137,7 @@ def _unmoved_rows(monkeypatch):
 
 
 def test_every_primitive_has_a_case():
-    assert {name.split()[0].rstrip(",") for name in CASES} == set(PROTOCOLS), (
+    assert {name.split()[0].rstrip(",") for name in CASES} | WITHOUT_INPUT == set(PROTOCOLS), (
         "add one line to CASES for each new primitive"
     )
 
@@ -248,13 +251,13 @@ def one_coin_for_all_thresholds(monkeypatch):
     monkeypatch.setattr(Stream, "bytes", again)
 
 
-def exp_without_its_mask(monkeypatch):
-    """The dealer sends its vector of e^−ρ in the clear: all places but one are zero."""
+def exp_with_a_short_mask(monkeypatch):
+    """The dealer's vector of e^−ρ, which has up to 33 bits, gets a mask of 48 bits instead of 64."""
     send = Round.send_previous
 
     def leaky(self, array):
         if self.operation == "exp" and array.ndim == 2:
-            array = array * np.uint64(0)
+            array = array & np.uint64(2**48 - 1)
         send(self, array)
 
     monkeypatch.setattr(Round, "send_previous", leaky)
@@ -276,9 +279,9 @@ def shuffle_without_r(monkeypatch):
 PLANTED = [
     ("thermometer", one_coin_for_all_thresholds),
     ("thermometer", a_biased_coin),
-    ("exp between bounds", exp_without_its_mask),
-    ("exp", exp_without_its_mask),
-    ("softmax", exp_without_its_mask),
+    ("exp between bounds", exp_with_a_short_mask),
+    ("exp", exp_with_a_short_mask),
+    ("softmax", exp_with_a_short_mask),
     ("shuffle", shuffle_without_r),
     ("shuffle of words", shuffle_without_r),
     ("weigh_bits", a_word_in_the_clear),

@@ -36,8 +36,9 @@ class Case:
     """How to run one primitive: input kinds, two very different secrets, the call, and how bytes are packed.
 
     An input kind is "arithmetic", the width of a Boolean tensor, or ("private", owner) for a value that one party
-    brings along. ``packed`` is the modulus of the values in packed messages . A ``composed`` protocol, made of primitives that have cases of their own, is looked at more coarsely: each
-    message for itself, packed ones byte by byte, at one dealer.
+    brings along. ``packed`` is the modulus of the values in packed messages. A ``composed`` protocol, made of
+    primitives that have cases of their own, is looked at more coarsely: each message for itself, packed ones byte by
+    byte, at one dealer.
     """
 
     call: Callable[..., Any]
@@ -47,7 +48,7 @@ class Case:
     composed: bool = False
     shape: tuple[int, ...] = ()  # of one element, when a case needs more than a number
     learns: tuple[int, ...] = ()  # parties that may learn the secret
-    idle: tuple[tuple[int, int, int], ...] = ()  # draws that hide nothing, so that their loss is no leak
+    idle: tuple[tuple[int, int, int], ...] = ()  # draws whose loss is no leak, or none that can be seen
 
 
 @dataclass
@@ -206,6 +207,8 @@ def _word_blocks(name: str, values: np.ndarray, modulus: int) -> list[Block]:
         return [Block(name, bits.T.astype(np.uint64), 2)]
     if values.size % COUNT:
         return []  # packed random bits: seen through the shares they become
+    if values.ndim == 2 and values.shape[1] == COUNT != values.shape[0]:
+        values = values.T  # one row for each digit
     return [Block(name, values.reshape(COUNT, -1).astype(np.uint64), modulus)]
 
 
@@ -219,7 +222,10 @@ def _message_blocks(name: str, message: np.ndarray, case: Case) -> list[Block]:
     width = (packed - 1).bit_length()
     count = message.size * 8 // width
     assert count % COUNT == 0, f"{name}: {message.size} bytes are not values of {width} bits for {COUNT} elements"
-    return [Block(name, kernels.unpack_bits(message, width, count).reshape(COUNT, -1), packed)]
+    values = kernels.unpack_bits(message, width, count)
+    if packed & (packed - 1):  # comparisons send their values modulo a prime digit by digit
+        return [Block(name, values.reshape(-1, COUNT).T, packed)]
+    return [Block(name, values.reshape(COUNT, -1), packed)]
 
 
 def _output_blocks(output: Any) -> list[Block]:

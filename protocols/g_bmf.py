@@ -1,0 +1,31 @@
+"""G-BMF: train the global model on frozen local models with matrix-factorisation noise (paper, second protocol).
+
+    python -m protocols.g_bmf
+
+Fixed order of batches, correlated noise, one release at the end: the global model.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from protocols.launch import main
+from protocols.training import ServerJob, TrainingRun
+from protocols.upload import receive_rows, release_model
+from refmpc import Party
+
+__all__ = ["servers"]
+
+
+async def servers(party: Party, job: ServerJob) -> np.ndarray:
+    """What each server runs."""
+    plan = job.plan
+    rows = await receive_rows(party, plan)
+    with TrainingRun(party, job) as run:
+        for step in run.steps():
+            await run.gradient_step(rows.batch(plan.schedule.rows(step)))
+    return await release_model(party, plan, run.weights.values)
+
+
+if __name__ == "__main__":
+    main("g_bmf", __doc__)

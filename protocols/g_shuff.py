@@ -1,0 +1,44 @@
+"""G-Shuff: train the global model on frozen local models, rows shuffled in secret every epoch (paper, first protocol).
+
+    python -m protocols.g_shuff
+
+Independent noise in every step, one release at the end: the global model. Its claim carries two numbers: the paper's
+(accounted as if batches were Poisson samples) and the proven one.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+import refmpc
+from protocols.launch import main
+from protocols.step import SharedRows
+from protocols.training import ServerJob, TrainingRun
+from protocols.upload import receive_rows, release_model
+from refmpc import ArithmeticTensor, Party
+
+__all__ = ["servers"]
+
+
+async def shuffle_rows(rows: SharedRows) -> SharedRows:
+    """Embeddings, labels and norms under one secret permutation."""
+    shuffled = await refmpc.shuffle([rows.embeddings, rows.labels, rows.norms])
+    embeddings, labels, norms = (tensor for tensor in shuffled if isinstance(tensor, ArithmeticTensor))
+    return SharedRows(embeddings, labels, norms)
+
+
+async def servers(party: Party, job: ServerJob) -> np.ndarray:
+    """What each server runs."""
+    plan = job.plan
+    rows = await receive_rows(party, plan)
+    with TrainingRun(party, job) as run:
+        for step in run.steps():
+            if step % plan.schedule.num_batches == 0:  # checkpoints lie at epoch boundaries too
+                with party.phase("shuffle"):
+                    rows = await shuffle_rows(rows)
+            await run.gradient_step(rows.batch(plan.schedule.rows(step)))
+    return await release_model(party, plan, run.weights.values)
+
+
+if __name__ == "__main__":
+    main("g_shuff", __doc__)

@@ -1,0 +1,209 @@
+"""Start a run on this machine: three server processes, one process per client, a progress bar, a report."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+import refmpc
+from accel.validate import require_integer
+from protocols.options import RunOptions, parse_options
+from protocols.plan import Plan, plan_run
+from protocols.report import RunReport, print_estimate, print_report, write_report
+from protocols.training import ServerJob
+from protocols.upload import ClientJob, client_program
+from vfl.data import load_data, load_embeddings
+from vfl.federation import Federation, build_federation
+from vfl.gradients import GlobalModel
+from vfl.local_config import LocalModelConfig
+from vfl.twins import TwinResult, train_g_bmf, train_g_shuff
+
+__all__ = ["launch", "main", "main_in_the_clear", "make_federation"]
+
+TWINS: dict[str, Callable[..., Any]] = {"g_bmf": train_g_bmf, "g_shuff": train_g_shuff}
+
+
+def make_federation(options: RunOptions) -> Federation:
+    """Data, local models and bounded embeddings, as the clients hold them."""
+    if options.embeddings is not None:
+        data = load_embeddings(options.embeddings, num_clients=options.clients)
+    else:
+        data = load_data(
+            options.data, num_clients=options.clients, data_root=options.data_root, seed=options.training.seed
+        )
+    return build_federation(
+        data,
+        LocalModelConfig(kind=options.local_model, weights=options.local_weights),
+        row_bound=options.row_bound,
+        row_rule=options.row_rule,
+        seed=options.training.seed,
+    )
+
+
+def launch(options: RunOptions, federation: Federation, console: Console) -> RunReport:
+    """Run one protocol to its end. Everything that can be refused is refused before a value is shared."""
+    plan = plan_run(options.protocol, federation, options.training)
+    every = require_integer("checkpoint_every", options.checkpoint_every, 0)
+    if options.protocol == "g_shuff" and every:
+        # within an epoch the order is one secret permutation: only its boundaries can be resumed from
+        batches = plan.schedule.num_batches
+        every = max(batches, every // batches * batches)
+    directory = _run_directory(options)
+    servers = importlib.import_module(f"protocols.{options.protocol}").servers
+    used = slice(0, plan.schedule.num_samples)
+    clients = {
+        client.name: (
+            client_program,
+            ClientJob(
+                plan,
+                client.embedding_rows(used),
+                client.one_hot_rows(used, plan.classes) if client.is_label_client else None,
+            ),
+        )
+        for client in federation.clients
+    }
+    begun = time.perf_counter()
+    with _progress(console, options.json) as on_report:
+        result = refmpc.run(
+            servers,
+            [ServerJob(plan, directory / f"server-{i}", every) for i in range(3)],
+            parties=options.parties,
+            clients=clients,
+            network=options.network,
+            releases=plan.releases,
+            parameters=_public_parameters(plan),
+            tls=options.tls,
+            timeout=options.timeout,
+            on_report=on_report,
+        )
+    seconds = time.perf_counter() - begun
+    weights: np.ndarray = result.outputs[0]
+    model = GlobalModel([weights])
+    accuracy = model.accuracy(federation.test_rows(), federation.test_labels)
+    twin = None
+    if options.twin:
+        twin = TWINS[options.protocol](federation, options.training).test_accuracy
+    return RunReport(options, plan, directory, weights, accuracy, twin, result.ledgers, seconds, federation.notes)
+
+
+def _public_parameters(plan: Plan) -> dict[str, Any]:
+    """What all participants compare before anything is shared."""
+    return {
+        "protocol": plan.protocol,
+        "rows": plan.schedule.num_samples,
+        "batch_size": plan.schedule.batch_size,
+        "epochs": plan.schedule.epochs,
+        "widths": list(plan.client_widths),
+        "classes": plan.classes,
+        "clip_norm": plan.training.clip_norm,
+        "learning_rate": plan.training.learning_rate,
+        "momentum": plan.training.momentum,
+        "noise_multiplier": plan.noise.noise_multiplier,
+        "sensitivity": plan.noise.sensitivity,
+        "scales": str(plan.scales),
+        "factorisation": f"{plan.factorisation.kind} {plan.factorisation.bands}",
+    }
+
+
+def _run_directory(options: RunOptions) -> Path:
+    if options.resume is not None:
+        return Path(options.resume)
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    base = Path(options.out)
+    for suffix in range(1000):
+        directory = base / f"{options.protocol}-{stamp}{f'-{suffix}' if suffix else ''}"
+        try:
+            directory.mkdir(parents=True)
+            break
+        except FileExistsError:
+            continue
+    (directory / "config.json").write_text(json.dumps(options.to_dict(), indent=2))
+    return directory
+
+
+class _progress:
+    """A bar per phase, fed by the reports of server 0; bytes are of all three servers."""
+
+    def __init__(self, console: Console, quiet: bool):
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[note]}"),
+            TimeRemainingColumn(),
+            console=Console(stderr=True) if quiet else console,
+            transient=True,
+            disable=quiet or not console.is_terminal,
+        )
+        self._tasks: dict[str, Any] = {}
+        self._bytes: dict[Any, int] = {}
+        self._begun: dict[str, tuple[float, int]] = {}
+
+    def __enter__(self) -> Callable[[Any, Any], None]:
+        self._bar.start()
+        return self._on_report
+
+    def __exit__(self, *exception: object) -> None:
+        self._bar.stop()
+
+    def _on_report(self, peer: Any, message: dict[str, Any]) -> None:
+        self._bytes[peer] = message.get("bytes", 0)
+        if peer != 0:
+            return
+        phase, done = message["phase"], message["done"]
+        if phase not in self._tasks:
+            self._tasks[phase] = self._bar.add_task(phase, total=message["total"], note="")
+            self._begun[phase] = time.monotonic(), done
+        note = ""
+        if phase == "training":
+            began, first = self._begun[phase]
+            rate = (done - first) / max(1e-9, time.monotonic() - began)
+            note = f"{rate:.0f} steps/s, {sum(self._bytes.values()) / 1e6:.0f} MB"
+        self._bar.update(self._tasks[phase], completed=done, note=note)
+
+
+def main(protocol: str, description: str | None, argv: list[str] | None = None) -> None:
+    """The command ``python -m protocols.<name>``."""
+    options = parse_options(protocol, description, argv)
+    if options.resume is not None:
+        stored = json.loads((Path(options.resume) / "config.json").read_text())
+        options = replace(RunOptions.from_dict(stored), resume=options.resume, json=options.json, twin=options.twin)
+    console = Console()
+    try:
+        federation = make_federation(options)
+        if options.estimate:
+            print_estimate(plan_run(protocol, federation, options.training), options, console)
+            return
+        report = launch(options, federation, console)
+    except (ValueError, refmpc.RefmpcError) as error:
+        lines = str(error).split("\n\nTraceback of")[0]
+        raise SystemExit(f"{protocol}: {lines}") from (error if isinstance(error, refmpc.RefmpcError) else None)
+    write_report(report)
+    print_report(report, console)
+
+
+def main_in_the_clear(method: str, description: str | None, train: Callable[..., TwinResult]) -> None:
+    """The command of a method without secure computation: same data and options, one process."""
+    options = parse_options(method, description)
+    console = Console()
+    try:
+        result = train(make_federation(options), options.training, progress=not options.json)
+    except ValueError as error:
+        raise SystemExit(f"{method}: {error}") from None
+    if options.json:
+        print(json.dumps(result.summary(), indent=2))
+        return
+    console.print(f"[bold]{result.method}[/bold]: test accuracy {result.test_accuracy:.2%}, {result.seconds:.1f} s")
+    claim = None if result.plan is None else result.plan.claim
+    console.print("No privacy: nothing is claimed." if claim is None else claim.paragraph())
+    for note in result.notes:
+        console.print(f"- {note}", style="dim")

@@ -1,0 +1,145 @@
+"""The public plan of a run: everything the servers and clients must agree on before anything is shared."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from accel.validate import require
+from protocols.scales import GRADIENT_BITS, RELEASE_BITS, Scales, plan_scales
+from vfl.dp import (
+    CalibratedNoise,
+    Claim,
+    Factorisation,
+    FixedPointSlack,
+    calibrate_matrix_factorisation,
+    calibrate_shuffled,
+    default_bands,
+    factorise,
+)
+from vfl.federation import Federation
+from vfl.twins.config import Schedule, TrainingConfig
+
+__all__ = ["MODEL_RELEASE", "Plan", "plan_run"]
+
+MODEL_RELEASE = "global model"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Public, the same at every participant."""
+
+    protocol: str
+    training: TrainingConfig
+    schedule: Schedule
+    factorisation: Factorisation
+    noise: CalibratedNoise
+    scales: Scales
+    client_names: tuple[str, ...]
+    client_widths: tuple[int, ...]
+    classes: int
+
+    @property
+    def width(self) -> int:
+        """d, without the column of ones."""
+        return sum(self.client_widths)
+
+    @property
+    def parameters(self) -> int:
+        """Coordinates of one noised gradient."""
+        return (self.width + 1) * self.classes
+
+    @property
+    def claim(self) -> Claim:
+        return self.noise.claim
+
+    @property
+    def releases(self) -> dict[str, str]:
+        """What may be opened, with the claim that covers it."""
+        return {MODEL_RELEASE: self.claim.paragraph()}
+
+    def learning_rate(self, step: int) -> float:
+        """η of a step, by the public schedule."""
+        training = self.training
+        return training.learning_rate * training.learning_rate_factor(step, self.schedule.num_steps)
+
+
+def plan_run(protocol: str, federation: Federation, training: TrainingConfig) -> Plan:
+    """Calibrate the noise with the slack of the arithmetic that will run, and choose all scales; or refuse."""
+    require(training.hidden == (), "hidden", training.hidden, "empty: the secure protocols train one layer")
+    require(training.noise == "distributed", "noise", training.noise, "'distributed' in the secure protocols")
+    schedule = training.steps(federation.num_samples)
+    shuffled = protocol == "g_shuff"
+    if shuffled or training.factorisation == "identity":
+        factorisation = factorise("identity", schedule.num_steps)
+    else:
+        bands = training.bands
+        if bands is None:
+            whole = training.factorisation == "bsr"
+            bands = schedule.num_batches if whole else default_bands(schedule.num_batches)
+        factorisation = factorise(
+            training.factorisation,
+            schedule.num_steps,
+            weight_decay=training.weight_decay,
+            momentum=training.momentum,
+            bands=bands,
+        )
+    slack = FixedPointSlack(
+        row_bound=federation.row_bound * 1.01,
+        classes=federation.classes,
+        width=federation.width,
+        steps=schedule.num_steps,
+        batch_size=training.batch_size,
+        truncated_bits=GRADIENT_BITS - RELEASE_BITS,
+        overflow_probability=1e-20,
+    )
+
+    def calibrate(slack: FixedPointSlack) -> CalibratedNoise:
+        if shuffled:
+            return calibrate_shuffled(
+                training.epsilon,
+                training.delta,
+                training.clip_norm,
+                schedule.num_samples,
+                schedule.batch_size,
+                schedule.epochs,
+                slack=slack,
+                split=training.noise,
+                accounting=training.accounting,
+            )
+        return calibrate_matrix_factorisation(
+            training.epsilon,
+            training.delta,
+            training.clip_norm,
+            factorisation,
+            schedule.epochs,
+            schedule.num_batches,
+            slack,
+            training.noise,
+        )
+
+    # the ranges depend on the noise, and the claim on the ranges: plan once with a guess, then with the real figures
+    noise = calibrate(slack)
+    for _ in range(2):
+        scales = plan_scales(
+            training,
+            schedule,
+            factorisation,
+            row_bound=federation.row_bound,
+            width=federation.width,
+            classes=federation.classes,
+            noise_std=noise.outsider_std,
+        )
+        slack = replace(slack, row_bound=scales.row_bound, overflow_probability=scales.overflow_probability)
+        noise = calibrate(slack)
+    noise = replace(noise, claim=replace(noise.claim, public=(*noise.claim.public, *federation.public_inputs)))
+    return Plan(
+        protocol=protocol,
+        training=training,
+        schedule=schedule,
+        factorisation=factorisation,
+        noise=noise,
+        scales=scales,
+        client_names=tuple(client.name for client in federation.clients),
+        client_widths=tuple(client.width for client in federation.clients),
+        classes=federation.classes,
+    )

@@ -1,0 +1,84 @@
+"""The training run of one server: state, noise, checkpoints, progress. The protocols fill in the order of the rows."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+
+from protocols.checkpoint import ServerDirectory, agree_on_step
+from protocols.noise import NoiseAhead
+from protocols.plan import Plan
+from protocols.scales import RELEASE_BITS
+from protocols.step import SharedRows, Weights, gradient_step
+from refmpc import ArithmeticTensor, Party
+
+__all__ = ["ServerJob", "TrainingRun"]
+
+REPORT_EVERY = 0.2  # seconds between progress messages
+
+
+@dataclass(frozen=True)
+class ServerJob:
+    """What a server gets: the public plan, and its own private directory."""
+
+    plan: Plan
+    directory: Path
+    checkpoint_every: int
+
+
+class TrainingRun:
+    """State of the training at one server; use as a context manager around the loop over ``steps()``."""
+
+    def __init__(self, party: Party, job: ServerJob):
+        self.party = party
+        self.plan = job.plan
+        self._directory = ServerDirectory(job.directory)
+        self._every = job.checkpoint_every
+        self.first_step = agree_on_step(party, self._directory)
+        self.weights = self._start()
+        self._noise = NoiseAhead(job.plan, self._directory.noise_stream(), self.first_step)
+
+    def _start(self) -> Weights:
+        plan, bits = self.plan, self.plan.scales.weight_bits
+        if self.first_step:
+            return self._directory.load(self.party, self.first_step, bits, RELEASE_BITS)
+        zeros = np.zeros((2, plan.width + 1, plan.classes), dtype=np.uint64)  # the public starting point
+        velocity = ArithmeticTensor(self.party, zeros, RELEASE_BITS) if plan.training.momentum else None
+        return Weights(ArithmeticTensor(self.party, zeros, bits), velocity)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._noise.close()
+
+    def steps(self) -> Iterator[int]:
+        """All steps that are left; reports progress and writes checkpoints between them."""
+        total, reported = self.plan.schedule.num_steps, 0.0
+        for step in range(self.first_step, total):
+            if self._every and step % self._every == 0 and step > self.first_step:
+                self._directory.save(step, self.weights)
+            self.party.step = step
+            yield step
+            now = time.monotonic()
+            if now - reported > REPORT_EVERY or step + 1 == total:
+                reported = now
+                sent = self.party.ledger.total().bytes_sent
+                self.party.report({"phase": "training", "done": step + 1, "total": total, "bytes": sent})
+
+    async def gradient_step(self, rows: SharedRows) -> None:
+        """One noised step of SGD on these rows."""
+        with self.party.phase("training"):
+            self.weights = await gradient_step(
+                rows,
+                self.weights,
+                self._noise.next_row(),
+                self.plan.learning_rate(self.party.step),
+                self.plan.training,
+                self.plan.scales,
+            )

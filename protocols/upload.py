@@ -1,0 +1,81 @@
+"""Client-server phase: clients share their embeddings (and the label client its labels) in chunks of rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+import refmpc
+from protocols.plan import MODEL_RELEASE, Plan
+from protocols.scales import EMBEDDING_BITS
+from protocols.step import SharedRows, squared_norms
+from refmpc import ArithmeticTensor, Client, Party
+
+__all__ = ["ClientJob", "client_program", "receive_rows"]
+
+CHUNK_ROWS = 4096
+PATIENCE = 30 * 24 * 3600.0  # a client waits for the model as long as the training takes
+
+
+@dataclass(frozen=True)
+class ClientJob:
+    """One client's own columns; nobody else receives this object. Labels only at the label client."""
+
+    plan: Plan
+    embeddings: np.ndarray = field(repr=False)
+    one_hot: np.ndarray | None = field(repr=False)
+
+
+def _chunks(plan: Plan) -> list[slice]:
+    rows = plan.schedule.num_samples
+    return [slice(start, min(rows, start + CHUNK_ROWS)) for start in range(0, rows, CHUNK_ROWS)]
+
+
+def client_program(client: Client, job: ClientJob) -> np.ndarray:
+    """What a client does: share, wait, receive the released model."""
+    for rows in _chunks(job.plan):
+        client.share(job.embeddings[rows], EMBEDDING_BITS)
+        if job.one_hot is not None:
+            client.share(job.one_hot[rows], 0)
+    plan = job.plan
+    return client.receive((plan.width + 1, plan.classes), plan.scales.weight_bits, timeout=PATIENCE)
+
+
+async def receive_rows(party: Party, plan: Plan) -> SharedRows:
+    """Take in all clients' columns side by side, append the column of ones, and compute the row norms.
+
+    The shares go straight into their place: memory stays at one copy and a chunk.
+    """
+    rows = plan.schedule.num_samples
+    shares = np.zeros((2, rows, plan.width + 1), dtype=np.uint64)
+    labels = np.empty((2, rows, plan.classes), dtype=np.uint64)
+    with party.phase("upload"):
+        for chunk in _chunks(plan):
+            start = 0
+            for name, width in zip(plan.client_names, plan.client_widths, strict=True):
+                part = refmpc.input_from_client(party, name, (chunk.stop - chunk.start, width), EMBEDDING_BITS)
+                shares[:, chunk, start : start + width] = part.shares
+                start += width
+            one_hot = refmpc.input_from_client(
+                party, plan.client_names[-1], (chunk.stop - chunk.start, plan.classes), 0
+            )
+            labels[:, chunk] = one_hot.shares
+            party.report({"phase": "upload", "done": chunk.stop, "total": rows})
+    ones = {0: 0, 2: 1}.get(party.id)  # the public column of ones is the share x_0
+    if ones is not None:
+        shares[ones, :, -1] = 1 << EMBEDDING_BITS
+    embeddings = ArithmeticTensor(party, shares, EMBEDDING_BITS)
+    with party.phase("norms"):
+        norms = await squared_norms(embeddings, plan.training.clip_norm, plan.scales)
+    return SharedRows(embeddings, ArithmeticTensor(party, labels, 0), norms)
+
+
+async def release_model(party: Party, plan: Plan, weights: ArithmeticTensor) -> np.ndarray:
+    """Server-client phase: open the global model to the servers and to every client."""
+    with party.phase("release"):
+        for name in plan.client_names:
+            refmpc.reveal_to_client(weights, name, MODEL_RELEASE)
+        opened = await refmpc.reveal(weights, MODEL_RELEASE)
+    assert opened is not None
+    return opened

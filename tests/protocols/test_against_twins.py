@@ -1,0 +1,170 @@
+"""The secure protocols compute what their plaintext twins compute, given the same noise and the same order."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import refmpc
+from protocols import g_bmf, g_shuff
+from protocols.checkpoint import ServerDirectory
+from protocols.plan import Plan, plan_run
+from protocols.scales import GRADIENT_BITS, PROBABILITY_BITS, RELEASE_BITS
+from protocols.step import step_cost
+from protocols.training import ServerJob
+from protocols.upload import ClientJob, client_program
+from tests.protocols.conftest import small_federation
+from vfl.dp import NoiseSource
+from vfl.federation import Federation
+from vfl.twins import train_g_bmf, train_g_shuff
+from vfl.twins.config import TrainingConfig
+
+
+def run_secure(plan: Plan, federation: Federation, directory, servers=g_bmf.servers, parties="threads", **options):
+    used = slice(0, plan.schedule.num_samples)
+    clients = {
+        c.name: (
+            client_program,
+            ClientJob(plan, c.embedding_rows(used), c.one_hot_rows(used, plan.classes) if c.is_label_client else None),
+        )
+        for c in federation.clients
+    }
+    jobs = [ServerJob(plan, directory / f"server-{i}", 0) for i in range(3)]
+    return refmpc.run(servers, jobs, parties=parties, clients=clients, releases=plan.releases, timeout=60, **options)
+
+
+def noise_of_the_servers(plan: Plan, directory) -> np.ndarray:
+    """All three servers' filtered noise, from the keys they left: what an auditor with all keys would compute."""
+    total = np.zeros((plan.schedule.num_steps, plan.parameters))
+    for i in range(3):
+        source = NoiseSource(
+            plan.factorisation,
+            plan.parameters,
+            plan.noise.server_std_in_grid_units,
+            ServerDirectory(directory / f"server-{i}").noise_stream(),
+        )
+        total += np.stack([source.next_row() for _ in range(plan.schedule.num_steps)]) * 2.0**-GRADIENT_BITS
+    return total
+
+
+def weight_bound(plan: Plan) -> float:
+    """How far the weights may be from the twin's, coordinate by coordinate, after all steps.
+
+    One step: each sample's contribution is off by the softmax (2^-14 an entry, logits rounded to 2^-16 included), by the
+    clip factor (2^-12 of γ, q rounded up included) and by the embedding's rounding (2^-15 a column, both factors); the
+    sum of B of them is divided by B; then y is rounded to 2^-RELEASE_BITS. An error in W before the step grows by at most 1 + 2η‖[h 1]‖²
+    (softmax is 1-Lipschitz, the clip doubles it).
+    """
+    training, scales = plan.training, plan.scales
+    reach = np.hypot(scales.row_bound, 1.0)
+    columns = np.sqrt(plan.width) * 2.0**-15
+    sample = reach * np.sqrt(plan.classes) * 2.0**-14 + training.clip_norm * 2.0**-12 + 3 * columns
+    step = training.learning_rate * (sample + 2.0**-RELEASE_BITS * 2 / training.batch_size)
+    growth = 1 + 2 * training.learning_rate * reach**2
+    momentum = 1 / (1 - training.momentum)
+    return momentum * step * sum(growth**k for k in range(plan.schedule.num_steps))
+
+
+def small_training(**changes) -> TrainingConfig:
+    defaults = {"epochs": 1, "batch_size": 32, "learning_rate": 0.5, "clip_norm": 1.0, "epsilon": 8.0}
+    return TrainingConfig(**{**defaults, **changes})
+
+
+@pytest.mark.parametrize("gradients", ["factored", "explicit"])
+@pytest.mark.parametrize("momentum", [0.0, 0.9], ids=["setting 1", "setting 2"])
+def test_g_bmf_opens_the_twins_weights(federation, tmp_path, momentum, gradients):
+    plan = plan_run("g_bmf", federation, small_training(momentum=momentum, gradients=gradients))
+    result = run_secure(plan, federation, tmp_path)
+    noise = noise_of_the_servers(plan, tmp_path)
+    twin = train_g_bmf(federation, plan.training, noise=noise)
+    bound = weight_bound(plan)
+    difference = np.abs(result.outputs[0] - twin.model.layers[0]).max()
+    assert difference <= bound
+    assert bound < 0.25 * np.abs(twin.model.layers[0]).max()  # the bound says something
+    for name in plan.client_names:
+        assert (result.client_outputs[name] == result.outputs[0]).all()
+
+
+@settings(max_examples=5)
+@given(
+    widths=st.lists(st.integers(1, 9), min_size=1, max_size=3),
+    classes=st.integers(2, 5),
+    batch=st.sampled_from([8, 24]),
+    clip=st.sampled_from([0.3, 1.0]),
+)
+def test_g_bmf_agrees_for_random_shapes(tmp_path_factory, widths, classes, batch, clip):
+    directory = tmp_path_factory.mktemp("run")
+    federation = small_federation(2 * batch + 3, tuple(widths), classes)
+    plan = plan_run("g_bmf", federation, small_training(batch_size=batch, clip_norm=clip, epsilon=4.0))
+    result = run_secure(plan, federation, directory)
+    twin = train_g_bmf(federation, plan.training, noise=noise_of_the_servers(plan, directory))
+    assert np.abs(result.outputs[0] - twin.model.layers[0]).max() <= weight_bound(plan)
+
+
+def test_g_shuff_of_one_batch_an_epoch_is_its_twin_in_any_order(tmp_path):
+    """With one batch the secret order does not matter, so the twin needs none."""
+    federation = small_federation(32, (4, 3), 3)
+    plan = plan_run("g_shuff", federation, small_training(epochs=2))
+    result = run_secure(plan, federation, tmp_path, g_shuff.servers)
+    twin = train_g_shuff(federation, plan.training, noise=noise_of_the_servers(plan, tmp_path))
+    assert np.abs(result.outputs[0] - twin.model.layers[0]).max() <= weight_bound(plan)
+
+
+def test_the_ledger_holds_exactly_the_declared_releases(federation, tmp_path):
+    for name, servers in (("g_bmf", g_bmf.servers), ("g_shuff", g_shuff.servers)):
+        plan = plan_run(name, federation, small_training())
+        result = run_secure(plan, federation, tmp_path / name, servers)
+        for ledger in result.ledgers:
+            assert [(r.name, r.receiver) for r in ledger.releases] == [
+                ("global model", "client 'client 1'"),
+                ("global model", "client 'client 2'"),
+                ("global model", "all servers"),
+            ]
+            assert {r.elements for r in ledger.releases} == {plan.parameters}
+            assert all("differentially private" in r.claim or "NOT a proven bound" in r.claim for r in ledger.releases)
+
+
+@pytest.mark.parametrize("gradients", ["factored", "explicit"])
+@pytest.mark.parametrize("weight_decay", [1.0, 0.999])
+def test_the_declared_cost_of_a_step_is_what_it_costs(federation, tmp_path, gradients, weight_decay):
+    plan = plan_run("g_bmf", federation, small_training(gradients=gradients, weight_decay=weight_decay))
+    result = run_secure(plan, federation, tmp_path)
+    steps = plan.schedule.num_steps
+    declared = step_cost(plan.training, plan.width, plan.classes, plan.scales)
+    assert result.ledgers[0].phases["training"].rounds == steps * declared.rounds
+    assert sum(ledger.phases["training"].bytes_sent for ledger in result.ledgers) == steps * declared.bytes
+
+
+def test_no_operation_leaves_its_domain(federation, tmp_path):
+    """The debug mode opens every operand and raises at the first that leaves its domain."""
+    plan = plan_run("g_bmf", federation, small_training(epsilon=0.5))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        run_secure(plan, federation, tmp_path, insecure_check_ranges=True)
+
+
+def test_the_contribution_of_every_sample_is_clipped(tmp_path):
+    """Rows of the largest norm and a tiny clip norm: without noise the sum of B gradients has norm at most B·γ."""
+    federation = small_federation(32, (6, 6), 4, row_bound=8.0)
+    plan = plan_run("g_bmf", federation, small_training(clip_norm=0.05, learning_rate=0.1))
+    result = run_secure(plan, federation, tmp_path)
+    noise = noise_of_the_servers(plan, tmp_path)[0].reshape(plan.width + 1, plan.classes)
+    rate = plan.scales.learning_rate_used(plan.training.learning_rate)
+    total = -result.outputs[0] * plan.training.batch_size / rate - noise
+    rounding = np.sqrt(plan.parameters) * 2.0**-RELEASE_BITS
+    assert np.linalg.norm(total) <= plan.training.batch_size * plan.training.clip_norm + rounding
+    assert np.linalg.norm(total) >= 0.1 * plan.training.batch_size * plan.training.clip_norm  # it did train
+
+
+def test_scales_of_the_paper_fit_and_absurd_ones_are_refused(federation):
+    assert PROBABILITY_BITS == 18
+    with pytest.raises(ValueError, match="learning_rate = 1000000000.0: must be small enough"):
+        plan_run("g_bmf", federation, small_training(learning_rate=1e9))
+    with pytest.raises(ValueError, match="clip_norm = 1e-06: must be at least"):
+        plan_run("g_bmf", federation, small_training(clip_norm=1e-6, learning_rate=0.5))
+    with pytest.raises(ValueError, match="learning_rate = 1e-12: must be at least"):
+        plan_run("g_bmf", federation, small_training(learning_rate=1e-12))
