@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,6 +42,7 @@ class Curve:
     axis: str = "x"
     logarithmic: bool = True
     never_above: bool = False
+    sizes: bool = False  # draw sizes of errors on a logarithmic axis
 
 
 @dataclass(frozen=True)
@@ -102,6 +104,7 @@ def _softmax_curve(classes: int) -> Curve:
         relative=False,
         along=_spread,
         axis="largest difference of two logits in the row",
+        sizes=True,
     )
 
 
@@ -142,6 +145,7 @@ CURVES = {
         lambda x: 2.0**-21 * np.exp(x) + 2.0**-28 + 2.0**-30,
         relative=False,
         logarithmic=False,
+        sizes=True,
     ),
     "log": Curve(
         "log on 2^-12..2^20",
@@ -222,7 +226,9 @@ def draw(found: dict[str, Points], directory: Path) -> list[Path]:
             _draw_one(axis, CURVES[name], found[name])
         for axis in axes.ravel()[len(names) :]:
             axis.set_visible(False)
-        figure.tight_layout()
+        handles, labels = axes[0, 0].get_legend_handles_labels()
+        figure.tight_layout(rect=(0, 0.28 / (3.8 * rows), 1, 1))
+        figure.legend(handles, labels, loc="lower center", ncols=2, markerscale=6, frameon=False)
         paths.append(directory / f"{stem}.png")
         figure.savefig(paths[-1], dpi=130)
         pyplot.close(figure)
@@ -232,21 +238,31 @@ def draw(found: dict[str, Points], directory: Path) -> list[Path]:
 def _draw_one(axis: Any, curve: Curve, points: Points) -> None:
     order = np.argsort(points.along, kind="stable")
     along, error, bound = points.along[order], points.error[order], points.bound[order]
-    unit = 2.0 ** np.floor(np.log2(bound.min()))
-    axis.axhline(0, color="#888888", linewidth=0.8)
-    axis.plot(along, error / unit, ".", markersize=1.5, color="#1f6fb2", alpha=0.45, rasterized=True, label="measured")
-    axis.plot(along, -bound / unit, color="#c0392b", linewidth=1.2, label="stated bound")
-    if curve.never_above:
-        axis.axhline(0, color="#c0392b", linewidth=1.2)
+    dots = {"linestyle": "", "marker": ".", "markersize": 1.8, "color": "#1f6fb2", "alpha": 0.45, "label": "measured"}
+    line = {"color": "#c0392b", "linewidth": 1.4}
+    kind = "relative" if curve.relative else "absolute"
+    if curve.sizes:  # errors far below the bound, or bounds over many magnitudes: sizes on a logarithmic axis
+        axis.plot(along, np.maximum(np.abs(error), bound.min() / 2**10), **dots)
+        axis.plot(along, bound, label="stated bound", **line)
+        axis.set_yscale("log", base=2)
+        axis.set_ylabel(f"{kind} error, size")
     else:
-        axis.plot(along, bound / unit, color="#c0392b", linewidth=1.2)
+        unit = 2.0 ** np.floor(np.log2(bound.min()))
+        axis.axhline(0, color="#888888", linewidth=0.8)
+        axis.plot(along, error / unit, **dots)
+        axis.plot(along, -bound / unit, label="stated bound", **line)
+        axis.plot(along, np.zeros_like(bound) if curve.never_above else bound / unit, **line)
+        axis.set_ylabel(f"{kind} error, in units of $2^{{{int(np.log2(unit))}}}$")
     if curve.logarithmic:
         axis.set_xscale("log", base=2)
-    axis.set_title(f"{curve.title}: worst {_power(points.worst)}, {points.used:.0%} of the bound", fontsize=10)
+    worst = f"$2^{{{np.log2(points.worst):.1f}}}$"
+    axis.set_title(f"{_mathematical(curve.title)}\nworst {worst}, {points.used:.0%} of the bound", fontsize=10)
     axis.set_xlabel(curve.axis)
-    axis.set_ylabel(f"{'relative' if curve.relative else 'absolute'} error, in 2^{int(np.log2(unit))}")
     axis.grid(alpha=0.25)
-    axis.legend(loc="lower left", fontsize=8, markerscale=5)
+
+
+def _mathematical(title: str) -> str:
+    return re.sub(r"2\^(-?\d+)", r"$2^{\1}$", title)
 
 
 def main(argv: list[str] | None = None) -> None:
