@@ -73,7 +73,7 @@ async def reciprocal(
 ) -> ArithmeticTensor:
     """1/x for low ≤ x ≤ high (public positive bounds), or for low ≤ |x| ≤ high with ``signed``.
 
-    17 rounds. About 260 bytes and 16 for each factor 4 between the bounds (32 if signed): 381 for 2^-8..2^8.
+    17 rounds. About 260 bytes and 16 for each factor 4 between the bounds (32 if signed): 387 for 2^-8..2^8.
     Relative error below 2^-15, plus 2.1 units of the result. Domain: besides the bounds, 1/low at fraction_bits below
     2^41. Outside the bounds the result is arbitrary (``insecure_check_ranges`` finds such inputs).
 

@@ -140,7 +140,7 @@ def _clip_cost(q: ArithmeticTensor, high: float, degree: int = 4) -> Cost:
 async def clip_factor(q: ArithmeticTensor, high: float, degree: int = 4) -> ArithmeticTensor:
     """1/sqrt(max(1, q)) at 26 bits for q ≤ high, never more than that.
 
-    17 rounds, about 420 bytes and 15 for each factor 4 up to ``high`` (568 at 2^20). It may be too small by
+    17 rounds, about 420 bytes and 15 for each factor 4 up to ``high`` (552 at 2^20). It may be too small by
     2^-16 + 2^-25·sqrt(q), relative (2^-14 up to q = 2^20, 2^-12 up to 2^25), never too large, for *every* way the
     truncations may round. Everything below 1, negative values too, counts as 1. Domain: −high ≤ q ≤ high ≤ 2^32.
 
