@@ -26,7 +26,16 @@ from protocols.step import SharedRows, Weights, logit_errors, squared_norms
 from refmpc import ArithmeticTensor, Cost
 from refmpc.normalise import MANTISSA_BITS
 
-__all__ = ["BlockOutputs", "ClientFactors", "block_norms", "joint_step", "joint_step_cost"]
+__all__ = [
+    "BlockOutputs",
+    "ClientFactors",
+    "WeightProducts",
+    "block_norms",
+    "clip_factors",
+    "joint_step",
+    "joint_step_cost",
+    "weight_products",
+]
 
 
 @dataclass
@@ -49,7 +58,7 @@ class ClientFactors:
 
 
 @dataclass
-class _WeightProducts:
+class WeightProducts:
     """W-only products of one client: W̃ (d_i×S), M̂ (S×S), K (Lr×S), and ‖a_j‖²/γ² (B)."""
 
     block: ArithmeticTensor
@@ -81,9 +90,9 @@ async def block_norms(inputs: list[ArithmeticTensor], plan: JointPlan) -> Arithm
     return refmpc.stack(await refmpc.gather(*(_norms_over_clip(x, *limits) for x in inputs)), axis=1)
 
 
-async def _weight_products(
+async def weight_products(
     client: ClientFactors, weights: ArithmeticTensor, clip_norm: float, scales: AdapterScales
-) -> _WeightProducts:
+) -> WeightProducts:
     """Everything that needs no δ: runs under the rounds of the softmax."""
 
     async def products() -> tuple[ArithmeticTensor, ArithmeticTensor, ArithmeticTensor | None]:
@@ -102,11 +111,11 @@ async def _weight_products(
         products(),
         _norms_over_clip(client.projected, clip_norm, scales.bounds.projected, scales.projected_norm_bits),
     )
-    return _WeightProducts(block, gram, up_weights, norms)
+    return WeightProducts(block, gram, up_weights, norms)
 
 
 async def _up_norms(
-    errors: ArithmeticTensor, products: _WeightProducts, scales: AdapterScales
+    errors: ArithmeticTensor, products: WeightProducts, scales: AdapterScales
 ) -> tuple[ArithmeticTensor, None]:
     """‖W̃δ_j‖²‖a_j‖²/γ², rounded up. 6 rounds."""
     fine = scales.curvature_bits + ROUND_UP
@@ -119,7 +128,7 @@ async def _up_norms(
 
 
 async def _down_norms(
-    errors: ArithmeticTensor, client: ClientFactors, products: _WeightProducts, scales: AdapterScales
+    errors: ArithmeticTensor, client: ClientFactors, products: WeightProducts, scales: AdapterScales
 ) -> tuple[ArithmeticTensor, ArithmeticTensor]:
     """Σ_l ‖t_lj‖²‖x_lj‖²/γ², rounded up, and t (B×Lr) itself. 8 rounds."""
     assert client.blocks is not None and products.up_weights is not None
@@ -142,6 +151,28 @@ async def _global_norms(errors: ArithmeticTensor, norms: ArithmeticTensor) -> tu
     return q + 2.0**-MANTISSA_BITS, None
 
 
+async def clip_factors(
+    errors: ArithmeticTensor,
+    norms: ArithmeticTensor,
+    clients: list[ClientFactors],
+    products: list[WeightProducts],
+    scales: AdapterScales,
+) -> tuple[ArithmeticTensor, dict[int, ArithmeticTensor]]:
+    """c_j ≤ 1/max(1, ‖g_j‖/γ) as a column, and t of every client whose ∂L/∂V is asked for. 25 rounds."""
+    down = [index for index, client in enumerate(clients) if client.blocks is not None]
+    pieces = await refmpc.gather(
+        _global_norms(errors, norms),
+        *(_up_norms(errors, product, scales) for product in products),
+        *(_down_norms(errors, clients[index], products[index], scales) for index in down),
+    )
+    q = pieces[0][0]
+    for piece, _ in pieces[1:]:
+        q = q + piece
+    factor = await refmpc.clip_factor(q, scales.clip_bound)
+    at_layers = dict(zip(down, (piece[1] for piece in pieces[1 + len(clients) :]), strict=True))
+    return factor.reshape(-1, 1), at_layers
+
+
 async def joint_step(
     embeddings: ArithmeticTensor,
     labels: ArithmeticTensor,
@@ -162,27 +193,17 @@ async def joint_step(
     errors, norms, *products = await refmpc.gather(
         logit_errors(rows, weights.values, scales),
         squared_norms(embeddings, training.clip_norm, scales),
-        *(_weight_products(client, weights.values, training.clip_norm, layers) for client in clients),
+        *(weight_products(client, weights.values, training.clip_norm, layers) for client in clients),
     )
 
     # clip, over the global layer and all clients' layers together
-    down = [index for index, client in enumerate(clients) if client.blocks is not None]
-    pieces = await refmpc.gather(
-        _global_norms(errors, norms),
-        *(_up_norms(errors, product, layers) for product in products),
-        *(_down_norms(errors, clients[index], products[index], layers) for index in down),
-    )
-    q = pieces[0][0]
-    for piece, _ in pieces[1:]:
-        q = q + piece
-    factor = (await refmpc.clip_factor(q, layers.clip_bound)).reshape(-1, 1)
+    factor, at_layers = await clip_factors(errors, norms, clients, products, layers)
     cut = MANTISSA_BITS + layers.layer_bits - UPDATE_BITS
-    at_layers = [piece[1] for piece in pieces[1 + len(clients) :]]
     updates, *clipped = await refmpc.gather(
         refmpc.multiply_truncate(factor, errors, MANTISSA_BITS + PROBABILITY_BITS - UPDATE_BITS),
-        *(refmpc.multiply_truncate(factor, t, cut) for t in at_layers),
+        *(refmpc.multiply_truncate(factor, t, cut) for t in at_layers.values()),
     )
-    clipped_layers = dict(zip(down, clipped, strict=True))
+    clipped_layers = dict(zip(at_layers, clipped, strict=True))
 
     # backward, with each server's own noise
     addend = noise[: plan.global_parameters].reshape(weights.values.shape).view(np.uint64)

@@ -198,7 +198,8 @@ async def thermometer(
     """[x ≥ t] for several public thresholds (ring integers), each at its own resolution 2^low_bit.
 
     2 rounds; 42 bytes once and 2 to 12 bytes a threshold for 36-bit numbers. ``low_bits`` must not decrease.
-    Domain: |x − t| < 2^high_bit. Exact where low_bit is 0; otherwise right for |x − t| ≥ 2^low_bit.
+    Domain: −2^high_bit ≤ x − t ≤ 2^high_bit − 2^low_bit. Exact where low_bit is 0; otherwise −2^low_bit < x − t < 0 may
+    count as reached.
     """
     require(len(thresholds) == len(low_bits) > 0, "low_bits", low_bits, "as many as thresholds, at least one")
     require(sorted(low_bits) == list(low_bits), "low_bits", low_bits, "in non-decreasing order")

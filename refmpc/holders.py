@@ -286,6 +286,8 @@ async def weigh_bits(bits: Sequence[TwoHolderBits], weights: np.ndarray, fractio
     words = np.asarray(weights).astype(np.int64).view(np.uint64)
     require(words.ndim == 2 and words.shape[1] == len(bits), "weights.shape", words.shape, f"(outputs, {len(bits)})")
     party, segments, count = bits[0].party, bits[0].segments, bits[0].size
+    dealers = [[(s.dealer, s.slice) for s in each.segments] for each in bits]
+    require(all(d == dealers[0] for d in dealers), "bits", list(bits), "dealt by the same parties (one operation)")
     operation = party.operation("weigh_bits")
     held = np.stack([each.held for each in bits]).astype(np.uint64)
     round_ = operation.round()

@@ -97,6 +97,7 @@ def build_federation(
     rank: int = 8,
     lora_alpha: float = 1.0,
     block_bound: float = 1.0,
+    factor_bound: float | None = None,
     update: LocalUpdate | None = None,
     cache_dir: str | Path | None = None,
     seed: int = 0,
@@ -108,7 +109,8 @@ def build_federation(
     Row bound: each client brings its block to R_i (``row_rule`` clip or normalise) with Σ R_i² = R²
     (``bound_split`` equal or width), so the concatenated row obeys R. ``row_bound="public"`` takes R_i as the
     95 % quantile of the client's own *public* embeddings. With ``lora``, each pooled block output is
-    normalised to ``block_bound``, a public number that sizes the fixed-point range of the shared factors.
+    normalised to ``block_bound`` and the rows of A = XVᵀ are clipped to ``factor_bound``: public numbers that
+    size the fixed-point ranges of the shared factors.
     """
     require_real("block_bound", block_bound, 0.0, open_low=True)
     parts = list(embeddings) if embeddings is not None else embed(
@@ -153,6 +155,7 @@ def build_federation(
         rank=rank,
         alpha=lora_alpha,
         update=update,
+        factor_bound=factor_bound,
         seed=seed,
         dtype=dtype,
     )

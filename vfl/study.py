@@ -322,8 +322,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             public_labels=None, are_embeddings=True, value_range=None,
         )  # fmt: skip
         rows += run_baselines(
-            ready, BaselineOptions(shared, local), others, options.epsilon, seeds=options.seeds, paper_key=key,
-            progress=not options.json,
+            ready, BaselineOptions(shared, local), others, options.epsilon, seeds=options.seeds,
+            paper_key=key, progress=not options.json,
         )  # fmt: skip
     picture = options.out / f"{data.name}.png"
     plot_study(rows, f"{data.name}, {options.epochs} epochs, {options.seeds} seed(s)", picture)
@@ -336,12 +336,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "method",
         "setting",
         "ε",
-        "accuracy %",
+        "test %",
         "paper %",
         "clipped",
         "proven",
         "steps",
-        "s per run",
+        "s",
     ):
         table.add_column(column, justify="left" if column in ("method", "proven") else "right")
     for r in rows:
@@ -394,7 +394,14 @@ def _load(options: argparse.Namespace) -> tuple[VerticalData, list[ClientEmbeddi
         stem=options.stem,
         upscale=options.upscale,
     )
-    return data, embed(data, config, cache_dir=options.cache, keep_blocks=keep, progress=not options.json)
+    return data, embed(
+        data,
+        config,
+        cache_dir=options.cache,
+        keep_blocks=keep,
+        public_rows=2000 if options.row_bound == "public" else 0,
+        progress=not options.json,
+    )
 
 
 if __name__ == "__main__":
