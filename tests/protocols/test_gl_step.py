@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,10 +13,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import refmpc
-from protocols.adapters import BlockOutputs, ClientFactors, block_norms, joint_step, joint_step_cost
+from protocols.adapters import (
+    BlockOutputs,
+    ClientFactors,
+    block_norms,
+    clip_factors,
+    joint_step,
+    joint_step_cost,
+    weight_products,
+)
 from protocols.gl_plan import JointPlan, plan_joint_run
 from protocols.scales import EMBEDDING_BITS, RELEASE_BITS
-from protocols.step import Weights
+from protocols.step import SharedRows, Weights, logit_errors, squared_norms
 from refmpc import ArithmeticTensor
 from tests.protocols.conftest import lora_federation
 from vfl.gradients import AdapterFactors, GlobalModel, clipped_gradient, with_ones
@@ -65,8 +74,8 @@ def make_inputs(plan: JointPlan, weight_norm: float, seed: int = 0) -> Inputs:
     return found
 
 
-async def one_step(party, job):
-    plan, inputs = job
+async def shared_inputs(party, plan, inputs):
+    """Party 0 shares the batch: [H 1], labels, weights, and every client's factors."""
     source = inputs if party.id == 0 else None
 
     async def share(values, shape, bits) -> ArithmeticTensor:
@@ -99,6 +108,12 @@ async def one_step(party, job):
             ]
             blocks = BlockOutputs(x, await block_norms(x, plan))
         clients.append(ClientFactors(shape, blocks=blocks, **shared))
+    return embeddings, labels, weights, clients
+
+
+async def one_step(party, job):
+    plan, inputs = job
+    embeddings, labels, weights, clients = await shared_inputs(party, plan, inputs)
     noise = np.zeros(plan.parameters, dtype=np.int64)
     with party.phase("step"):
         after, openings = await joint_step(embeddings, labels, clients, Weights(weights, None), noise, 1.0, plan)
@@ -229,6 +244,56 @@ def test_the_contribution_of_every_sample_is_clipped_over_all_parts(clip):
         rounding = math.sqrt(plan.parameters) * 1.5 * 2.0**-RELEASE_BITS
         assert np.linalg.norm(found) <= clip + plan.adapters.clip_rounding + rounding
         assert np.linalg.norm(found) >= 0.9 * clip - rounding  # the clip was active, and not much too small
+
+
+async def clip_only(party, job):
+    """The clip of a step, with everything it is computed from."""
+    plan, inputs = job
+    embeddings, labels, weights, clients = await shared_inputs(party, plan, inputs)
+    clip, scales = plan.training.clip_norm, plan.adapters
+    errors = await logit_errors(SharedRows(embeddings, labels, labels), weights, plan.scales)
+    norms = await squared_norms(embeddings, clip, plan.scales)
+    products = [await weight_products(client, weights, clip, scales) for client in clients]
+    factor, at_layers = await clip_factors(errors, norms, clients, products, scales)
+    opened = [errors, factor, *(product.block for product in products), *at_layers.values()]
+    return [await refmpc.reveal(x, release="test") for x in opened]
+
+
+@pytest.mark.parametrize("way", ["down", "up", "against_the_value", "by_lot"])
+def test_no_rounding_makes_the_clip_factor_too_large(monkeypatch, way):
+    """c_j·‖g_j‖ ≤ γ for the g_j of the very integers that the servers hold, however every truncation rounds.
+
+    Rows of all sizes, so that q lies below 1, near 1 and far above; the factor is allowed to be 2 % too small at most
+    where rounding q up is small against q.
+    """
+    monkeypatch.syspath_prepend(str(Path(__file__).parent.parent / "refmpc"))
+    import rounding
+
+    choose = rounding.by_lot(1) if way == "by_lot" else getattr(rounding, way)
+    rounding.forced(monkeypatch, choose)
+    largest = 0.0
+    for clip, seed in ((0.05, 0), (0.5, 1), (1.2, 2), (4.0, 3)):
+        plan = make_plan(batch=32, clip=clip)
+        inputs = make_inputs(plan, 0.9 * plan.adapters.weight_bound, seed)
+        sizes = np.exp2(-np.arange(32) / 4)[:, None]
+        inputs.projected = [on_grid(a * sizes, plan.adapters.projected_bits) for a in inputs.projected]
+        inputs.blocks = [[on_grid(x * sizes, EMBEDDING_BITS) for x in own] for own in inputs.blocks]
+        result = refmpc.run(clip_only, [(plan, inputs)] * 3, releases={"test": "no claim"}, timeout=60)
+        errors, factor, *rest = result.outputs[0]
+        count = len(plan.shapes)
+        squares = ((inputs.rows**2).sum(axis=1) + 1) * (errors**2).sum(axis=1)
+        for i, (shape, block, t) in enumerate(zip(plan.shapes, rest[:count], rest[count:], strict=True)):
+            squares += ((errors @ block.T) ** 2).sum(axis=1) * (inputs.projected[i] ** 2).sum(axis=1)
+            for l, x in enumerate(inputs.blocks[i]):
+                here = slice(l * shape.rank, (l + 1) * shape.rank)
+                squares += (t[:, here] ** 2).sum(axis=1) * (x**2).sum(axis=1)
+        ratio = factor[:, 0] * np.sqrt(squares) / clip
+        assert ratio.max() <= 1.0
+        assert factor.max() <= 1.0
+        clipped = squares > 1.05 * clip**2
+        largest = max(largest, ratio.max())
+        assert (ratio[clipped] > 0.98).all()
+    assert largest > 0.999
 
 
 def test_factors_at_all_their_bounds_stay_in_range():
