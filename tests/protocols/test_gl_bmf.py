@@ -20,8 +20,10 @@ from protocols.gl_plan import FactorBounds, JointPlan, plan_joint_run
 from protocols.scales import GRADIENT_BITS, RELEASE_BITS
 from refmpc.errors import PartyFailed
 from tests.protocols.conftest import lora_federation, small_federation
+from vfl.client import make_clients
 from vfl.dp import NoiseSource
 from vfl.federation import Federation
+from vfl.scaling import RowBound
 from vfl.twins import TwinResult, train_gl_bmf
 from vfl.twins.config import TrainingConfig
 
@@ -214,6 +216,24 @@ def test_the_ledger_holds_exactly_the_declared_releases_and_costs(tmp_path):
     assert total["training"] == steps * declared.bytes
     assert total["layer gradients"] == steps * 12 * sum(shape.parameters for shape in plan.shapes)
     assert joint_estimate(plan)["bytes"] == total["training"] + total["layer gradients"]
+
+
+def test_a_step_of_the_papers_size_stays_within_its_budget():
+    """B = 128, S = 10, two clients with d = 1000 and ResNet-18's eight blocks, r = 8, 20 epochs of 50,000 rows."""
+
+    def wide(width: int) -> np.ndarray:
+        return np.broadcast_to(np.zeros((1, width)), (50_000, width))  # sizes only: no memory behind it
+
+    blocks = [[wide(m) for m in (64, 64, 128, 128, 256, 256, 512, 512)]] * 2
+    labels = np.zeros(50_000, dtype=np.int64)
+    clients = make_clients([wide(1000)] * 2, labels, [RowBound(0.5**0.5)] * 2, block_outputs=blocks, rank=8)
+    federation = Federation(clients, 10, labels[:0], [], [], 1.0)
+    plan = plan_joint_run(federation, TrainingConfig(epochs=20, learning_rate=0.5))
+    found = joint_estimate(plan)
+    assert found["rounds_per_step"] <= 70
+    once = found["upload_bytes"] / plan.schedule.num_steps  # X and labels spread over the run
+    assert found["bytes"] / plan.schedule.num_steps + once <= 12e6
+    assert plan.adapters.clip_rounding <= 2e-4 * plan.training.clip_norm
 
 
 def logging_client(client, job):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -259,12 +259,24 @@ async def clip_only(party, job):
     return [await refmpc.reveal(x, release="test") for x in opened]
 
 
+PLANNED: dict[str, int] = {}
+COARSE = {
+    "curvature_bits": 10,
+    "gram_bits": 10,
+    "projected_norm_bits": 17,
+    "layer_norm_bits": 10,
+    "block_norm_bits": 17,
+}
+COARSE_NORMS = {"projected_norm_bits": 11, "layer_norm_bits": 16, "block_norm_bits": 11}
+
+
+@pytest.mark.parametrize("changed", [PLANNED, COARSE, COARSE_NORMS], ids=["planned", "coarse", "coarse norms"])
 @pytest.mark.parametrize("way", ["down", "up", "against_the_value", "by_lot"])
-def test_no_rounding_makes_the_clip_factor_too_large(monkeypatch, way):
+def test_no_rounding_makes_the_clip_factor_too_large(monkeypatch, way, changed):
     """c_j·‖g_j‖ ≤ γ for the g_j of the very integers that the servers hold, however every truncation rounds.
 
-    Rows of all sizes, so that q lies below 1, near 1 and far above; the factor is allowed to be 2 % too small at most
-    where rounding q up is small against q.
+    Rows of all sizes, so that q lies below 1, near 1 and far above. At the planned scales the factor is at most 2 % too
+    small; at coarse ones, where a rounding weighs more than the margin of the clip factor, it must still not be too large.
     """
     monkeypatch.syspath_prepend(str(Path(__file__).parent.parent / "refmpc"))
     import rounding
@@ -274,6 +286,7 @@ def test_no_rounding_makes_the_clip_factor_too_large(monkeypatch, way):
     largest = 0.0
     for clip, seed in ((0.05, 0), (0.5, 1), (1.2, 2), (4.0, 3)):
         plan = make_plan(batch=32, clip=clip)
+        plan = replace(plan, adapters=replace(plan.adapters, **changed))
         inputs = make_inputs(plan, 0.9 * plan.adapters.weight_bound, seed)
         sizes = np.exp2(-np.arange(32) / 4)[:, None]
         inputs.projected = [on_grid(a * sizes, plan.adapters.projected_bits) for a in inputs.projected]
@@ -292,8 +305,8 @@ def test_no_rounding_makes_the_clip_factor_too_large(monkeypatch, way):
         assert factor.max() <= 1.0
         clipped = squares > 1.05 * clip**2
         largest = max(largest, ratio.max())
-        assert (ratio[clipped] > 0.98).all()
-    assert largest > 0.999
+        assert changed or (ratio[clipped] > 0.98).all()
+    assert largest > (0.9 if changed else 0.999)
 
 
 def test_factors_at_all_their_bounds_stay_in_range():
