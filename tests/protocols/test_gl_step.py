@@ -284,11 +284,16 @@ def test_no_rounding_makes_the_clip_factor_too_large(monkeypatch, way, changed):
     choose = rounding.by_lot(1) if way == "by_lot" else getattr(rounding, way)
     rounding.forced(monkeypatch, choose)
     largest = 0.0
-    for clip, seed in ((0.05, 0), (0.5, 1), (1.2, 2), (4.0, 3)):
+    for clip, seed, only_down in ((0.05, 0, False), (0.5, 1, False), (1.2, 2, False), (4.0, 3, False), (0.5, 4, True)):
         plan = make_plan(batch=32, clip=clip)
         plan = replace(plan, adapters=replace(plan.adapters, **changed))
         inputs = make_inputs(plan, 0.9 * plan.adapters.weight_bound, seed)
         sizes = np.exp2(-np.arange(32) / 4)[:, None]
+        if only_down:  # no room made by rounding up ∂L/∂U: U large, A and h zero
+            inputs.rows *= 0.0
+            inputs.projected = [a * 0.0 for a in inputs.projected]
+            up = [u * plan.adapters.bounds.up * 0.99 / np.linalg.norm(u) for u in inputs.up]
+            inputs.up = [on_grid(u, plan.adapters.up_bits) for u in up]
         inputs.projected = [on_grid(a * sizes, plan.adapters.projected_bits) for a in inputs.projected]
         inputs.blocks = [[on_grid(x * sizes, EMBEDDING_BITS) for x in own] for own in inputs.blocks]
         result = refmpc.run(clip_only, [(plan, inputs)] * 3, releases={"test": "no claim"}, timeout=60)
