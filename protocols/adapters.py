@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 
 import refmpc
-from protocols.gl_plan import ROOM, ROUND_UP, AdapterScales, AdapterShape, JointPlan
+from protocols.gl_plan import ROUND_UP, AdapterScales, AdapterShape, JointPlan, inverse_clip_bits
 from protocols.scales import EMBEDDING_BITS, GRADIENT_BITS, PROBABILITY_BITS, RELEASE_BITS, UPDATE_BITS
 from protocols.step import SharedRows, Weights, logit_errors, squared_norms
 from refmpc import ArithmeticTensor, Cost
@@ -69,18 +69,11 @@ class WeightProducts:
 
 async def _norms_over_clip(rows: ArithmeticTensor, clip_norm: float, bound: float, bits: int) -> ArithmeticTensor:
     """‖row‖²/γ² at ``bits``, never below the true value, for rows of norm at most ``bound``. 2 rounds."""
-    inverse_bits, cut = _inverse_bits(rows.fraction_bits, clip_norm, bound, bits)
+    inverse_bits = inverse_clip_bits(rows.fraction_bits, clip_norm, bound)
     squares = await refmpc.dot(rows, rows)
     inverse = math.ceil(2.0**inverse_bits / clip_norm**2)
     scaled = squares.scale_by_integers(inverse).reinterpret(2 * rows.fraction_bits + inverse_bits)
-    return await refmpc.truncate(scaled, cut) + 2.0**-bits
-
-
-def _inverse_bits(fraction_bits: int, clip_norm: float, bound: float, bits: int) -> tuple[int, int]:
-    """(scale of 1/γ², bits to cut)."""
-    spare = ROOM - 2 * fraction_bits - math.log2(max(1.0, 1.1 * (bound + 0.1) ** 2 / clip_norm**2))
-    inverse_bits = min(20, math.floor(spare))
-    return inverse_bits, 2 * fraction_bits + inverse_bits - bits
+    return await refmpc.truncate(scaled, scaled.fraction_bits - bits) + 2.0**-bits
 
 
 async def block_norms(inputs: list[ArithmeticTensor], plan: JointPlan) -> ArithmeticTensor:
@@ -275,7 +268,8 @@ def _beside(costs: list[Cost]) -> Cost:
 
 def _norm_cost(rows: int, fraction_bits: int, clip_norm: float, bound: float, bits: int) -> Cost:
     column = _shaped(rows, bits=MANTISSA_BITS)
-    return Cost(1, 24 * rows) + refmpc.truncate.cost(column, _inverse_bits(fraction_bits, clip_norm, bound, bits)[1])
+    cut = 2 * fraction_bits + inverse_clip_bits(fraction_bits, clip_norm, bound) - bits
+    return Cost(1, 24 * rows) + refmpc.truncate.cost(column, cut)
 
 
 def joint_step_cost(plan: JointPlan) -> Cost:

@@ -69,7 +69,15 @@ from vfl.dp import (
 from vfl.federation import Federation
 from vfl.twins.config import Schedule, TrainingConfig
 
-__all__ = ["AdapterScales", "AdapterShape", "FactorBounds", "JointPlan", "layer_release", "plan_joint_run"]
+__all__ = [
+    "AdapterScales",
+    "AdapterShape",
+    "FactorBounds",
+    "JointPlan",
+    "inverse_clip_bits",
+    "layer_release",
+    "plan_joint_run",
+]
 
 DELTA_NORM = 1.42  # ‖δ‖ ≤ √2, and the softmax is off by at most 2^-14 an entry
 ROUND_UP = 4  # further bits of M̂δ, so that its rounding stays below half a unit of e
@@ -79,6 +87,12 @@ ROOM = 61  # |value| < 2^61 in the ring, half of what truncation allows
 def layer_release(client: str) -> str:
     """The name of what a client is told in every step."""
     return f"layer gradient of {client}"
+
+
+def inverse_clip_bits(fraction_bits: int, clip_norm: float, bound: float) -> int:
+    """The scale of 1/γ² when it multiplies squared norms of rows within ``bound`` at ``fraction_bits``."""
+    spare = ROOM - 2 * fraction_bits - math.log2(max(1.0, 1.1 * (bound + 0.1) ** 2 / clip_norm**2))
+    return min(20, math.floor(spare))
 
 
 @dataclass(frozen=True)
@@ -352,25 +366,16 @@ def _plan_scales(
     reach = math.hypot(scales.row_bound, 1.0)
     entries = (federation.width + 1) * classes
     roundings = steps / (1 - training.momentum) * math.sqrt(entries) * 2.0**-RELEASE_BITS
-    weight_bound = 1.05 * (scales.logit_bound / reach + training.learning_rate / training.batch_size * roundings)
+    weight_bound = 1.06 * (scales.logit_bound / reach + training.learning_rate / training.batch_size * roundings)
     weight_bound = max(1.0, weight_bound)
     block_bits = min(16, math.floor((ROOM - 2 * _log2(weight_bound)) / 2))
     weight_bound += math.sqrt(entries) * 2.0**-block_bits
 
-    # squared norms, in units of γ²; every factor with room for its rounding up
+    # scales: as fine as the ring allows, from bounds with room; then the bounds again, with these scales' roundings
     block_bound = limits.block + math.sqrt(max(max(shape.block_widths) for shape in shapes)) * 2.0**-EMBEDDING_BITS
     layer_bound = 1.1 * DELTA_NORM * limits.row_factor * limits.up * weight_bound + 1.0
-    up_squares = 1.1 * DELTA_NORM**2 * weight_bound**2 * limits.projected**2 / gamma**2
-    down_squares = 1.1 * layer_bound**2 * block_bound**2 / gamma**2
-    clip_bound = 1.0 + 4.0 * scales.norm_bound + len(shapes) * (up_squares + down_squares)
-    too_far = "lower the learning rate, the epochs or the noise (larger epsilon), or raise the clip norm"
-    require(
-        clip_bound < 2.0 ** (ROOM - MANTISSA_BITS - 1),
-        "learning_rate",
-        training.learning_rate,
-        f"small enough that squared gradient norms up to {clip_bound:.3g}·γ² fit the ring",
-        too_far,
-    )
+    up_squares = 2.5 * weight_bound**2 * limits.projected**2 / gamma**2
+    down_squares = 1.25 * layer_bound**2 * block_bound**2 / gamma**2
     curvature_bits = min(16, math.floor(ROOM - PROBABILITY_BITS - ROUND_UP - _log2(2.2 * weight_bound**2)))
     gram_bits = min(2 * block_bits - 1, math.floor(ROOM - PROBABILITY_BITS - _log2(1.5 * weight_bound**2 + classes)))
     projected_norm_bits = min(24, math.floor(ROOM - curvature_bits - _log2(up_squares + 1)))
@@ -380,6 +385,8 @@ def _plan_scales(
     layer_bits = min(18, math.floor(ROOM / 2 - _log2(layer_bound)))
     layer_norm_bits = min(20, 2 * layer_bits - 1)
     block_norm_bits = min(18, math.floor(ROOM - layer_norm_bits - _log2(down_squares + 1)))
+    projected_bound = limits.projected + math.sqrt(max(s.stacked_rank for s in shapes)) * 2.0**-projected_bits
+    too_far = "lower the learning rate, the epochs or the noise (larger epsilon), or raise the clip norm"
     require(
         block_bits >= 8
         and curvature_bits >= 8
@@ -395,7 +402,35 @@ def _plan_scales(
         f"small enough that weights of norm up to {weight_bound:.3g} leave room for the layers",
         too_far,
     )
-    projected_bound = limits.projected + math.sqrt(max(s.stacked_rank for s in shapes)) * 2.0**-projected_bits
+    inverse_bits = min(
+        inverse_clip_bits(bits, gamma, bound)
+        for bits, bound in ((projected_bits, limits.projected), (EMBEDDING_BITS, limits.block), (EMBEDDING_BITS, reach))
+    )
+    require(
+        2.0**inverse_bits >= 32 * gamma**2,
+        "clip_norm",
+        gamma,
+        f"at most {math.sqrt(2.0**inverse_bits / 32):.3g}, so that 1/γ² is rounded up by 3 % at most",
+        "scale the rows down instead",
+    )
+    two, unit = 2 * 1.01, 2 * 2.0**-MANTISSA_BITS  # ‖δ‖² and the units added to each piece
+    curvature = two * (weight_bound**2 + 2 * classes * 2.0**-gram_bits) + 4 * 2.0**-curvature_bits
+    projected_norm = 1.04 * projected_bound**2 / gamma**2 + 2 * 2.0**-projected_norm_bits
+    block_norm = 1.04 * block_bound**2 / gamma**2 + 2 * 2.0**-block_norm_bits
+    layers = max(len(shape.block_widths) for shape in shapes)
+    layer_norm = layer_bound**2 + 2 * layers * 2.0**-layer_norm_bits
+    up_squares, down_squares = curvature * projected_norm + unit, layer_norm * block_norm + unit
+    clip_bound = 1.0 + two * (1.04 * scales.norm_bound + 2 * 2.0**-scales.norm_bits) + unit
+    clip_bound += len(shapes) * (up_squares + down_squares)
+    require(
+        clip_bound < 2.0 ** (ROOM - MANTISSA_BITS - 1)
+        and up_squares < 2.0 ** (ROOM + 0.9 - curvature_bits - projected_norm_bits)
+        and down_squares < 2.0 ** (ROOM + 0.9 - layer_norm_bits - block_norm_bits),
+        "learning_rate",
+        training.learning_rate,
+        f"small enough that squared gradient norms up to {clip_bound:.3g}·γ² fit the ring",
+        too_far,
+    )
     entry = 2.0**-UPDATE_BITS
     rounded_updates = classes * reach**2
     rounded_products = 0.0
@@ -403,7 +438,7 @@ def _plan_scales(
         rounded_updates += classes * weight_bound**2 * projected_bound**2
         rounded_updates += shape.stacked_rank * block_bound**2 if shape.with_down else 0.0
         rounded_products += weight_bound**2 * classes * shape.stacked_rank
-    unit = 2.0 ** -(GRADIENT_BITS - block_bits)
+    product_unit = 2.0 ** -(GRADIENT_BITS - block_bits)
     return scales, AdapterScales(
         bounds=limits,
         weight_bound=weight_bound,
@@ -419,6 +454,6 @@ def _plan_scales(
         layer_bits=layer_bits,
         layer_norm_bits=layer_norm_bits,
         block_norm_bits=block_norm_bits,
-        clip_rounding=entry * math.sqrt(rounded_updates) + unit * math.sqrt(rounded_products),
+        clip_rounding=entry * math.sqrt(rounded_updates) + product_unit * math.sqrt(rounded_products),
         overflow_probability=min(1.0, scales.overflow_probability + steps * math.exp(-(NOISE_DEVIATIONS**2) / 2)),
     )
