@@ -160,6 +160,15 @@ def test_the_contribution_of_every_sample_is_clipped(tmp_path):
     assert np.linalg.norm(total) >= 0.1 * plan.training.batch_size * plan.training.clip_norm  # it did train
 
 
+def test_a_clip_norm_above_every_gradient_clips_nothing(federation, tmp_path):
+    plan = plan_run("g_bmf", federation, small_training(clip_norm=20.0))
+    assert plan.scales.norm_bound < 0.25
+    result = run_secure(plan, federation, tmp_path)
+    twin = train_g_bmf(federation, plan.training, noise=noise_of_the_servers(plan, tmp_path))
+    assert np.abs(result.outputs[0] - twin.model.layers[0]).max() <= weight_bound(plan)
+    assert twin.clipped_share == 0
+
+
 def test_scales_of_the_paper_fit_and_absurd_ones_are_refused(federation):
     assert PROBABILITY_BITS == 18
     with pytest.raises(ValueError, match="learning_rate = 1000000000.0: must be small enough"):
