@@ -16,6 +16,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 import refmpc
 from accel.validate import require_integer
+from protocols.checkpoint import ServerDirectory
+from protocols.noise import insecure_total_noise
 from protocols.options import RunOptions, parse_options
 from protocols.plan import Plan, plan_run
 from protocols.report import RunReport, print_estimate, print_report, write_report
@@ -29,7 +31,14 @@ from vfl.twins import TwinResult, train_g_bmf, train_g_shuff
 
 __all__ = ["launch", "main", "main_in_the_clear", "make_federation"]
 
-TWINS: dict[str, Callable[..., Any]] = {"g_bmf": train_g_bmf, "g_shuff": train_g_shuff}
+
+def _twin_accuracy(options: RunOptions, plan: Plan, federation: Federation, directory: Path) -> float:
+    """Train the plaintext twin. G-BMF's gets the servers' own noise, which lies on this machine; the secret order of
+    G-Shuff lies nowhere, so its twin draws order and noise of its own."""
+    if options.protocol == "g_shuff":
+        return train_g_shuff(federation, options.training).test_accuracy
+    streams = [ServerDirectory(directory / f"server-{i}").noise_stream() for i in range(3)]
+    return train_g_bmf(federation, options.training, noise=insecure_total_noise(plan, streams)).test_accuracy
 
 
 def make_federation(options: RunOptions) -> Federation:
@@ -89,9 +98,7 @@ def launch(options: RunOptions, federation: Federation, console: Console) -> Run
     weights: np.ndarray = result.outputs[0]
     model = GlobalModel([weights])
     accuracy = model.accuracy(federation.test_rows(), federation.test_labels)
-    twin = None
-    if options.twin:
-        twin = TWINS[options.protocol](federation, options.training).test_accuracy
+    twin = _twin_accuracy(options, plan, federation, directory) if options.twin else None
     return RunReport(options, plan, directory, weights, accuracy, twin, result.ledgers, seconds, federation.notes)
 
 
