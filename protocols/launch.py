@@ -37,7 +37,7 @@ def _twin_accuracy(options: RunOptions, plan: Plan, federation: Federation, dire
     G-Shuff lies nowhere, so its twin draws order and noise of its own."""
     if options.protocol == "g_shuff":
         return train_g_shuff(federation, options.training).test_accuracy
-    streams = [ServerDirectory(directory / f"server-{i}").noise_stream() for i in range(3)]
+    streams = [ServerDirectory(directory / f"server-{i}").noise_stream(plan.fingerprint) for i in range(3)]
     return train_g_bmf(federation, options.training, noise=insecure_total_noise(plan, streams)).test_accuracy
 
 
@@ -89,7 +89,7 @@ def launch(options: RunOptions, federation: Federation, console: Console) -> Run
             clients=clients,
             network=options.network,
             releases=plan.releases,
-            parameters=_public_parameters(plan),
+            parameters=plan.public_parameters(),
             tls=options.tls,
             timeout=options.timeout,
             on_report=on_report,
@@ -100,25 +100,6 @@ def launch(options: RunOptions, federation: Federation, console: Console) -> Run
     accuracy = model.accuracy(federation.test_rows(), federation.test_labels)
     twin = _twin_accuracy(options, plan, federation, directory) if options.twin else None
     return RunReport(options, plan, directory, weights, accuracy, twin, result.ledgers, seconds, federation.notes)
-
-
-def _public_parameters(plan: Plan) -> dict[str, Any]:
-    """What all participants compare before anything is shared."""
-    return {
-        "protocol": plan.protocol,
-        "rows": plan.schedule.num_samples,
-        "batch_size": plan.schedule.batch_size,
-        "epochs": plan.schedule.epochs,
-        "widths": list(plan.client_widths),
-        "classes": plan.classes,
-        "clip_norm": plan.training.clip_norm,
-        "learning_rate": plan.training.learning_rate,
-        "momentum": plan.training.momentum,
-        "noise_multiplier": plan.noise.noise_multiplier,
-        "sensitivity": plan.noise.sensitivity,
-        "scales": str(plan.scales),
-        "factorisation": f"{plan.factorisation.kind} {plan.factorisation.bands}",
-    }
 
 
 def _run_directory(options: RunOptions) -> Path:

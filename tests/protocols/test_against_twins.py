@@ -39,7 +39,7 @@ def run_secure(plan: Plan, federation: Federation, directory, servers=g_bmf.serv
 
 def noise_of_the_servers(plan: Plan, directory) -> np.ndarray:
     """All three servers' filtered noise, from the keys they left: what an auditor with all keys would compute."""
-    streams = [ServerDirectory(directory / f"server-{i}").noise_stream() for i in range(3)]
+    streams = [ServerDirectory(directory / f"server-{i}").noise_stream(plan.fingerprint) for i in range(3)]
     noise = insecure_total_noise(plan, streams)
     return np.stack([noise(step) for step in range(plan.schedule.num_steps)])
 
