@@ -1,7 +1,10 @@
 """What a server keeps on disk: its noise key, and its own shares of the training state, atomically and mode 0600.
 
-Noise is keyed by (run, step) and never redrawn; masks are keyed by the attempt, so a resumed run uses fresh ones. G-BMF and
-G-Shuff open nothing before the end, so steps after the last checkpoint may simply be computed again.
+Noise is keyed by (run, plan, step) and never redrawn; masks are keyed by the attempt, so a resumed run uses fresh ones.
+G-BMF and G-Shuff open nothing before the end, so steps after the last checkpoint may simply be computed again. What is
+about to be opened is on all three disks before anybody opens it, as the checkpoint after the last step: a run that is
+resumed after that sends the same shares again and computes nothing (two releases of one step, rounded differently, would
+differ by data that no noise covers).
 """
 
 from __future__ import annotations
@@ -11,6 +14,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from accel.prg import KEY_BYTES, Stream
 from protocols.step import Weights
@@ -47,15 +52,18 @@ class ServerDirectory:
         """Whether a run has already drawn its noise key here."""
         return (self.path / "noise.key").exists()
 
-    def noise_stream(self) -> Callable[[int], Stream]:
-        """The stream of this server's noise for each step: from a key drawn once per run."""
+    def noise_stream(self, plan_fingerprint: str) -> Callable[[int], Stream]:
+        """The stream of this server's noise for each step: from a key drawn once per run, and from the plan, so that the
+        same noise never covers two different trainings (somebody may edit a configuration and resume)."""
         file = self.path / "noise.key"
         if not file.exists():
             self._write(file, os.urandom(KEY_BYTES))
         key = file.read_bytes()
         if len(key) != KEY_BYTES:
             raise ValueError(f"{file} has {len(key)} bytes, expected {KEY_BYTES}: it is damaged; the run cannot resume")
-        return lambda step: Stream(key, step.to_bytes(8, "little"))
+        info = f"noise of {plan_fingerprint}".encode()
+        derived = HKDF(hashes.SHA256(), KEY_BYTES, salt=None, info=info).derive(key)
+        return lambda step: Stream(derived, step.to_bytes(8, "little"))
 
     def save(self, step: int, weights: Weights) -> None:
         """Keep the state before ``step``; older checkpoints but one are removed."""

@@ -27,6 +27,7 @@ from protocols.scales import EMBEDDING_BITS, RELEASE_BITS
 from protocols.step import Weights
 from protocols.upload import release_model
 from refmpc import ArithmeticTensor, Party
+from refmpc.rounds import Round
 
 __all__ = ["JointRun", "JointServerJob", "servers"]
 
@@ -49,7 +50,7 @@ async def servers(party: Party, job: JointServerJob) -> np.ndarray:
             embeddings, clients = await run.receive_batch(step)
             openings = await run.step(embeddings, labels[job.plan.schedule.rows(step)], clients)
             run.release_gradients(step, openings)
-    return await release_model(party, job.plan, run.weights.values)
+    return await run.release_model()
 
 
 class JointRun:
@@ -74,7 +75,7 @@ class JointRun:
         )
         self.first_step = agree_on_step(party, self._directory)
         self.weights = self._start()
-        self._noise = NoiseAhead(job.plan, self._directory.noise_stream(), self.first_step)
+        self._noise = NoiseAhead(job.plan, self._directory.noise_stream(job.plan.fingerprint), self.first_step)
         self._blocks: dict[tuple[int, int], BlockOutputs] = {}  # by (client, batch): shared once
 
     def _start(self) -> Weights:
@@ -193,6 +194,18 @@ class JointRun:
         with self.party.phase("layer gradients"):
             for name, words in zip(self.plan.client_names, openings, strict=True):
                 refmpc.open_to_client(self.party, words, name, layer_release(name))
+
+    async def release_model(self) -> np.ndarray:
+        """Open the global model to all. Two servers could open it without the third, so all three say first that the
+        state after the last step is on their disks."""
+        round_ = Round("the release is on disk")
+        token = np.zeros(1, dtype=np.uint8)
+        for send, expect in ((round_.send_next, round_.expect_next), (round_.send_previous, round_.expect_previous)):
+            send(token)
+            expect(1, np.uint8)
+        with self.party.phase("release"):
+            await round_
+        return await release_model(self.party, self.plan, self.weights.values)
 
 
 if __name__ == "__main__":

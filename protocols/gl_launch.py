@@ -15,9 +15,11 @@ import refmpc
 from accel.validate import require, require_integer
 from protocols import gl_bmf
 from protocols.adapters import joint_step_cost
+from protocols.checkpoint import ServerDirectory
 from protocols.gl_client import JointClientJob, TrainedClient, client_program
 from protocols.gl_plan import JointPlan, plan_joint_run
-from protocols.launch import _progress, _public_parameters, _run_directory
+from protocols.launch import _progress, _run_directory
+from protocols.noise import insecure_total_noise
 from protocols.options import RunOptions, parse_options
 from protocols.report import RunReport, print_estimate, print_report, write_report
 from vfl.client import LocalUpdate
@@ -95,7 +97,7 @@ def launch(options: RunOptions, federation: Federation, console: Console) -> Run
             clients=client_jobs(plan, federation, directory if keep else None),
             network=options.network,
             releases=plan.releases,
-            parameters=_public_parameters(plan) | {"adapters": str(plan.adapters), "layers": str(plan.shapes)},
+            parameters=plan.public_parameters(),
             tls=options.tls,
             timeout=options.timeout,
             on_report=on_report,
@@ -107,7 +109,11 @@ def launch(options: RunOptions, federation: Federation, console: Console) -> Run
         output: TrainedClient = result.client_outputs[client.name]
         client.lora = output.lora
     accuracy = GlobalModel([weights]).accuracy(trained.test_rows(), federation.test_labels)
-    twin = train_gl_bmf(federation, options.training).test_accuracy if options.twin else None
+    twin = None
+    if options.twin:  # given the servers' own noise, which lies on this machine
+        streams = [ServerDirectory(directory / f"server-{i}").noise_stream(plan.fingerprint) for i in range(3)]
+        noise = insecure_total_noise(plan, streams)
+        twin = train_gl_bmf(federation, options.training, noise=noise).test_accuracy
     return RunReport(
         options,
         plan,

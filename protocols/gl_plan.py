@@ -41,6 +41,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from accel.validate import require, require_real
 from protocols.plan import MODEL_RELEASE, Plan
@@ -197,6 +198,11 @@ class JointPlan(Plan):
         """One layer gradient per client and step, and the global model at the end, under one claim."""
         text = self.claim.paragraph()
         return {MODEL_RELEASE: text} | {layer_release(name): text for name in self.client_names}
+
+    def public_parameters(self) -> dict[str, Any]:
+        """What all participants compare before anything is shared."""
+        layers = {"adapters": str(self.adapters), "layers": str(self.shapes), "local_update": str(self.local_update)}
+        return super().public_parameters() | layers
 
     def noise_std(self, step: int) -> float:
         """Deviation of the noise in one coordinate of the *mean* gradient of a step, as everybody faces it."""

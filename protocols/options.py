@@ -135,7 +135,11 @@ def parse_options(protocol: str, description: str | None, argv: list[str] | None
     where.add_argument("--checkpoint-every", type=int, default=0, metavar="STEPS", help="0: no checkpoints")
     where.add_argument("--resume", metavar="DIR", help="continue the run in DIR (all other options come from there)")
     where.add_argument("--estimate", action="store_true", help="print what the run would cost, and run nothing")
-    where.add_argument("--twin", action="store_true", help="also train the plaintext twin and compare")
+    where.add_argument(
+        "--twin",
+        action="store_true",
+        help="also train the plaintext twin with the servers' noise and compare (one machine only)",
+    )
     where.add_argument("--plot", action="store_true", help="draw costs by phase as PNG")
     where.add_argument("--json", action="store_true", help="print JSON instead of tables")
     found = vars(parser.parse_args(argv))

@@ -97,7 +97,8 @@ def print_report(report: RunReport, console: Console) -> None:
     view.add_column()
     view.add_row("test accuracy", f"{report.accuracy:.2%} (of the released model, on rows that took no part)")
     if report.twin_accuracy is not None:
-        view.add_row("plaintext twin", f"{report.twin_accuracy:.2%} (its own noise, same size)")
+        twin_noise = "its own order and noise" if plan.protocol == "g_shuff" else "given the servers' noise"
+        view.add_row("plaintext twin", f"{report.twin_accuracy:.2%} ({twin_noise})")
     view.add_row("privacy", f"ε = {plan.claim.epsilon:.4g}, δ = {plan.claim.delta:g}; {plan.claim.neighbouring}")
     used = plan.scales.learning_rate_used(plan.training.learning_rate)
     view.add_row("learning rate used", f"{used:.6g} (asked for {plan.training.learning_rate:g})")

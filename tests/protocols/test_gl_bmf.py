@@ -13,15 +13,14 @@ import protocols.gl_client
 import refmpc
 from protocols import gl_bmf
 from protocols.adapters import joint_step_cost
-from protocols.checkpoint import ServerDirectory
 from protocols.gl_client import client_program
 from protocols.gl_launch import client_jobs, joint_estimate, server_jobs
 from protocols.gl_plan import FactorBounds, JointPlan, plan_joint_run
-from protocols.scales import GRADIENT_BITS, RELEASE_BITS
+from protocols.scales import RELEASE_BITS
 from refmpc.errors import PartyFailed
 from tests.protocols.conftest import lora_federation, small_federation
+from tests.protocols.test_against_twins import noise_of_the_servers
 from vfl.client import make_clients
-from vfl.dp import NoiseSource
 from vfl.federation import Federation
 from vfl.scaling import RowBound
 from vfl.twins import TwinResult, train_gl_bmf
@@ -49,20 +48,6 @@ def run_secure(plan: JointPlan, federation: Federation, directory: Path, keep: b
         timeout=60,
         **options,
     )
-
-
-def noise_of_the_servers(plan: JointPlan, directory: Path) -> np.ndarray:
-    """All three servers' filtered noise, from the keys they left: what an auditor with all keys would compute."""
-    total = np.zeros((plan.schedule.num_steps, plan.parameters))
-    for i in range(3):
-        source = NoiseSource(
-            plan.factorisation,
-            plan.parameters,
-            plan.noise.server_std_in_grid_units,
-            ServerDirectory(directory / f"server-{i}").noise_stream(),
-        )
-        total += np.stack([source.next_row() for _ in range(plan.schedule.num_steps)]) * 2.0**-GRADIENT_BITS
-    return total
 
 
 def adapters_of(clients) -> np.ndarray:
@@ -357,6 +342,26 @@ def test_after_a_crash_no_step_is_released_with_two_values(tmp_path, monkeypatch
     noise = noise_of_the_servers(plan, tmp_path)
     twin = train_gl_bmf(federation, plan.training, noise=noise)
     assert difference(result, twin) <= parameter_bound(plan, federation, noise)
+
+
+def test_a_server_that_has_not_written_the_last_step_means_nobody_opened_the_model(tmp_path, monkeypatch):
+    federation, plan = make(epochs=1)
+    opened = []
+    real = gl_bmf.release_model
+
+    async def watching(party, plan, weights):
+        opened.append(await real(party, plan, weights))
+        return opened[-1]
+
+    monkeypatch.setattr(gl_bmf, "release_model", watching)
+    crash_once(monkeypatch, "before writing", 1, step=plan.schedule.num_steps - 1)
+    with pytest.raises(PartyFailed, match="Crash"):
+        run_secure(plan, federation, tmp_path, keep=True)
+    assert opened == []
+    run_secure(plan, federation, tmp_path, keep=True)
+    again = run_secure(plan, federation, tmp_path, keep=True)  # a finished run sends the same model again
+    assert "training" not in again.ledgers[0].phases
+    assert len(opened) == 6 and all((value == opened[0]).all() for value in opened)
 
 
 def test_a_run_without_checkpoints_is_not_begun_again(tmp_path):
