@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections import defaultdict
 from pathlib import Path
@@ -14,7 +15,7 @@ import refmpc
 from protocols import gl_bmf
 from protocols.adapters import joint_step_cost
 from protocols.gl_client import client_program
-from protocols.gl_launch import client_jobs, joint_estimate, server_jobs
+from protocols.gl_launch import client_jobs, joint_estimate, main, server_jobs
 from protocols.gl_plan import FactorBounds, JointPlan, plan_joint_run
 from protocols.scales import RELEASE_BITS
 from refmpc.errors import PartyFailed
@@ -377,3 +378,26 @@ def test_a_client_that_lost_its_adapters_is_refused(tmp_path):
     (tmp_path / "client-1" / "adapters.npz").unlink()
     with pytest.raises(PartyFailed, match="client 1: steps applied = 0: must be 2 or 3"):
         run_secure(plan, federation, tmp_path, keep=True)
+
+
+# the command -------------------------------------------------------------------------------------
+
+
+def test_a_whole_run_from_the_command_line(tmp_path, capsys):
+    words = ["--epochs", "1", "--parties", "threads", "--out", str(tmp_path), "--json", "--twin", "--rank", "4"]
+    main(None, words)
+    report = json.loads(capsys.readouterr().out)
+    (run,) = tmp_path.iterdir()
+    assert abs(report["test_accuracy"] - report["twin_accuracy"]) <= 0.01
+    assert report["claim"]["covers"] == "features and labels"
+    names = [release["name"] for release in report["releases"]]
+    assert names.count("layer gradient of client 1") == names.count("layer gradient of client 2") == report["steps"]
+    with pytest.raises(SystemExit, match="the directory of a run with --checkpoint-every"):
+        main(None, ["--resume", str(run)])
+
+
+def test_the_estimate_and_the_labels_only_claim_from_the_command_line(capsys):
+    main(None, ["--estimate", "--json", "--local-update", "estimated"])
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["rounds_per_step"] <= 70
+    assert printed["claim"]["covers"] == "labels only"
