@@ -8,13 +8,14 @@ size/bandwidth to leave and arrives one delay later. All connections of a direct
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
+import json
 import queue
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from multiprocessing.connection import Connection
 
 from refmpc.network import NetworkProfile, ReceivingLine
 
@@ -98,7 +99,8 @@ def _connect(port: int, patience: float = 30.0) -> socket.socket:
             time.sleep(0.02)
 
 
-def _serve(pipe: Connection, routes: dict[Route, int], profile: NetworkProfile) -> None:
+def _serve(routes: dict[Route, int], profile: NetworkProfile) -> dict[Route, int]:
+    """Start listening for every route; the ports."""
     links: dict[Route, _Link] = {}
     for i, j in routes:
         for pair in ((i, j), (j, i)):
@@ -109,9 +111,7 @@ def _serve(pipe: Connection, routes: dict[Route, int], profile: NetworkProfile) 
         ports[i, j] = listener.getsockname()[1]
         arguments = (listener, target_port, links[i, j], links[j, i])
         threading.Thread(target=_accept, args=arguments, daemon=True).start()
-    pipe.send(ports)
-    with contextlib.suppress(EOFError):
-        pipe.recv()  # until the other end closes
+    return ports
 
 
 @contextlib.contextmanager
@@ -121,17 +121,37 @@ def relay(listening: Mapping[int, int], profile: NetworkProfile) -> Iterator[dic
     ``listening`` maps each party to the port it really listens on. The context gives {(i, j): port}: the port at which
     party i finds party j.
     """
-    routes = {(i, j): port for j, port in listening.items() for i in listening if i != j}
-    ours, theirs = multiprocessing.Pipe()
-    context = multiprocessing.get_context("spawn")
-    process = context.Process(target=_serve, args=(theirs, routes, profile), daemon=True)
-    process.start()
-    theirs.close()
+    routes = [(i, j, port) for j, port in listening.items() for i in listening if i != j]
+    job = {"routes": routes, "delay": profile.delay, "bandwidth": profile.bandwidth}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "bench.relay"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdin is not None and process.stdout is not None
     try:
-        yield ours.recv()
+        process.stdin.write(json.dumps(job) + "\n")
+        process.stdin.flush()
+        answer = process.stdout.readline()
+        if not answer:
+            raise RuntimeError(f"the relay process ended with code {process.wait()} before it listened")
+        yield {(i, j): port for i, j, port in json.loads(answer)}
     finally:
-        ours.close()
-        process.join(2)
-        if process.is_alive():
-            process.terminate()
-            process.join()
+        process.stdin.close()  # the process ends when its input does
+        try:
+            process.wait(2)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        process.stdout.close()
+
+
+def main() -> None:
+    """The relay process: a job as one line of JSON in, the ports as one line out, and it runs until its input ends."""
+    job = json.loads(sys.stdin.readline())
+    profile = NetworkProfile("relay", job["delay"], job["bandwidth"])
+    ports = _serve({(i, j): port for i, j, port in job["routes"]}, profile)
+    print(json.dumps([(i, j, port) for (i, j), port in ports.items()]), flush=True)
+    sys.stdin.read()
+
+
+if __name__ == "__main__":
+    main()
