@@ -49,9 +49,7 @@ class OurResult:
 
 
 def _share(party: Party, values: np.ndarray, bits: int = 16) -> ArithmeticTensor:
-    return party.complete(
-        refmpc.input_from_party(party, 0, values if party.id == 0 else None, values.shape, bits)
-    )
+    return party.complete(refmpc.input_from_party(party, 0, values if party.id == 0 else None, values.shape, bits))
 
 
 def _primitive(party: Party, workload: Workload) -> Call:
@@ -59,17 +57,15 @@ def _primitive(party: Party, workload: Workload) -> Call:
     shared = [_share(party, values) for values in workload.inputs]
     program = workload.program
     if program == "multiply":
-        return lambda: refmpc.multiply_truncate(*shared, 16)
+        return lambda: refmpc.multiply_truncate(shared[0], shared[1], 16)
     if program == "matmul":
-        return lambda: refmpc.matmul_truncate(*shared, 16)
+        return lambda: refmpc.matmul_truncate(shared[0], shared[1], 16)
     if program == "comparison":
-
-        async def comparison() -> ArithmeticTensor:
-            return await refmpc.bit_to_arithmetic(await refmpc.is_negative(shared[0], 0, HIGH_BIT))
-
-        return comparison
+        return lambda: refmpc.is_negative(shared[0], 0, HIGH_BIT)
+    if program == "relu":
+        return lambda: refmpc.relu(shared[0], 0, HIGH_BIT)
     if program == "division":
-        return lambda: refmpc.divide(*shared, 0.49, 101.0)
+        return lambda: refmpc.divide(shared[0], shared[1], 0.49, 101.0)
     if program == "inverse_sqrt":
         return lambda: refmpc.inverse_sqrt(shared[0], 0.09, 1010.0, degree=4)
     if program == "exp":
@@ -128,6 +124,15 @@ class _Step:
         return -rate * self.last_noise * 2.0**-GRADIENT_BITS
 
 
+def _opened(party: Party, result: Any) -> np.ndarray | None:
+    """The result in the clear, outside the time."""
+    if isinstance(result, np.ndarray):
+        return result
+    if isinstance(result, refmpc.TwoHolderBits):
+        result = party.complete(refmpc.bit_to_arithmetic(result))
+    return party.complete(refmpc.reveal(result, release=RELEASE))
+
+
 def _program(party: Party, job: tuple[Sequence[Workload], int]) -> list[tuple[list[float], int, int, Any, Any]]:
     workloads, repeat = job
     found = []
@@ -155,7 +160,7 @@ def _program(party: Party, job: tuple[Sequence[Workload], int]) -> list[tuple[li
         if step is not None:
             noise = step.noise_in_weights()
             step.noise.close()
-        opened = result if isinstance(result, np.ndarray) else party.complete(refmpc.reveal(result, release=RELEASE))
+        opened = _opened(party, result)
         found.append((times, rounds, sent, opened if party.id == 0 else None, noise))
     return found
 

@@ -83,6 +83,8 @@ def make_workload(title: str, program: str, arguments: tuple[Any, ...], seed: in
         return Workload(title, program, arguments, (x, y), x * y)
     if program == "comparison":
         return Workload(title, program, arguments, (x,), (x < 0).astype(np.float64))
+    if program == "relu":
+        return Workload(title, program, arguments, (x,), np.maximum(x, 0))
     if program == "division":
         y = on_grid(np.exp(rng.uniform(np.log(0.5), np.log(100.0), n)))
         return Workload(title, program, arguments, (x, y), x / y)
@@ -108,6 +110,7 @@ def standard_workloads(quick: bool = False) -> list[Workload]:
         make_workload(f"matmul {batch}×{d} · {d}×{classes}", "matmul", (batch, d, classes)),
         make_workload(f"matmul {d}×{batch} · {batch}×{classes}", "matmul", (d, batch, classes)),
         make_workload(f"{many:,} comparisons", "comparison", (many,)),
+        make_workload(f"{many:,} comparisons and selections", "relu", (many,)),
         make_workload(f"{some:,} divisions", "division", (some,)),
         make_workload(f"{some:,} inverse square roots", "inverse_sqrt", (some, "fast")),
         make_workload(f"{some:,} exponentials", "exp", (some,)),

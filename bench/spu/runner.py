@@ -26,7 +26,7 @@ __all__ = ["PYTHON_VARIABLE", "SUPPORTED", "Spu", "SpuError", "SpuResult"]
 PYTHON_VARIABLE = "SPU_PYTHON"
 WORKER = Path(__file__).with_name("worker.py")
 # SPU's interface to jax has no shuffle of rows and no secret Gaussian sampler, so these two are left out.
-SUPPORTED = ("multiply", "matmul", "comparison", "division", "inverse_sqrt", "exp", "softmax", "step")
+SUPPORTED = ("multiply", "matmul", "comparison", "relu", "division", "inverse_sqrt", "exp", "softmax", "step")
 _LINK = re.compile(r"Link details: total send bytes (\d+), recv bytes \d+, send actions (\d+)")
 
 
@@ -77,9 +77,7 @@ class Spu:
             routes = {(i, j): ports[j] for i in range(3) for j in range(3) if i != j}
             if profile.delay or profile.bandwidth != float("inf"):
                 routes = stack.enter_context(relay(ports, profile))
-            addresses = [
-                [f"{HOST}:{ports[j] if i == j else routes[i, j]}" for j in range(3)] for i in range(3)
-            ]
+            addresses = [[f"{HOST}:{ports[j] if i == j else routes[i, j]}" for j in range(3)] for i in range(3)]
             rows = [{"program": w.program, "arguments": w.arguments} for w in workloads]
             job = {"addresses": addresses, "repeat": repeat, "workloads": rows}
             (directory / "job.json").write_text(json.dumps(job))
