@@ -22,7 +22,7 @@ from spu import libspu
 FRACTION_BITS = 16
 
 
-def step(rows, one_hot, norms, inverse_square, weights, rate, method):
+def step(method, rate, rows, one_hot, norms, inverse_square, weights):
     """One clipped step of SGD on a linear layer, without noise."""
     delta = softmax(rows @ weights) - one_hot
     if method == "factored":
@@ -56,7 +56,7 @@ def function_of(program, arguments):
     }
     if program == "step":
         method, rate = arguments[0], arguments[4]
-        return lambda *inputs: step(*inputs, rate, method)
+        return lambda *inputs: step(method, rate, *inputs)
     return functions[program]
 
 
