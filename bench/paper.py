@@ -1,0 +1,192 @@
+"""The paper's tables beside what we measure: ``python -m bench.paper cost``.
+
+``cost``: runtime and communication of one batch over LAN and WAN (the paper's Tables 5 and 8): the paper's own figures,
+MP-SPDZ on this machine with explicit per-sample gradients as in the paper (when MPSPDZ_HOME is set), and our factored
+step with its noise. G-Shuff adds the shuffle of one batch's rows, which is a batch's part of an epoch's shuffle. Ours and
+MP-SPDZ run under the same network profile (``bench.relay``); the paper's machine is another one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tomllib
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from bench.mpspdz.runner import MpSpdz, MpSpdzError
+from bench.ours import measure_ours
+from bench.shapes import PAPER_SHAPES, StepShape
+from bench.systems import machine
+from bench.workloads import Workload, make_workload
+
+__all__ = ["CostRow", "Figure", "main", "measure_costs", "paper_costs"]
+
+FIGURES = Path(__file__).with_name("paper_costs.toml")
+PROTOCOLS = ("G-Shuff", "G-BMF", "GL-BMF")
+NETWORKS = ("lan", "wan")
+
+
+@dataclass(frozen=True)
+class Figure:
+    """Seconds and megabytes of one batch."""
+
+    seconds: float
+    megabytes: float
+
+    def __add__(self, other: Figure) -> Figure:
+        return Figure(self.seconds + other.seconds, self.megabytes + other.megabytes)
+
+
+@dataclass(frozen=True)
+class CostRow:
+    """One line of the table; None where a system has no figure."""
+
+    network: str
+    data: str
+    pretraining: str
+    protocol: str
+    paper: Figure
+    mpspdz: Figure | None
+    ours: Figure | None
+
+
+def paper_costs() -> dict[tuple[str, str, str, str], Figure]:
+    """The paper's figures by (network, data set, pre-training, protocol)."""
+    stored = tomllib.loads(FIGURES.read_text())
+    return {
+        (network, data, pretraining, protocol): Figure(*stored[network][data][pretraining][protocol])
+        for network in NETWORKS
+        for data, pretraining in PAPER_SHAPES
+        for protocol in PROTOCOLS
+    }
+
+
+def table_number(network: str) -> int:
+    """The paper's number of the table of a network."""
+    return tomllib.loads(FIGURES.read_text())[network]["table"]
+
+
+def _workloads(shape: StepShape, method: str) -> tuple[Workload, Workload]:
+    """The step, and the shuffle of a batch: embeddings, labels and the squared norm of each row."""
+    columns = shape.width + shape.classes + 1
+    return (
+        make_workload("step", "step", (method, shape)),
+        make_workload("shuffle", "shuffle", (shape.batch, columns)),
+    )
+
+
+def _ours(shape: StepShape, network: str, repeat: int) -> tuple[Figure, Figure]:
+    step, shuffle = measure_ours(_workloads(shape, "factored"), repeat, network)
+    return Figure(min(step.times), step.bytes / 1e6), Figure(min(shuffle.times), shuffle.bytes / 1e6)
+
+
+def _mpspdz(system: MpSpdz, shape: StepShape, network: str, repeat: int) -> tuple[Figure, Figure]:
+    figures = []
+    for workload in _workloads(shape, "explicit"):
+        compiled = system.compile(workload.program, *workload.arguments)
+        runs = [system.run(compiled, workload.inputs, network) for _ in range(repeat)]
+        figures.append(Figure(min(run.seconds for run in runs), runs[0].bytes / 1e6))
+    return figures[0], figures[1]
+
+
+def measure_costs(
+    networks: tuple[str, ...] = NETWORKS,
+    only: str = "",
+    repeat: int = 3,
+    mpspdz: MpSpdz | None = None,
+    progress: Callable[[str], None] = lambda text: None,
+) -> tuple[list[CostRow], dict[str, str]]:
+    """All rows for these networks and shapes, and why a figure of MP-SPDZ is missing."""
+    published = paper_costs()
+    rows, missing = [], {}
+    for network in networks:
+        for (data, pretraining), shape in PAPER_SHAPES.items():
+            name = f"{data} {pretraining}"
+            if only not in name:
+                continue
+            progress(f"{network}, {name}: ours")
+            own_step, own_shuffle = _ours(shape, network, repeat)
+            theirs: tuple[Figure, Figure] | None = None
+            if mpspdz is not None:
+                progress(f"{network}, {name}: MP-SPDZ, explicit")
+                try:
+                    theirs = _mpspdz(mpspdz, shape, network, max(1, repeat // 3))
+                except MpSpdzError as error:
+                    missing[f"{network}, {name}"] = str(error)
+            ours = {"G-Shuff": own_step + own_shuffle, "G-BMF": own_step}
+            peers = {"G-Shuff": theirs[0] + theirs[1], "G-BMF": theirs[0]} if theirs else {}
+            for protocol in PROTOCOLS:
+                key = (network, data, pretraining, protocol)
+                rows.append(CostRow(*key, published[key], peers.get(protocol), ours.get(protocol)))
+    return rows, missing
+
+
+def _figure(figure: Figure | None) -> tuple[str, str]:
+    if figure is None:
+        return "–", "–"
+    return f"{figure.seconds:.3g} s", f"{figure.megabytes:,.4g} MB"
+
+
+def table(rows: list[CostRow], network: str) -> Table:
+    """The rows of one network, as the paper lays them out."""
+    title = f"one batch of 128 over {network.upper()}, as in Table {table_number(network)} of the paper"
+    view = Table(title=title)
+    for column in ("data", "pre-training", "protocol"):
+        view.add_column(column)
+    for system in ("paper", "MP-SPDZ explicit, here", "ours"):
+        view.add_column(f"{system}: time", justify="right")
+        view.add_column("bytes", justify="right")
+    view.add_column("paper : ours", justify="right")
+    for row in rows:
+        if row.network == network:
+            ratio = "–" if row.ours is None else f"{row.paper.seconds / row.ours.seconds:.0f} ×"
+            cells = [*_figure(row.paper), *_figure(row.mpspdz), *_figure(row.ours), ratio]
+            view.add_row(row.data, row.pretraining, row.protocol, *cells)
+    view.caption = "GL-BMF of ours is not measured here"
+    return view
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.paper", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    cost = commands.add_parser("cost", help="runtime and communication of one batch (Tables 5 and 8)")
+    cost.add_argument("--network", choices=(*NETWORKS, "both"), default="both")
+    cost.add_argument("--only", default="", metavar="TEXT", help="only shapes whose name contains this, as CIFAR-10")
+    cost.add_argument("--repeat", type=int, default=3, help="repetitions of ours; a third of that for MP-SPDZ")
+    cost.add_argument("--no-mpspdz", action="store_true", help="leave MP-SPDZ out")
+    cost.add_argument("--json", action="store_true", help="print JSON instead of tables")
+    options = parser.parse_args(argv)
+    names = [f"{data} {pretraining}" for data, pretraining in PAPER_SHAPES]
+    if not any(options.only in name for name in names):
+        parser.error(f"--only {options.only!r} matches none of: {', '.join(names)}")
+    console, errors = Console(), Console(stderr=True)
+    system = None
+    if not options.no_mpspdz:
+        try:
+            system = MpSpdz()
+        except MpSpdzError as error:
+            errors.print(f"MP-SPDZ is left out: {error}")
+    networks = NETWORKS if options.network == "both" else (options.network,)
+    with errors.status("starting") as status:
+        rows, missing = measure_costs(networks, options.only, options.repeat, system, status.update)
+    for name, sentence in missing.items():
+        errors.print(f"no figure of MP-SPDZ for {name}: {sentence}")
+    if options.json:
+        print(json.dumps({"machine": machine(), "rows": [asdict(row) for row in rows]}, indent=2))
+        return
+    for network in networks:
+        console.print(table(rows, network))
+    about = machine()
+    console.print(f"{about['date']}; {about['processor']}, {about['cores']} cores")
+
+
+if __name__ == "__main__":
+    main()
