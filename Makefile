@@ -6,13 +6,13 @@ BIN := $(VENV)/bin
 .PHONY: run test test-all lint format clean
 
 run: $(VENV)/.installed-run
-	$(BIN)/python -m refmpc.demo
+	$(BIN)/python -m protocols.g_bmf --twin
 
 test: $(VENV)/.installed-test
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2
 
 test-all: $(VENV)/.installed-test
-	$(BIN)/python -m pytest -m "heavy or not heavy" --timeout 3600
+	$(BIN)/python -m pytest -n 2 -m "heavy or not heavy" --timeout 3600
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .

@@ -1,4 +1,5 @@
-"""Time, bytes and rounds of the primitives, three processes: ``python -m bench.primitives``."""
+"""Time, bytes and rounds of the primitives and of the secure mathematics, three processes:
+``python -m bench.primitives``."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 import refmpc
+from bench import mathematics
 from bench.measure import Case, Measurement, measure_cases
 from refmpc.party import Party
 
@@ -121,16 +123,20 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--only", default="", help="run only cases whose name contains this text")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     options = parser.parse_args(argv)
-    cases = {name: case for name, case in CASES.items() if options.only in name}
+    every = CASES | mathematics.CASES
+    cases = {name: case for name, case in every.items() if options.only in name}
     if not cases:
-        parser.error(f"--only {options.only!r} matches none of: {', '.join(CASES)}")
+        parser.error(f"--only {options.only!r} matches none of: {', '.join(every)}")
     console = Console()
     with console.status(f"measuring {len(cases)} cases in three processes"):
         found = measure_cases(cases, options.repeat, options.network)
     if options.json:
         print(json.dumps({name: asdict(m) for name, m in found.items()}, indent=2))
     else:
-        console.print(table(found, options.network))
+        for known, view in ((CASES, table), (mathematics.CASES, mathematics.table)):
+            chosen = {name: measured for name, measured in found.items() if name in known}
+            if chosen:
+                console.print(view(chosen, options.network))
 
 
 if __name__ == "__main__":

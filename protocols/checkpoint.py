@@ -13,10 +13,9 @@ from pathlib import Path
 import numpy as np
 
 from accel.prg import KEY_BYTES, Stream
+from protocols.step import Weights
 from refmpc import ArithmeticTensor, Party
 from refmpc.rounds import Round
-
-from .step import Weights
 
 __all__ = ["ServerDirectory", "agree_on_step"]
 
@@ -30,6 +29,7 @@ class ServerDirectory:
         self.path = path
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
         path.chmod(0o700)
+        (path / "pid").write_text(f"{os.getpid()}\n")
 
     def noise_stream(self) -> Callable[[int], Stream]:
         """The stream of this server's noise for each step: from a key drawn once per run."""

@@ -25,9 +25,9 @@ from vfl.data import load_data, load_embeddings
 from vfl.federation import Federation, build_federation
 from vfl.gradients import GlobalModel
 from vfl.local_config import LocalModelConfig
-from vfl.twins import train_g_bmf, train_g_shuff
+from vfl.twins import TwinResult, train_g_bmf, train_g_shuff
 
-__all__ = ["launch", "main", "make_federation"]
+__all__ = ["launch", "main", "main_in_the_clear", "make_federation"]
 
 TWINS: dict[str, Callable[..., Any]] = {"g_bmf": train_g_bmf, "g_shuff": train_g_shuff}
 
@@ -189,3 +189,21 @@ def main(protocol: str, description: str | None, argv: list[str] | None = None) 
         raise SystemExit(f"{protocol}: {lines}") from (error if isinstance(error, refmpc.RefmpcError) else None)
     write_report(report)
     print_report(report, console)
+
+
+def main_in_the_clear(method: str, description: str | None, train: Callable[..., TwinResult]) -> None:
+    """The command of a method without secure computation: same data and options, one process."""
+    options = parse_options(method, description)
+    console = Console()
+    try:
+        result = train(make_federation(options), options.training, progress=not options.json)
+    except ValueError as error:
+        raise SystemExit(f"{method}: {error}") from None
+    if options.json:
+        print(json.dumps(result.summary(), indent=2))
+        return
+    console.print(f"[bold]{result.method}[/bold]: test accuracy {result.test_accuracy:.2%}, {result.seconds:.1f} s")
+    claim = None if result.plan is None else result.plan.claim
+    console.print("No privacy: nothing is claimed." if claim is None else claim.paragraph())
+    for note in result.notes:
+        console.print(f"- {note}", style="dim")

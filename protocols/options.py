@@ -85,6 +85,12 @@ def parse_options(protocol: str, description: str | None, argv: list[str] | None
     )
     train.add_argument("--momentum", type=float, default=default.momentum)
     train.add_argument("--weight-decay", type=float, default=default.weight_decay, help="α; 1 means none")
+    train.add_argument(
+        "--gradients",
+        choices=("factored", "explicit"),
+        default=default.gradients,
+        help="explicit builds every per-sample gradient, as the paper does: the reference, 60 times the bytes",
+    )
     train.add_argument("--seed", type=int, default=default.seed, help="splits and the twin; never masks or noise")
     privacy = parser.add_argument_group("privacy")
     privacy.add_argument("--epsilon", type=float, default=default.epsilon)

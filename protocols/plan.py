@@ -131,6 +131,7 @@ def plan_run(protocol: str, federation: Federation, training: TrainingConfig) ->
         )
         slack = replace(slack, row_bound=scales.row_bound, overflow_probability=scales.overflow_probability)
         noise = calibrate(slack)
+    noise = replace(noise, claim=replace(noise.claim, public=(*noise.claim.public, *federation.public_inputs)))
     return Plan(
         protocol=protocol,
         training=training,

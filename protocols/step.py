@@ -26,7 +26,17 @@ from refmpc import ArithmeticTensor
 from refmpc.normalise import MANTISSA_BITS
 from vfl.twins.config import TrainingConfig
 
-__all__ = ["SharedRows", "Weights", "clipped_updates", "gradient_step", "logit_errors", "squared_norms", "step_cost"]
+__all__ = [
+    "SharedRows",
+    "Weights",
+    "clipped_updates",
+    "explicit_gradient",
+    "factored_gradient",
+    "gradient_step",
+    "logit_errors",
+    "squared_norms",
+    "step_cost",
+]
 
 NORM_CHUNK = 1 << 14  # rows whose norms are computed in one go
 
@@ -90,13 +100,52 @@ async def clipped_updates(errors: ArithmeticTensor, norms: ArithmeticTensor, sca
     return await refmpc.multiply_truncate(factor.reshape(-1, 1), errors, bits)
 
 
+async def factored_gradient(
+    rows: SharedRows, errors: ArithmeticTensor, addend: np.ndarray, training: TrainingConfig, scales: Scales
+) -> ArithmeticTensor:
+    """[H 1]ᵀ·diag(c)·Δ + addend, truncated: no per-sample gradient is ever built."""
+    updates = await clipped_updates(errors, rows.norms, scales)
+    return await refmpc.matmul_truncate(rows.embeddings.T, updates, scales.truncated_bits, addend=addend)
+
+
+EXPLICIT_BITS = (
+    GRADIENT_BITS - MANTISSA_BITS
+)  # of a per-sample gradient: times the clip factor it has the noise's scale
+
+
+async def explicit_gradient(
+    rows: SharedRows, errors: ArithmeticTensor, addend: np.ndarray, training: TrainingConfig, scales: Scales
+) -> ArithmeticTensor:
+    """The same sum as the paper computes it: all B·(d+1)·S entries of the per-sample gradients, their norms, their clip.
+
+    The reference for ``factored_gradient``, at about 60 times its bytes. The norm is that of the rounded gradient itself,
+    so the clip needs no slack.
+    """
+    batch, width = rows.embeddings.shape
+    classes = errors.shape[1]
+    bits = EMBEDDING_BITS + PROBABILITY_BITS - EXPLICIT_BITS
+    gradients = await refmpc.multiply_truncate(
+        rows.embeddings.reshape(batch, width, 1), errors.reshape(batch, 1, classes), bits
+    )
+    flat = gradients.reshape(batch, width * classes)
+    squares = await refmpc.dot(flat, flat)
+    spare = math.floor(61 - 2 * EXPLICIT_BITS - math.log2(4 * scales.norm_bound))
+    inverse = math.ceil(2.0 ** min(20, spare) / training.clip_norm**2)
+    scaled = squares.scale_by_integers(inverse).reinterpret(2 * EXPLICIT_BITS + min(20, spare))
+    q = await refmpc.truncate(scaled, scaled.fraction_bits - MANTISSA_BITS)
+    factor = await refmpc.clip_factor(q + 2.0**-MANTISSA_BITS, scales.clip_bound)
+    total = await refmpc.matmul_truncate(
+        factor.reshape(1, batch), flat, scales.truncated_bits, addend=addend.reshape(1, -1)
+    )
+    return total.reshape(width, classes)
+
+
 async def gradient_step(
     rows: SharedRows,
     weights: Weights,
     noise: np.ndarray,
     learning_rate: float,
-    momentum: float,
-    weight_decay: float,
+    training: TrainingConfig,
     scales: Scales,
 ) -> Weights:
     """One step of SGD: v ← βv + Σ_j c_j g_j + noise, W ← αW − (η/B)·v.
@@ -104,13 +153,14 @@ async def gradient_step(
     ``noise`` is this server's own row of filtered integer noise at 46 bits, or zeros. Momentum is merged into the
     truncation: β·v joins the summand of the backward product as a public multiple of this server's share of v.
     """
+    momentum, weight_decay = training.momentum, training.weight_decay
     errors = await logit_errors(rows, weights.values, scales)
-    updates = await clipped_updates(errors, rows.norms, scales)
     addend = noise.reshape(weights.values.shape).view(np.uint64)
     if weights.velocity is not None:
         factor = np.uint64(round(momentum * 2.0 ** (GRADIENT_BITS - RELEASE_BITS)))
         addend = np.add(addend, weights.velocity.first * factor)
-    velocity = await refmpc.matmul_truncate(rows.embeddings.T, updates, scales.truncated_bits, addend=addend)
+    gradient = factored_gradient if training.gradients == "factored" else explicit_gradient
+    velocity = await gradient(rows, errors, addend, training, scales)
     values = weights.values
     if weight_decay != 1.0:
         bits = 16
@@ -133,13 +183,22 @@ def step_cost(training: TrainingConfig, width: int, classes: int, scales: Scales
     column = shaped(batch, bits=MANTISSA_BITS)
     total = refmpc.matmul_truncate.cost(rows, weights, EMBEDDING_BITS + scales.weight_bits - LOGIT_BITS)
     total += refmpc.softmax.cost(shaped(batch, classes, bits=LOGIT_BITS), PROBABILITY_BITS, scales.logit_high_bit)
-    total += refmpc.dot.cost(errors, errors)
-    total += refmpc.multiply_truncate.cost(column, column, 2 * PROBABILITY_BITS + scales.norm_bits - MANTISSA_BITS)
-    total += refmpc.clip_factor.cost(column, scales.clip_bound)
-    total += refmpc.multiply_truncate.cost(
-        column.reshape(-1, 1), errors, MANTISSA_BITS + PROBABILITY_BITS - UPDATE_BITS
-    )
-    total += refmpc.matmul_truncate.cost(rows.T, shaped(batch, classes, bits=UPDATE_BITS), scales.truncated_bits)
+    if training.gradients == "factored":
+        total += refmpc.dot.cost(errors, errors)
+        total += refmpc.multiply_truncate.cost(column, column, 2 * PROBABILITY_BITS + scales.norm_bits - MANTISSA_BITS)
+        total += refmpc.clip_factor.cost(column, scales.clip_bound)
+        total += refmpc.multiply_truncate.cost(
+            column.reshape(-1, 1), errors, MANTISSA_BITS + PROBABILITY_BITS - UPDATE_BITS
+        )
+        total += refmpc.matmul_truncate.cost(rows.T, shaped(batch, classes, bits=UPDATE_BITS), scales.truncated_bits)
+    else:
+        flat = shaped(batch, (width + 1) * classes, bits=EXPLICIT_BITS)
+        spare = math.floor(61 - 2 * EXPLICIT_BITS - math.log2(4 * scales.norm_bound))
+        total += refmpc.multiply_truncate.cost(flat, flat, EMBEDDING_BITS + PROBABILITY_BITS - EXPLICIT_BITS)
+        total += refmpc.dot.cost(flat, flat)
+        total += refmpc.truncate.cost(column, 2 * EXPLICIT_BITS + min(20, spare) - MANTISSA_BITS)
+        total += refmpc.clip_factor.cost(column, scales.clip_bound)
+        total += refmpc.matmul_truncate.cost(column.reshape(1, -1), flat, scales.truncated_bits)
     if training.weight_decay != 1.0:
         total += refmpc.truncate.cost(weights, 16)
     return total

@@ -73,14 +73,12 @@ class TrainingRun:
 
     async def gradient_step(self, rows: SharedRows) -> None:
         """One noised step of SGD on these rows."""
-        training = self.plan.training
         with self.party.phase("training"):
             self.weights = await gradient_step(
                 rows,
                 self.weights,
                 self._noise.next_row(),
                 self.plan.learning_rate(self.party.step),
-                training.momentum,
-                training.weight_decay,
+                self.plan.training,
                 self.plan.scales,
             )

@@ -31,6 +31,7 @@ from refmpc.errors import (
 )
 from refmpc.exponential import exp, log, softmax
 from refmpc.fixed import DEFAULT_FRACTION_BITS, decode, encode, largest_value
+from refmpc.gaussian import gaussian_addend, joint_gaussian, joint_slope_error
 from refmpc.holders import (
     TwoHolderBits,
     bit_to_arithmetic,
@@ -92,11 +93,14 @@ __all__ = [
     "equal",
     "exp",
     "gather",
+    "gaussian_addend",
     "input_from_client",
     "input_from_party",
     "inverse_sqrt",
     "is_negative",
     "is_negative_by_carry_tree",
+    "joint_gaussian",
+    "joint_slope_error",
     "largest_value",
     "log",
     "lookup",

@@ -38,7 +38,7 @@ async def reshare(operation: Operation, summand: np.ndarray) -> np.ndarray:
     round_.send_previous(summand)
     shares = np.empty((2, *summand.shape), dtype=np.uint64)
     shares[0] = summand
-    round_.from_next.append(shares[1])
+    round_.from_next.append(shares[1:])  # a view also when the summand has no axis
     await round_
     return shares
 
@@ -78,8 +78,13 @@ def _matmul_summand(x: ArithmeticTensor, y: ArithmeticTensor, mask: np.ndarray) 
         matrix = mask.reshape(left.shape[1], right.shape[2])
         return kernels.matmul_pair(left[0], left[1], right[0], right[1], matrix).reshape(mask.shape)
     batch = np.broadcast_shapes(left.shape[1:-2], right.shape[1:-2])
-    left = np.broadcast_to(left, (2, *batch, *left.shape[-2:]))
-    right = np.broadcast_to(right, (2, *batch, *right.shape[-2:]))
+    left, right = (
+        np.broadcast_to(
+            shares.reshape(2, *(1,) * (len(batch) + 3 - shares.ndim), *shares.shape[1:]),
+            (2, *batch, *shares.shape[-2:]),
+        )
+        for shares in (left, right)
+    )
     matrices = mask.reshape(*batch, left.shape[-2], right.shape[-1])
     out = np.empty_like(matrices)
     for index in np.ndindex(*batch):
@@ -93,6 +98,7 @@ def _own_addend(shape: tuple[int, ...], addend: np.ndarray | None) -> np.ndarray
     if addend is None:
         return np.zeros(shape, dtype=np.uint64)
     require(addend.shape == shape, "addend.shape", addend.shape, f"the shape of the product, {shape}")
+    require(addend.dtype in (np.int64, np.uint64), "addend.dtype", addend.dtype, "int64 or uint64 ring words")
     return addend.view(np.uint64)
 
 
@@ -116,7 +122,7 @@ async def _truncated(
 
         await check_summand_range(operation, z, -(2**62), 2**62)
     shares = await truncate_summands(operation, z, bits)
-    return ArithmeticTensor(x.party, shares.reshape(2, *shape), scale - bits)
+    return ArithmeticTensor(x.party, shares.reshape(2, *shape), max(0, scale - bits))
 
 
 # protocols --------------------------------------------------------------------------------------

@@ -255,7 +255,8 @@ async def boolean_to_arithmetic(x: BooleanTensor, fraction_bits: int = 0) -> Ari
 
 
 def _equal_cost(x: ArithmeticTensor, y: ArithmeticTensor) -> Cost:
-    return Cost(7, 8 * x.size + 24 * 63 * _plane_words(x.size))
+    count = int(np.prod(np.broadcast_shapes(x.shape, np.shape(y))))
+    return Cost(7, 8 * count + 24 * 63 * _plane_words(count))
 
 
 @protocol(cost=_equal_cost, source="AND tree over the bits of c ⊕ ρ")

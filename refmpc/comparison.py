@@ -153,8 +153,8 @@ async def is_negative(x: ArithmeticTensor, low_bit: int = 0, high_bit: int = 63)
     """[x < 0] for |x| < 2^high_bit in the ring, at a resolution of 2^low_bit.
 
     2 rounds. Bytes: at w = high_bit − low_bit compared bits from 1.25 w to 1.9 w (w = 16: 20, w = 31: 49, w = 63: 119).
-    Domain: −2^high_bit ≤ x < 2^high_bit; bits above are not looked at. Error: none for low_bit = 0; otherwise
-    −2^low_bit < x < 0 may count as not negative and 0 ≤ x < 2^low_bit as negative.
+    Domain: −2^high_bit ≤ x ≤ 2^high_bit − 2^low_bit; bits above are not looked at. Error: none for low_bit = 0;
+    otherwise −2^low_bit < x < 0 may count as not negative. A value that is not negative is never taken for negative.
 
     Views: role 1 receives threshold bits masked modulo the prime by a stream it does not know. The dealer receives
     digit tests whose masks cancel only in the sum: the sums are uniform non-zero values, with one zero at a uniform
@@ -163,17 +163,17 @@ async def is_negative(x: ArithmeticTensor, low_bit: int = 0, high_bit: int = 63)
     require_integer("high_bit", high_bit, 1, 63)
     require_integer("low_bit", low_bit, 0, high_bit - 1)
     operation = x.party.operation("is_negative")
-    await _check(x, high_bit, operation.name)
+    await _check(x, low_bit, high_bit, operation.name)
     layout = _Layout.of(high_bit - low_bit, _DIGIT_BITS)
     held, segments = await _borrows(operation, x, layout, [0], [low_bit], high_bit)
     return TwoHolderBits(x.party, held[0], segments, x.shape)
 
 
-async def _check(x: ArithmeticTensor, high_bit: int, name: str) -> None:
+async def _check(x: ArithmeticTensor, low_bit: int, high_bit: int, name: str) -> None:
     if x.party.insecure_check_ranges:
         from refmpc.debug import check_range
 
-        await check_range(x, -(2**high_bit), 2**high_bit, name)
+        await check_range(x, -(2**high_bit), 2**high_bit - 2**low_bit + 1, name)
 
 
 def _aligned_low_bits(low_bits: Sequence[int]) -> list[int]:
@@ -198,14 +198,15 @@ async def thermometer(
     """[x ≥ t] for several public thresholds (ring integers), each at its own resolution 2^low_bit.
 
     2 rounds; 42 bytes once and 2 to 12 bytes a threshold for 36-bit numbers. ``low_bits`` must not decrease.
-    Domain: |x − t| < 2^high_bit. Exact where low_bit is 0; otherwise right for |x − t| ≥ 2^low_bit.
+    Domain: −2^high_bit ≤ x − t ≤ 2^high_bit − 2^low_bit. Exact where low_bit is 0; otherwise −2^low_bit < x − t < 0 may
+    count as reached.
     """
     require(len(thresholds) == len(low_bits) > 0, "low_bits", low_bits, "as many as thresholds, at least one")
     require(sorted(low_bits) == list(low_bits), "low_bits", low_bits, "in non-decreasing order")
     require_integer("high_bit", high_bit, low_bits[-1] + 1, 63)
     operation = x.party.operation("thermometer")
-    for threshold in thresholds:
-        await _check(x.reinterpret(0) - threshold, high_bit, operation.name)
+    for threshold, low_bit in zip(thresholds, low_bits, strict=True):
+        await _check(x.reinterpret(0) - threshold, low_bit, high_bit, operation.name)
     lows = _aligned_low_bits(low_bits)
     layout = _Layout.of(high_bit - lows[0], _THERMOMETER_DIGIT_BITS)
     held, segments = await _borrows(operation, x, layout, thresholds, lows, high_bit)

@@ -40,6 +40,11 @@ def _exp_plan(upper: float, fraction_bits: int) -> tuple[int, int]:
     return held_bits, bits
 
 
+def _on_grid(upper: float, fraction_bits: int) -> float:
+    """``upper`` rounded up to the grid of x, so that x − upper is exact."""
+    return math.ldexp(math.ceil(math.ldexp(upper, fraction_bits)), -fraction_bits)
+
+
 async def _exp_window(x: ArithmeticTensor, upper: float, fraction_bits: int) -> ArithmeticTensor:
     """e^x for upper − 24 ≤ x ≤ upper: 3 rounds, 32 + 24 + 3·bits/8 bytes."""
     held_bits, bits = _exp_plan(upper, fraction_bits)
@@ -78,13 +83,15 @@ async def _exp_window(x: ArithmeticTensor, upper: float, fraction_bits: int) -> 
 
 
 def _range_bits(x: ArithmeticTensor, high_bit: int) -> tuple[int, int]:
-    """Low and high bit of the comparison of x − upper + 20 with zero: resolution 4, which the window allows."""
-    return min(x.fraction_bits + 2, high_bit - 1), high_bit
+    """Low and high bit of the comparison of x − upper + 20 with zero: resolution 4, which the window allows, and room
+    for 20 itself."""
+    return x.fraction_bits + 2, max(high_bit, x.fraction_bits + 5)
 
 
 def _exp_cost(
     x: ArithmeticTensor, upper: float = 0.0, lower: float | None = None, fraction_bits: int = 22, high_bit: int = 61
 ) -> Cost:
+    upper = _on_grid(upper, x.fraction_bits)
     window = Cost(1, 8 * PLACES * x.size) + truncated_product_cost(x.size, _exp_plan(upper, fraction_bits)[1])
     if lower is not None and lower >= upper - REACH:
         return window
@@ -98,17 +105,24 @@ async def exp(
     """e^x for x ≤ upper.
 
     5 rounds, about 170 bytes (112 at high_bit = 28); 3 rounds and 71 bytes if a public ``lower`` ≥ upper − 24 is given.
-    Error: 2^-20 relative, e^upper·2^-28 absolute, and one unit of the result. Saturates: the result is 0 for
-    x < upper − 24, and may be 0 from upper − 16 on. Domain: x ≤ upper and |x − upper| < 2^(high_bit − fraction bits of
-    x); above ``upper`` the result is arbitrary.
+    Error: 2^-21 relative, max(1, e^upper)·2^-28 absolute, and one unit of the result. Saturates: the result is exactly
+    0 for x ≤ upper − 24, and may be 0 below upper − 20. Domain: x ≤ upper and |x − upper| < 2^(high_bit − fraction bits
+    of x); above ``upper`` the result is arbitrary (``insecure_check_ranges`` finds such inputs).
+
+    The dealer's word is off by half a unit of at least e^-8·2^32: 2^-21.4 relative. The holders' weight is off by half
+    a unit of 2^-29·2^⌈log2 e^upper⌉, times at most 1.
     """
     require_real("upper", upper, -1e6, 14.0)
     require_integer("fraction bits of x", x.fraction_bits, 1, 40)
+    require_integer("high_bit", high_bit, 2, 63)
+    upper = _on_grid(upper, x.fraction_bits)
+    if lower is not None:
+        require_real("lower", lower, high=upper)
     if x.party.insecure_check_ranges:
         from refmpc.debug import check_range
 
-        ceiling = round(upper * 2.0**x.fraction_bits) + 1
-        await check_range(x, -(2**high_bit) if lower is None else round(lower * 2.0**x.fraction_bits), ceiling, "exp")
+        floor = -(2**high_bit) if lower is None else math.ceil(math.ldexp(lower, x.fraction_bits))
+        await check_range(x, floor, round(math.ldexp(upper, x.fraction_bits)) + 1, "exp")
     if lower is not None and lower >= upper - REACH:
         return await _exp_window(x, upper, fraction_bits)
     middle = x - upper + (REACH - 4.0)
@@ -129,9 +143,11 @@ def _log_cost(x: ArithmeticTensor, low: float, high: float) -> Cost:
 async def log(x: ArithmeticTensor, low: float, high: float) -> ArithmeticTensor:
     """ln x at 26 bits for low ≤ x ≤ high (public positive bounds).
 
-    13 rounds, about 350 bytes and 17 for each factor 4 between the bounds. Absolute error below 2^-13.
+    13 rounds, about 350 bytes and 17 for each factor 4 between the bounds. Absolute error below 2^-13.7: 2^-15.7 from
+    the polynomial, 2^-14.4 if all eight coefficients are off by half a unit of 2^-20, 2^-20 from truncations.
+    Outside the bounds the result is arbitrary (``insecure_check_ranges`` finds such inputs).
     """
-    m, (offset,) = await normalise(x, low, high, [(lambda k: k * math.log(4.0), 26)])
+    m, (offset,) = await normalise(x, low, high, [(lambda k: k * math.log(4.0), 26)], "log")
     coefficients, _ = minimax("log", MANTISSA_LOW, MANTISSA_HIGH, LOG_DEGREE, LOG_CENTRE)
     return offset + await polynomial(m - LOG_CENTRE, coefficients)
 
@@ -169,9 +185,10 @@ def _sum_bounds(classes: int) -> tuple[float, float]:
 async def softmax(logits: ArithmeticTensor, fraction_bits: int = 18, high_bit: int = 61) -> ArithmeticTensor:
     """Softmax along the last axis.
 
-    Rounds: 4⌈log2 S⌉ + 20 (36 for S = 10). Bytes for 128×10: 428 kB, or 288 kB at high_bit = 28. Error at most 2^-14
-    an entry for logits with 16 fraction bits; rows sum to 1 within S·2^-18. Domain: differences of logits below
-    2^(high_bit − fraction bits), by default any size the ring holds; at most 64 classes.
+    Rounds: 36 for S = 10, 45 for 26, 51 for 64. Bytes for 128×10: 428 kB, or 288 kB at
+    high_bit = 28. Error at most 2^-14 an entry (S·2^-22 from exp, 2^-16 from the reciprocal, one unit of 2^-18); rows
+    sum to 1 within (S + 5)·2^-18. Domain: differences of logits at most 2^(high_bit − fraction bits) − 1, by default
+    any size the ring holds; 2 to 64 classes. Debug mode checks that domain.
     """
     classes = logits.shape[-1]
     require_integer("classes (last axis)", classes, 2, 64)

@@ -48,6 +48,9 @@ class TwoHolderBits:
     def __repr__(self) -> str:
         return f"TwoHolderBits(shape={self.shape}, party={self.party.id})"
 
+    def __bool__(self) -> bool:
+        raise TypeError(f"{self!r} is secret: it has no truth value; reveal it, or select with where()")
+
     @property
     def size(self) -> int:
         """The number of bits."""
@@ -65,9 +68,10 @@ class TwoHolderBits:
         require(same and self.shape == other.shape, "other", other, "bits of the same shape dealt by the same parties")
         return TwoHolderBits(self.party, self.held ^ other.held, self.segments, self.shape)
 
-    def reshape(self, *shape: int) -> TwoHolderBits:
+    def reshape(self, *shape: int | tuple[int, ...]) -> TwoHolderBits:
         """The same bits in another shape."""
-        target = np.empty(self.shape, dtype=np.uint8).reshape(shape).shape
+        wanted: Any = shape[0] if len(shape) == 1 and isinstance(shape[0], tuple) else shape
+        target = self.held.reshape(wanted).shape
         return TwoHolderBits(self.party, self.held, self.segments, target)
 
     def where(self, if_set: Any, if_clear: Any) -> ArithmeticTensor:
@@ -282,6 +286,8 @@ async def weigh_bits(bits: Sequence[TwoHolderBits], weights: np.ndarray, fractio
     words = np.asarray(weights).astype(np.int64).view(np.uint64)
     require(words.ndim == 2 and words.shape[1] == len(bits), "weights.shape", words.shape, f"(outputs, {len(bits)})")
     party, segments, count = bits[0].party, bits[0].segments, bits[0].size
+    dealers = [[(s.dealer, s.slice) for s in each.segments] for each in bits]
+    require(all(d == dealers[0] for d in dealers), "bits", list(bits), "dealt by the same parties (one operation)")
     operation = party.operation("weigh_bits")
     held = np.stack([each.held for each in bits]).astype(np.uint64)
     round_ = operation.round()
@@ -362,7 +368,9 @@ async def lookup(x: ArithmeticTensor, tables: np.ndarray, fraction_bits: int = 0
     The dealer shares the one-hot vector of ρ mod N between the holders, who take the inner product with the table
     rotated by c.
     """
-    words = np.atleast_2d(tables).astype(np.uint64)
+    words = np.atleast_2d(tables)
+    require(words.dtype.kind in "iu", "tables", words.dtype, "ring words", "encode real values first")
+    words = words.astype(np.uint64)
     entries = words.shape[1]
     require(entries & (entries - 1) == 0 and entries > 0, "entries of a table", entries, "a power of two")
     operation = x.party.operation("lookup")

@@ -113,8 +113,9 @@ def input_from_client(
 
 
 def reveal_to_client(x: ArithmeticTensor, client: str, release: str) -> None:
-    """Open x to one client only: each server sends one share, re-randomised by a zero share. 24 bytes a value."""
+    """Open x (arithmetic) to one client only: each server sends one share, re-randomised by a zero share. 24 bytes a value."""
     party = x.party
+    require(isinstance(x, ArithmeticTensor), "x", x, "an arithmetic tensor", "convert it with boolean_to_arithmetic")
     party.ledger.record(release, x.size, f"client {client!r}")
     operation = party.operation("reveal_to_client")
     party.send("reveal_to_client", client, [x.first + operation.zero_share(x.shape)])
@@ -134,6 +135,8 @@ async def reveal(x: SecretTensor, release: str, to: int | None = None) -> np.nda
     ``release`` must have been declared together with its claim; the ledger records it before anything is sent.
     """
     party = x.party
+    if to is not None:
+        require_integer("to", to, 0, 2)
     party.ledger.record(release, x.size, "all servers" if to is None else f"server {to}")
     operation = party.operation("reveal")
     missing = await _missing_share(operation, x, to)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,23 +17,26 @@ from refmpc.protocol import Cost
 from refmpc.tensor import ArithmeticTensor
 from refmpc.truncation import truncated_product_cost
 
-__all__ = ["MANTISSA_BITS", "MANTISSA_HIGH", "MANTISSA_LOW", "Exponents", "normalise", "normalise_cost"]
+__all__ = ["MANTISSA_BITS", "MANTISSA_HIGH", "MANTISSA_LOW", "Exponents", "normalise", "normalise_cost", "require_room"]
 
 MANTISSA_BITS = 26
-TOLERANCE_BITS = 4  # thresholds are compared to a relative 2^-4, so the mantissa may leave [1, 4) by as much
-MANTISSA_LOW, MANTISSA_HIGH = 1 - 2.0**-TOLERANCE_BITS, 4 * (1 + 2.0**-TOLERANCE_BITS)
+# Thresholds are compared to a relative 2^-4. A comparison errs on one side only: what reaches the threshold counts as
+# reached, and what is just below may. So the mantissa may fall below 1 by as much, and never exceeds 4.
+TOLERANCE_BITS = 4
+MANTISSA_LOW, MANTISSA_HIGH = 1 - 2.0**-TOLERANCE_BITS, 4.0
 
 
 @dataclass(frozen=True)
 class Exponents:
-    """The exponents k (of 4) that values in [low, high] at a scale can have."""
+    """The exponents k (of 4) that values with low ≤ x ≤ high (or low ≤ |x| ≤ high) at a scale can have."""
 
     first: int
     last: int
     fraction_bits: int
+    signed: bool = False
 
     @classmethod
-    def of(cls, low: float, high: float, fraction_bits: int) -> Exponents:
+    def of(cls, low: float, high: float, fraction_bits: int, signed: bool = False) -> Exponents:
         require_real("low", low, 0, open_low=True)
         require_real("high", high, low, open_low=True)
         # the least positive number the scale knows is one unit: smaller bounds promise nothing more
@@ -45,20 +49,38 @@ class Exponents:
             f"below 2^{61 - fraction_bits} at fraction_bits = {fraction_bits}",
             "use fewer fraction bits",
         )
-        return cls(first, max(first, last), fraction_bits)
+        return cls(first, max(first, last), fraction_bits, signed)
 
     @property
     def inner(self) -> range:
         """The exponents whose threshold 4^k has to be compared with."""
         return range(self.first + 1, self.last + 1)
 
+    def _low_bit(self, k: int) -> int:
+        return max(0, 2 * k + self.fraction_bits - TOLERANCE_BITS)
+
     @property
     def thresholds(self) -> list[int]:
-        return [1 << (2 * k + self.fraction_bits) for k in self.inner]
+        """4^k; if signed, 0 in front and −4^k beside, moved up by the resolution so that |x| ≥ 4^k is never missed."""
+        powers = [(k, 1 << (2 * k + self.fraction_bits)) for k in self.inner]
+        if not self.signed:
+            return [power for _, power in powers]
+        return [0, *(t for k, power in powers for t in (power, (1 << self._low_bit(k)) - power))]
 
     @property
     def low_bits(self) -> list[int]:
-        return [max(0, 2 * k + self.fraction_bits - TOLERANCE_BITS) for k in self.inner]
+        bits = [self._low_bit(k) for k in self.inner]
+        if not self.signed:
+            return bits
+        sign = bits[0] if bits else max(0, 2 * self.first + self.fraction_bits)
+        return [sign, *(bit for bit in bits for _ in range(2))]
+
+    def weights(self, words: list[int]) -> tuple[int, list[int]]:
+        """A constant and one weight per threshold whose weighted sum is the word of the exponent (with x's sign)."""
+        steps = [after - before for before, after in itertools.pairwise(words)]
+        if not self.signed:
+            return words[0], steps
+        return -words[-1], [2 * words[0], *(step for step in steps for _ in range(2))]
 
     @property
     def high_bit(self) -> int:
@@ -67,44 +89,62 @@ class Exponents:
     @property
     def scale(self) -> int:
         """Bits at which 4^-k is exact and leaves something to truncate."""
-        return max(2 * self.last, MANTISSA_BITS + 1 - self.fraction_bits)
+        return max(0, 2 * self.last, MANTISSA_BITS + 1 - self.fraction_bits)
 
     def words(self, value: Callable[[int], float], bits: int) -> list[int]:
         """The values at all exponents as integers at a scale."""
         return [round(value(k) * 2.0**bits) for k in range(self.first, self.last + 1)]
 
 
-def normalise_cost(x: ArithmeticTensor, low: float, high: float, outputs: int) -> Cost:
+def require_room(bits: int, name: str, value: object, way_out: str) -> None:
+    """Refuse bounds or scales for which a product would leave ±2^62 before it is truncated."""
+    require(bits <= 61, name, value, f"{bits - 61} bits smaller: a product would have {bits} bits, 61 fit", way_out)
+
+
+def normalise_cost(x: ArithmeticTensor, low: float, high: float, outputs: int, signed: bool = False) -> Cost:
     """Thermometer, weighted sums (one for 4^-k and the outputs), one product."""
-    exponents = Exponents.of(low, high, x.fraction_bits)
+    exponents = Exponents.of(low, high, x.fraction_bits, signed)
     total = Cost(0, 0)
-    if exponents.inner:
+    if exponents.thresholds:
         total += thermometer.cost(x, exponents.thresholds, exponents.low_bits, exponents.high_bit)
-        total += Cost(2, (8 * len(exponents.inner) + 16 * (1 + outputs)) * x.size)
+        total += Cost(2, (8 * len(exponents.thresholds) + 16 * (1 + outputs)) * x.size)
     bits = x.fraction_bits + exponents.scale - MANTISSA_BITS
     return total + truncated_product_cost(x.size, bits)
 
 
 async def normalise(
-    x: ArithmeticTensor, low: float, high: float, outputs: Sequence[tuple[Callable[[int], float], int]]
+    x: ArithmeticTensor,
+    low: float,
+    high: float,
+    outputs: Sequence[tuple[Callable[[int], float], int]],
+    name: str,
+    *,
+    signed: bool = False,
+    zero: bool = False,
 ) -> tuple[ArithmeticTensor, list[ArithmeticTensor]]:
-    """The mantissa m = x·4^-k at 26 bits, and for each (function, bits) of ``outputs`` the value function(k).
+    """The mantissa m = |x|·4^-k at 26 bits, and for each (function, bits) of ``outputs`` the value function(k),
+    negative if x is.
 
-    6 rounds; 42 bytes, about 15 bytes an exponent, 16 an output and 24 + 3·bits/8 for the product. Domain low ≤ x ≤
-    high. m lies in [15/16, 4.25] and is exact up to one unit.
+    6 rounds; 42 bytes, about 15 bytes an exponent (30 if signed), 16 an output and 24 + 3·bits/8 for the product.
+    Domain low ≤ x ≤ high, or low ≤ |x| ≤ high if ``signed``, which debug mode checks in the name of the caller
+    (``zero`` allows 0 as well, with m = 0). m lies in [15/16, 4], up to one unit: it is exact but for a truncation.
     """
-    exponents = Exponents.of(low, high, x.fraction_bits)
+    exponents = Exponents.of(low, high, x.fraction_bits, signed)
+    if x.party.insecure_check_ranges:
+        from refmpc.debug import check_bounds
+
+        await check_bounds(x, low, high, name, signed=signed, zero=zero)
     wanted = [(lambda k: 4.0**-k, exponents.scale), *outputs]
-    tables = [exponents.words(value, bits) for value, bits in wanted]
-    if exponents.inner:
-        bits_ge = await thermometer(x, exponents.thresholds, exponents.low_bits, exponents.high_bit)
-        sums = await weigh_bits(bits_ge, np.array([np.diff(np.array(t, dtype=object)) for t in tables], dtype=np.int64))
+    tables = [exponents.weights(exponents.words(value, bits)) for value, bits in wanted]
+    if exponents.thresholds:
+        reached = await thermometer(x, exponents.thresholds, exponents.low_bits, exponents.high_bit)
+        sums = await weigh_bits(reached, np.array([weights for _, weights in tables], dtype=np.int64))
     else:
-        zero = ArithmeticTensor(x.party, np.zeros((2, 1, *x.shape), dtype=np.uint64), 0)
-        sums = zero.broadcast_to((len(tables), *x.shape))
+        nothing = ArithmeticTensor(x.party, np.zeros((2, 1, *x.shape), dtype=np.uint64), 0)
+        sums = nothing.broadcast_to((len(tables), *x.shape))
     values = [
-        (sums[index] + table[0]).reinterpret(bits)
-        for index, (table, (_, bits)) in enumerate(zip(tables, wanted, strict=True))
+        (sums[index] + constant).reinterpret(bits)
+        for index, ((constant, _), (_, bits)) in enumerate(zip(tables, wanted, strict=True))
     ]
     shift = x.fraction_bits + exponents.scale - MANTISSA_BITS
     return await multiply_truncate(x, values[0], shift), values[1:]

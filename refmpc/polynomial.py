@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from accel.validate import require
+from accel.validate import require, require_integer
 from refmpc.arithmetic import multiply_truncate
 from refmpc.fixed import encode
 from refmpc.protocol import Cost, protocol
@@ -37,12 +37,14 @@ def _polynomial_cost(t: ArithmeticTensor, coefficients: Sequence[float]) -> Cost
 
 @protocol(cost=_polynomial_cost, source="powers by doubling")
 async def polynomial(t: ArithmeticTensor, coefficients: Sequence[float]) -> ArithmeticTensor:
-    """Σ coefficients[i]·t^i at the scale of t, 2·⌈log2 degree⌉ + 1 rounds, for |t| of the order of 1.
+    """Σ coefficients[i]·t^i at the scale of t, for |t| of the order of 1.
 
-    The coefficients are rounded to 20 bits. Domain: |t^i| and the result below 2^(61 − fraction_bits − 20). Error: one
-    unit per power times its coefficient, 2^-21 per coefficient, one unit at the end.
+    2·⌈log2 degree⌉ + 1 rounds; 24 + 3/8·fraction_bits bytes for each power from the second on, and 23. Domain: |t^i|
+    and the result below 2^(41 − fraction_bits). Error for |t| ≤ 1: i − 1 units times coefficient i, 2^-21 for each
+    coefficient (they are rounded to 20 bits), and one unit.
     """
     bits = t.fraction_bits
+    require_integer("fraction bits of t", bits, 1, 40)
     require(len(coefficients) >= 2, "coefficients", coefficients, "at least two (degree 1)")
     powers = t.reshape(1, *t.shape)
     for new in _power_levels(len(coefficients) - 1):
@@ -57,7 +59,7 @@ async def polynomial(t: ArithmeticTensor, coefficients: Sequence[float]) -> Arit
 def minimax(function: str, low: float, high: float, degree: int, centre: float) -> tuple[tuple[float, ...], float]:
     """Coefficients in t = x − centre of the polynomial nearest to 1/x, 1/sqrt(x) (in relative error) or log(x) (in
     absolute error) on [low, high], and that error. Lawson's iteration: reweighted least squares."""
-    x = np.cos(np.linspace(0, np.pi, 2001)) * (high - low) / 2 + (high + low) / 2
+    x = np.cos(np.linspace(0, np.pi, 301)) * (high - low) / 2 + (high + low) / 2
     target = {"reciprocal": 1 / x, "inverse_sqrt": x**-0.5, "log": np.log(x)}[function]
     unit = np.ones_like(x) if function == "log" else np.abs(target)
     matrix = np.vander(x - centre, degree + 1, increasing=True) / unit[:, np.newaxis]

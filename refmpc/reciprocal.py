@@ -6,11 +6,17 @@ import math
 
 import numpy as np
 
-from accel.validate import require_real
+from accel.validate import require_integer, require_real
 from refmpc.arithmetic import multiply_truncate
-from refmpc.comparison import is_negative
-from refmpc.holders import select
-from refmpc.normalise import MANTISSA_BITS, MANTISSA_HIGH, MANTISSA_LOW, Exponents, normalise, normalise_cost
+from refmpc.normalise import (
+    MANTISSA_BITS,
+    MANTISSA_HIGH,
+    MANTISSA_LOW,
+    Exponents,
+    normalise,
+    normalise_cost,
+    require_room,
+)
 from refmpc.polynomial import minimax, polynomial
 from refmpc.protocol import Cost, protocol
 from refmpc.rounds import gather
@@ -21,45 +27,69 @@ __all__ = ["divide", "reciprocal", "reciprocal_narrow"]
 
 CENTRE = 2.5
 DEGREE = 3
+INVERSE_BITS = 26
 
 
-def _scale(exponents: Exponents, fraction_bits: int) -> int:
-    return max(2 * exponents.last, fraction_bits - MANTISSA_BITS + 1)
+SERIES_BITS = 20  # of 1 + e + e², which corrects the start by 3 %
 
 
 def _product(count: int) -> Cost:
     return truncated_product_cost(count, MANTISSA_BITS)
 
 
-def _reciprocal_cost(x: ArithmeticTensor, low: float, high: float, fraction_bits: int = 26) -> Cost:
-    mantissa = ArithmeticTensor(x.party, x.shares, MANTISSA_BITS)
-    bits = MANTISSA_BITS + _scale(Exponents.of(low, high, x.fraction_bits), fraction_bits) - fraction_bits
+def _plan(
+    x: ArithmeticTensor, low: float, high: float, fraction_bits: int, signed: bool
+) -> tuple[Exponents, int, list[int]]:
+    """Exponents, the scale of 4^-k, and the bits that the four products after the start lose."""
+    exponents = Exponents.of(low, high, x.fraction_bits, signed)
+    require_integer("fraction_bits", fraction_bits, 1, 48)
+    scale = max(0, 2 * exponents.last, fraction_bits - MANTISSA_BITS + 1)
+    require_room(MANTISSA_BITS + 1 + scale - 2 * exponents.first, "high / low", high / low, "give narrower bounds")
+    room = fraction_bits - 2 * exponents.first + 1 + SERIES_BITS
+    require_room(room, "fraction_bits", fraction_bits, "raise low, or ask for fewer fraction bits")
     return (
-        normalise_cost(x, low, high, 1)
+        exponents,
+        scale,
+        [2 * MANTISSA_BITS - SERIES_BITS, MANTISSA_BITS + scale - fraction_bits, *[SERIES_BITS] * 2],
+    )
+
+
+def _reciprocal_cost(
+    x: ArithmeticTensor, low: float, high: float, fraction_bits: int = 26, signed: bool = False
+) -> Cost:
+    _, _, (residual, start, square, last) = _plan(x, low, high, fraction_bits, signed)
+    mantissa = ArithmeticTensor(x.party, x.shares, MANTISSA_BITS)
+    return (
+        normalise_cost(x, low, high, 1, signed)
         + polynomial.cost(mantissa, [0.0] * (DEGREE + 1))
-        + _product(x.size)
-        + _product(x.size)
-        + _product(x.size)
-        + truncated_product_cost(x.size, bits)
+        + truncated_product_cost(x.size, residual).beside(truncated_product_cost(x.size, start))
+        + truncated_product_cost(x.size, square)
+        + truncated_product_cost(x.size, last)
     )
 
 
 @protocol(cost=_reciprocal_cost, source="this project; one step of third order from a minimax start")
-async def reciprocal(x: ArithmeticTensor, low: float, high: float, fraction_bits: int = 26) -> ArithmeticTensor:
-    """1/x for low ≤ x ≤ high (public positive bounds).
+async def reciprocal(
+    x: ArithmeticTensor, low: float, high: float, fraction_bits: int = 26, signed: bool = False
+) -> ArithmeticTensor:
+    """1/x for low ≤ x ≤ high (public positive bounds), or for low ≤ |x| ≤ high with ``signed``.
 
-    19 rounds, about 260 bytes and 17 for each factor 4 between the bounds. Relative error below 2^-15, plus one unit of
-    the result. Outside the bounds the result is arbitrary (``insecure_check_ranges`` finds such inputs).
+    17 rounds. About 260 bytes and 16 for each factor 4 between the bounds (32 if signed): 381 for 2^-8..2^8.
+    Relative error below 2^-15, plus 2.1 units of the result. Domain: besides the bounds, 1/low at fraction_bits below
+    2^41. Outside the bounds the result is arbitrary (``insecure_check_ranges`` finds such inputs).
+
+    With x = ±m·4^k the cubic start y has e = 1 − m·y of at most 0.0293, so y(1 + e + e²) is off by e³ < 2^-15.2;
+    e and e² at 20 bits and the mantissa's truncation add less than 2^-17.9. Multiplying the start by ±4^-k in the round
+    that finds e saves a product at the end: it adds 1.03 units, the last truncation one.
     """
-    exponents = Exponents.of(low, high, x.fraction_bits)
-    scale = _scale(exponents, fraction_bits)
-    m, (power,) = await normalise(x, low, high, [(lambda k: 4.0**-k, scale)])
+    _, scale, (residual, start, square, last) = _plan(x, low, high, fraction_bits, signed)
+    m, (power,) = await normalise(x, low, high, [(lambda k: 4.0**-k, scale)], "reciprocal", signed=signed)
     coefficients, _ = minimax("reciprocal", MANTISSA_LOW, MANTISSA_HIGH, DEGREE, CENTRE)
     y = await polynomial(m - CENTRE, coefficients)
-    e = 1.0 - await multiply_truncate(m, y, MANTISSA_BITS)
-    series = e + 1.0 + await multiply_truncate(e, e, MANTISSA_BITS)
-    y = await multiply_truncate(y, series, MANTISSA_BITS)
-    return await multiply_truncate(y, power, MANTISSA_BITS + scale - fraction_bits)
+    product, scaled = await gather(multiply_truncate(m, y, residual), multiply_truncate(y, power, start))
+    e = 1.0 - product
+    series = e + 1.0 + await multiply_truncate(e, e, square)
+    return await multiply_truncate(scaled, series, last)
 
 
 # a narrow range needs no normalisation ---------------------------------------------------------------
@@ -91,10 +121,17 @@ async def reciprocal_narrow(x: ArithmeticTensor, low: float, high: float) -> Ari
     """1/x for low ≤ x ≤ high with a small ratio (such as the sum of a softmax): no comparison at all. The scale of the
     result is 26 + ⌈log2 high⌉.
 
-    7 rounds and 2 a step, 3 steps up to high/low = 16. Relative error below 2^-16. Each step squares e = 1 − x·y and
-    multiplies y by 1 + e, both in the same round.
+    7 rounds and 2 a step (one more if x has to be truncated to 26 bits first); high/low up to 16 takes 3 steps, up to
+    128 six. Relative error below 2^-16. Each step squares e = 1 − x·y and multiplies y by 1 + e, both in the same
+    round. Domain: the bounds, high/low ≤ 128, 2^-10 ≤ high ≤ 2^30.
     """
-    require_real("high", high, low, 64 * low, open_low=True, way_out="use reciprocal for wider ranges")
+    require_real("low", low, 0, open_low=True)
+    require_real("high", high, low, 128 * low, open_low=True, way_out="use reciprocal for wider ranges")
+    require_real("high", high, 2.0**-10, 2.0**30, way_out="change the scale with reinterpret")
+    if x.party.insecure_check_ranges:
+        from refmpc.debug import check_bounds
+
+        await check_bounds(x, low, high, "reciprocal_narrow")
     exponent, centre, coefficients, steps = _narrow_plan(low, high)
     m = x.reinterpret(x.fraction_bits + exponent)
     if m.fraction_bits > MANTISSA_BITS:
@@ -114,29 +151,20 @@ async def reciprocal_narrow(x: ArithmeticTensor, low: float, high: float) -> Ari
 def _divide_cost(
     numerator: ArithmeticTensor, denominator: ArithmeticTensor, low: float, high: float, signed: bool = False
 ) -> Cost:
-    total = reciprocal.cost(denominator, low, high)
-    if signed:
-        total += is_negative.cost(denominator, 0, Exponents.of(low, high, denominator.fraction_bits).high_bit)
-        total += Cost(2, 32 * denominator.size) + Cost(2, 32 * denominator.size)
     outputs = int(np.prod(np.broadcast_shapes(numerator.shape, denominator.shape)))
-    return total + truncated_product_cost(outputs, 26)
+    total = reciprocal.cost(denominator, low, high, INVERSE_BITS, signed)
+    return total + truncated_product_cost(outputs, INVERSE_BITS)
 
 
 @protocol(cost=_divide_cost, source="reciprocal")
 async def divide(
     numerator: ArithmeticTensor, denominator: ArithmeticTensor, low: float, high: float, signed: bool = False
 ) -> ArithmeticTensor:
-    """numerator / denominator at the scale of the numerator, for low ≤ |denominator| ≤ high.
+    """numerator / denominator at the scale of the numerator, for low ≤ denominator ≤ high; with ``signed`` for
+    low ≤ |denominator| ≤ high.
 
-    21 rounds, the bytes of ``reciprocal`` + 34; with ``signed`` the denominator may be negative, for 6 rounds and about
-    140 bytes more. Error: relative 2^-15 of the quotient, |numerator|·2^-26, and one unit.
+    19 rounds, the bytes of ``reciprocal`` + 34. Error: relative 2^-15 of the quotient, |numerator|·2^-24.9, and one
+    unit. Domain: the bounds, and a quotient below 2^36 in units of the numerator's scale.
     """
-    if not signed:
-        inverse = await reciprocal(denominator, low, high)
-    else:
-        high_bit = Exponents.of(low, high, denominator.fraction_bits).high_bit
-        negative = await is_negative(denominator, 0, high_bit)
-        magnitude = denominator - (await select(negative, denominator)).scale_by_integers(2)
-        inverse = await reciprocal(magnitude, low, high)
-        inverse = inverse - (await select(negative, inverse)).scale_by_integers(2)
-    return await multiply_truncate(numerator, inverse, 26)
+    inverse = await reciprocal(denominator, low, high, INVERSE_BITS, signed)
+    return await multiply_truncate(numerator, inverse, INVERSE_BITS)

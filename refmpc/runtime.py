@@ -122,7 +122,7 @@ def run(
     options = Options(
         timeout=timeout,
         profile=network_profile(network),
-        run_id=secrets.token_hex(16),
+        run_id=secrets.token_hex(16) if insecure_seed is None else f"insecure seed {insecure_seed}",
         parameters=dict(parameters or {}),
         releases=dict(releases or {}),
         insecure_seed=insecure_seed,

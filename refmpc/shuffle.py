@@ -73,6 +73,7 @@ async def _shuffle_one(
 ) -> SecretTensor:
     boolean = isinstance(tensor, BooleanTensor)
     add, subtract = (np.bitwise_xor, np.bitwise_xor) if boolean else (np.add, np.subtract)
+    low = tensor._mask if isinstance(tensor, BooleanTensor) else np.uint64(2**64 - 1)
     rows = len(tensor)
     flat = tensor.shares.reshape(2, rows, tensor.size // rows if rows else 0)
     result = np.empty(flat.shape, dtype=np.uint64)
@@ -80,8 +81,9 @@ async def _shuffle_one(
         x, out = flat[:, :, columns], result[:, :, columns]
         shape = x.shape[1:]
 
-        def masks(stream: Stream, shape: tuple[int, ...] = shape) -> np.ndarray:
-            return stream.words(shape[0] * shape[1]).reshape(shape)
+        def masks(stream: Stream, shape: tuple[int, int] = shape) -> np.ndarray:
+            words = stream.words(shape[0] * shape[1]).reshape(shape)
+            return words & low if boolean else words  # Boolean shares have no bits above their width
 
         first, second = operation.round(), operation.round()
         if role == 0:

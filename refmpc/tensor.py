@@ -6,7 +6,7 @@ once. Inside an async protocol call the protocol itself and ``await`` it, so tha
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -62,6 +62,9 @@ class SecretTensor:
         """This party's share x_id+1."""
         return self.shares[1]
 
+    def __bool__(self) -> bool:
+        raise TypeError(f"{self!r} is secret: it has no truth value; reveal it, or select with where()")
+
     def __len__(self) -> int:
         require(self.ndim > 0, "len()", self, "a tensor with at least one axis")
         return self.shape[0]
@@ -70,9 +73,11 @@ class SecretTensor:
         return (self[index] for index in range(len(self)))
 
     def __getitem__(self: Kind, index: Any) -> Kind:
-        """A view, as in numpy; the index is public."""
+        """A view, as in numpy (a copy if arrays or lists are among the indices); the index is public."""
         index = index if isinstance(index, tuple) else (index,)
-        return self._like(self.shares[(slice(None), *index)])
+        if all(part is None or part is Ellipsis or isinstance(part, int | np.integer | slice) for part in index):
+            return self._like(self.shares[(slice(None), *index)])
+        return self._like(np.stack([share[index] for share in self.shares]))  # numpy may move the indexed axes
 
     def reshape(self: Kind, *shape: int | tuple[int, ...]) -> Kind:
         """The same elements in another shape."""
@@ -82,7 +87,7 @@ class SecretTensor:
     def transpose(self: Kind, *axes: int) -> Kind:
         """Axes permuted (reversed without arguments); a view."""
         order = axes or tuple(reversed(range(self.ndim)))
-        return self._like(self.shares.transpose(0, *(axis % self.ndim + 1 for axis in order)))
+        return self._like(self.shares.transpose(0, *(_axis(axis, self.ndim) for axis in order)))
 
     @property
     def T(self: Kind) -> Kind:
@@ -149,6 +154,11 @@ class ArithmeticTensor(SecretTensor):
             mine, theirs = self.rescale(bits), other.rescale(bits)
         else:
             bits = self.fraction_bits
+            if bits == 0 and np.asarray(other).dtype.kind == "f":
+                whole = bool((np.asarray(other) == np.rint(other)).all())
+                require(
+                    whole, "public operand", other, "whole numbers with an integer tensor", "rescale the tensor first"
+                )
             words = encode(other, bits, name="public operand")
             mine, theirs = self, ArithmeticTensor(self.party, self._public_shares(words), bits)
         ndim = max(mine.ndim, theirs.ndim)
@@ -174,6 +184,8 @@ class ArithmeticTensor(SecretTensor):
 
     def scale_by_integers(self, factor: Any) -> ArithmeticTensor:
         """Times public integers: local, exact, same scale."""
+        integral = np.asarray(factor).dtype.kind in "biu"
+        require(integral, "factor", factor, "integers", "multiply by real numbers with *")
         words = encode(factor, 0, name="factor")
         ndim = max(self.ndim, words.ndim)
         shares = self.shares.reshape(2, *(1,) * (ndim - self.ndim), *self.shape)
@@ -184,35 +196,47 @@ class ArithmeticTensor(SecretTensor):
         if axis is None:
             axis = tuple(range(self.ndim))
         axes = (axis,) if isinstance(axis, int) else axis
-        shifted = tuple(a % self.ndim + 1 for a in axes)
+        shifted = tuple(_axis(a, self.ndim) for a in axes)
         return self._like(np.asarray(self.shares.sum(axis=shifted, dtype=np.uint64, keepdims=keepdims)))
 
     # operators that run a protocol ---------------------------------------------------------------
 
     def __mul__(self, other: Any) -> ArithmeticTensor:
-        from refmpc import arithmetic, truncation
+        from refmpc import arithmetic
 
         if isinstance(other, ArithmeticTensor):
             bits = min(self.fraction_bits, other.fraction_bits)
             if bits == 0:
                 return self.party.complete(arithmetic.multiply(self, other))
             return self.party.complete(arithmetic.multiply_truncate(self, other, bits))
-        public = np.asarray(other)
-        if public.dtype.kind in "biu":
-            return self.scale_by_integers(public)
-        bits = self.fraction_bits or DEFAULT_FRACTION_BITS
-        scaled = self.scale_by_integers(encode(public, bits, "public operand").view(np.int64))
-        return self.party.complete(truncation.truncate(scaled.reinterpret(self.fraction_bits + bits), bits))
+        return self._times_public(other, lambda share, words: share * words)
 
     __rmul__ = __mul__
 
-    def __matmul__(self, other: ArithmeticTensor) -> ArithmeticTensor:
+    def __matmul__(self, other: Any) -> ArithmeticTensor:
         from refmpc import arithmetic
 
+        if not isinstance(other, ArithmeticTensor):
+            return self._times_public(other, lambda share, words: share @ words)
         bits = min(self.fraction_bits, other.fraction_bits)
         if bits == 0:
             return self.party.complete(arithmetic.matmul(self, other))
         return self.party.complete(arithmetic.matmul_truncate(self, other, bits))
+
+    def __rmatmul__(self, other: Any) -> ArithmeticTensor:
+        return self._times_public(other, lambda share, words: words @ share)
+
+    def _times_public(self, other: Any, product: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> ArithmeticTensor:
+        """A product with public values: local for integers; real ones are taken at this scale and truncated back."""
+        from refmpc import truncation
+
+        public = np.asarray(other)
+        bits = 0 if public.dtype.kind in "biu" else self.fraction_bits or DEFAULT_FRACTION_BITS
+        factor = encode(public, bits, "public operand")
+        scaled = self._like(np.stack([product(share, factor) for share in self.shares]))
+        if bits == 0:
+            return scaled
+        return self.party.complete(truncation.truncate(scaled.reinterpret(self.fraction_bits + bits), bits))
 
     def __lt__(self, other: Any) -> TwoHolderBits:
         from refmpc.comparison import is_negative
@@ -232,7 +256,7 @@ class ArithmeticTensor(SecretTensor):
 
 
 class BooleanTensor(SecretTensor):
-    """Secret words of ``width`` bits, shared by XOR. ``^ ~ <<`` and taking bits are local, ``&`` and ``|`` are not."""
+    """Secret words of ``width`` bits, shared by XOR. ``^ ~`` and taking bits are local, ``&`` and ``|`` are not."""
 
     __slots__ = ("width",)
 
@@ -250,19 +274,32 @@ class BooleanTensor(SecretTensor):
     def _mask(self) -> np.uint64:
         return np.uint64((1 << self.width) - 1)
 
-    def _operand(self, other: Any) -> np.ndarray:
-        if isinstance(other, BooleanTensor):
-            require(other.width == self.width, "width of the other operand", other.width, f"{self.width} bits")
-            return other.shares
-        return self._public_shares(np.asarray(other).astype(np.int64).view(np.uint64) & self._mask)
+    def _public_words(self, other: Any) -> np.ndarray:
+        array = np.asarray(other)
+        require(array.dtype.kind in "biu", "public operand", array.dtype, "integers or booleans")
+        return np.asarray(array.astype(np.uint64) & self._mask)
+
+    def _aligned(self, other: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """These shares and others with as many axes, so that they broadcast behind the share axis."""
+        ndim = max(self.shares.ndim, other.ndim)
+        mine, theirs = (
+            shares.reshape(shares.shape[0], *(1,) * (ndim - shares.ndim), *shares.shape[1:])
+            for shares in (self.shares, other)
+        )
+        return mine, theirs
 
     def __xor__(self, other: Any) -> BooleanTensor:
-        return self._like(self.shares ^ self._operand(other))
+        if isinstance(other, BooleanTensor):
+            require(other.width == self.width, "width of the other operand", other.width, f"{self.width} bits")
+            left, right = self._aligned(other.shares)
+        else:
+            left, right = self._aligned(self._public_shares(self._public_words(other)))
+        return self._like(left ^ right)
 
     __rxor__ = __xor__
 
     def __invert__(self) -> BooleanTensor:
-        return self ^ np.broadcast_to(self._mask.view(np.int64), self.shape)
+        return self ^ self._mask
 
     def bit(self, index: int) -> BooleanTensor:
         """One bit of each word, as a tensor of width 1."""
@@ -274,7 +311,8 @@ class BooleanTensor(SecretTensor):
 
         if isinstance(other, BooleanTensor):
             return self.party.complete(and_words(self, other))
-        return self._like(self.shares & (np.asarray(other).astype(np.int64).view(np.uint64) & self._mask))
+        left, right = self._aligned(self._public_words(other)[np.newaxis])
+        return self._like(left & right)
 
     def __or__(self, other: BooleanTensor) -> BooleanTensor:
         return ~(~self & ~other)
@@ -283,13 +321,18 @@ class BooleanTensor(SecretTensor):
 def concatenate(tensors: Sequence[Kind], axis: int = 0) -> Kind:
     """Join tensors of one kind and scale along an axis: local."""
     first = _same_kind(tensors)
-    return first._like(np.concatenate([t.shares for t in tensors], axis=axis % first.ndim + 1))
+    return first._like(np.concatenate([t.shares for t in tensors], axis=_axis(axis, first.ndim)))
 
 
 def stack(tensors: Sequence[Kind], axis: int = 0) -> Kind:
     """Join tensors of one kind, scale and shape along a new axis: local."""
     first = _same_kind(tensors)
-    return first._like(np.stack([t.shares for t in tensors], axis=axis % (first.ndim + 1) + 1))
+    return first._like(np.stack([t.shares for t in tensors], axis=_axis(axis, first.ndim + 1)))
+
+
+def _axis(axis: int, ndim: int) -> int:
+    """An axis as a position in the shares, which have one axis in front."""
+    return require_integer("axis", axis, -ndim, ndim - 1) % ndim + 1
 
 
 def _same_kind(tensors: Sequence[Kind]) -> Kind:

@@ -128,8 +128,9 @@ async def truncate(x: ArithmeticTensor, bits: int) -> ArithmeticTensor:
         role = segment.role(me)
         if role == 2:
             to_0, to_1 = operation.with_next, operation.with_previous
-            a0, m0, key0_for_1, key1_for_1 = _offer_masks(to_0, n, bits)
-            _, m2, key0_for_0, key1_for_0 = _offer_masks(to_1, n, bits)
+            a0 = to_0.words(n)
+            m0, key0_for_1, key1_for_1 = _offer_masks(to_0, n, bits)
+            m2, key0_for_0, key1_for_0 = _offer_masks(to_1, n, bits)
             rho = np.uint64(0) - flat[0, at] - flat[1, at]
             b0 = (rho >> np.uint64(bits)) - a0
             mask = m0 + m2
@@ -145,7 +146,9 @@ async def truncate(x: ArithmeticTensor, bits: int) -> ArithmeticTensor:
         c = flat[1 - role, at] + OFFSET
         top = (c >> np.uint64(63)).astype(bool)
         stream = operation.with_previous if role == 0 else operation.with_next
-        a0, mask, key0, key1 = _offer_masks(stream, n, bits)
+        if role == 0:
+            a0 = stream.words(n)
+        mask, key0, key1 = _offer_masks(stream, n, bits)
         key = kernels.pack_bits(np.where(top, key1, key0), bits)  # opens the dealer's offer to the other holder
         if role == 0:
             round_.send_next(key)
@@ -172,12 +175,11 @@ async def truncate(x: ArithmeticTensor, bits: int) -> ArithmeticTensor:
     return ArithmeticTensor(x.party, result, max(0, x.fraction_bits - bits))
 
 
-def _offer_masks(stream: Stream, count: int, bits: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Quotient mask, wrap mask, and the two one-time keys, drawn alike by the dealer and one holder."""
-    quotient = stream.words(count)
+def _offer_masks(stream: Stream, count: int, bits: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """A wrap mask and two one-time keys, drawn alike by the dealer and one holder."""
     wrap = stream.words(count) >> np.uint64(64 - bits)
     key0, key1 = _narrow_masks(stream, count, bits)
-    return quotient, wrap, key0, key1
+    return wrap, key0, key1
 
 
 async def _check_domain(x: ArithmeticTensor, operation: str) -> None:

@@ -1,10 +1,10 @@
 """Membership inference on the plaintext twins: the population attack, and LiRA as the stronger one.
 
-P-Attack (Ye et al., CCS 2022): one threshold per false-positive rate, the quantile of the target model's loss on
-population data; a record is called a member when its loss is below. Weak and average-case, needs no shadow
-models; this is what the paper reports.
-LiRA (Carlini et al., S&P 2022): shadow models trained on random halves give, per record, the distribution of its
-logit-scaled confidence with and without it; the score is the likelihood ratio.
+P-Attack (Ye et al., CCS 2022): one threshold per false-positive rate, the quantile of the target model's
+loss on population data; a record is called a member when its loss is below. Weak and average-case, needs no
+shadow models; this is what the paper reports.
+LiRA (Carlini et al., S&P 2022): shadow models trained on random halves give, per record, the distribution of
+its logit-scaled confidence with and without it; the score is the likelihood ratio.
 
 ``python -m vfl.attack`` runs both on digits against Plain, G-Shuff and G-BMF.
 """
@@ -63,7 +63,12 @@ def roc_report(attack: str, member_scores: Floats, other_scores: Floats) -> Atta
     TPR at an FPR is the best that keeps the *measured* FPR at or below it; with fewer than 1,000
     non-members 0.1 % means no false positive at all.
     """
-    require(len(member_scores) > 0 and len(other_scores) > 0, "scores", "none", "at least one member and one other")
+    require(
+        len(member_scores) > 0 and len(other_scores) > 0,
+        "scores",
+        "none",
+        "at least one member and one other",
+    )
     members, others = np.sort(member_scores), np.sort(other_scores)
     thresholds = np.unique(np.concatenate([members, others]))[::-1]
     tpr = 1.0 - np.searchsorted(members, thresholds, side="left") / len(members)
@@ -101,8 +106,8 @@ def lira_scores(
 ) -> Floats:
     """Log-likelihood ratios log N(φ; in) − log N(φ; out) for every record.
 
-    ``target`` (n,) and ``shadows`` (models, n) hold logit-scaled confidences, ``included`` (models, n) who was
-    trained on. ``shared_variance`` pools the variances over records, the choice for few shadow models.
+    ``target`` (n,) and ``shadows`` (models, n) hold logit-scaled confidences, ``included`` (models, n) who
+    was trained on. ``shared_variance`` pools the variances over records, the choice for few shadow models.
     """
     require(shadows.shape == included.shape, "included", included.shape, f"of shape {shadows.shape}")
     counts_in, counts_out = included.sum(0), (~included).sum(0)
@@ -152,8 +157,8 @@ def attack_twin(
 ) -> list[AttackReport]:
     """Train the target on a random half of the rows and attack it; members and non-members are balanced.
 
-    P-Attack takes the test rows as population. LiRA trains ``num_shadows`` models, each on a random half; every
-    model, the target included, uses its own noise. ``num_shadows=0`` runs P-Attack only.
+    P-Attack takes the test rows as population. LiRA trains ``num_shadows`` models, each on a random half;
+    every model, the target included, uses its own noise. ``num_shadows=0`` runs P-Attack only.
     """
     require_integer("num_shadows", num_shadows, 0)
     rows, labels = federation.rows(), federation.labels
@@ -247,7 +252,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     started = time.perf_counter()
     for method, train in METHODS.items():
         for report in attack_twin(
-            train, federation, config, num_shadows=options.shadows, seed=options.seed, progress=not options.json
+            train,
+            federation,
+            config,
+            num_shadows=options.shadows,
+            seed=options.seed,
+            progress=not options.json,
         ):
             results.append((method, report))
     plot_reports(results, options.out / "roc.png")

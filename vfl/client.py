@@ -9,6 +9,7 @@ embeddings in batches where the record is absent, so only the *labels* stay cove
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -17,9 +18,9 @@ import numpy.typing as npt
 
 from accel.validate import require, require_choice, require_integer, require_real
 from vfl.estimate import ErrorBound, error_bound, estimate_per_sample_gradients, regulariser
-from vfl.gradients import AdapterFactors
+from vfl.gradients import Adapter, AdapterFactors
 from vfl.lora import ParallelLora
-from vfl.scaling import RowBound
+from vfl.scaling import RowBound, bound_rows
 
 __all__ = ["Client", "EstimateRecord", "LocalUpdate", "concatenate", "make_clients"]
 
@@ -63,7 +64,8 @@ class Client:
     """One client of the federation; ``columns`` are its columns in the concatenated embedding.
 
     ``embeddings`` are the outputs of its frozen local model (M×d_i), ``block_outputs`` the pooled outputs of
-    its blocks (each M×m_l), needed when ``lora`` is given. Rows leave the client only through
+    its blocks (each M×m_l), needed when ``lora`` is given. ``factor_bound``, a public number, bounds the rows
+    of the shared A = XVᵀ, whose size follows V: fixed-point ranges need it. Rows leave the client only through
     ``embedding_rows`` and ``lora_factors``, bounded by ``row_bound``.
     """
 
@@ -75,6 +77,7 @@ class Client:
     block_outputs: Sequence[Floats] = ()
     lora: ParallelLora | None = None
     update: LocalUpdate = field(default_factory=LocalUpdate)
+    factor_bound: float | None = None
     estimate_log: list[EstimateRecord] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -85,7 +88,14 @@ class Client:
             self.embeddings.shape,
             f"(rows, {width})",
         )
-        require(bool(np.isfinite(self.embeddings).all()), f"{self.name}: embeddings", "inf or nan", "finite numbers")
+        require(
+            bool(np.isfinite(self.embeddings).all()),
+            f"{self.name}: embeddings",
+            "inf or nan",
+            "finite numbers",
+        )
+        if self.factor_bound is not None:
+            require_real("factor_bound", self.factor_bound, 0.0, open_low=True)
         if self.labels is not None:
             require(len(self.labels) == self.num_samples, f"{self.name}: labels", len(self.labels), "one per row")
         if self.lora is not None:
@@ -106,6 +116,30 @@ class Client:
         return len(self.embeddings)
 
     @property
+    def is_trainable(self) -> bool:
+        """Whether the servers compute gradients for this client's layers."""
+        return self.lora is not None
+
+    def adapters(self, rows: npt.ArrayLike | slice) -> list[Adapter]:
+        """What the servers need about the shared layers for these rows: factors here, Jacobians elsewhere."""
+        return list(self.lora_factors(rows))
+
+    def fresh(self) -> Client:
+        """A copy whose layers can be trained without touching this one; data arrays are shared."""
+        twin = copy.copy(self)
+        twin.lora, twin.estimate_log, twin._velocity = copy.deepcopy(self.lora), [], None
+        return twin
+
+    def subset(self, rows: npt.NDArray[np.int64]) -> Client:
+        """A fresh client that holds these rows only, in that order."""
+        twin = self.fresh()
+        twin.embeddings = self.embeddings[rows]
+        twin.block_outputs = [x[rows] for x in self.block_outputs]
+        twin.labels = None if self.labels is None else self.labels[rows]
+        twin._frozen = None if self._frozen is None else self._frozen[rows]
+        return twin
+
+    @property
     def width(self) -> int:
         return self.columns.stop - self.columns.start
 
@@ -115,7 +149,9 @@ class Client:
 
     @property
     def shared_layers(self) -> list[int]:
-        """The LoRA layers whose gradients the servers release: all under ``released``, one under ``estimated``."""
+        """The LoRA layers whose gradients the servers release: all under ``released``, one under
+        ``estimated``.
+        """
         if self.lora is None:
             return []
         if self.update.kind == "released":
@@ -147,9 +183,16 @@ class Client:
         assert self.lora is not None
         inputs = self._scaled_inputs(rows)
         projected = self.lora.project(inputs)
+        if self.factor_bound is not None:
+            projected = [bound_rows(a, self.factor_bound) for a in projected]
         return [
             AdapterFactors(
-                self.columns, projected[l], inputs[l], self.lora.layers[l].up, self.lora.scale, self.update.parts
+                self.columns,
+                projected[l],
+                inputs[l],
+                self.lora.layers[l].up,
+                self.lora.scale,
+                self.update.parts,
             )
             for l in self.shared_layers
         ]
@@ -174,8 +217,8 @@ class Client:
     ) -> None:
         """Apply the released mean gradient of the shared layers (flat layout of ``vfl.gradients``).
 
-        ``rows`` is the batch it belongs to; ``noise_std`` the deviation of the noise in it (σ_t/B, all of it),
-        used by ``estimated`` only.
+        ``rows`` is the batch it belongs to; ``noise_std`` the deviation of the noise in it (σ_t/B, all of
+        it), used by ``estimated`` only.
         """
         assert self.lora is not None
         factors = self.lora_factors(rows)
@@ -288,10 +331,13 @@ def make_clients(
     rank: int = 8,
     alpha: float = 1.0,
     update: LocalUpdate | None = None,
+    factor_bound: float | None = None,
     seed: int = 0,
     dtype: npt.DTypeLike = np.float64,
 ) -> list[Client]:
-    """One client per array; the last one holds the labels. With ``block_outputs`` every client gets LoRA layers."""
+    """One client per array; the last one holds the labels. With ``block_outputs`` every client gets LoRA
+    layers.
+    """
     require(len(embeddings) >= 1, "embeddings", len(embeddings), "at least one client")
     require(len(row_bounds) == len(embeddings), "row_bounds", len(row_bounds), f"{len(embeddings)} bounds")
     clients, start = [], 0
@@ -311,6 +357,7 @@ def make_clients(
                 block_outputs=[np.asarray(x, dtype=dtype) for x in block_outputs[i]] if block_outputs else (),
                 lora=lora,
                 update=update or LocalUpdate(),
+                factor_bound=factor_bound,
             )
         )
         start += width

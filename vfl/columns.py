@@ -150,7 +150,13 @@ def load_columns(
     The last rows of the public order become the test rows, those before them the public rows. ``classes``
     states the class names; without it they are taken from the labels, and the set of names is then public.
     """
-    require(len(paths) >= 1, "paths", list(paths), "at least one file", "one file per client, the label client's last")
+    require(
+        len(paths) >= 1,
+        "paths",
+        list(paths),
+        "at least one file",
+        "one file per client, the label client's last",
+    )
     require_real("test_fraction", test_fraction, 0.0, 1.0, open_low=True, open_high=True)
     require_real("public_fraction", public_fraction, 0.0, 1.0 - test_fraction, open_high=True)
     last = read_client_file(paths[-1], id_column=id_column, label_column=label_column)
@@ -164,8 +170,8 @@ def load_columns(
     for row, text in enumerate(texts):
         if text not in index:
             raise ColumnsError(
-                f"{aligned[-1].source}, column {label_column!r}, id {aligned[-1].ids[row]!r}: class {text!r} must be "
-                f"one of {', '.join(names)}"
+                f"{aligned[-1].source}, column {label_column!r}, id {aligned[-1].ids[row]!r}: class {text!r} "
+                f"must be one of {', '.join(names)}"
             )
     if len(names) < 2:
         raise ColumnsError(f"{aligned[-1].source}, column {label_column!r}: only one class, {names[0]!r}; need two")
@@ -203,7 +209,8 @@ def _read_csv(file: Path) -> tuple[list[str], list[list[object]]]:
                 continue
             if len(row) != len(header):
                 raise ColumnsError(
-                    f"{file.name}, line {reader.line_num}: {len(row)} values, but the header names {len(header)} columns"
+                    f"{file.name}, line {reader.line_num}: {len(row)} values, "
+                    f"but the header names {len(header)} columns"
                 )
             rows.append(list(row))
     return header, rows
@@ -259,8 +266,9 @@ def _read_text(source: str, column: str, values: Sequence[object]) -> list[str]:
     for row, value in enumerate(values, start=1):
         if _is_missing(value):
             raise ColumnsError(f"{source}, column {column!r}, row {row}: the value is missing; fill it or drop the row")
-        whole = isinstance(value, float) and value.is_integer()
-        texts.append(str(int(value)) if whole else str(value).strip())  # type: ignore[arg-type]
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        texts.append(str(value).strip())
     return texts
 
 
@@ -282,8 +290,8 @@ def _numbers(source: str, column: str, values: Sequence[object]) -> npt.NDArray[
     for row, value in enumerate(values, start=1):
         if _is_missing(value):
             raise ColumnsError(
-                f"{source}, column {column!r}, row {row}: the value is missing; fill it with a public constant "
-                "(not with a statistic of the private rows) or drop the row"
+                f"{source}, column {column!r}, row {row}: the value is missing; fill it with a public "
+                "constant (not with a statistic of the private rows) or drop the row"
             )
         try:
             out[row - 1] = float(value)  # type: ignore[arg-type]

@@ -11,7 +11,7 @@ Only public rows, or constants stated here, may be used to fit anything (see ``v
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -35,12 +35,14 @@ Array = npt.NDArray[np.generic]
 
 @dataclass(frozen=True)
 class VerticalData:
-    """One data set as the clients hold it; entry i of a tuple belongs to client i, the last one has the labels.
+    """One data set as the clients hold it; entry i of a tuple belongs to client i, the last one has the
+    labels.
 
     ``train``, ``test`` and ``public`` hold, per client, an array whose first axis is the (aligned) row:
     ``(rows, columns)`` for tables and embeddings, ``(rows, height, width, channels)`` for images. ``public``
     rows are nobody's secret and take no part in training. ``value_range`` is a constant known without
     looking at the data (pixels: 0..255), or None when scaling must come from the public rows.
+    ``are_embeddings`` marks rows that are a local model's output already and are not scaled again.
     """
 
     name: str
@@ -52,6 +54,7 @@ class VerticalData:
     public: tuple[Array, ...] | None = None
     public_labels: npt.NDArray[np.int64] | None = None
     value_range: tuple[float, float] | None = None
+    are_embeddings: bool = False
     notes: tuple[str, ...] = field(default=())
 
     def __post_init__(self) -> None:
@@ -79,9 +82,24 @@ class VerticalData:
     def num_samples(self) -> int:
         return len(self.train_labels)
 
+    def first_rows(self, count: int | None) -> VerticalData:
+        """The first ``count`` training rows and a fifth as many test rows; everything for None."""
+        if count is None:
+            return self
+        require_integer("max_rows", count, 1)
+        tests = max(1, count // 5)
+        return replace(
+            self,
+            train=tuple(a[:count] for a in self.train),
+            train_labels=self.train_labels[:count],
+            test=tuple(a[:tests] for a in self.test),
+            test_labels=self.test_labels[:tests],
+        )
+
 
 def usable_rows(num_samples: int, batch_size: int) -> tuple[int, str]:
-    """How many rows take part, and a sentence on the rest: the last M mod B rows of the aligned order are dropped.
+    """How many rows take part, and a sentence on the rest: the last M mod B rows of the aligned order are
+    dropped.
 
     The rule is public and looks at no value, so it costs no privacy.
     """
@@ -103,7 +121,12 @@ def split_columns(features: Array, num_clients: int) -> tuple[Array, ...]:
     Strips are equal when the width is a multiple of ``num_clients``; otherwise the first ones are one column
     wider. Images are cut along their width (axis 2).
     """
-    require(features.ndim in (2, 3, 4), "features", features.shape, "(rows, columns) or (rows, height, width[, c])")
+    require(
+        features.ndim in (2, 3, 4),
+        "features",
+        features.shape,
+        "(rows, columns) or (rows, height, width[, c])",
+    )
     axis = 1 if features.ndim == 2 else 2
     width = features.shape[axis]
     require_integer(
@@ -199,7 +222,8 @@ def _load_torchvision(
     public = public_labels = None
     fraction = public_fraction or 0.0
     require_real("public_fraction", fraction, 0.0, 1.0, open_high=True)
-    # The published order of these sets is already shuffled, but not for every class file (EMNIST): deal again.
+    # The published order of these sets is already shuffled, but not for every class file (EMNIST): deal
+    # again.
     order = np.random.default_rng(seed).permutation(len(y_train))
     num_public = round(fraction * len(order))
     public_rows, train_rows = order[:num_public], np.sort(order[num_public:])
@@ -240,7 +264,8 @@ def _public_cifar100(root: Path) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.
 
 
 def load_embeddings(path: str | Path, *, num_clients: int = 2, widths: Sequence[int] | None = None) -> VerticalData:
-    """Precomputed embeddings: an .npz with ``train``, ``test``, ``y_train``, ``y_test`` [, ``public``, ``y_public``].
+    """Precomputed embeddings: an .npz with ``train``, ``test``, ``y_train``, ``y_test`` [, ``public``,
+    ``y_public``].
 
     Columns are dealt to the clients in equal contiguous blocks, or in blocks of ``widths``. Integer arrays
     with a ``scale`` are read as (value·scale)², the packing of square-rooted activations.
@@ -254,12 +279,14 @@ def load_embeddings(path: str | Path, *, num_clients: int = 2, widths: Sequence[
         parts = {k: _unpack(z[k], scale) for k in ("train", "test", "public") if k in z}
         labels = {k: z[k].astype(np.int64) for k in ("y_train", "y_test", "y_public") if k in z}
     total = parts["train"].shape[1]
-    if widths is not None:
+    deal: dict[str, tuple[Array, ...]] = {}
+    for key, rows in parts.items():
+        if widths is None:
+            deal[key] = split_columns(rows, num_clients)
+            continue
         require(sum(widths) == total, "widths", list(widths), f"block widths that sum to {total}")
-        cuts = np.cumsum(widths)[:-1]
-        deal = {k: tuple(np.ascontiguousarray(p) for p in np.split(v, cuts, axis=1)) for k, v in parts.items()}
-    else:
-        deal = {k: split_columns(v, num_clients) for k, v in parts.items()}
+        blocks = np.split(rows, np.cumsum(widths)[:-1], axis=1)
+        deal[key] = tuple(np.ascontiguousarray(block) for block in blocks)
     return VerticalData(
         name=file.stem,
         classes=int(max(v.max() for v in labels.values())) + 1,
@@ -269,6 +296,7 @@ def load_embeddings(path: str | Path, *, num_clients: int = 2, widths: Sequence[
         test_labels=labels["y_test"],
         public=deal.get("public"),
         public_labels=labels.get("y_public"),
+        are_embeddings=True,
         notes=(f"precomputed embeddings from {file.name}",),
     )
 

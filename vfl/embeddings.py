@@ -22,7 +22,7 @@ from vfl.local_config import LocalModelConfig
 from vfl.progress import progress_bar
 from vfl.scaling import PublicScaling
 
-__all__ = ["ClientEmbeddings", "embed", "input_scaling"]
+__all__ = ["ClientEmbeddings", "apply_last_layer", "embed", "input_scaling"]
 
 Floats = npt.NDArray[np.float32]
 
@@ -50,7 +50,7 @@ def input_scaling(data: VerticalData, client: int) -> PublicScaling | None:
     """
     if data.value_range is not None:
         return PublicScaling.from_range(*data.value_range)
-    if data.notes and data.notes[0].startswith("precomputed embeddings"):
+    if data.are_embeddings:
         return None
     require(
         data.public is not None,
@@ -60,7 +60,7 @@ def input_scaling(data: VerticalData, client: int) -> PublicScaling | None:
         "set rows aside (public_fraction > 0) or give value_range; private rows must not be used for scaling",
     )
     assert data.public is not None
-    return PublicScaling.from_public(data.public[client].reshape(len(data.public[client]), -1))
+    return PublicScaling.from_public(data.public[client].reshape(len(data.public[client]), -1).astype(np.float64))
 
 
 def embed(
@@ -69,23 +69,91 @@ def embed(
     *,
     cache_dir: str | Path | None = None,
     keep_blocks: bool = False,
+    public_rows: int = 2000,
     progress: bool = True,
 ) -> list[ClientEmbeddings]:
-    """Run every client's frozen local model over its train, test and public rows (one config, or one each)."""
+    """Run every client's frozen local model over its train, test and public rows (one config, or one each).
+
+    Public embeddings serve to choose a row bound, for which the first ``public_rows`` are enough.
+    """
     configs = [config] * data.num_clients if isinstance(config, LocalModelConfig) else list(config)
     require(len(configs) == data.num_clients, "local models", len(configs), f"{data.num_clients} configurations")
     return [
-        _embed_client(data, i, configs[i], None if cache_dir is None else Path(cache_dir), keep_blocks, progress)
+        _embed_client(
+            data,
+            i,
+            configs[i],
+            None if cache_dir is None else Path(cache_dir),
+            keep_blocks,
+            public_rows,
+            progress,
+        )
         for i in range(data.num_clients)
     ]
 
 
+def apply_last_layer(
+    data: VerticalData,
+    weights: str | Path,
+    *,
+    cache_dir: str | Path | None = None,
+    keep_blocks: bool = False,
+) -> list[ClientEmbeddings]:
+    """Precomputed penultimate features through a network's last layer (``fc``): x ↦ x·Wᵀ + b, cached like
+    ``embed``.
+
+    ``keep_blocks`` keeps the features as the one block that a LoRA layer can read.
+    """
+    file = Path(weights)
+    require(file.exists(), "last_layer", str(weights), "an existing weight file")
+    hashed = hashlib.sha256(file.read_bytes()).hexdigest()
+    layer: tuple[Floats, Floats] | None = None
+    out = []
+    for i in range(data.num_clients):
+        parts = {"train": data.train[i], "test": data.test[i]}
+        if data.public is not None:
+            parts["public"] = data.public[i]
+        source = f"precomputed features through the last layer of {file.name}"
+        key = _key(parts, LocalModelConfig(), None, keep_blocks, hashed)
+        path = None if cache_dir is None else Path(cache_dir) / f"embeddings-{key[:32]}.npz"
+        if path is not None and path.exists():
+            with np.load(path) as z:
+                out.append(_collect({name: z[name] for name in z}, source, True))
+            continue
+        if layer is None:
+            import torch
+
+            state = torch.load(file, map_location="cpu", weights_only=True)
+            require("fc.weight" in state, "last_layer", str(weights), "a file with fc.weight and fc.bias")
+            layer = (state["fc.weight"].float().numpy(), state["fc.bias"].float().numpy())
+        weight, bias = layer
+        require(
+            parts["train"].shape[1] == weight.shape[1],
+            "embeddings",
+            parts["train"].shape,
+            f"(rows, {weight.shape[1]}) for this last layer",
+        )
+        arrays = {name: (rows.astype(np.float32) @ weight.T + bias) for name, rows in parts.items()}
+        if keep_blocks:
+            arrays |= {f"{name}_block_0": parts[name].astype(np.float32) for name in ("train", "test")}
+        if path is not None:
+            _write_atomically(path, arrays)
+        out.append(_collect(arrays, source, False))
+    return out
+
+
 def _embed_client(
-    data: VerticalData, client: int, config: LocalModelConfig, cache: Path | None, keep_blocks: bool, progress: bool
+    data: VerticalData,
+    client: int,
+    config: LocalModelConfig,
+    cache: Path | None,
+    keep_blocks: bool,
+    public_rows: int,
+    progress: bool,
 ) -> ClientEmbeddings:
     parts = {"train": data.train[client], "test": data.test[client]}
-    if data.public is not None:
-        parts["public"] = data.public[client]
+    if data.public is not None and public_rows:
+        parts["public"] = data.public[client][:public_rows]
     # A torch model on uint8 images uses its own public pixel constants.
     raw_images = config.kind != "identity" and parts["train"].dtype == np.uint8
     scaling = None if raw_images else input_scaling(data, client)
@@ -134,14 +202,24 @@ def _collect(arrays: dict[str, np.ndarray], source: str, from_cache: bool) -> Cl
         return [arrays[f"{part}_block_{l}"] for l in range(count)]
 
     return ClientEmbeddings(
-        arrays["train"], arrays["test"], arrays.get("public"), blocks("train"), blocks("test"), source, from_cache
+        arrays["train"],
+        arrays["test"],
+        arrays.get("public"),
+        blocks("train"),
+        blocks("test"),
+        source,
+        from_cache,
     )
 
 
 def _key(
-    parts: dict[str, np.ndarray], config: LocalModelConfig, scaling: PublicScaling | None, keep_blocks: bool
+    parts: dict[str, np.ndarray],
+    config: LocalModelConfig,
+    scaling: PublicScaling | None,
+    keep_blocks: bool,
+    extra: str = "",
 ) -> str:
-    digest = hashlib.sha256(f"{_CACHE_FORMAT} {config.fingerprint()} {keep_blocks}".encode())
+    digest = hashlib.sha256(f"{_CACHE_FORMAT} {config.fingerprint()} {keep_blocks} {extra}".encode())
     for name, rows in sorted(parts.items()):
         digest.update(f"{name} {rows.shape} {rows.dtype}".encode())
         digest.update(np.ascontiguousarray(rows).data)

@@ -23,6 +23,7 @@ __all__ = [
     "ErrorBound",
     "dense_system",
     "error_bound",
+    "estimate_from_jacobian",
     "estimate_per_sample_gradients",
     "regulariser",
 ]
@@ -75,7 +76,7 @@ def estimate_per_sample_gradients(
     """Q = Ĝ/B (B×d_i) from Y_U (d_i×r) and, unless None, Y_V (r×m).
 
     ``estimator``: "ls" (least squares of smallest norm; ``regularisation`` is ignored), "ridge" or "mmse"
-    (the same formula; λ comes from ``regulariser``). ``solver``: "direct", or "lsqr" (matrix-free, iterative).
+    (the same formula; λ comes from ``regulariser``). ``solver``: "direct", or "lsqr" (matrix-free).
     """
     require_choice("estimator", estimator, ("ls", "ridge", "mmse"))
     require_choice("solver", solver, ("direct", "lsqr"))
@@ -88,8 +89,9 @@ def estimate_per_sample_gradients(
     right_up = released_up.T
     if released_down is None:
         return _solve_thin(a, damping, right_up)
-    # (aaᵀ + λ)Q + s²·XXᵀ·Q·UUᵀ = a·Y_Uᵀ + s·X·Y_Vᵀ·Uᵀ. In the left singular vectors of U the columns of Q separate:
-    # the d_i − r directions orthogonal to U see U's equations only; direction k sees the factor [a, σ_k·s·X].
+    # (aaᵀ + λ)Q + s²·XXᵀ·Q·UUᵀ = a·Y_Uᵀ + s·X·Y_Vᵀ·Uᵀ. In the left singular vectors of U the columns of Q
+    # separate: the d_i − r directions orthogonal to U see U's equations only; direction k sees the factor
+    # [a, σ_k·s·X].
     left, singular, right_t = np.linalg.svd(up, full_matrices=False)
     along = right_up @ left
     estimate = _solve_thin(a, damping, right_up - along @ left.T)
@@ -141,6 +143,21 @@ def _lsqr(
     operator = LinearOperator((len(right), batch * width), matvec=forward, rmatvec=adjoint, dtype=np.float64)
     solved = lsqr(operator, right, damp=damping**0.5, atol=1e-13, btol=1e-13, iter_lim=20_000)[0]
     return solved.reshape(batch, width)
+
+
+def estimate_from_jacobian(
+    released: Floats, jacobian: Floats, *, estimator: str = "ridge", regularisation: float = 0.0
+) -> Floats:
+    """Q = Ĝ/B for any layer, from its released gradient (n_L,) and its Jacobians (B, d_i, n_L).
+
+    Solves the smaller of the systems n_L and B·d_i; for layers of thousands of parameters use LoRA's factors.
+    """
+    require_choice("estimator", estimator, ("ls", "ridge", "mmse"))
+    batch, width, count = jacobian.shape
+    require(released.shape == (count,), "released", released.shape, f"of shape ({count},)")
+    damping = 0.0 if estimator == "ls" else require_real("regularisation", regularisation, 0.0)
+    # released = Σ_{j,d} Q[j,d]·J[j,d,:]: the factor of the observations is F = J as a (B·d_i, n_L) matrix.
+    return _solve_thin(jacobian.reshape(batch * width, count), damping, released).reshape(batch, width)
 
 
 def dense_system(projected: Floats, inputs: Floats, up: Floats, scale: float, *, with_down: bool) -> Floats:

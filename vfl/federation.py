@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,12 +66,7 @@ class Federation:
 
     def fresh(self) -> Federation:
         """A copy whose adapters can be trained without touching this one; the data arrays are shared."""
-        clients = []
-        for client in self.clients:
-            twin = copy.copy(client)
-            twin.lora, twin.estimate_log = copy.deepcopy(client.lora), []
-            twin._velocity = None
-            clients.append(twin)
+        clients = [c.fresh() for c in self.clients]
         return Federation(
             clients,
             self.classes,
@@ -87,11 +81,7 @@ class Federation:
     def subset(self, rows: npt.NDArray[np.int64]) -> Federation:
         """A fresh federation that trains on these rows only, in that order (shadow models, audits)."""
         twin = self.fresh()
-        for client in twin.clients:
-            client.embeddings = client.embeddings[rows]
-            client.block_outputs = [x[rows] for x in client.block_outputs]
-            client.labels = None if client.labels is None else client.labels[rows]
-            client._frozen = None if client._frozen is None else client._frozen[rows]
+        twin.clients = [c.subset(rows) for c in self.clients]
         return twin
 
 
@@ -107,6 +97,7 @@ def build_federation(
     rank: int = 8,
     lora_alpha: float = 1.0,
     block_bound: float = 1.0,
+    factor_bound: float | None = None,
     update: LocalUpdate | None = None,
     cache_dir: str | Path | None = None,
     seed: int = 0,
@@ -118,7 +109,8 @@ def build_federation(
     Row bound: each client brings its block to R_i (``row_rule`` clip or normalise) with Σ R_i² = R²
     (``bound_split`` equal or width), so the concatenated row obeys R. ``row_bound="public"`` takes R_i as the
     95 % quantile of the client's own *public* embeddings. With ``lora``, each pooled block output is
-    normalised to ``block_bound``, a public number that sizes the fixed-point range of the shared factors.
+    normalised to ``block_bound`` and the rows of A = XVᵀ are clipped to ``factor_bound``: public numbers that
+    size the fixed-point ranges of the shared factors.
     """
     require_real("block_bound", block_bound, 0.0, open_low=True)
     parts = list(embeddings) if embeddings is not None else embed(
@@ -130,19 +122,28 @@ def build_federation(
         require_choice("row_bound", row_bound, ("public",), way_out="or give a number")
         norms = []
         for i, part in enumerate(parts):
-            require(part.public is not None, f"client {i + 1}: public rows", None, "present for row_bound='public'",
-                    "state the row bound as a number")  # fmt: skip
+            require(
+                part.public is not None,
+                f"client {i + 1}: public rows",
+                None,
+                "present for row_bound='public'",
+                "state the row bound as a number",
+            )
             assert part.public is not None
             norms.append(row_bound_from_public(part.public))
         bounds = tuple(norms)
     else:
         bounds = split_row_bound(row_bound, len(parts), rule=bound_split, widths=widths)
-    total = float(np.sqrt(sum(b**2 for b in bounds)))
+    total = float(np.sqrt(sum(b**2 for b in bounds))) if isinstance(row_bound, str) else float(row_bound)
     blocks: list[list[Floats]] | None = None
     test_blocks: list[list[Floats]] = []
     if lora:
         require(
-            all(p.train_blocks for p in parts), "block outputs", "none", "present for LoRA", "embed with keep_blocks"
+            all(p.train_blocks for p in parts),
+            "block outputs",
+            "none",
+            "present for LoRA",
+            "embed with keep_blocks",
         )
         blocks = [[bound_rows(x, block_bound, "normalise") for x in p.train_blocks] for p in parts]
         test_blocks = [[bound_rows(x, block_bound, "normalise").astype(dtype) for x in p.test_blocks] for p in parts]
@@ -154,6 +155,7 @@ def build_federation(
         rank=rank,
         alpha=lora_alpha,
         update=update,
+        factor_bound=factor_bound,
         seed=seed,
         dtype=dtype,
     )

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +22,9 @@ import numpy.typing as npt
 from accel.validate import require, require_choice, require_integer, require_real
 
 __all__ = [
+    "Adapter",
     "AdapterFactors",
+    "AdapterJacobian",
     "ClippedGradient",
     "GlobalModel",
     "clipped_gradient",
@@ -62,7 +65,9 @@ class GlobalModel:
         seed: int = 0,
         dtype: npt.DTypeLike = np.float64,
     ) -> GlobalModel:
-        """The public starting point: zero for the last layer (and so for a single one), He-normal before it."""
+        """The public starting point: zero for the last layer (and so for a single one), He-normal before
+        it.
+        """
         require_integer("input_width", input_width, 1)
         require_integer("classes", classes, 2)
         for width in hidden:
@@ -70,7 +75,7 @@ class GlobalModel:
         sizes = [input_width, *hidden, classes]
         random = np.random.default_rng([seed, 0x6C61796572])
         layers: list[Floats] = []
-        for depth, (fan_in, fan_out) in enumerate(zip(sizes[:-1], sizes[1:], strict=True)):
+        for depth, (fan_in, fan_out) in enumerate(pairwise(sizes)):
             layer = np.zeros((fan_in + 1, fan_out), dtype=dtype)
             if depth < len(hidden):
                 layer[:-1] = random.standard_normal((fan_in, fan_out)) * (2.0 / fan_in) ** 0.5
@@ -161,6 +166,36 @@ class AdapterFactors:
 
 
 @dataclass(frozen=True)
+class AdapterJacobian:
+    """∂H_j/∂φ of any layer of a client, written out as (B, d_i, n_L): the paper's upload, for layers
+    without factors.
+    """
+
+    columns: slice
+    jacobian: Floats
+
+    def __post_init__(self) -> None:
+        width = self.columns.stop - self.columns.start
+        require(
+            self.jacobian.ndim == 3 and self.jacobian.shape[1] == width,
+            "jacobian",
+            self.jacobian.shape,
+            f"of shape (B, {width}, n_L)",
+        )
+
+    @property
+    def num_parameters(self) -> int:
+        return self.jacobian.shape[2]
+
+    def per_sample(self, at_embedding: Floats) -> Floats:
+        """g_φ,j = ∂L_j/∂H_j · ∂H_j/∂φ for every sample, (B, n_L)."""
+        return np.matmul(at_embedding[:, None, :], self.jacobian)[:, 0, :]
+
+
+Adapter = AdapterFactors | AdapterJacobian
+
+
+@dataclass(frozen=True)
 class ClippedGradient:
     """Σ_j c_j g_j in the flat layout, with the clip factors c_j and the per-sample losses."""
 
@@ -176,7 +211,7 @@ def clipped_gradient(
     labels: npt.NDArray[np.int64],
     clip_norm: float | None,
     *,
-    adapters: Sequence[AdapterFactors] = (),
+    adapters: Sequence[Adapter] = (),
     method: str = "factored",
     input_squared_norms: Floats | None = None,
 ) -> ClippedGradient:
@@ -208,6 +243,10 @@ def clipped_gradient(
     start = model.num_parameters
     for adapter in adapters:
         block = model.layers[0][adapter.columns]
+        if isinstance(adapter, AdapterJacobian):
+            total[start : start + adapter.num_parameters] = factors @ adapter.per_sample(deltas[0] @ block.T)
+            start += adapter.num_parameters
+            continue
         up, down = adapter.split(total[start : start + adapter.num_parameters])
         up[...] = adapter.scale * (block @ (scaled[0].T @ adapter.projected))
         if down is not None:
@@ -220,7 +259,7 @@ def per_sample_gradients(
     model: GlobalModel,
     rows_with_one: Floats,
     labels: npt.NDArray[np.int64],
-    adapters: Sequence[AdapterFactors] = (),
+    adapters: Sequence[Adapter] = (),
 ) -> Floats:
     """All per-sample gradients, unclipped, as a (B, n) matrix in the flat layout: the reference."""
     inputs, logits = model.forward(rows_with_one)
@@ -239,7 +278,7 @@ def _squared_norms(
     model: GlobalModel,
     inputs: list[Floats],
     deltas: list[Floats],
-    adapters: Sequence[AdapterFactors],
+    adapters: Sequence[Adapter],
     first: Floats | None,
 ) -> Floats:
     total = np.zeros(len(deltas[0]), dtype=deltas[0].dtype)
@@ -248,6 +287,9 @@ def _squared_norms(
         total += rows * np.einsum("js,js->j", d, d)
     for adapter in adapters:
         block = model.layers[0][adapter.columns]
+        if isinstance(adapter, AdapterJacobian):
+            total += _row_squares(adapter.per_sample(deltas[0] @ block.T))
+            continue
         through_up = deltas[0] @ (block.T @ block)
         part = np.einsum("js,js->j", through_up, deltas[0]) * _row_squares(adapter.projected)
         if adapter.parts == "UV":
@@ -260,13 +302,14 @@ def _row_squares(rows: Floats) -> Floats:
     return np.einsum("ji,ji->j", rows, rows)
 
 
-def _explicit(
-    model: GlobalModel, inputs: list[Floats], deltas: list[Floats], adapters: Sequence[AdapterFactors]
-) -> Floats:
+def _explicit(model: GlobalModel, inputs: list[Floats], deltas: list[Floats], adapters: Sequence[Adapter]) -> Floats:
     batch = len(deltas[0])
     parts = [np.einsum("ji,js->jis", a, d).reshape(batch, -1) for a, d in zip(inputs, deltas, strict=True)]
     for adapter in adapters:
         at_embedding = deltas[0] @ model.layers[0][adapter.columns].T  # ∂L/∂H of this client, (B, d_i)
+        if isinstance(adapter, AdapterJacobian):
+            parts.append(adapter.per_sample(at_embedding))
+            continue
         up = adapter.scale * np.einsum("jd,jr->jdr", at_embedding, adapter.projected)
         parts.append(up.reshape(batch, -1))
         if adapter.parts == "UV":

@@ -39,10 +39,20 @@ class LocalModelConfig:
         if self.output_width is not None:
             require_integer("output_width", self.output_width, 1)
             if self.kind == "resnet18":
-                require(self.output_width in (512, 1000), "output_width", self.output_width, "512 or 1000 for resnet18")
+                require(
+                    self.output_width in (512, 1000),
+                    "output_width",
+                    self.output_width,
+                    "512 or 1000 for resnet18",
+                )
             require(self.kind != "identity", "output_width", self.output_width, "None for the identity model")
         if self.weights == "imagenet":
-            require(self.kind == "resnet18", "weights", self.weights, "a file for local models other than resnet18")
+            require(
+                self.kind == "resnet18",
+                "weights",
+                self.weights,
+                "a file for local models other than resnet18",
+            )
         elif self.weights is not None:
             require(self.kind != "identity", "weights", self.weights, "None for the identity model")
             require(Path(self.weights).exists(), "local_weights", self.weights, "an existing file")

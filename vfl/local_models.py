@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -110,7 +111,7 @@ class ResNet18(LocalModel):
         self.block_widths = [64, 64, 128, 128, 256, 256, 512, 512]
 
     def forward_blocks(self, rows: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        net = self.network
+        net: Any = self.network
         x = net.maxpool(net.relu(net.bn1(net.conv1(rows))))
         pooled = []
         for layer in (net.layer1, net.layer2, net.layer3, net.layer4):
@@ -121,7 +122,9 @@ class ResNet18(LocalModel):
 
 
 def build_local_model(config: LocalModelConfig, input_shape: tuple[int, ...]) -> LocalModel:
-    """The model of ``config`` for rows of ``input_shape`` (columns,) or (height, width, channels), evaluation mode."""
+    """The model of ``config`` for rows of ``input_shape`` (columns,) or (height, width, channels),
+    evaluation mode.
+    """
     require(config.kind != "identity", "local_model", config.kind, "a torch model (identity needs none)")
     width = config.width
     assert width is not None
@@ -133,7 +136,11 @@ def build_local_model(config: LocalModelConfig, input_shape: tuple[int, ...]) ->
             model = MultilayerPerceptron(int(np.prod(input_shape)), width, config.hidden)
         else:
             require(
-                len(input_shape) == 3, "local_model", config.kind, "mlp or identity for tables", "rows are no images"
+                len(input_shape) == 3,
+                "local_model",
+                config.kind,
+                "mlp or identity for tables",
+                "rows are no images",
             )
             if config.kind == "cnn":
                 model = ConvNet(input_shape[2], width)
@@ -187,7 +194,9 @@ def embed_rows(
     batch_rows: int = 250,
     advance: Callable[[int], object] = lambda n: None,
 ) -> tuple[Floats, list[Floats]]:
-    """Embeddings and (if wanted) pooled block outputs of all rows, frozen; ``advance`` is told of progress."""
+    """Embeddings and (if wanted) pooled block outputs of all rows, frozen; ``advance`` is told of
+    progress.
+    """
     model.eval()
     embeddings = np.empty((len(rows), model.output_width), dtype=np.float32)
     blocks = [np.empty((len(rows), w), dtype=np.float32) for w in model.block_widths] if keep_blocks else []

@@ -13,7 +13,9 @@ __all__ = ["progress_bar"]
 
 @contextmanager
 def progress_bar(description: str, total: int, enabled: bool = True) -> Iterator[Callable[[int], None]]:
-    """Yields ``advance(n)``. Writes to stderr, and only when that is a terminal, so that logs stay readable."""
+    """Yields ``advance(n)``. Writes to stderr, and only when that is a terminal, so that logs stay
+    readable.
+    """
     console = Console(stderr=True)
     if not enabled or not console.is_terminal:
         yield lambda n: None

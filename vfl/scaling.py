@@ -94,7 +94,9 @@ class RowBound:
 
 
 def bound_rows(rows: Floats, norm: float, rule: str = "clip") -> Floats:
-    """``rows`` with every row's l2 norm at most ``norm`` (float32 rounding included: it is rounded inwards)."""
+    """``rows`` with every row's l2 norm at most ``norm`` (float32 rounding included: it is rounded
+    inwards).
+    """
     factors = RowBound(norm, rule).factors(rows)
     # A float32 product may round up by 2^-24 per entry; the margin keeps the row inside the bound.
     factors = np.where((factors < 1.0) | (rule == "normalise"), factors * (1.0 - 2.0**-22), 1.0)
@@ -121,5 +123,11 @@ def split_row_bound(
 def row_bound_from_public(public_rows: Floats, quantile: float = 0.95) -> float:
     """A bound that ``quantile`` of the *public* rows obey: a public number by construction."""
     require_real("quantile", quantile, 0.0, 1.0, open_low=True)
-    require(len(public_rows) >= 1, "public_rows", len(public_rows), "at least one row", "state the row bound instead")
+    require(
+        len(public_rows) >= 1,
+        "public_rows",
+        len(public_rows),
+        "at least one row",
+        "state the row bound instead",
+    )
     return float(np.quantile(np.linalg.norm(public_rows.astype(np.float64), axis=1), quantile))

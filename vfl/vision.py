@@ -53,7 +53,8 @@ def resnet18(pretrained: bool, num_outputs: int = 1000) -> torch.nn.Module:
 
 
 def read_torchvision(name: str, root: Path, download: bool = False) -> tuple[Images, Images]:
-    """(train, test) of cifar10, cifar100 or emnist as uint8 images (rows, height, width, channels) and labels.
+    """(train, test) of cifar10, cifar100 or emnist as uint8 images (rows, height, width, channels) and
+    labels.
 
     EMNIST letters: classes 1..26 become 0..25 and the images are transposed to stand upright.
     """

@@ -14,6 +14,7 @@ from protocols import g_bmf, g_shuff
 from protocols.checkpoint import ServerDirectory
 from protocols.plan import Plan, plan_run
 from protocols.scales import GRADIENT_BITS, PROBABILITY_BITS, RELEASE_BITS
+from protocols.step import step_cost
 from protocols.training import ServerJob
 from protocols.upload import ClientJob, client_program
 from tests.protocols.conftest import small_federation
@@ -73,9 +74,10 @@ def small_training(**changes) -> TrainingConfig:
     return TrainingConfig(**{**defaults, **changes})
 
 
+@pytest.mark.parametrize("gradients", ["factored", "explicit"])
 @pytest.mark.parametrize("momentum", [0.0, 0.9], ids=["setting 1", "setting 2"])
-def test_g_bmf_opens_the_twins_weights(federation, tmp_path, momentum):
-    plan = plan_run("g_bmf", federation, small_training(momentum=momentum))
+def test_g_bmf_opens_the_twins_weights(federation, tmp_path, momentum, gradients):
+    plan = plan_run("g_bmf", federation, small_training(momentum=momentum, gradients=gradients))
     result = run_secure(plan, federation, tmp_path)
     noise = noise_of_the_servers(plan, tmp_path)
     twin = train_g_bmf(federation, plan.training, noise=noise)
@@ -126,10 +128,10 @@ def test_the_ledger_holds_exactly_the_declared_releases(federation, tmp_path):
             assert all("differentially private" in r.claim or "NOT a proven bound" in r.claim for r in ledger.releases)
 
 
-def test_the_declared_cost_of_a_step_is_what_it_costs(federation, tmp_path):
-    from protocols.step import step_cost
-
-    plan = plan_run("g_bmf", federation, small_training())
+@pytest.mark.parametrize("gradients", ["factored", "explicit"])
+@pytest.mark.parametrize("weight_decay", [1.0, 0.999])
+def test_the_declared_cost_of_a_step_is_what_it_costs(federation, tmp_path, gradients, weight_decay):
+    plan = plan_run("g_bmf", federation, small_training(gradients=gradients, weight_decay=weight_decay))
     result = run_secure(plan, federation, tmp_path)
     steps = plan.schedule.num_steps
     declared = step_cost(plan.training, plan.width, plan.classes, plan.scales)

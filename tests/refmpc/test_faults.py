@@ -147,10 +147,10 @@ def doing_nothing(party, folder):
     note(party, folder)
 
 
-def with_other_parameters(options, credentials, id, *rest):
+def with_other_parameters(options, credentials, sender, id, *rest):
     """Party 2 was started with its own idea of the parameters."""
     parameters = {"rows": 11} if id == 2 else {"rows": 10}
-    return honest_party(dataclasses.replace(options, parameters=parameters), credentials, id, *rest)
+    return honest_party(dataclasses.replace(options, parameters=parameters), credentials, sender, id, *rest)
 
 
 honest_party = runtime._party_process

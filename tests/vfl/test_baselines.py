@@ -107,7 +107,8 @@ def test_laplacian_score_prefers_smooth_columns():
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("epsilon", -1.0), ("epochs", 0), ("local_steps", 0), ("penalty", 0.0), ("row_rule", "x")]
+    ("field", "value"),
+    [("epsilon", -1.0), ("epochs", 0), ("local_steps", 0), ("penalty", 0.0), ("row_rule", "x")],
 )
 def test_bad_options_name_themselves(field, value):
     with pytest.raises(ValueError, match=field):

@@ -18,8 +18,8 @@ def tiny_images(seed=0, rows=6, size=16):
     random = np.random.default_rng(seed)
     images = random.integers(0, 256, (2, rows, size, size // 2, 3), dtype=np.uint8)
     labels = np.arange(rows) % 3
-    return VerticalData("tiny", 3, tuple(images), labels, tuple(images[:, :3]), labels[:3], tuple(images[:, 3:]),
-                        labels[3:], (0.0, 255.0))  # fmt: skip
+    train, test, public = tuple(images), tuple(images[:, :3]), tuple(images[:, 3:])
+    return VerticalData("tiny", 3, train, labels, test, labels[:3], public, labels[3:], (0.0, 255.0))
 
 
 def tiny_table(seed=0):
@@ -160,3 +160,56 @@ def test_row_bound_from_public_rows():
     assert "public rows" in federation.public_inputs[0]
     with pytest.raises(ValueError, match="row_bound"):
         build_federation(load_data("digits"), row_bound="private")
+
+
+def test_pretraining_learns_and_resumes_exactly(tmp_path):
+    from vfl.pretrain import load_public_images, pretrain
+
+    images, labels = load_public_images("digits", public_fraction=0.3)
+    assert len(labels) == 539 and images.max() <= 1.0
+    config = LocalModelConfig("cnn", output_width=16)
+    options = {"batch_size": 64, "learning_rate": 0.1, "progress": False}
+    whole = pretrain(images, labels, config, tmp_path / "whole.pth", epochs=4, **options)
+    half = tmp_path / "half.pth"
+
+    class StopError(Exception):
+        pass
+
+    # Interrupt after the second epoch, then continue: the result must be the same bit for bit.
+    import vfl.pretrain as module
+
+    original, saves = module._save, []
+
+    def stop_after_two(*arguments):
+        original(*arguments)
+        saves.append(1)
+        if len(saves) == 2:
+            raise StopError
+
+    module._save = stop_after_two
+    try:
+        with pytest.raises(StopError):
+            pretrain(images, labels, config, half, epochs=4, **options)
+    finally:
+        module._save = original
+    again = pretrain(images, labels, config, half, epochs=4, resume=True, **options)
+    assert again["history"] == whole["history"]
+    one = torch.load(tmp_path / "whole.pth", weights_only=True)["model"]
+    two = torch.load(half, weights_only=True)["model"]
+    assert all(torch.equal(one[k], two[k]) for k in one)
+    assert whole["history"][-1]["validation_accuracy"] > 0.5
+    # The file serves as local weights, and other options are refused.
+    data = load_data("digits", public_fraction=0.3)
+    trained = embed(data, replace(config, weights=str(half)))
+    fresh = embed(data, config)
+    assert np.abs(trained[0].train - fresh[0].train).max() > 1e-3
+    with pytest.raises(ValueError, match="resume"):
+        pretrain(images, labels, replace(config, seed=5), half, epochs=4, resume=True, **options)
+
+
+def test_pretraining_command(tmp_path, capsys):
+    from vfl.pretrain import main
+
+    out = tmp_path / "w.pth"
+    assert main(["--epochs", "1", "--max-rows", "200", "--out", str(out), "--json", "--local-model", "mlp"]) == 0
+    assert "validation_accuracy" in capsys.readouterr().out and out.exists()

@@ -6,7 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vfl.client import LocalUpdate, concatenate, make_clients
-from vfl.estimate import dense_system, error_bound, estimate_per_sample_gradients, regulariser
+from vfl.estimate import (
+    dense_system,
+    error_bound,
+    estimate_from_jacobian,
+    estimate_per_sample_gradients,
+    regulariser,
+)
 from vfl.gradients import GlobalModel, clipped_gradient, per_sample_gradients, with_ones
 from vfl.lora import ParallelLora
 from vfl.scaling import RowBound
@@ -83,7 +89,11 @@ def test_lora_starts_as_the_frozen_model():
 def test_kronecker_ridge_equals_dense_ridge(shape, seed, lam, with_down):
     batch, width, rank, m = shape
     random = np.random.default_rng(seed)
-    x, down, up = random.normal(size=(batch, m)), random.normal(size=(rank, m)), random.normal(size=(width, rank))
+    x, down, up = (
+        random.normal(size=(batch, m)),
+        random.normal(size=(rank, m)),
+        random.normal(size=(width, rank)),
+    )
     a, scale = x @ down.T, 0.125
     y_up = random.normal(size=(width, rank))
     y_down = random.normal(size=(rank, m)) if with_down else None
@@ -106,6 +116,28 @@ def test_least_squares_is_the_smallest_norm_solution(with_down):
     np.testing.assert_allclose(got.ravel(), np.linalg.pinv(dense) @ right, atol=1e-9)
 
 
+@pytest.mark.parametrize("lam", [0.0, 0.3])
+def test_estimate_from_jacobian_equals_the_factored_one(lam):
+    clients, _ = small_federation()
+    client, rows = clients[0], np.arange(4)
+    factor = client.lora_factors(rows)[0]
+    released = np.random.default_rng(1).normal(size=factor.num_parameters)
+    up, down = factor.split(released)
+    estimator = "ridge" if lam else "ls"
+    fast = estimate_per_sample_gradients(
+        up,
+        down,
+        factor.projected,
+        factor.inputs,
+        factor.up,
+        factor.scale,
+        estimator=estimator,
+        regularisation=lam,
+    )
+    slow = estimate_from_jacobian(released, client.layer_jacobian(rows, 0), estimator=estimator, regularisation=lam)
+    np.testing.assert_allclose(fast, slow, atol=1e-8)
+
+
 def test_noiseless_overdetermined_estimate_is_exact():
     random = np.random.default_rng(4)
     batch, width, rank = 3, 4, 6
@@ -119,7 +151,11 @@ def test_noiseless_overdetermined_estimate_is_exact():
 def test_variance_term_of_the_error_bound_is_measured():
     random = np.random.default_rng(6)
     batch, width, rank, m, scale, lam, std = 5, 3, 2, 4, 0.5, 0.02, 0.1
-    x, down, up = random.normal(size=(batch, m)), random.normal(size=(rank, m)), random.normal(size=(width, rank))
+    x, down, up = (
+        random.normal(size=(batch, m)),
+        random.normal(size=(rank, m)),
+        random.normal(size=(width, rank)),
+    )
     a = x @ down.T
     errors = []
     for _ in range(4000):
@@ -187,5 +223,8 @@ def test_estimated_update_without_noise_descends(estimator):
 def test_row_bound_holds_with_adapters():
     clients, _ = small_federation(row_norm=0.7)
     assert np.linalg.norm(clients[0].embedding_rows(), axis=1).max() <= 0.7
+    clients[0].factor_bound = 0.05
+    rows = [np.linalg.norm(f.projected, axis=1) for f in clients[0].lora_factors(slice(None))]
+    assert 0.049 < max(r.max() for r in rows) <= 0.05
     with pytest.raises(ValueError, match="released"):
         clients[0].receive_gradient(np.arange(3), np.zeros(3), step=0)

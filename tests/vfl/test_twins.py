@@ -174,6 +174,7 @@ def test_noise_split_and_claims(digits):
     spread = train_g_bmf(digits, QUICK, num_steps=1).plan
     assert spread.std == pytest.approx(joint.std * 1.5**0.5)
     assert spread.claim.epsilon <= 8.0 * (1 + 1e-6)
+    assert spread.claim.row_bound == 1.0 and any("stated range 0..16" in p for p in spread.claim.public)
     assert spread.std == pytest.approx(1.5**0.5 * spread.noise_multiplier * spread.sensitivity)
     shuffled = train_g_shuff(digits, QUICK, num_steps=1).plan.claim
     assert not shuffled.proven and any(f.proven and f.epsilon > 8 for f in shuffled.figures)

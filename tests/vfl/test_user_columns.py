@@ -20,7 +20,7 @@ def write_csv(path, header, rows):
 def two_files(tmp_path):
     ids = [f"p{i}" for i in range(30)]
     one = write_csv(tmp_path / "bank.csv", ["id", "income", "age"], [[n, i, i % 7] for i, n in enumerate(ids)])
-    shuffled = list(reversed(ids))[:-3] + ["only-here"]
+    shuffled = [*list(reversed(ids))[:-3], "only-here"]
     two = write_csv(
         tmp_path / "shop.csv",
         ["visits", "id", "label"],

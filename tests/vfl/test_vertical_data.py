@@ -124,7 +124,9 @@ def test_cifar10_from_its_pickles(tmp_path, monkeypatch):
         (folder / name).write_bytes(pickle.dumps(batch))
     (folder / "batches.meta").write_bytes(pickle.dumps({"label_names": [str(i) for i in range(10)]}))
     np.savez(
-        tmp_path / "cifar100_public.npz", x=random.integers(0, 256, (7, 32, 32, 3), dtype=np.uint8), y=np.arange(7)
+        tmp_path / "cifar100_public.npz",
+        x=random.integers(0, 256, (7, 32, 32, 3), dtype=np.uint8),
+        y=np.arange(7),
     )
     data = load_data("cifar10", num_clients=2, data_root=tmp_path)
     assert data.train[0].shape == (20, 32, 16, 3) and data.train[0].dtype == np.uint8

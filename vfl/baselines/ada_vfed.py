@@ -1,13 +1,14 @@
-"""Ada-VFed (Gai et al., IEEE TIFS 20, 2025): a **reconstruction from its abstract**; no public code was found.
+"""Ada-VFed (Gai et al., IEEE TIFS 20, 2025): a **reconstruction from its abstract**; no public code was
+found.
 
 What the abstract says, and what is chosen here:
 * Gaussian noise on the transmitted embeddings and on the gradients: both are clipped per row and noised, and
   share the zCDP budget (``embedding_share``).
 * Regularisation that keeps norms small, so that clipping bites less: μ·mean(max(0, ‖h‖ − C)²) at the client.
 * Noise per dimension by importance (the paper at hand names the Laplacian score): weights w with mean
-  square 1, small where a dimension matters. Rows are clipped in ‖h ⊘ w‖ and dimension i gets noise σ·C·w_i, so the
-  mechanism is a plain Gaussian in h ⊘ w whatever w is. Weights come from *earlier releases* only, hence are
-  post-processing and cost no budget.
+  square 1, small where a dimension matters. Rows are clipped in ‖h ⊘ w‖ and dimension i gets noise σ·C·w_i,
+  so the mechanism is a plain Gaussian in h ⊘ w whatever w is. Weights come from *earlier releases* only,
+  hence are post-processing and cost no budget.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ _SCORED_ROWS = 512
 
 
 def laplacian_scores(rows: torch.Tensor, neighbours: int = 5) -> torch.Tensor:
-    """Laplacian score of each column (He et al. 2005): small when the column respects the nearest-neighbour graph."""
+    """Laplacian score of each column (He et al. 2005): small when the column respects the
+    nearest-neighbour graph.
+    """
     count = len(rows)
     distances = torch.cdist(rows, rows)
     near = distances.topk(min(neighbours + 1, count), largest=False).indices

@@ -34,8 +34,8 @@ class BaselineConfig:
     """Options of a baseline run; ``epsilon=None`` trains without noise.
 
     ``local_steps`` is Q (FedBCD, ADMM), ``penalty`` is ρ of ADMM; the paper fixes them at 5 and 0.5.
-    ``row_rule``: "clip" as published, or "normalise" (default): same sensitivity, but short rows use the whole bound,
-    which the baselines need at example-level noise.
+    ``row_rule``: "clip" as published, or "normalise" (default): same sensitivity, but short rows use the
+    whole bound, which the baselines need at example-level noise.
     """
 
     epochs: int = 20
@@ -87,7 +87,9 @@ class BaselineResult:
 def bound_tensor_rows(
     rows: torch.Tensor, clip_norm: float, rule: str = "clip", weights: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Each row to norm ≤ C (``clip``) or = C (``normalise``), in ‖h ⊘ weights‖ if given; gradients flow through."""
+    """Each row to norm ≤ C (``clip``) or = C (``normalise``), in ‖h ⊘ weights‖ if given; gradients flow
+    through.
+    """
     measured = rows if weights is None else rows / weights
     norms = measured.norm(dim=1, keepdim=True)
     return rows * (clip_norm / norms.clamp_min(clip_norm if rule == "clip" else 1e-9))
@@ -104,8 +106,8 @@ def example_level_claim(sigma: float, config: BaselineConfig, num_clients: int, 
         covers=f"the features of a record at all {num_clients} clients together",
         caveats=(
             *claim.caveats,
-            "The server holds the labels, and the clients' trained local models stay with them: neither is covered, "
-            "as in the published method",
+            "The server holds the labels, and the clients' trained local models stay with them: neither is "
+            "covered, as in the published method",
             *([note] if note else []),
         ),
     )

@@ -1,9 +1,9 @@
 """Split learning and FedBCD: embeddings up, gradients down.
 
 Split learning (Vepakomma et al. 2018): one client step per received gradient. FedBCD-p (Liu et al. 2022): the
-clients make Q steps between communications, re-using the received gradient ∂L/∂h on freshly computed embeddings;
-the server makes one step per communication, as in the code of Xie et al. Split learning is Q = 1. With ``epsilon=None`` split learning is Plain with full local
-training: the paper's upper bound.
+clients make Q steps between communications, re-using the received gradient ∂L/∂h on freshly computed
+embeddings; the server makes one step per communication, as in the code of Xie et al. Split learning is Q = 1.
+With ``epsilon=None`` split learning is Plain with full local training: the paper's upper bound.
 """
 
 from __future__ import annotations

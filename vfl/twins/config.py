@@ -94,7 +94,12 @@ class Schedule:
     sentence: str
 
     def __post_init__(self) -> None:
-        require(self.num_samples % self.batch_size == 0, "num_samples", self.num_samples, "a multiple of batch_size")
+        require(
+            self.num_samples % self.batch_size == 0,
+            "num_samples",
+            self.num_samples,
+            "a multiple of batch_size",
+        )
 
     @property
     def num_batches(self) -> int:

@@ -161,7 +161,7 @@ def train_frozen(
         accuracy,
         num_steps,
         time.perf_counter() - started,
-        plan,
+        None if plan is None else plan.about(federation),
         config,
         curve,
         federation.clients,
@@ -172,7 +172,7 @@ def train_frozen(
 
 def adapter_parameters(clients: Sequence[Client]) -> list[int]:
     """Per client, how many coordinates of the release belong to its shared LoRA layers."""
-    return [sum(f.num_parameters for f in c.lora_factors(slice(0, 1))) for c in clients]
+    return [sum(f.num_parameters for f in c.adapters(slice(0, 1))) for c in clients]
 
 
 def train_with_adapters(
@@ -208,10 +208,15 @@ def train_with_adapters(
             here = rows_of_step(step)
             # Client-server phase: embeddings and factors of this batch.
             embeddings = federation.rows(here).astype(config.dtype, copy=False)
-            adapters = [f for c in clients for f in c.lora_factors(here)]
+            adapters = [f for c in clients for f in c.adapters(here)]
             # Server phase: clip over everything, add noise, update the global model.
             result = clipped_gradient(
-                model, with_ones(embeddings), labels[here], clip_norm, adapters=adapters, method=config.gradients
+                model,
+                with_ones(embeddings),
+                labels[here],
+                clip_norm,
+                adapters=adapters,
+                method=config.gradients,
             )
             mean = (result.total + noise(step)) / config.batch_size
             factor = config.learning_rate_factor(step, num_steps)
@@ -241,7 +246,7 @@ def train_with_adapters(
         accuracy,
         num_steps,
         time.perf_counter() - started,
-        plan,
+        None if plan is None else plan.about(federation),
         config,
         curve,
         clients,

@@ -1,7 +1,7 @@
 """GL-BMF: global model and the clients' LoRA layers together (paper, Fig. 3), and its variant GL-Sub.
 
-The clients' ``LocalUpdate`` (see ``vfl.client``) decides between ``released`` (all layers, claim covers features
-and labels) and ``estimated`` (the paper's: one layer, claim covers labels only).
+The clients' ``LocalUpdate`` (see ``vfl.client``) decides between ``released`` (all layers, claim covers
+features and labels) and ``estimated`` (the paper's: one layer, claim covers labels only).
 """
 
 from __future__ import annotations
@@ -32,7 +32,13 @@ def release_size(federation: Federation, config: TrainingConfig, initial: Global
 
 def _is_estimated(federation: Federation) -> bool:
     for client in federation.clients:
-        require(client.lora is not None, f"{client.name}: lora", None, "present", "build the federation with lora=True")
+        require(
+            client.is_trainable,
+            f"{client.name}: lora",
+            None,
+            "present",
+            "build the federation with lora=True",
+        )
     return any(c.update.kind == "estimated" for c in federation.clients)
 
 
@@ -46,7 +52,9 @@ def train_gl_bmf(
     evaluate_every: int = 0,
     progress: bool = False,
 ) -> TwinResult:
-    """The twin of GL-BMF. The federation is copied: its adapters stay as they are, the result holds the trained."""
+    """The twin of GL-BMF. The federation is copied: its adapters stay as they are, the result holds the
+    trained.
+    """
     estimated = _is_estimated(federation)
     schedule = config.steps(federation.num_samples)
     plan = plan_matrix_factorisation(config, schedule, labels_only=estimated)

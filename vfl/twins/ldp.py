@@ -63,7 +63,9 @@ def noised_rows(federation: Federation, sigma: float, seed: list[int], rows: obj
 def randomised_response(
     labels: npt.NDArray[np.int64], classes: int, epsilon: float, seed: int
 ) -> npt.NDArray[np.int64]:
-    """k-ary randomised response: the true label with probability e^ε/(e^ε + k − 1), else a uniform other one."""
+    """k-ary randomised response: the true label with probability e^ε/(e^ε + k − 1), else a uniform other
+    one.
+    """
     require_real("label_epsilon", epsilon, 0.0, open_low=True)
     random = np.random.default_rng([seed, 0x7272])
     keep = random.random(len(labels)) < math.exp(epsilon) / (math.exp(epsilon) + classes - 1)

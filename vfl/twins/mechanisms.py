@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,7 @@ from vfl.dp import (
     poisson_sigma,
     subsampled_claim,
 )
+from vfl.federation import Federation
 from vfl.twins.config import Schedule, TrainingConfig
 
 __all__ = ["NoisePlan", "plan_matrix_factorisation", "plan_shuffled", "plan_subsampled"]
@@ -43,7 +44,17 @@ class NoisePlan:
         return float(self._row_norms[step])
 
     def step_std(self, step: int) -> float:
+        """Standard deviation of the noise in one coordinate of the sum at this step."""
         return self.std * self.row_norm(step)
+
+    def about(self, federation: Federation) -> NoisePlan:
+        """The same plan, its claim naming this federation's row bound and what it took as public."""
+        claim = replace(
+            self.claim,
+            row_bound=federation.row_bound,
+            public=(*self.claim.public, *federation.public_inputs),
+        )
+        return replace(self, claim=claim)
 
 
 def plan_matrix_factorisation(config: TrainingConfig, schedule: Schedule, *, labels_only: bool = False) -> NoisePlan:

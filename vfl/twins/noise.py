@@ -1,8 +1,8 @@
 """Noise of a twin: drawn from a seed and filtered in blocks, or given from outside.
 
-A twin adds to the *sum* of clipped gradients, in the flat layout of ``vfl.gradients``. Noise given from outside
-(an array of shape (steps, n) or a function of the step) is added as it is: this is how a secure run is
-compared with its twin.
+A twin adds to the *sum* of clipped gradients, in the flat layout of ``vfl.gradients``. Noise given from
+outside (an array of shape (steps, n) or a function of the step) is added as it is: this is how a secure run
+is compared with its twin.
 """
 
 from __future__ import annotations
@@ -59,33 +59,38 @@ def filtered_noise(
     """std·(Ω̂⁻¹ z)[t] for t = 0, 1, … in order, z standard normal from ``seed``; blocks of 64 steps.
 
     numpy's generator, because a twin releases nothing: the protocols draw theirs from AES-CTR. float64 goes
-    through the DP engine's filter; float32 runs the same taps in single precision, twice as fast.
+    through the DP engine's filter; float32 runs the same taps in single precision, twice as fast, on numbers
+    of its own (one seed gives different noise in the two precisions).
     """
-    random = np.random.Generator(np.random.SFC64([seed, 0x6E6F697365]))
-    single = np.dtype(dtype) == np.float32 and not factorisation.is_recursive
-    fir = _SinglePrecisionFilter(factorisation, num_parameters) if single else None
-    double = NoiseFilter(factorisation, num_parameters)
-    state: dict[str, object] = {"next": 0, "start": 0, "block": np.empty((0, num_parameters))}
+    return _FilteredNoise(factorisation, num_parameters, std, seed, dtype)
 
-    def step_noise(step: int) -> Floats:
-        require(step == state["next"], "step", step, f"{state['next']}: noise is drawn in order")
-        block: Floats = state["block"]  # type: ignore[assignment]
-        at = step - int(state["start"])  # type: ignore[call-overload]
-        if at >= len(block):
-            rows = min(_BLOCK, factorisation.num_steps - step)
-            if fir is not None:
-                z = random.standard_normal((rows, num_parameters), dtype=np.float32)
-                block = fir.next_block(z)
-                block *= np.float32(std)
-            else:
-                z = random.standard_normal((rows, num_parameters))
-                block = (std * double.next_block_float(z)).astype(dtype)
-            state.update(start=step, block=block)
-            at = 0
-        state["next"] = step + 1
-        return block[at]
 
-    return step_noise
+class _FilteredNoise:
+    """One row per step, drawn and filtered a block at a time."""
+
+    def __init__(self, factorisation: Factorisation, width: int, std: float, seed: int, dtype: npt.DTypeLike) -> None:
+        self._random = np.random.Generator(np.random.SFC64([seed, 0x6E6F697365]))
+        self._num_steps, self._width, self._std, self._dtype = factorisation.num_steps, width, std, dtype
+        single = np.dtype(dtype) == np.float32 and not factorisation.is_recursive
+        self._single = _SinglePrecisionFilter(factorisation, width) if single else None
+        self._double = NoiseFilter(factorisation, width)
+        self._block: Floats = np.empty((0, width), dtype=dtype)
+        self._start = self._next = 0
+
+    def __call__(self, step: int) -> Floats:
+        require(step == self._next, "step", step, f"{self._next}: noise is drawn in order")
+        if step - self._start >= len(self._block):
+            self._block, self._start = self._draw(min(_BLOCK, self._num_steps - step)), step
+        self._next += 1
+        return self._block[step - self._start]
+
+    def _draw(self, rows: int) -> Floats:
+        if self._single is not None:
+            block = self._single.next_block(self._random.standard_normal((rows, self._width), dtype=np.float32))
+            block *= np.float32(self._std)
+            return block
+        z = self._random.standard_normal((rows, self._width))
+        return (self._std * self._double.next_block_float(z)).astype(self._dtype)
 
 
 class _SinglePrecisionFilter:

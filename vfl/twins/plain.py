@@ -29,7 +29,9 @@ def train_plain(
     evaluate_every: int = 0,
     progress: bool = False,
 ) -> TwinResult:
-    """Train without noise (and, unless ``clip``, without clipping), rows reshuffled each epoch by the seed."""
+    """Train without noise (and, unless ``clip``, without clipping), rows reshuffled each epoch by the
+    seed.
+    """
     require_choice("local_training", local_training, ("none", "lora"))
     schedule = config.steps(federation.num_samples)
     orders = [
@@ -45,7 +47,7 @@ def train_plain(
     size = start_model(federation, config, initial).num_parameters
     if local_training == "lora":
         require(
-            federation.clients[0].lora is not None, "local_training", "lora", "'none' for clients without LoRA",
+            federation.clients[0].is_trainable, "local_training", "lora", "'none' for clients without LoRA",
             "build the federation with lora=True",
         )  # fmt: skip
         size += sum(adapter_parameters(federation.clients))

@@ -1,0 +1,127 @@
+"""A run that loses a participant ends with a sentence, and continues from its checkpoint: same noise, fresh masks."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import refmpc
+from protocols import g_bmf, g_shuff
+from protocols.plan import plan_run
+from protocols.training import ServerJob, TrainingRun
+from tests.protocols.test_against_twins import noise_of_the_servers, run_secure, small_training, weight_bound
+from vfl.twins import train_g_bmf
+
+
+def run_until_crash(plan, federation, directory, monkeypatch, crash_at, servers=g_bmf.servers, every=2):
+    """The run with checkpoints every two steps, in which party 1 fails before step ``crash_at``."""
+    real = TrainingRun.gradient_step
+
+    async def failing(self, rows):
+        if self.party.step == crash_at and self.party.id == 1:
+            raise OSError("power cut")
+        await real(self, rows)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TrainingRun, "gradient_step", failing)
+        patch.setattr(
+            "tests.protocols.test_against_twins.ServerJob", lambda plan, path, _: ServerJob(plan, path, every)
+        )
+        with pytest.raises(refmpc.PartyFailed, match="party 1 failed: OSError: power cut"):
+            run_secure(plan, federation, directory, servers)
+
+
+@pytest.mark.parametrize("crash_at", [1, 4, 5])
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_a_resumed_run_ends_where_an_uninterrupted_one_would(federation, tmp_path, monkeypatch, crash_at, momentum):
+    plan = plan_run("g_bmf", federation, small_training(epochs=2, learning_rate=0.2, momentum=momentum))
+    run_until_crash(plan, federation, tmp_path, monkeypatch, crash_at)
+    kept = sorted(file.name for file in (tmp_path / "server-0").glob("checkpoint-*"))
+    assert kept == [f"checkpoint-{step:08d}.npz" for step in range(2, crash_at + 1, 2)][-2:]
+    keys = [(tmp_path / f"server-{i}" / "noise.key").read_bytes() for i in range(3)]
+    result = run_secure(plan, federation, tmp_path)
+    assert [(tmp_path / f"server-{i}" / "noise.key").read_bytes() for i in range(3)] == keys
+    twin = train_g_bmf(federation, plan.training, noise=noise_of_the_servers(plan, tmp_path))
+    assert np.abs(result.outputs[0] - twin.model.layers[0]).max() <= weight_bound(plan)
+    steps = plan.schedule.num_steps - crash_at // 2 * 2
+    assert result.ledgers[0].phases["training"].rounds % steps == 0  # only what was missing is computed
+
+
+def test_servers_one_checkpoint_apart_agree_on_the_older(federation, tmp_path, monkeypatch):
+    plan = plan_run("g_bmf", federation, small_training(epochs=2, learning_rate=0.2))
+    run_until_crash(plan, federation, tmp_path, monkeypatch, 5)
+    (tmp_path / "server-2" / "checkpoint-00000004.npz").unlink()
+    result = run_secure(plan, federation, tmp_path)
+    twin = train_g_bmf(federation, plan.training, noise=noise_of_the_servers(plan, tmp_path))
+    assert np.abs(result.outputs[0] - twin.model.layers[0]).max() <= weight_bound(plan)
+
+
+def test_g_shuff_resumes_at_an_epoch_boundary(federation, tmp_path, monkeypatch):
+    plan = plan_run("g_shuff", federation, small_training(epochs=3, learning_rate=0.2))
+    run_until_crash(plan, federation, tmp_path, monkeypatch, 4, g_shuff.servers, every=plan.schedule.num_batches)
+    result = run_secure(plan, federation, tmp_path, g_shuff.servers)
+    assert "shuffle" in result.ledgers[0].phases and np.isfinite(result.outputs[0]).all()
+    assert result.ledgers[0].phases["shuffle"].rounds == 2 * 2  # epochs 1 and 2; epoch 0 was done
+
+
+def test_what_a_server_keeps_is_for_its_eyes_only(federation, tmp_path, monkeypatch):
+    plan = plan_run("g_bmf", federation, small_training(epochs=2, learning_rate=0.2))
+    run_until_crash(plan, federation, tmp_path, monkeypatch, 5)
+    for directory in tmp_path.glob("server-*"):
+        assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+        for file in (directory / "noise.key", *directory.glob("checkpoint-*")):
+            assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    keys = {(tmp_path / f"server-{i}" / "noise.key").read_bytes() for i in range(3)}
+    assert len(keys) == 3
+
+
+def test_a_damaged_noise_key_is_refused(federation, tmp_path):
+    plan = plan_run("g_bmf", federation, small_training())
+    (tmp_path / "server-1").mkdir()
+    (tmp_path / "server-1" / "noise.key").write_bytes(b"short")
+    with pytest.raises(refmpc.PartyFailed, match="noise.key has 5 bytes, expected 32: it is damaged"):
+        run_secure(plan, federation, tmp_path)
+
+
+def command(*words: str) -> subprocess.Popen:
+    return subprocess.Popen(
+        [sys.executable, "-m", "protocols.g_bmf", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+
+
+def test_killing_a_server_is_reported_and_resume_finishes(tmp_path):
+    words = ["--epochs", "6", "--checkpoint-every", "5", "--out", str(tmp_path), "--timeout", "10"]
+    process = command(*words)
+    deadline = time.monotonic() + 60
+    while not (checkpoints := list(tmp_path.glob("*/server-1/checkpoint-*.npz"))):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    run = checkpoints[0].parents[1]
+    os.kill(int((run / "server-1" / "pid").read_text()), signal.SIGKILL)
+    out, error = process.communicate(timeout=60)
+    assert process.returncode != 0
+    assert "party 1 failed" in error and "killed by signal 9" in error, error
+    assert "Traceback of party" not in error
+
+    resumed = command("--resume", str(run), "--json")
+    out, error = resumed.communicate(timeout=120)
+    assert resumed.returncode == 0, error
+    report = json.loads(out)
+    assert report["steps"] == 66 and 0.2 < report["test_accuracy"] <= 1.0
+    training = next(row for row in report["phases"] if row["phase"] == "training")
+    assert training["rounds"] < 66 * 62
+    assert Path(report["directory"]) == run
