@@ -21,11 +21,11 @@ from bench.workloads import standard_workloads
 __all__ = ["main", "markdown", "table", "to_json"]
 
 NOTES = (
-    "The explicit step of the peers builds every per-sample gradient, as the paper does; ours is the factored one in both"
-    " rows, and the only one that includes the noise. Ours samples Gaussian noise at each server (variance σ²/2 each,"
-    " nothing is sent); MP-SPDZ runs Box and Muller on shares. The error of a Gaussian row is that of the"
-    " standard deviation. A comparison gives a shared bit in the system's own form (ours: two holders; MP-SPDZ: arithmetic;"
-    " SPU: Boolean); with the selection all give the same. SPU does not report rounds, and has no shuffle or Gaussian sampler to call."
+    "An explicit step builds every per-sample gradient, as the paper does. Only our steps include their noise. Gaussian"
+    " samples are unknown to every party in both systems (the error is that of the standard deviation); the noise in our"
+    " step is another kind, which sends nothing. A comparison gives a shared bit in the system's own form (ours: two"
+    " holders; MP-SPDZ: arithmetic; SPU: Boolean); with the selection all give the same. SPU does not report rounds, and"
+    " has no shuffle or Gaussian sampler to call."
 )
 
 

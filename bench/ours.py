@@ -1,9 +1,8 @@
 """The workloads on refmpc: three processes, all workloads in one run.
 
 The time of a repetition is that of the slowest party, from a common start. The training step is the whole step of G-BMF,
-noise included, the noise made ahead in the background as in a real run; for the error the servers' noise, known here to
-the measurement alone, is subtracted. There is one secure step, the factored one: it is also what stands beside a peer's
-explicit step.
+noise included: the servers make a block of noise rows, and a row's part of that time is added to every step, although a
+real run makes it in the background. For the error the noise, known here to the measurement alone, is subtracted.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -22,18 +21,17 @@ from accel.validate import require_choice
 from bench.measure import in_step
 from bench.shapes import step_plan
 from bench.workloads import Workload
-from protocols.noise import NoiseAhead
+from protocols.noise import BLOCK
 from protocols.plan import Plan
 from protocols.scales import EMBEDDING_BITS, GRADIENT_BITS
 from protocols.step import SharedRows, Weights, gradient_step, squared_norms
 from refmpc import ArithmeticTensor, Party
-from vfl.dp import NoiseSource, factorise
+from vfl.dp import NoiseSource
 
 __all__ = ["OurResult", "measure_ours"]
 
 RELEASE = "benchmark result"
 HIGH_BIT = 31  # values below 2^15 at 16 bits: the range of MP-SPDZ's sfix
-GAUSSIAN_GRID = 30  # bits of the grid on which noise is sampled
 
 Call = Callable[[], Coroutine[Any, Any, Any]]
 
@@ -72,28 +70,14 @@ def _primitive(party: Party, workload: Workload) -> Call:
         return lambda: refmpc.exp(shared[0], 0.0, high_bit=HIGH_BIT)
     if program == "softmax":
         return lambda: refmpc.softmax(shared[0], 18, HIGH_BIT)
+    if program == "gaussian":
+        return lambda: refmpc.joint_gaussian(party, workload.arguments)
     require_choice("program", program, ("shuffle",))
 
     async def shuffle() -> Any:
         return (await refmpc.shuffle(shared))[0]
 
     return shuffle
-
-
-def _gaussian(workload: Workload) -> Call:
-    """Each server's own samples on the grid: nothing is sent (DESIGN §7)."""
-    (count,) = workload.arguments
-    key = secrets.token_bytes(KEY_BYTES)
-    scale = 2.0**GAUSSIAN_GRID
-    source = NoiseSource(
-        factorise("identity", 1 << 16), count, scale, lambda step: Stream(key, step.to_bytes(8, "little")), block=1
-    )
-    tap_scale = 2.0 ** (GRADIENT_BITS - GAUSSIAN_GRID)
-
-    async def sample() -> np.ndarray:
-        return source.next_row() / (scale * tap_scale)
-
-    return sample
 
 
 class _Step:
@@ -103,20 +87,36 @@ class _Step:
         assert workload.shape is not None
         plan: Plan = step_plan(workload.shape)
         self.plan = plan
+        self.training = replace(plan.training, gradients=workload.arguments[0])
         rows, one_hot, _, _, weights = workload.inputs
         embeddings = _share(party, rows, EMBEDDING_BITS)
         norms = party.complete(squared_norms(embeddings, plan.training.clip_norm, plan.scales))
         self.rows = SharedRows(embeddings, _share(party, one_hot, 0), norms)
         self.weights = Weights(_share(party, weights, plan.scales.weight_bits), None)
+        self._source = self._noise_source()
+        block = [self._source.next_row() for _ in range(BLOCK)]  # compile, fill caches
+        in_step(party)
+        begun = time.perf_counter()
+        block = [self._source.next_row() for _ in range(BLOCK)]
+        self.noise_seconds = (time.perf_counter() - begun) / BLOCK
+        self._rows = block
+        self.last_noise = block[0]
+
+    def _noise_source(self) -> NoiseSource:
         key = secrets.token_bytes(KEY_BYTES)
-        self.noise = NoiseAhead(plan, lambda step: Stream(key, step.to_bytes(8, "little")))
-        self.last_noise = np.zeros(0)
+        return NoiseSource(
+            self.plan.factorisation,
+            self.plan.parameters,
+            self.plan.noise.server_std_in_grid_units,
+            lambda step: Stream(key, step.to_bytes(8, "little")),
+            block=BLOCK,
+        )
 
     async def __call__(self) -> ArithmeticTensor:
-        row = self.noise.next_row()
-        self.last_noise = row
-        rate = self.plan.training.learning_rate
-        return (await gradient_step(self.rows, self.weights, row, rate, 0.0, 1.0, self.plan.scales)).values
+        self.last_noise = self._rows.pop() if self._rows else self._source.next_row()
+        rate = self.training.learning_rate
+        after = await gradient_step(self.rows, self.weights, self.last_noise, rate, self.training, self.plan.scales)
+        return after.values
 
     def noise_in_weights(self) -> np.ndarray:
         """What this server's noise of the last step moved the weights by."""
@@ -126,8 +126,6 @@ class _Step:
 
 def _opened(party: Party, result: Any) -> np.ndarray | None:
     """The result in the clear, outside the time."""
-    if isinstance(result, np.ndarray):
-        return result
     if isinstance(result, refmpc.TwoHolderBits):
         result = party.complete(refmpc.bit_to_arithmetic(result))
     return party.complete(refmpc.reveal(result, release=RELEASE))
@@ -138,13 +136,7 @@ def _program(party: Party, job: tuple[Sequence[Workload], int]) -> list[tuple[li
     found = []
     for workload in workloads:
         step = _Step(party, workload) if workload.program == "step" else None
-        call: Call
-        if step is not None:
-            call = step
-        elif workload.program == "gaussian":
-            call = _gaussian(workload)
-        else:
-            call = _primitive(party, workload)
+        call: Call = step if step is not None else _primitive(party, workload)
         result = party.complete(call())  # compile, fill caches
         times = []
         rounds = sent = 0
@@ -153,13 +145,10 @@ def _program(party: Party, job: tuple[Sequence[Workload], int]) -> list[tuple[li
             before = party.ledger.total()
             begun = time.perf_counter()
             result = party.complete(call())
-            times.append(time.perf_counter() - begun)
+            times.append(time.perf_counter() - begun + (0.0 if step is None else step.noise_seconds))
             after = party.ledger.total()
             rounds, sent = after.rounds - before.rounds, after.bytes_sent - before.bytes_sent
-        noise = None
-        if step is not None:
-            noise = step.noise_in_weights()
-            step.noise.close()
+        noise = None if step is None else step.noise_in_weights()
         opened = _opened(party, result)
         found.append((times, rounds, sent, opened if party.id == 0 else None, noise))
     return found

@@ -117,6 +117,19 @@ def _own_version() -> str:
         return "this checkout"
 
 
+def _across(workloads: Sequence[Workload], cells: dict[tuple[str, str], Cell]) -> list[str]:
+    """Our factored step beside the peers' explicit one: a row made of cells already measured."""
+    steps = {w.arguments[0]: w for w in workloads if w.program == "step"}
+    if not {"factored", "explicit"} <= steps.keys():
+        return []
+    title = steps["explicit"].title.replace("explicit", "ours factored, theirs explicit")
+    cells[title, OURS] = cells[steps["factored"].title, OURS]
+    for peer in PEERS:
+        if (steps["explicit"].title, peer) in cells:
+            cells[title, peer] = cells[steps["explicit"].title, peer]
+    return [title]
+
+
 def compare(
     workloads: Sequence[Workload],
     *,
@@ -157,4 +170,5 @@ def compare(
     if "MP-SPDZ" in measures and not mpspdz.plain:
         versions["MP-SPDZ"] += ", over TLS (built without -DINSECURE)"
     titles = [workload.title for workload in workloads]
+    titles += _across(workloads, cells)
     return Comparison(titles, cells, versions, missing, network, repeat * inner, about)
