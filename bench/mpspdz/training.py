@@ -19,7 +19,7 @@ from protocols.scales import GRADIENT_BITS
 from vfl.dp import NoiseSource
 from vfl.federation import Federation
 
-__all__ = ["MOST_STEPS", "MpSpdzTraining", "noise_of_the_servers", "train_with_mpspdz"]
+__all__ = ["MOST_STEPS", "MpSpdzTraining", "noise_of_the_servers", "require_small", "train_with_mpspdz"]
 
 MOST_STEPS = 40  # every step is compiled on its own
 RANGE = 2.0**14
@@ -45,20 +45,23 @@ def noise_of_the_servers(plan: Plan, directory: Path) -> np.ndarray:
     return total
 
 
+def require_small(plan: Plan) -> None:
+    """Refuse, before anything runs, a plan that MP-SPDZ cannot be given here."""
+    training, schedule = plan.training, plan.schedule
+    way_out = "use fewer epochs, larger batches or fewer rows (--epochs 1 --batch-size 512)"
+    require(
+        schedule.num_steps <= MOST_STEPS, "steps", schedule.num_steps, f"at most {MOST_STEPS} with MP-SPDZ", way_out
+    )
+    require(training.weight_decay == 1.0, "weight_decay", training.weight_decay, "1 with MP-SPDZ")
+    require(training.schedule == "constant", "schedule", training.schedule, "'constant' with MP-SPDZ")
+
+
 def train_with_mpspdz(
     system: MpSpdz, plan: Plan, federation: Federation, noise: np.ndarray, network: str = "loopback"
 ) -> MpSpdzTraining:
     """Run all steps of the plan with the given noise (steps × parameters) and open the weights."""
+    require_small(plan)
     training, schedule = plan.training, plan.schedule
-    require(
-        schedule.num_steps <= MOST_STEPS,
-        "steps",
-        schedule.num_steps,
-        f"at most {MOST_STEPS} with MP-SPDZ",
-        "use fewer epochs or larger batches",
-    )
-    require(training.weight_decay == 1.0, "weight_decay", training.weight_decay, "1 with MP-SPDZ")
-    require(training.schedule == "constant", "schedule", training.schedule, "'constant' with MP-SPDZ")
     largest = float(np.abs(noise).max()) / (1.0 - training.momentum)
     require(largest < RANGE, "noise", largest, f"below {RANGE:g}, which MP-SPDZ's numbers hold", "raise epsilon")
     used = slice(0, schedule.num_samples)
