@@ -95,12 +95,12 @@ class _Step:
         self.rows = SharedRows(embeddings, _share(party, one_hot, 0), norms)
         self.weights = Weights(_share(party, weights, plan.scales.weight_bits), None)
         self._source = self._noise_source()
-        block = [self._source.next_row() for _ in range(BLOCK)]  # compile, fill caches
+        block = [self._next_row() for _ in range(BLOCK)]  # compile, fill caches
         times = []
         for _ in range(NOISE_BLOCKS):
             in_step(party)
             begun = time.perf_counter()
-            block = [self._source.next_row() for _ in range(BLOCK)]
+            block = [self._next_row() for _ in range(BLOCK)]
             times.append((time.perf_counter() - begun) / BLOCK)
         self.noise_seconds = min(times)
         self._rows = block
@@ -116,8 +116,13 @@ class _Step:
             block=BLOCK,
         )
 
+    def _next_row(self) -> np.ndarray:
+        if self._source.step == self.plan.schedule.num_steps:  # a short run: begin the next one
+            self._source = self._noise_source()
+        return self._source.next_row()
+
     async def __call__(self) -> ArithmeticTensor:
-        self.last_noise = self._rows.pop() if self._rows else self._source.next_row()
+        self.last_noise = self._rows.pop() if self._rows else self._next_row()
         rate = self.training.learning_rate
         after = await gradient_step(self.rows, self.weights, self.last_noise, rate, self.training, self.plan.scales)
         return after.values
