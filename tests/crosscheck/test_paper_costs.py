@@ -16,8 +16,8 @@ def test_the_figures_of_the_paper():
     assert len(costs) == 2 * 4 * 3
     assert (table_number("lan"), table_number("wan")) == (5, 8)
     assert costs["lan", "CIFAR-10", "Pre-ImageNet", "G-BMF"] == Figure(14.57, 453.6)
-    for (network, *rest), figure in costs.items():
-        far = costs["wan", *rest]
+    for (network, data, pretraining, protocol), figure in costs.items():
+        far = costs["wan", data, pretraining, protocol]
         assert figure.megabytes == far.megabytes  # a protocol sends the same whatever the network
         assert network == "wan" or far.seconds > figure.seconds
 
