@@ -117,20 +117,29 @@ class MpSpdz:
         key = hashlib.sha256("\0".join([str(self.home), self.version(), source.read_text(), *words]).encode())
         directory = cache_directory() / f"{program}-{key.hexdigest()[:16]}"
         name = "-".join([program, *words])
-        if (directory / "compiled").is_file():
+        if directory.is_dir():
             return Compiled(name, directory, 0.0)
-        (directory / "Programs" / "Source").mkdir(parents=True, exist_ok=True)
-        shutil.copy(source, directory / "Programs" / "Source")
         begun = time.perf_counter()
-        command = [sys.executable, str(self.home / "compile.py"), "-R", "64", "-b", str(BUDGET), program, *words]
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        # in a directory of its own first: another process may be compiling the same program
+        with tempfile.TemporaryDirectory(
+            prefix=f"{program}-", dir=directory.parent, ignore_cleanup_errors=True
+        ) as work:
+            self._compile_in(Path(work), source, name, words)
+            with contextlib.suppress(OSError):  # the other one was first
+                os.rename(work, directory)
+        return Compiled(name, directory, time.perf_counter() - begun)
+
+    def _compile_in(self, directory: Path, source: Path, name: str, words: list[str]) -> None:
+        (directory / "Programs" / "Source").mkdir(parents=True)
+        shutil.copy(source, directory / "Programs" / "Source")
+        command = [sys.executable, str(self.home / "compile.py"), "-R", "64", "-b", str(BUDGET), source.stem, *words]
         done = subprocess.run(
             command, cwd=directory, capture_output=True, text=True, timeout=self.timeout, env=_clean_environment()
         )
         if done.returncode != 0 or not (directory / "Programs" / "Schedules" / f"{name}.sch").is_file():
             last = (done.stderr.strip() or done.stdout.strip() or "no message").splitlines()[-1]
             raise MpSpdzError(f"compile.py refused {name}: {last}")
-        (directory / "compiled").write_text(done.stdout)
-        return Compiled(name, directory, time.perf_counter() - begun)
 
     def run(
         self, compiled: Compiled, inputs: Sequence[np.ndarray], network: str | NetworkProfile = "loopback"
