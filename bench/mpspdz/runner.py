@@ -134,9 +134,12 @@ class MpSpdz:
         (directory / "Programs" / "Source").mkdir(parents=True)
         shutil.copy(source, directory / "Programs" / "Source")
         command = [sys.executable, str(self.home / "compile.py"), "-R", "64", "-b", str(BUDGET), source.stem, *words]
-        done = subprocess.run(
-            command, cwd=directory, capture_output=True, text=True, timeout=self.timeout, env=_clean_environment()
-        )
+        try:
+            done = subprocess.run(
+                command, cwd=directory, capture_output=True, text=True, timeout=self.timeout, env=_clean_environment()
+            )
+        except subprocess.TimeoutExpired:
+            raise MpSpdzError(f"compile.py did not end within {self.timeout:g} s on {name}") from None
         if done.returncode != 0 or not (directory / "Programs" / "Schedules" / f"{name}.sch").is_file():
             last = (done.stderr.strip() or done.stdout.strip() or "no message").splitlines()[-1]
             raise MpSpdzError(f"compile.py refused {name}: {last}")
