@@ -133,30 +133,48 @@ def measure_costs(
     return rows, missing
 
 
-def _figure(figure: Figure | None) -> tuple[str, str]:
-    if figure is None:
-        return "–", "–"
-    return f"{figure.seconds:.3g} s", f"{figure.megabytes:,.4g} MB"
+COLUMNS = ("paper", "MP-SPDZ explicit, here", "ours explicit", "ours factored", "paper : ours")
+
+
+def _lines(row: CostRow) -> list[list[str]]:
+    """Time and bytes of every column."""
+    cells = [
+        ["–", "–"] if figure is None else [f"{figure.seconds:.3g} s", f"{figure.megabytes:,.4g} MB"]
+        for figure in (row.paper, row.mpspdz, row.ours_explicit, row.ours)
+    ]
+    ratios = ["–", "–"]
+    if row.ours is not None:
+        ratios = [f"{row.paper.seconds / row.ours.seconds:.0f}", f"{row.paper.megabytes / row.ours.megabytes:.0f}"]
+    return [*cells, ratios]
+
+
+def _title(network: str) -> str:
+    return f"One batch of 128 over {network.upper()}, as in Table {table_number(network)} of the paper"
 
 
 def table(rows: list[CostRow], network: str) -> Table:
-    """The rows of one network, as the paper lays them out."""
-    title = f"one batch of 128 over {network.upper()}, as in Table {table_number(network)} of the paper"
-    view = Table(title=title)
-    for column in ("data", "pre-training", "protocol"):
-        view.add_column(column)
-    for system in ("paper", "MP-SPDZ explicit, here", "ours explicit", "ours"):
-        view.add_column(f"{system}: time", justify="right")
-        view.add_column("bytes", justify="right")
-    view.add_column("paper : ours", justify="right")
+    """The rows of one network: time and bytes of all parties."""
+    view = Table(title=_title(network), show_lines=True)
+    view.add_column("shape")
+    view.add_column("protocol")
+    for column in COLUMNS:
+        view.add_column(column, justify="right")
     for row in rows:
         if row.network == network:
-            ratio = "–" if row.ours is None else f"{row.paper.seconds / row.ours.seconds:.0f} ×"
-            figures = (row.paper, row.mpspdz, row.ours_explicit, row.ours)
-            cells = [text for figure in figures for text in _figure(figure)]
-            view.add_row(row.data, row.pretraining, row.protocol, *cells, ratio)
-    view.caption = "GL-BMF of ours is not measured here"
+            cells = ["\n".join(lines) for lines in _lines(row)]
+            view.add_row(f"{row.data}\n{row.pretraining}", row.protocol, *cells)
     return view
+
+
+def markdown(rows: list[CostRow], network: str) -> str:
+    """The same as a Markdown table."""
+    names = ("shape", "protocol", *COLUMNS)
+    lines = [_title(network) + ":", "", "| " + " | ".join(names) + " |", "|---" * len(names) + "|"]
+    for row in rows:
+        if row.network == network:
+            cells = [", ".join(cell) for cell in _lines(row)]
+            lines.append("| " + " | ".join([f"{row.data} {row.pretraining}", row.protocol, *cells]) + " |")
+    return "\n".join(lines)
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -170,7 +188,9 @@ def main(argv: list[str] | None = None) -> None:
     cost.add_argument("--only", default="", metavar="TEXT", help="only shapes whose name contains this, as CIFAR-10")
     cost.add_argument("--repeat", type=int, default=3, help="repetitions of ours; a third of that for MP-SPDZ")
     cost.add_argument("--no-mpspdz", action="store_true", help="leave MP-SPDZ out")
-    cost.add_argument("--json", action="store_true", help="print JSON instead of tables")
+    output = cost.add_mutually_exclusive_group()
+    output.add_argument("--json", action="store_true", help="print JSON instead of tables")
+    output.add_argument("--markdown", action="store_true", help="print Markdown tables")
     options = parser.parse_args(argv)
     names = [f"{data} {pretraining}" for data, pretraining in PAPER_SHAPES]
     if not any(options.only in name for name in names):
@@ -190,10 +210,14 @@ def main(argv: list[str] | None = None) -> None:
     if options.json:
         print(json.dumps({"machine": machine(), "rows": [asdict(row) for row in rows]}, indent=2))
         return
-    for network in networks:
-        console.print(table(rows, network))
     about = machine()
-    console.print(f"{about['date']}; {about['processor']}, {about['cores']} cores")
+    heading = f"{about['date']}; {about['processor']}, {about['cores']} cores, load {about['load before the run']}"
+    for network in networks:
+        if options.markdown:
+            print(markdown(rows, network), end="\n\n")
+        else:
+            console.print(table(rows, network))
+    console.print(f"{heading}. GL-BMF of ours is not measured here.", soft_wrap=True)
 
 
 if __name__ == "__main__":
