@@ -1,29 +1,46 @@
 """Kernels on 64-bit words: plain numpy (the reference) and numba, behind one interface.
 
 ``accel.kernels`` is the backend in use: numba when it is installed, unless the environment variable
-``REFMPC_ACCEL=numpy|numba`` says otherwise. ``accel.backend(name)`` gives either one, which is how the tests
-run every kernel twice. This package imports nothing else of ours, and every other package may import it.
+``REFMPC_ACCEL=numpy|numba`` says otherwise. ``accel.backend(name)`` gives either one, which is how the tests run every
+kernel twice. This package imports nothing else of ours, and every other package may import it.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import os
 from types import ModuleType
+from typing import Any
 
 __all__ = ["backend", "kernels"]
 
-_MODULES = {"numpy": "accel.reference", "numba": "accel.compiled"}
+_PACKAGES = {"numpy": "accel.reference", "numba": "accel.compiled"}
+_FAMILIES = ("bits", "holders", "noise", "ring")
 
 
-def backend(name: str | None = None) -> ModuleType:
+def backend(name: str | None = None) -> Any:
     """The kernels called ``name``; without a name, those of ``REFMPC_ACCEL`` or the fastest installed."""
     if name is None:
         name = os.environ.get("REFMPC_ACCEL") or ("numba" if importlib.util.find_spec("numba") else "numpy")
-    if name not in _MODULES:
-        raise ValueError(f"REFMPC_ACCEL = {name!r}: must be one of {', '.join(_MODULES)}; unset it for the default")
-    return importlib.import_module(_MODULES[name])
+    if name not in _PACKAGES:
+        raise ValueError(f"REFMPC_ACCEL = {name!r}: must be one of {', '.join(_PACKAGES)}; unset it for the default")
+    return _collected(_PACKAGES[name])
+
+
+@functools.cache
+def _collected(package: str) -> ModuleType:
+    """All kernels of a package's families in one namespace."""
+    together = ModuleType(package, f"All kernels of {package}.")
+    names: list[str] = []
+    for family in _FAMILIES:
+        module = importlib.import_module(f"{package}.{family}")
+        for name in module.__all__:
+            setattr(together, name, getattr(module, name))
+        names += module.__all__
+    together.__all__ = sorted(names)  # type: ignore[attr-defined]
+    return together
 
 
 kernels = backend()

@@ -1,25 +1,41 @@
 """What a server keeps on disk: its noise key, and its own shares of the training state, atomically and mode 0600.
 
-Noise is keyed by (run, step) and never redrawn; masks are keyed by the attempt, so a resumed run uses fresh ones. G-BMF and
-G-Shuff open nothing before the end, so steps after the last checkpoint may simply be computed again.
+Noise is keyed by (run, plan, step) and never redrawn; masks are keyed by the attempt, so a resumed run uses fresh ones.
+G-BMF and G-Shuff open nothing before the end, so steps after the last checkpoint may simply be computed again. What is
+about to be opened is on all three disks before anybody opens it, as the checkpoint after the last step: a run that is
+resumed after that sends the same shares again and computes nothing (two releases of one step, rounded differently, would
+differ by data that no noise covers).
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from accel.prg import KEY_BYTES, Stream
 from protocols.step import Weights
 from refmpc import ArithmeticTensor, Party
 from refmpc.rounds import Round
 
-__all__ = ["ServerDirectory", "agree_on_step"]
+__all__ = ["ServerDirectory", "agree_on_step", "write_arrays"]
 
 _KEEP = 2  # a crash may leave servers one checkpoint apart
+
+
+def write_arrays(file: Path, arrays: Mapping[str, np.ndarray]) -> None:
+    """All or nothing, on disk when this returns, mode 0600."""
+    temporary = file.with_suffix(".part")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "wb") as handle:
+        np.savez(handle, **arrays)  # type: ignore[arg-type]
+        handle.flush()
+        os.fsync(handle.fileno())
+    temporary.replace(file)
 
 
 class ServerDirectory:
@@ -31,34 +47,43 @@ class ServerDirectory:
         path.chmod(0o700)
         (path / "pid").write_text(f"{os.getpid()}\n")
 
-    def noise_stream(self) -> Callable[[int], Stream]:
-        """The stream of this server's noise for each step: from a key drawn once per run."""
+    @property
+    def has_noise(self) -> bool:
+        """Whether a run has already drawn its noise key here."""
+        return (self.path / "noise.key").exists()
+
+    def noise_stream(self, plan_fingerprint: str) -> Callable[[int], Stream]:
+        """The stream of this server's noise for each step: from a key drawn once per run, and from the plan, so that the
+        same noise never covers two different trainings (somebody may edit a configuration and resume)."""
         file = self.path / "noise.key"
         if not file.exists():
             self._write(file, os.urandom(KEY_BYTES))
         key = file.read_bytes()
         if len(key) != KEY_BYTES:
             raise ValueError(f"{file} has {len(key)} bytes, expected {KEY_BYTES}: it is damaged; the run cannot resume")
-        return lambda step: Stream(key, step.to_bytes(8, "little"))
+        info = f"noise of {plan_fingerprint}".encode()
+        derived = HKDF(hashes.SHA256(), KEY_BYTES, salt=None, info=info).derive(key)
+        return lambda step: Stream(derived, step.to_bytes(8, "little"))
 
     def save(self, step: int, weights: Weights) -> None:
         """Keep the state before ``step``; older checkpoints but one are removed."""
         arrays = {"values": weights.values.shares}
         if weights.velocity is not None:
             arrays["velocity"] = weights.velocity.shares
-        temporary = self.path / "checkpoint.part"
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            np.savez(file, **arrays)  # type: ignore[arg-type]
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(self.path / f"checkpoint-{step:08d}.npz")
+        write_arrays(self.path / f"checkpoint-{step:08d}.npz", arrays)
         for old in self.steps()[:-_KEEP]:
             (self.path / f"checkpoint-{old:08d}.npz").unlink()
 
     def steps(self) -> list[int]:
         """Steps with a checkpoint, in order."""
         return sorted(int(file.stem.split("-")[1]) for file in self.path.glob("checkpoint-*.npz"))
+
+    def discard_after(self, step: int) -> None:
+        """Remove checkpoints later than ``step``: they belong to an attempt that the others did not keep up with, and
+        the next attempt will reach the same steps with other shares."""
+        for late in self.steps():
+            if late > step:
+                (self.path / f"checkpoint-{late:08d}.npz").unlink()
 
     def load(self, party: Party, step: int, weight_bits: int, velocity_bits: int) -> Weights:
         """The state before ``step``."""
@@ -78,7 +103,7 @@ class ServerDirectory:
 
 
 def agree_on_step(party: Party, directory: ServerDirectory) -> int:
-    """The latest step that all three servers have a checkpoint of; 0 if there is none. 1 round."""
+    """The latest step that all three servers have a checkpoint of, 0 if there is none; later ones are removed. 1 round."""
     mine = np.zeros(_KEEP + 1, dtype=np.int64)
     steps = directory.steps()[-_KEEP:]
     mine[1 : 1 + len(steps)] = steps  # entry 0 stands for the start
@@ -87,4 +112,6 @@ def agree_on_step(party: Party, directory: ServerDirectory) -> int:
     round_.send_previous(mine)
     others = round_.expect_next(mine.shape, np.int64), round_.expect_previous(mine.shape, np.int64)
     party.deliver(round_)
-    return max(set(mine.tolist()) & set(others[0].tolist()) & set(others[1].tolist()))
+    step = max(set(mine.tolist()) & set(others[0].tolist()) & set(others[1].tolist()))
+    directory.discard_after(step)
+    return step

@@ -11,7 +11,7 @@ import numpy as np
 
 from protocols.launch import main
 from protocols.training import ServerJob, TrainingRun
-from protocols.upload import receive_rows, release_model
+from protocols.upload import receive_rows
 from refmpc import Party
 
 __all__ = ["servers"]
@@ -24,7 +24,7 @@ async def servers(party: Party, job: ServerJob) -> np.ndarray:
     with TrainingRun(party, job) as run:
         for step in run.steps():
             await run.gradient_step(rows.batch(plan.schedule.rows(step)))
-    return await release_model(party, plan, run.weights.values)
+    return await run.release()
 
 
 if __name__ == "__main__":

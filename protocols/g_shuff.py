@@ -14,7 +14,7 @@ import refmpc
 from protocols.launch import main
 from protocols.step import SharedRows
 from protocols.training import ServerJob, TrainingRun
-from protocols.upload import receive_rows, release_model
+from protocols.upload import receive_rows
 from refmpc import ArithmeticTensor, Party
 
 __all__ = ["servers"]
@@ -37,7 +37,7 @@ async def servers(party: Party, job: ServerJob) -> np.ndarray:
                 with party.phase("shuffle"):
                     rows = await shuffle_rows(rows)
             await run.gradient_step(rows.batch(plan.schedule.rows(step)))
-    return await release_model(party, plan, run.weights.values)
+    return await run.release()
 
 
 if __name__ == "__main__":

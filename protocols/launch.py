@@ -16,6 +16,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 import refmpc
 from accel.validate import require_integer
+from protocols.checkpoint import ServerDirectory
+from protocols.noise import insecure_total_noise
 from protocols.options import RunOptions, parse_options
 from protocols.plan import Plan, plan_run
 from protocols.report import RunReport, print_estimate, print_report, write_report
@@ -29,7 +31,14 @@ from vfl.twins import TwinResult, train_g_bmf, train_g_shuff
 
 __all__ = ["launch", "main", "main_in_the_clear", "make_federation"]
 
-TWINS: dict[str, Callable[..., Any]] = {"g_bmf": train_g_bmf, "g_shuff": train_g_shuff}
+
+def _twin_accuracy(options: RunOptions, plan: Plan, federation: Federation, directory: Path) -> float:
+    """Train the plaintext twin. G-BMF's gets the servers' own noise, which lies on this machine; the secret order of
+    G-Shuff lies nowhere, so its twin draws order and noise of its own."""
+    if options.protocol == "g_shuff":
+        return train_g_shuff(federation, options.training).test_accuracy
+    streams = [ServerDirectory(directory / f"server-{i}").noise_stream(plan.fingerprint) for i in range(3)]
+    return train_g_bmf(federation, options.training, noise=insecure_total_noise(plan, streams)).test_accuracy
 
 
 def make_federation(options: RunOptions) -> Federation:
@@ -80,7 +89,7 @@ def launch(options: RunOptions, federation: Federation, console: Console) -> Run
             clients=clients,
             network=options.network,
             releases=plan.releases,
-            parameters=_public_parameters(plan),
+            parameters=plan.public_parameters(),
             tls=options.tls,
             timeout=options.timeout,
             on_report=on_report,
@@ -89,29 +98,8 @@ def launch(options: RunOptions, federation: Federation, console: Console) -> Run
     weights: np.ndarray = result.outputs[0]
     model = GlobalModel([weights])
     accuracy = model.accuracy(federation.test_rows(), federation.test_labels)
-    twin = None
-    if options.twin:
-        twin = TWINS[options.protocol](federation, options.training).test_accuracy
+    twin = _twin_accuracy(options, plan, federation, directory) if options.twin else None
     return RunReport(options, plan, directory, weights, accuracy, twin, result.ledgers, seconds, federation.notes)
-
-
-def _public_parameters(plan: Plan) -> dict[str, Any]:
-    """What all participants compare before anything is shared."""
-    return {
-        "protocol": plan.protocol,
-        "rows": plan.schedule.num_samples,
-        "batch_size": plan.schedule.batch_size,
-        "epochs": plan.schedule.epochs,
-        "widths": list(plan.client_widths),
-        "classes": plan.classes,
-        "clip_norm": plan.training.clip_norm,
-        "learning_rate": plan.training.learning_rate,
-        "momentum": plan.training.momentum,
-        "noise_multiplier": plan.noise.noise_multiplier,
-        "sensitivity": plan.noise.sensitivity,
-        "scales": str(plan.scales),
-        "factorisation": f"{plan.factorisation.kind} {plan.factorisation.bands}",
-    }
 
 
 def _run_directory(options: RunOptions) -> Path:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 
 from accel.prg import Stream
 from protocols.plan import Plan
+from protocols.scales import GRADIENT_BITS
 from vfl.dp import NoiseSource
 
-__all__ = ["NoiseAhead"]
+__all__ = ["NoiseAhead", "insecure_total_noise"]
 
 BLOCK = 64
 
@@ -55,3 +56,14 @@ class NoiseAhead:
     def close(self) -> None:
         """End the thread."""
         self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def insecure_total_noise(plan: Plan, streams: Sequence[Callable[[int], Stream]]) -> Callable[[int], np.ndarray]:
+    """The sum of all servers' filtered noise, step by step, in the units of the gradients.
+
+    Whoever has all servers' noise streams can subtract the noise: this is for comparing a run on one machine with its
+    twin, never for a deployment.
+    """
+    std = plan.noise.server_std_in_grid_units
+    sources = [NoiseSource(plan.factorisation, plan.parameters, std, stream, block=BLOCK) for stream in streams]
+    return lambda step: np.sum([source.next_row() * 2.0**-GRADIENT_BITS for source in sources], axis=0)

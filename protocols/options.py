@@ -28,6 +28,10 @@ class RunOptions:
     local_weights: str | None = None
     row_bound: float = 1.0
     row_rule: str = "normalise"
+    local_update: str = "released"
+    local_learning_rate: float = 0.05
+    rank: int = 8
+    lora_alpha: float = 8.0
     parties: str = "processes"
     network: str = "loopback"
     backend: str = "refmpc"
@@ -104,7 +108,7 @@ def parse_options(protocol: str, description: str | None, argv: list[str] | None
             default=default.accounting,
             help="which ε calibrates the noise: as if Poisson-sampled (paper), or the bound proven for any order",
         )
-    elif protocol == "g_bmf":
+    elif protocol in ("g_bmf", "gl_bmf"):
         privacy.add_argument(
             "--factorisation",
             choices=("bisr", "bsr", "identity"),
@@ -112,6 +116,17 @@ def parse_options(protocol: str, description: str | None, argv: list[str] | None
             help="of the workload",
         )
         privacy.add_argument("--bands", type=int, help="bands of the factorisation (default: from the batches)")
+    if protocol == "gl_bmf":
+        local = parser.add_argument_group("local models")
+        local.add_argument(
+            "--local-update",
+            choices=("released", "estimated"),
+            default=run.local_update,
+            help="what clients do with their gradient: apply it (claim on features and labels), or the paper's estimate",
+        )
+        local.add_argument("--local-learning-rate", type=float, default=run.local_learning_rate)
+        local.add_argument("--rank", type=int, default=run.rank, help="rank of the LoRA layers")
+        local.add_argument("--lora-alpha", type=float, default=run.lora_alpha, help="α_LoRA; the layers count α/rank")
     where = parser.add_argument_group("where and how")
     where.add_argument("--parties", choices=("processes", "threads"), default=run.parties)
     where.add_argument("--network", choices=("loopback", "lan", "wan"), default=run.network, help="emulated network")
@@ -128,7 +143,11 @@ def parse_options(protocol: str, description: str | None, argv: list[str] | None
     where.add_argument("--checkpoint-every", type=int, default=0, metavar="STEPS", help="0: no checkpoints")
     where.add_argument("--resume", metavar="DIR", help="continue the run in DIR (all other options come from there)")
     where.add_argument("--estimate", action="store_true", help="print what the run would cost, and run nothing")
-    where.add_argument("--twin", action="store_true", help="also train the plaintext twin and compare")
+    where.add_argument(
+        "--twin",
+        action="store_true",
+        help="also train the plaintext twin with the servers' noise and compare (one machine only)",
+    )
     where.add_argument("--plot", action="store_true", help="draw costs by phase as PNG")
     where.add_argument("--json", action="store_true", help="print JSON instead of tables")
     found = vars(parser.parse_args(argv))

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from dataclasses import dataclass, replace
+from typing import Any
 
 from accel.validate import require
 from protocols.scales import GRADIENT_BITS, RELEASE_BITS, Scales, plan_scales
@@ -56,6 +59,33 @@ class Plan:
     def releases(self) -> dict[str, str]:
         """What may be opened, with the claim that covers it."""
         return {MODEL_RELEASE: self.claim.paragraph()}
+
+    def public_parameters(self) -> dict[str, Any]:
+        """What all participants compare before anything is shared."""
+        training = self.training
+        return {
+            "protocol": self.protocol,
+            "rows": self.schedule.num_samples,
+            "batch_size": self.schedule.batch_size,
+            "epochs": self.schedule.epochs,
+            "widths": list(self.client_widths),
+            "classes": self.classes,
+            "clip_norm": training.clip_norm,
+            "learning_rate": training.learning_rate,
+            "schedule": training.schedule,
+            "momentum": training.momentum,
+            "weight_decay": training.weight_decay,
+            "gradients": training.gradients,
+            "noise_multiplier": self.noise.noise_multiplier,
+            "sensitivity": self.noise.sensitivity,
+            "scales": str(self.scales),
+            "factorisation": f"{self.factorisation.kind} {self.factorisation.bands}",
+        }
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of all public parameters."""
+        return hashlib.sha256(json.dumps(self.public_parameters(), sort_keys=True).encode()).hexdigest()
 
     def learning_rate(self, step: int) -> float:
         """η of a step, by the public schedule."""

@@ -97,7 +97,8 @@ def print_report(report: RunReport, console: Console) -> None:
     view.add_column()
     view.add_row("test accuracy", f"{report.accuracy:.2%} (of the released model, on rows that took no part)")
     if report.twin_accuracy is not None:
-        view.add_row("plaintext twin", f"{report.twin_accuracy:.2%} (its own noise, same size)")
+        twin_noise = "its own order and noise" if plan.protocol == "g_shuff" else "given the servers' noise"
+        view.add_row("plaintext twin", f"{report.twin_accuracy:.2%} ({twin_noise})")
     view.add_row("privacy", f"ε = {plan.claim.epsilon:.4g}, δ = {plan.claim.delta:g}; {plan.claim.neighbouring}")
     used = plan.scales.learning_rate_used(plan.training.learning_rate)
     view.add_row("learning rate used", f"{used:.6g} (asked for {plan.training.learning_rate:g})")
@@ -140,9 +141,9 @@ def estimate(plan: Plan) -> dict[str, float]:
     }
 
 
-def print_estimate(plan: Plan, options: RunOptions, console: Console) -> None:
-    """What the run would cost."""
-    found = estimate(plan)
+def print_estimate(plan: Plan, options: RunOptions, console: Console, found: dict[str, float] | None = None) -> None:
+    """What the run would cost: ``found`` if the protocol estimates for itself."""
+    found = found or estimate(plan)
     if options.json:
         print(json.dumps({**found, "claim": json.loads(plan.claim.to_json())}, indent=2))
         return

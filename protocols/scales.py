@@ -52,8 +52,8 @@ class Scales:
 
     @property
     def clip_bound(self) -> float:
-        """Bound of q = n_j·‖δ_j‖², with room for the rounding up."""
-        return 4.0 * self.norm_bound
+        """Bound of q = n_j·‖δ_j‖², with room for the rounding up; above 1 also when nothing can be clipped."""
+        return max(2.0, 4.0 * self.norm_bound)
 
     def rate_word(self, learning_rate: float) -> int:
         """k for a learning rate."""

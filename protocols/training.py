@@ -15,7 +15,9 @@ from protocols.noise import NoiseAhead
 from protocols.plan import Plan
 from protocols.scales import RELEASE_BITS
 from protocols.step import SharedRows, Weights, gradient_step
+from protocols.upload import release_model
 from refmpc import ArithmeticTensor, Party
+from refmpc.rounds import Round
 
 __all__ = ["ServerJob", "TrainingRun"]
 
@@ -41,7 +43,7 @@ class TrainingRun:
         self._every = job.checkpoint_every
         self.first_step = agree_on_step(party, self._directory)
         self.weights = self._start()
-        self._noise = NoiseAhead(job.plan, self._directory.noise_stream(), self.first_step)
+        self._noise = NoiseAhead(job.plan, self._directory.noise_stream(job.plan.fingerprint), self.first_step)
 
     def _start(self) -> Weights:
         plan, bits = self.plan, self.plan.scales.weight_bits
@@ -82,3 +84,17 @@ class TrainingRun:
                 self.plan.training,
                 self.plan.scales,
             )
+
+    async def release(self) -> np.ndarray:
+        """Open the model, once: what is opened lies on all three disks before."""
+        last = self.plan.schedule.num_steps
+        if self.first_step < last:
+            self._directory.save(last, self.weights)
+        round_ = Round("the release is on disk")
+        token = np.zeros(1, dtype=np.uint8)
+        for send, expect in ((round_.send_next, round_.expect_next), (round_.send_previous, round_.expect_previous)):
+            send(token)
+            expect(1, np.uint8)
+        with self.party.phase("release"):
+            await round_
+        return await release_model(self.party, self.plan, self.weights.values)

@@ -12,7 +12,7 @@ from protocols.scales import EMBEDDING_BITS
 from protocols.step import SharedRows, squared_norms
 from refmpc import ArithmeticTensor, Client, Party
 
-__all__ = ["ClientJob", "client_program", "receive_rows"]
+__all__ = ["ClientJob", "client_program", "receive_rows", "release_model"]
 
 CHUNK_ROWS = 4096
 PATIENCE = 30 * 24 * 3600.0  # a client waits for the model as long as the training takes

@@ -45,6 +45,7 @@ from refmpc.holders import (
 from refmpc.io import Client, input_from_client, input_from_party, reveal, reveal_to_client
 from refmpc.ledger import Ledger, Release
 from refmpc.network import NetworkProfile
+from refmpc.opening import matmul_opening, open_to_client, opening_bytes, receive_opening
 from refmpc.party import Party
 from refmpc.polynomial import polynomial
 from refmpc.protocol import PROTOCOLS, Cost
@@ -105,11 +106,15 @@ __all__ = [
     "log",
     "lookup",
     "matmul",
+    "matmul_opening",
     "matmul_truncate",
     "maximum",
     "multiply",
     "multiply_truncate",
+    "open_to_client",
+    "opening_bytes",
     "polynomial",
+    "receive_opening",
     "reciprocal",
     "reciprocal_narrow",
     "relu",

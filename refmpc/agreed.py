@@ -8,15 +8,30 @@ and decimals do not, nor do single additions, multiplications and roundings of I
 from __future__ import annotations
 
 import functools
+import math
 from decimal import Context, Decimal
 from fractions import Fraction
 
 import numpy as np
 
-__all__ = ["agreed_exp", "agreed_exp_constant", "reciprocal_start"]
+__all__ = ["LOG2_E", "LOG_4", "agreed_exp", "agreed_exp_constant", "ceil_log2", "floor_log2", "reciprocal_start"]
+
+LOG2_E = 1.4426950408889634
+LOG_4 = 1.3862943611198906
 
 _PRECISE = Context(prec=40)
 _TABLE_BITS = 8  # the table has a step of 2^-8, the series does the rest
+
+
+def floor_log2(value: float) -> int:
+    """⌊log2 value⌋, exactly."""
+    return math.frexp(value)[1] - 1
+
+
+def ceil_log2(value: float) -> int:
+    """⌈log2 value⌉, exactly."""
+    mantissa, exponent = math.frexp(value)
+    return exponent - 1 if mantissa == 0.5 else exponent
 
 
 def agreed_exp_constant(value: float) -> float:

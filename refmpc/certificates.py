@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from refmpc.connect import Credentials
+from refmpc.handshake import Credentials
 from refmpc.transport import Peer
 
 __all__ = ["fingerprint", "make_certificate", "make_credentials"]

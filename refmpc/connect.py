@@ -9,7 +9,6 @@ with everybody says "ready", and nobody goes on before everybody is; whoever can
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import hmac
 import ipaddress
 import json
@@ -17,42 +16,36 @@ import queue
 import select
 import socket
 import ssl
-import struct
 import threading
 import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, NoReturn
 
 from accel.validate import require
 from refmpc.errors import HandshakeError, PeerAborted, PeerLost, PeerTimeout, RefmpcError
+from refmpc.handshake import (
+    LENGTH,
+    MAX_MESSAGE,
+    Credentials,
+    parse,
+    receive,
+    secure,
+    send,
+    send_small,
+    shake_hands,
+    tune,
+    wrong_pin,
+)
 from refmpc.transport import Peer, printable, title
 
 __all__ = ["Credentials", "Greeting", "connect_client", "connect_party", "is_loopback", "listen"]
 
 PROTOCOL_VERSION = 1
-_LENGTH = struct.Struct("<I")
-_MAX_MESSAGE = 1 << 16
-_BUFFER = 4 << 20
 _PATIENCE = 5.0  # seconds for a caller to say who it is
 _STRANGERS = 64  # callers that may be at the door at the same time
 _STAY = 1.0  # seconds that one who cannot take part stays, to tell the others why
 _GRACE = 0.3  # seconds in which a peer whose time is up as well may still name the one it waited for
-
-
-@dataclass(frozen=True)
-class Credentials:
-    """One participant's certificate and key (PEM files), and the pinned certificates of the others.
-
-    ``pinned`` maps each peer to the SHA-256 of its certificate (DER), in hex; ``trusted`` is a PEM file with those
-    certificates or with the authority that signed them.
-    """
-
-    certificate: Path
-    key: Path = field(repr=False)
-    trusted: Path
-    pinned: Mapping[Peer, str]
 
 
 @dataclass(frozen=True)
@@ -70,7 +63,7 @@ class Greeting:
             raise ValueError(
                 f"parameters cannot be compared between parties, they must be plain JSON: {error}"
             ) from None
-        require(size <= _MAX_MESSAGE // 2, "size of parameters", size, f"at most {_MAX_MESSAGE // 2} bytes of JSON")
+        require(size <= MAX_MESSAGE // 2, "size of parameters", size, f"at most {MAX_MESSAGE // 2} bytes of JSON")
 
     def plain(self) -> dict[str, Any]:
         """The parameters as the other end sees them."""
@@ -215,7 +208,7 @@ class _Meeting:
 
     def _agree_on_start(self) -> None:
         for connection in self._greeted.values():
-            _send_small(connection, {"ready": True})
+            send_small(connection, {"ready": True})
         while True:
             self._hear()
             waiting = self._greeted.keys() - self._heard
@@ -263,9 +256,9 @@ class _Meeting:
         """Whether a greeted peer said that it is ready; raises if it gave up. Reads its one message, and no more."""
         inbox, connection = self._inboxes[peer], self._greeted[peer]
         try:
-            while len(inbox) < _LENGTH.size or len(inbox) < _LENGTH.size + _LENGTH.unpack_from(inbox)[0]:
-                wanted = _LENGTH.size if len(inbox) < _LENGTH.size else _LENGTH.size + _LENGTH.unpack_from(inbox)[0]
-                piece = connection.recv(min(wanted, _MAX_MESSAGE) - len(inbox))
+            while len(inbox) < LENGTH.size or len(inbox) < LENGTH.size + LENGTH.unpack_from(inbox)[0]:
+                wanted = LENGTH.size if len(inbox) < LENGTH.size else LENGTH.size + LENGTH.unpack_from(inbox)[0]
+                piece = connection.recv(min(wanted, MAX_MESSAGE) - len(inbox))
                 if not piece:
                     raise ConnectionResetError
                 inbox += piece
@@ -273,7 +266,7 @@ class _Meeting:
             return False
         except OSError:
             raise PeerLost(f"{title(peer)} closed the connection before the run began: it died") from None
-        message = _parse(bytes(inbox[_LENGTH.size :]), title(peer))
+        message = parse(bytes(inbox[LENGTH.size :]), title(peer))
         if "gave up" in message:
             raise PeerAborted(f"{title(peer)} gave up before the run began: {printable(str(message['gave up']))}")
         return True
@@ -311,14 +304,14 @@ class _Meeting:
         """Tell those who are connected why this participant will not take part; give them time to read it."""
         for connection in self._greeted.values():
             with contextlib.suppress(OSError):
-                _send_small(connection, {"gave up": reason[:1000]})
+                send_small(connection, {"gave up": reason[:1000]})
                 connection.shutdown(socket.SHUT_WR)
         until = time.monotonic() + _GRACE
         for connection in self._greeted.values():
             with contextlib.suppress(OSError):
                 while True:
                     connection.settimeout(max(0.001, until - time.monotonic()))
-                    if not connection.recv(_MAX_MESSAGE):
+                    if not connection.recv(MAX_MESSAGE):
                         break
             connection.close()
 
@@ -330,17 +323,17 @@ class _Meeting:
     def _call(self, peer: int, address: tuple[str, int]) -> None:
         with _Door(self, peer) as door:
             connection = door.enter(self._reach(peer, address))
-            _tune(connection)
+            tune(connection)
             connection.settimeout(max(0.05, self._deadline - time.monotonic()))
             if self._credentials is not None:
-                connection = door.enter(_secure(connection, self._credentials, server_side=False))
-                _shake_hands(connection, title(peer))
-                wrong = _wrong_pin(connection, self._credentials, peer)
+                connection = door.enter(secure(connection, self._credentials, server_side=False))
+                shake_hands(connection, title(peer))
+                wrong = wrong_pin(connection, self._credentials, peer)
                 if wrong:
                     raise HandshakeError(wrong)
             try:
-                _send(connection, self._words(peer), self._deadline)
-                theirs = _parse(_receive(connection, title(peer), self._deadline), title(peer))
+                send(connection, self._words(peer), self._deadline)
+                theirs = parse(receive(connection, title(peer), self._deadline), title(peer))
             except OSError as error:
                 raise HandshakeError(
                     f"{title(peer)} closed the connection during the greeting: it refused this party, or died "
@@ -369,24 +362,24 @@ class _Meeting:
             deadline = min(self._deadline, time.monotonic() + _PATIENCE)
             door.enter(connection)
             try:
-                _tune(connection)
+                tune(connection)
                 connection.settimeout(max(0.05, deadline - time.monotonic()))
                 if self._credentials is not None:
-                    connection = door.enter(_secure(connection, self._credentials, server_side=True))
-                    _shake_hands(connection, caller)
-                theirs = _parse(_receive(connection, caller, deadline), caller)
+                    connection = door.enter(secure(connection, self._credentials, server_side=True))
+                    shake_hands(connection, caller)
+                theirs = parse(receive(connection, caller, deadline), caller)
                 peer = theirs.get("from")
                 if not isinstance(peer, int | str) or isinstance(peer, bool) or peer not in callers:
                     shown = printable(repr(peer), 100)
                     self._refuse(connection, f"{caller} calls itself {shown}, who is not expected here")
                 door.peer = peer
-                wrong = self._credentials and _wrong_pin(connection, self._credentials, peer)
+                wrong = self._credentials and wrong_pin(connection, self._credentials, peer)
                 if wrong:
                     self._refuse(connection, wrong)
                 known, difference = self._compare(theirs, peer)
                 if difference and not known:
                     self._refuse(connection, difference)
-                _send(connection, self._words(peer), deadline)
+                send(connection, self._words(peer), deadline)
             except _Refused:
                 raise
             except Exception as error:  # whatever a stranger sends, the door stays open for the others
@@ -397,7 +390,7 @@ class _Meeting:
 
     def _refuse(self, connection: socket.socket, why: str) -> NoReturn:
         with contextlib.suppress(OSError):
-            _send(connection, {"refused": why}, time.monotonic() + 1.0)
+            send(connection, {"refused": why}, time.monotonic() + 1.0)
         raise _Refused(why)
 
     # greetings -----------------------------------------------------------------------------------
@@ -486,106 +479,9 @@ class _Door:
         return isinstance(error, Exception)
 
 
-# what goes over the wire ------------------------------------------------------------------------
-
-
 def _titles(peers: Collection[Peer]) -> str:
     return " and ".join(sorted(map(title, peers)))
 
 
 def _canonical(value: Any) -> str:
     return json.dumps(value, sort_keys=True)
-
-
-def _tune(connection: socket.socket) -> None:
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
-        connection.setsockopt(socket.SOL_SOCKET, option, _BUFFER)
-
-
-def _secure(connection: socket.socket, credentials: Credentials, *, server_side: bool) -> ssl.SSLSocket:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server_side else ssl.PROTOCOL_TLS_CLIENT)
-    context.minimum_version = ssl.TLSVersion.TLSv1_3
-    context.check_hostname = False  # the certificate itself is pinned, which is stronger than a name in it
-    context.verify_mode = ssl.CERT_REQUIRED
-    if server_side:
-        context.num_tickets = 0  # nothing is resumed
-    try:
-        context.load_cert_chain(credentials.certificate, credentials.key)
-        context.load_verify_locations(credentials.trusted)
-    except (OSError, ssl.SSLError) as error:
-        raise HandshakeError(f"the certificate {credentials.certificate} cannot be used: {error}") from error
-    return context.wrap_socket(connection, server_side=server_side, do_handshake_on_connect=False)
-
-
-def _shake_hands(connection: socket.socket, who: str) -> None:
-    assert isinstance(connection, ssl.SSLSocket)
-    try:
-        connection.do_handshake()
-    except TimeoutError as error:
-        raise HandshakeError(f"{who} did not complete the TLS handshake in time") from error
-    except OSError as error:
-        why = getattr(error, "verify_message", "") or getattr(error, "reason", "") or error
-        raise HandshakeError(f"the TLS handshake with {who} failed: {why}") from error
-
-
-def _wrong_pin(connection: socket.socket, credentials: Credentials, peer: Peer) -> str:
-    """A sentence if the peer's certificate is not the one pinned for it."""
-    assert isinstance(connection, ssl.SSLSocket)
-    got = hashlib.sha256(connection.getpeercert(binary_form=True) or b"").hexdigest()
-    want = credentials.pinned.get(peer, "")
-    if hmac.compare_digest(got, want.lower()):
-        return ""
-    pinned = f"{want[:16]}… is" if want else "none is"
-    return (
-        f"{title(peer)} presented the certificate {got[:16]}…, but {pinned} pinned for it: "
-        "compare the fingerprints with its owner"
-    )
-
-
-def _packed(message: Mapping[str, Any]) -> bytes:
-    words = json.dumps(message).encode()
-    return _LENGTH.pack(len(words)) + words
-
-
-def _send(connection: socket.socket, message: Mapping[str, Any], deadline: float) -> None:
-    connection.settimeout(max(0.05, deadline - time.monotonic()))
-    connection.sendall(_packed(message))
-
-
-def _send_small(connection: socket.socket, message: Mapping[str, Any]) -> None:
-    """Send a message on a non-blocking socket whose buffers are as good as empty."""
-    with contextlib.suppress(OSError):  # a peer that has gone is noticed when it is read from
-        connection.send(_packed(message))
-
-
-def _receive(connection: socket.socket, who: str, deadline: float) -> bytes:
-    (length,) = _LENGTH.unpack(_receive_exactly(connection, _LENGTH.size, who, deadline))
-    if length > _MAX_MESSAGE:
-        raise HandshakeError(f"{who} sent a greeting of {length} bytes: not a participant of this run")
-    return _receive_exactly(connection, length, who, deadline)
-
-
-def _receive_exactly(connection: socket.socket, count: int, who: str, deadline: float) -> bytes:
-    data = b""
-    while len(data) < count:
-        remaining = deadline - time.monotonic()  # of the whole greeting: a caller that trickles is not waited for
-        try:
-            connection.settimeout(max(0.001, remaining))
-            piece = connection.recv(count - len(data))
-        except TimeoutError as error:
-            raise HandshakeError(f"{who} is connected but sent no greeting in time") from error
-        if not piece:
-            raise HandshakeError(f"{who} closed the connection during the greeting: it refused this party, or died")
-        data += piece
-    return data
-
-
-def _parse(words: bytes, who: str) -> dict[str, Any]:
-    try:
-        message = json.loads(words)
-    except (ValueError, RecursionError) as error:
-        raise HandshakeError(f"{who} sent something that is not a greeting") from error
-    if not isinstance(message, dict):
-        raise HandshakeError(f"{who} sent something that is not a greeting")
-    return message

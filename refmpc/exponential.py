@@ -13,11 +13,13 @@ import math
 import numpy as np
 
 from accel.validate import require, require_integer, require_real
+from refmpc.agreed import LOG2_E, LOG_4, agreed_exp, agreed_exp_constant, ceil_log2
 from refmpc.arithmetic import multiply_truncate
+from refmpc.coefficients import CENTRE, COEFFICIENT_BITS, LOG, LOG_DEGREE
 from refmpc.comparison import is_negative, maximum
 from refmpc.holders import select
-from refmpc.normalise import MANTISSA_HIGH, MANTISSA_LOW, normalise, normalise_cost
-from refmpc.polynomial import minimax, polynomial
+from refmpc.normalise import normalise, normalise_cost
+from refmpc.polynomial import polynomial
 from refmpc.protocol import Cost, protocol
 from refmpc.reciprocal import reciprocal_narrow
 from refmpc.rounds import gather
@@ -33,7 +35,7 @@ REACH = 24.0  # below upper − 24 the window is left
 
 def _exp_plan(upper: float, fraction_bits: int) -> tuple[int, int]:
     """(scale of the holders' weights, bits to truncate) for results up to e^upper."""
-    growth = max(0, math.ceil(upper * math.log2(math.e)))
+    growth = max(0, math.ceil(upper * LOG2_E))
     held_bits = HELD_BITS - growth
     bits = DEALT_BITS + held_bits - fraction_bits
     require(held_bits >= 8 and bits >= 1, "upper", upper, "at most 14, with fraction_bits at most 60 − log2(e^upper)")
@@ -54,6 +56,8 @@ async def _exp_window(x: ArithmeticTensor, upper: float, fraction_bits: int) -> 
     flat = shifted.shares.reshape(2, -1)
     low_mask = np.uint64((STEP << f) - 1)
     digit_shift, digit_mask = np.uint64(f + 3), np.uint64(PLACES - 1)
+    # e^(8d − 32 + upper) for the distances d = 1..3, e^upper for 0
+    factors = np.array([agreed_exp_constant(upper + (STEP * d - PLACES * STEP if d else 0)) for d in range(PLACES)])
     summand = np.zeros(x.size, dtype=np.uint64)
     round_ = operation.round()
     holding = []
@@ -72,11 +76,11 @@ async def _exp_window(x: ArithmeticTensor, upper: float, fraction_bits: int) -> 
             holding.append((at, flat[0, at], round_.expect_next((n, PLACES))))
     await round_
     for at, c, half in holding:
-        held = (c & low_mask).astype(np.float64) * 2.0**-f
+        # both holders must come to the same weights to the last bit
         places = np.arange(PLACES, dtype=np.uint64)
         distance = ((c >> digit_shift)[:, np.newaxis] - places) & digit_mask
-        exponent = STEP * distance.astype(np.float64) - np.where(distance == 0, 0.0, float(PLACES * STEP))
-        weights = np.rint(np.exp(held[:, np.newaxis] + exponent + upper) * 2.0**held_bits).astype(np.uint64)
+        exact = agreed_exp(c & low_mask, f, STEP)[:, np.newaxis] * factors[distance.astype(np.int64)]
+        weights = np.rint(exact * 2.0**held_bits).astype(np.uint64)
         summand[at] = (half * weights).sum(axis=1, dtype=np.uint64)
     shares = await truncate_summands(operation, summand, bits)
     return ArithmeticTensor(party, shares.reshape(2, *x.shape), fraction_bits)
@@ -130,10 +134,6 @@ async def exp(
     return await select(~below, value)
 
 
-LOG_DEGREE = 8
-LOG_CENTRE = 2.5
-
-
 def _log_cost(x: ArithmeticTensor, low: float, high: float) -> Cost:
     mantissa = ArithmeticTensor(x.party, x.shares, 26)
     return normalise_cost(x, low, high, 1) + polynomial.cost(mantissa, [0.0] * (LOG_DEGREE + 1))
@@ -147,9 +147,8 @@ async def log(x: ArithmeticTensor, low: float, high: float) -> ArithmeticTensor:
     the polynomial, 2^-14.4 if all eight coefficients are off by half a unit of 2^-20, 2^-20 from truncations.
     Outside the bounds the result is arbitrary (``insecure_check_ranges`` finds such inputs).
     """
-    m, (offset,) = await normalise(x, low, high, [(lambda k: k * math.log(4.0), 26)], "log")
-    coefficients, _ = minimax("log", MANTISSA_LOW, MANTISSA_HIGH, LOG_DEGREE, LOG_CENTRE)
-    return offset + await polynomial(m - LOG_CENTRE, coefficients)
+    m, (offset,) = await normalise(x, low, high, [(lambda k: k * LOG_4, 26)], "log")
+    return offset + await polynomial(m - CENTRE, [word * 2.0**-COEFFICIENT_BITS for word in LOG])
 
 
 # softmax -----------------------------------------------------------------------------------------
@@ -160,14 +159,14 @@ EXP_BITS = 22
 
 def _slack(classes: int) -> float:
     """How far an entry may lie above the maximum found."""
-    return math.ceil(math.log2(classes)) * 2.0**-MAXIMUM_RESOLUTION if classes > 1 else 0.0
+    return ceil_log2(classes) * 2.0**-MAXIMUM_RESOLUTION if classes > 1 else 0.0
 
 
 def _softmax_cost(logits: ArithmeticTensor, fraction_bits: int = 18, high_bit: int = 61) -> Cost:
     classes = logits.shape[-1]
     sums = logits[..., 0]
     narrow = ArithmeticTensor(logits.party, sums.shares, EXP_BITS)
-    inverse_bits = EXP_BITS + 26 + math.ceil(math.log2(classes * 1.01)) - fraction_bits
+    inverse_bits = EXP_BITS + 26 + ceil_log2(1.01 * classes) - fraction_bits
     return (
         maximum.cost(logits, -1, logits.fraction_bits - MAXIMUM_RESOLUTION, high_bit)
         + exp.cost(logits, 0.0, None, EXP_BITS, high_bit)
@@ -177,8 +176,11 @@ def _softmax_cost(logits: ArithmeticTensor, fraction_bits: int = 18, high_bit: i
 
 
 def _sum_bounds(classes: int) -> tuple[float, float]:
-    """Bounds of Σ e^(x − slack): the largest entry contributes at least e^-slack, and each at most one."""
-    return 0.99 * math.exp(-_slack(classes)), 1.01 * classes
+    """Bounds of Σ e^(x − slack): the largest entry contributes at least e^-slack (of which the
+    alternating series gives a lower bound), and each at most one."""
+    slack = _slack(classes)
+    least = 1.0 - slack * (1.0 - slack / 2.0 * (1.0 - slack / 3.0))
+    return 0.99 * least, 1.01 * classes
 
 
 @protocol(cost=_softmax_cost, source="this project, PROTOCOLS §3")

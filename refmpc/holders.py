@@ -16,7 +16,6 @@ from accel import kernels
 from accel.validate import require, require_choice
 from refmpc.party import Operation, Segment, segment_sizes
 from refmpc.protocol import Cost, protocol
-from refmpc.rounds import gather
 from refmpc.tensor import ArithmeticTensor, BooleanTensor
 
 if TYPE_CHECKING:
@@ -133,6 +132,19 @@ async def reshare_pair(
     for at, index, mine, theirs in pending:
         shares[index, at] = mine + theirs
     return shares
+
+
+async def _reshare_rows(
+    operation: Operation, segments: Sequence[Segment], sums: Sequence[np.ndarray | None], rows: int, count: int
+) -> np.ndarray:
+    """``reshare_pair`` of several vectors with the same dealers, as one: ``sums`` holds (rows, n) per segment."""
+    stretched = [
+        Segment(segment.dealer, row * count + segment.slice.start, row * count + segment.slice.stop)
+        for row in range(rows)
+        for segment in segments
+    ]
+    summands = [None if part is None else part[row] for row in range(rows) for part in sums]
+    return await reshare_pair(operation, stretched, summands, rows * count)
 
 
 @protocol(cost=lambda bits, d: Cost(2, 32 * bits.size), source="this project; PROTOCOLS §1.4 improved from 40 bytes")
@@ -303,20 +315,17 @@ async def weigh_bits(bits: Sequence[TwoHolderBits], weights: np.ndarray, fractio
             round_.send_previous(held[:, segment.slice] - mask)
             halves.append(None)
     await round_
-    outputs = []
-    for row in words:
-        summands: list[np.ndarray | None] = []
-        for segment, half in zip(segments, halves, strict=True):
-            if half is None:
-                summands.append(None)
-                continue
-            beta = held[:, segment.slice]
-            terms = (np.uint64(1) - np.uint64(2) * beta) * half
-            if segment.role(party.id) == 0:
-                terms += beta
-            summands.append((row[:, np.newaxis] * terms).sum(axis=0, dtype=np.uint64))
-        outputs.append(reshare_pair(operation, segments, summands, count))
-    shares = np.stack(await gather(*outputs), axis=1)
+    sums: list[np.ndarray | None] = []
+    for segment, half in zip(segments, halves, strict=True):
+        if half is None:
+            sums.append(None)
+            continue
+        beta = held[:, segment.slice]
+        terms = (np.uint64(1) - np.uint64(2) * beta) * half
+        if segment.role(party.id) == 0:
+            terms += beta
+        sums.append(words @ terms)
+    shares = await _reshare_rows(operation, segments, sums, len(words), count)
     return ArithmeticTensor(party, shares.reshape(2, len(words), *bits[0].shape), fraction_bits)
 
 
@@ -393,17 +402,14 @@ async def lookup(x: ArithmeticTensor, tables: np.ndarray, fraction_bits: int = 0
             halves.append(None)
     await round_
     columns = np.arange(entries, dtype=np.uint64)
-    results = []
-    for table in words:
-        summands: list[np.ndarray | None] = []
-        for segment, half in zip(segments, halves, strict=True):
-            if half is None:
-                summands.append(None)
-                continue
-            c = flat[1 - segment.role(me), segment.slice]
-            rotated = table[((c[:, np.newaxis] - columns) & low).astype(np.int64)]
-            summands.append((half * rotated).sum(axis=1, dtype=np.uint64))
-        results.append(reshare_pair(operation, segments, summands, x.size))
-    shares = np.stack(await gather(*results), axis=1)
+    sums: list[np.ndarray | None] = []
+    for segment, half in zip(segments, halves, strict=True):
+        if half is None:
+            sums.append(None)
+            continue
+        c = flat[1 - segment.role(me), segment.slice]
+        rotated = words[:, ((c[:, np.newaxis] - columns) & low).astype(np.int64)]
+        sums.append((half * rotated).sum(axis=2, dtype=np.uint64))
+    shares = await _reshare_rows(operation, segments, sums, len(words), x.size)
     shape = x.shape if np.ndim(tables) == 1 else (words.shape[0], *x.shape)
     return ArithmeticTensor(x.party, shares.reshape(2, *shape), fraction_bits)

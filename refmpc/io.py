@@ -84,13 +84,17 @@ class Client:
         """Receive a result that the servers reveal to this client. ``timeout`` replaces the run's: a result may take
         as long as the training does, and a server that dies is noticed at once anyway."""
         parts = [np.empty(shape, dtype=np.uint64) for _ in range(3)]
+        self.collect("reveal_to_client", {server: [part] for server, part in enumerate(parts)}, timeout)
+        return decode(parts[0] + parts[1] + parts[2], fraction_bits)
+
+    def collect(self, operation: str, receives: Mapping[Peer, list[np.ndarray]], timeout: float | None = None) -> None:
+        """Receive one message of each named server into its arrays."""
         usual = self.transport.timeout
         self.transport.timeout = usual if timeout is None else timeout
         try:
-            self.transport.exchange("reveal_to_client", {}, {server: [part] for server, part in enumerate(parts)})
+            self.transport.exchange(operation, {}, receives)
         finally:
             self.transport.timeout = usual
-        return decode(parts[0] + parts[1] + parts[2], fraction_bits)
 
     def _send(self, messages: Mapping[Peer, list[np.ndarray]], operation: str) -> None:
         self.transport.exchange(operation, messages, {})

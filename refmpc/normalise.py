@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from accel.validate import require, require_real
+from refmpc.agreed import ceil_log2, floor_log2
 from refmpc.arithmetic import multiply_truncate
 from refmpc.comparison import thermometer
 from refmpc.holders import weigh_bits
@@ -41,7 +41,7 @@ class Exponents:
         require_real("high", high, low, open_low=True)
         # the least positive number the scale knows is one unit: smaller bounds promise nothing more
         low = max(low, 2.0**-fraction_bits)
-        first, last = math.floor(math.log2(low) / 2), math.ceil(math.log2(high) / 2) - 1
+        first, last = floor_log2(low) // 2, -(-ceil_log2(high) // 2) - 1
         require(
             2 * (last + 1) + fraction_bits <= 61,
             "high",

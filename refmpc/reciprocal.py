@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 
 from accel.validate import require_integer, require_real
+from refmpc.agreed import ceil_log2, reciprocal_start
 from refmpc.arithmetic import multiply_truncate
 from refmpc.normalise import (
     MANTISSA_BITS,
@@ -17,7 +16,7 @@ from refmpc.normalise import (
     normalise_cost,
     require_room,
 )
-from refmpc.polynomial import minimax, polynomial
+from refmpc.polynomial import polynomial
 from refmpc.protocol import Cost, protocol
 from refmpc.rounds import gather
 from refmpc.tensor import ArithmeticTensor
@@ -74,7 +73,7 @@ async def reciprocal(
 ) -> ArithmeticTensor:
     """1/x for low ≤ x ≤ high (public positive bounds), or for low ≤ |x| ≤ high with ``signed``.
 
-    17 rounds. About 260 bytes and 16 for each factor 4 between the bounds (32 if signed): 381 for 2^-8..2^8.
+    17 rounds. About 260 bytes and 16 for each factor 4 between the bounds (32 if signed): 387 for 2^-8..2^8.
     Relative error below 2^-15, plus 2.1 units of the result. Domain: besides the bounds, 1/low at fraction_bits below
     2^41. Outside the bounds the result is arbitrary (``insecure_check_ranges`` finds such inputs).
 
@@ -84,7 +83,7 @@ async def reciprocal(
     """
     _, scale, (residual, start, square, last) = _plan(x, low, high, fraction_bits, signed)
     m, (power,) = await normalise(x, low, high, [(lambda k: 4.0**-k, scale)], "reciprocal", signed=signed)
-    coefficients, _ = minimax("reciprocal", MANTISSA_LOW, MANTISSA_HIGH, DEGREE, CENTRE)
+    coefficients, _ = reciprocal_start(MANTISSA_LOW, MANTISSA_HIGH, DEGREE, CENTRE)
     y = await polynomial(m - CENTRE, coefficients)
     product, scaled = await gather(multiply_truncate(m, y, residual), multiply_truncate(y, power, start))
     e = 1.0 - product
@@ -97,11 +96,13 @@ async def reciprocal(
 
 def _narrow_plan(low: float, high: float) -> tuple[int, float, tuple[float, ...], int]:
     """A power of two to divide by, the centre, the coefficients on the scaled range, and the number of steps."""
-    exponent = math.ceil(math.log2(high))
+    exponent = ceil_log2(high)
     bounds = low / 2.0**exponent, high / 2.0**exponent
     centre = round(sum(bounds) / 2 * 2**10) / 2**10
-    coefficients, error = minimax("reciprocal", *bounds, DEGREE, centre)
-    steps = max(1, math.ceil(math.log2(18 / -math.log2(error))))
+    coefficients, error = reciprocal_start(*bounds, DEGREE, centre)
+    steps = 1
+    while error ** (2**steps) > 2.0**-18:
+        steps += 1
     return exponent, centre, coefficients, steps
 
 

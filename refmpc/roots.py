@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 
 from accel.validate import require_integer
+from refmpc.agreed import ceil_log2
 from refmpc.arithmetic import multiply_truncate
+from refmpc.coefficients import CENTRE, COEFFICIENT_BITS, INVERSE_SQRT
 from refmpc.comparison import thermometer
 from refmpc.holders import weigh_bits
 from refmpc.normalise import (
     MANTISSA_BITS,
-    MANTISSA_HIGH,
-    MANTISSA_LOW,
     Exponents,
     normalise,
     normalise_cost,
     require_room,
 )
-from refmpc.polynomial import minimax, polynomial
+from refmpc.polynomial import polynomial
 from refmpc.protocol import Cost, protocol
 from refmpc.rounds import gather
 from refmpc.tensor import ArithmeticTensor
@@ -27,7 +25,6 @@ from refmpc.truncation import truncated_product_cost
 
 __all__ = ["clip_factor", "inverse_sqrt", "sqrt"]
 
-CENTRE = 2.5
 ROOT_BITS = MANTISSA_BITS + 1  # Newton's halving is a change of scale
 MARGIN_BITS = 18
 LAST_UNIT = 2.0**-MANTISSA_BITS  # what the last truncation of a clip factor may add
@@ -51,8 +48,7 @@ async def _inverse_sqrt_of_mantissa(m: ArithmeticTensor, degree: int) -> Arithme
     (y0² − u)(m·y0 − u) − u, so y1 < 1/sqrt(m) + u(y0² + m·y0 + 1)/2 < 1/sqrt(m) + 2.2u because y0 < 1.1 and m·y0 < 2.1.
     Likewise y1 > (1 − 3e²/2 − e³/2)/sqrt(m) − 2.2u with e the error of the start (0.0084 at degree 3, 0.0027 at 4).
     """
-    coefficients, _ = minimax("inverse_sqrt", MANTISSA_LOW, MANTISSA_HIGH, degree, CENTRE)
-    y0 = await polynomial(m - CENTRE, coefficients)
+    y0 = await polynomial(m - CENTRE, [word * 2.0**-COEFFICIENT_BITS for word in INVERSE_SQRT[degree]])
     square, times_m = await gather(multiply_truncate(y0, y0, MANTISSA_BITS), multiply_truncate(m, y0, MANTISSA_BITS))
     cube = await multiply_truncate(square, times_m, MANTISSA_BITS)
     return (y0.scale_by_integers(3) - cube).reinterpret(ROOT_BITS)
@@ -86,7 +82,7 @@ async def inverse_sqrt(
 async def _inverse_sqrt(
     x: ArithmeticTensor, low: float, high: float, fraction_bits: int, degree: int, name: str, *, zero: bool
 ) -> ArithmeticTensor:
-    require_integer("degree", degree, 3, 8)
+    require_integer("degree", degree, min(INVERSE_SQRT), max(INVERSE_SQRT))
     exponents = Exponents.of(low, high, x.fraction_bits)
     scale = _root_scale(exponents, fraction_bits)
     m, (power,) = await normalise(x, low, high, [(lambda k: 2.0**-k, scale)], name, zero=zero)
@@ -106,7 +102,7 @@ async def sqrt(x: ArithmeticTensor, low: float, high: float, fraction_bits: int 
     2^-13.2 + sqrt(x)·2^-26 (1/sqrt(x) has 26 bits), plus one unit. Domain: the bounds, and sqrt(x) below 2^(36 −
     fraction bits of x).
     """
-    room = MANTISSA_BITS + x.fraction_bits + math.ceil(math.log2(high) / 2)
+    room = MANTISSA_BITS + x.fraction_bits + -(-ceil_log2(high) // 2)
     require_room(room, "high", high, "use fewer fraction bits")
     inverse = await _inverse_sqrt(x, low, high, MANTISSA_BITS, 3, "sqrt", zero=True)
     return await multiply_truncate(x, inverse, x.fraction_bits + MANTISSA_BITS - fraction_bits)
@@ -144,7 +140,7 @@ def _clip_cost(q: ArithmeticTensor, high: float, degree: int = 4) -> Cost:
 async def clip_factor(q: ArithmeticTensor, high: float, degree: int = 4) -> ArithmeticTensor:
     """1/sqrt(max(1, q)) at 26 bits for q ≤ high, never more than that.
 
-    17 rounds, about 420 bytes and 15 for each factor 4 up to ``high`` (568 at 2^20). It may be too small by
+    17 rounds, about 420 bytes and 15 for each factor 4 up to ``high`` (552 at 2^20). It may be too small by
     2^-16 + 2^-25·sqrt(q), relative (2^-14 up to q = 2^20, 2^-12 up to 2^25), never too large, for *every* way the
     truncations may round. Everything below 1, negative values too, counts as 1. Domain: −high ≤ q ≤ high ≤ 2^32.
 

@@ -140,6 +140,8 @@ class ArithmeticTensor(SecretTensor):
         require_integer(
             "fraction_bits", fraction_bits, self.fraction_bits, 62, way_out="truncate to reach a coarser scale"
         )
+        if fraction_bits == self.fraction_bits:
+            return self
         shift = np.uint64(fraction_bits - self.fraction_bits)
         return ArithmeticTensor(self.party, self.shares << shift, fraction_bits)
 
@@ -152,6 +154,8 @@ class ArithmeticTensor(SecretTensor):
         if isinstance(other, ArithmeticTensor):
             bits = max(self.fraction_bits, other.fraction_bits)
             mine, theirs = self.rescale(bits), other.rescale(bits)
+            if mine.shares.ndim == theirs.shares.ndim:
+                return mine.shares, theirs.shares, bits
         else:
             bits = self.fraction_bits
             if bits == 0 and np.asarray(other).dtype.kind == "f":

@@ -10,7 +10,7 @@ embeddings in batches where the record is absent, so only the *labels* stay cove
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -19,7 +19,7 @@ import numpy.typing as npt
 from accel.validate import require, require_choice, require_integer, require_real
 from vfl.estimate import ErrorBound, error_bound, estimate_per_sample_gradients, regulariser
 from vfl.gradients import Adapter, AdapterFactors
-from vfl.lora import ParallelLora
+from vfl.lora import LoraLayer, ParallelLora
 from vfl.scaling import RowBound, bound_rows
 
 __all__ = ["Client", "EstimateRecord", "LocalUpdate", "concatenate", "make_clients"]
@@ -173,6 +173,10 @@ class Client:
         """Labels as one-hot rows: what the label client secret-shares."""
         return np.eye(classes, dtype=np.int64)[self.label_rows(rows)]
 
+    def row_factors(self, rows: npt.ArrayLike | slice) -> Floats:
+        """By how much the row bound multiplies each of these rows, with the adapters as they are now."""
+        return self.row_bound.factors(self._unbounded(rows))
+
     def lora_factors(self, rows: npt.ArrayLike | slice) -> list[AdapterFactors]:
         """A, X, U of every shared layer for these rows.
 
@@ -302,13 +306,32 @@ class Client:
                 value *= alpha
                 value -= step * speed
 
+    def adapter_state(self) -> dict[str, Floats]:
+        """All that training has changed here, by name: adapters and their momentum. For checkpoints."""
+        assert self.lora is not None
+        state: dict[str, Floats] = {}
+        for index, layer in enumerate(self.lora.layers):
+            state |= {f"up_{index}": layer.up, f"down_{index}": layer.down}
+        for index, (up, down) in enumerate(self._velocity or ()):
+            state |= {f"up_velocity_{index}": up, f"down_velocity_{index}": down}
+        return state
+
+    def load_adapter_state(self, state: Mapping[str, Floats]) -> None:
+        """The inverse of ``adapter_state``."""
+        assert self.lora is not None
+        layers = range(len(self.lora.layers))
+        for index in layers:
+            self.lora.layers[index] = LoraLayer(state[f"up_{index}"], state[f"down_{index}"])
+        if "up_velocity_0" in state:
+            self._velocity = [(state[f"up_velocity_{index}"], state[f"down_velocity_{index}"]) for index in layers]
+
     def _unbounded(self, rows: npt.ArrayLike | slice) -> Floats:
         assert self.lora is not None
         blocks = [x[rows] for x in self.block_outputs]  # type: ignore[index]
         return self.embeddings[rows] + self.lora.output(blocks)  # type: ignore[index]
 
     def _scaled_inputs(self, rows: npt.ArrayLike | slice) -> list[Floats]:
-        factors = self.row_bound.factors(self._unbounded(rows))[:, None]
+        factors = self.row_factors(rows)[:, None]
         return [(x[rows] * factors).astype(x.dtype) for x in self.block_outputs]  # type: ignore[index]
 
     def embed_other_rows(self, embeddings: Floats, block_outputs: Sequence[Floats] = ()) -> Floats:

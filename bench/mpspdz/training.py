@@ -14,9 +14,8 @@ import numpy as np
 from accel.validate import require
 from bench.mpspdz.runner import MpSpdz
 from protocols.checkpoint import ServerDirectory
+from protocols.noise import insecure_total_noise
 from protocols.plan import Plan
-from protocols.scales import GRADIENT_BITS
-from vfl.dp import NoiseSource
 from vfl.federation import Federation
 
 __all__ = ["MOST_STEPS", "MpSpdzTraining", "noise_of_the_servers", "require_small", "train_with_mpspdz"]
@@ -37,12 +36,9 @@ class MpSpdzTraining:
 
 def noise_of_the_servers(plan: Plan, directory: Path) -> np.ndarray:
     """All three servers' filtered noise, a row per step, from the keys that a run left in its directory."""
-    total = np.zeros((plan.schedule.num_steps, plan.parameters))
-    for i in range(3):
-        stream = ServerDirectory(directory / f"server-{i}").noise_stream()
-        source = NoiseSource(plan.factorisation, plan.parameters, plan.noise.server_std_in_grid_units, stream)
-        total += np.stack([source.next_row() for _ in range(plan.schedule.num_steps)]) * 2.0**-GRADIENT_BITS
-    return total
+    streams = [ServerDirectory(directory / f"server-{i}").noise_stream(plan.fingerprint) for i in range(3)]
+    noise = insecure_total_noise(plan, streams)
+    return np.stack([noise(step).reshape(-1) for step in range(plan.schedule.num_steps)])
 
 
 def require_small(plan: Plan) -> None:

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 import refmpc
 from protocols import g_bmf, g_shuff
 from protocols.checkpoint import ServerDirectory
+from protocols.noise import insecure_total_noise
 from protocols.plan import Plan, plan_run
-from protocols.scales import GRADIENT_BITS, PROBABILITY_BITS, RELEASE_BITS
+from protocols.scales import PROBABILITY_BITS, RELEASE_BITS
 from protocols.step import step_cost
 from protocols.training import ServerJob
 from protocols.upload import ClientJob, client_program
 from tests.protocols.conftest import small_federation
-from vfl.dp import NoiseSource
 from vfl.federation import Federation
 from vfl.twins import train_g_bmf, train_g_shuff
 from vfl.twins.config import TrainingConfig
@@ -39,16 +39,9 @@ def run_secure(plan: Plan, federation: Federation, directory, servers=g_bmf.serv
 
 def noise_of_the_servers(plan: Plan, directory) -> np.ndarray:
     """All three servers' filtered noise, from the keys they left: what an auditor with all keys would compute."""
-    total = np.zeros((plan.schedule.num_steps, plan.parameters))
-    for i in range(3):
-        source = NoiseSource(
-            plan.factorisation,
-            plan.parameters,
-            plan.noise.server_std_in_grid_units,
-            ServerDirectory(directory / f"server-{i}").noise_stream(),
-        )
-        total += np.stack([source.next_row() for _ in range(plan.schedule.num_steps)]) * 2.0**-GRADIENT_BITS
-    return total
+    streams = [ServerDirectory(directory / f"server-{i}").noise_stream(plan.fingerprint) for i in range(3)]
+    noise = insecure_total_noise(plan, streams)
+    return np.stack([noise(step) for step in range(plan.schedule.num_steps)])
 
 
 def weight_bound(plan: Plan) -> float:
@@ -158,6 +151,15 @@ def test_the_contribution_of_every_sample_is_clipped(tmp_path):
     rounding = np.sqrt(plan.parameters) * 2.0**-RELEASE_BITS
     assert np.linalg.norm(total) <= plan.training.batch_size * plan.training.clip_norm + rounding
     assert np.linalg.norm(total) >= 0.1 * plan.training.batch_size * plan.training.clip_norm  # it did train
+
+
+def test_a_clip_norm_above_every_gradient_clips_nothing(federation, tmp_path):
+    plan = plan_run("g_bmf", federation, small_training(clip_norm=20.0))
+    assert plan.scales.norm_bound < 0.25
+    result = run_secure(plan, federation, tmp_path)
+    twin = train_g_bmf(federation, plan.training, noise=noise_of_the_servers(plan, tmp_path))
+    assert np.abs(result.outputs[0] - twin.model.layers[0]).max() <= weight_bound(plan)
+    assert twin.clipped_share == 0
 
 
 def test_scales_of_the_paper_fit_and_absurd_ones_are_refused(federation):

@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 
 import refmpc
-from protocols import g_bmf, g_shuff
+from protocols import g_bmf, g_shuff, upload
+from protocols.checkpoint import ServerDirectory
 from protocols.plan import plan_run
 from protocols.training import ServerJob, TrainingRun
 from tests.protocols.test_against_twins import noise_of_the_servers, run_secure, small_training, weight_bound
@@ -71,6 +72,64 @@ def test_g_shuff_resumes_at_an_epoch_boundary(federation, tmp_path, monkeypatch)
     result = run_secure(plan, federation, tmp_path, g_shuff.servers)
     assert "shuffle" in result.ledgers[0].phases and np.isfinite(result.outputs[0]).all()
     assert result.ledgers[0].phases["shuffle"].rounds == 2 * 2  # epochs 1 and 2; epoch 0 was done
+
+
+def test_a_finished_run_resumed_sends_the_same_release_again(federation, tmp_path):
+    """Computing the last steps again would round differently: two releases of one step differ by un-noised data."""
+    plan = plan_run("g_bmf", federation, small_training(epochs=2, learning_rate=0.2))
+    first = run_secure(plan, federation, tmp_path)
+    again = run_secure(plan, federation, tmp_path)
+    assert (again.outputs[0] == first.outputs[0]).all()
+    assert "training" not in again.ledgers[0].phases
+
+
+@pytest.mark.parametrize("victim", [0, 1, 2])
+def test_a_crash_around_the_release_never_gives_two_values(federation, tmp_path, monkeypatch, victim):
+    """One server dies after it wrote the release, before or after the others opened it: the value stays the same."""
+    plan = plan_run("g_bmf", federation, small_training(learning_rate=0.2))
+    real, opened = upload.release_model, {}
+
+    async def dying(party, plan, weights):
+        value = await real(party, plan, weights)
+        opened[party.id] = value
+        if party.id == victim:
+            raise OSError("power cut")
+        return value
+
+    with monkeypatch.context() as patch:
+        patch.setattr("protocols.training.release_model", dying)
+        with pytest.raises(refmpc.PartyFailed):
+            run_secure(plan, federation, tmp_path)
+    again = run_secure(plan, federation, tmp_path)
+    assert opened and all((value == again.outputs[0]).all() for value in opened.values())
+
+
+def test_a_server_that_has_not_written_the_release_means_nobody_opened_it(federation, tmp_path, monkeypatch):
+    plan = plan_run("g_bmf", federation, small_training(learning_rate=0.2))
+    real, opened = ServerDirectory.save, []
+
+    def failing(self, step, weights):
+        if self.path.name == "server-2":
+            raise OSError("disk full")
+        real(self, step, weights)
+
+    async def watching(party, plan, weights):
+        opened.append(party.id)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ServerDirectory, "save", failing)
+        patch.setattr("protocols.training.release_model", watching)
+        with pytest.raises(refmpc.PartyFailed, match="party 2 failed: OSError: disk full"):
+            run_secure(plan, federation, tmp_path)
+    assert opened == []
+
+
+def test_another_plan_in_the_same_directory_gets_other_noise(federation, tmp_path):
+    directory = ServerDirectory(tmp_path / "server-0")
+    plans = [plan_run("g_bmf", federation, small_training(learning_rate=rate)) for rate in (0.2, 0.3)]
+    rows = [directory.noise_stream(plan.fingerprint)(0).words(4).tolist() for plan in plans]
+    assert rows[0] != rows[1]
+    assert rows[0] == directory.noise_stream(plans[0].fingerprint)(0).words(4).tolist()
 
 
 def test_what_a_server_keeps_is_for_its_eyes_only(federation, tmp_path, monkeypatch):

@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from refmpc import agreed
+from bench.coefficients import minimax, stored_form
+from refmpc import agreed, coefficients
+from refmpc.normalise import MANTISSA_HIGH, MANTISSA_LOW
 
 
 @given(bits=st.integers(1, 40), seed=st.integers(0, 2**31))
@@ -41,4 +43,27 @@ def test_only_operations_that_agree_on_every_machine_are_used():
     used = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "np"}
     assert used <= {"array", "uint64", "int64", "float64", "ndarray"}
     imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
-    assert imported == {"functools", "numpy"}
+    assert imported == {"functools", "math", "numpy"}
+    exact = {
+        node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "math"
+    }
+    assert exact == {"frexp"}
+
+
+@given(value=st.floats(1e-9, 1e9), exponent=st.integers(-40, 40))
+def test_logarithms_of_two_are_exact(value, exponent):
+    for number in (value, 2.0**exponent, np.nextafter(2.0**exponent, 0), np.nextafter(2.0**exponent, np.inf)):
+        assert 2.0 ** agreed.floor_log2(number) <= number < 2.0 ** (agreed.floor_log2(number) + 1)
+        assert 2.0 ** (agreed.ceil_log2(number) - 1) < number <= 2.0 ** agreed.ceil_log2(number)
+
+
+def test_stored_coefficients_are_the_minimax_ones():
+    """The stored integers may differ from a fresh computation in the last place, not in what they achieve."""
+    for degree, stored in coefficients.INVERSE_SQRT.items():
+        fresh, error = minimax("inverse_sqrt", degree)
+        assert np.abs(np.array(stored) - np.array(stored_form(fresh))).max() <= 2
+        x = np.linspace(MANTISSA_LOW, MANTISSA_HIGH, 5001)
+        value = np.polynomial.polynomial.polyval(x - coefficients.CENTRE, np.array(stored) * 2.0**-20)
+        assert np.abs(value * np.sqrt(x) - 1).max() <= error * 1.01
+    fresh, error = minimax("log", coefficients.LOG_DEGREE)
+    assert np.abs(np.array(coefficients.LOG) - np.array(stored_form(fresh))).max() <= 2

@@ -14,7 +14,7 @@ from dataclasses import replace
 import pytest
 from participants import all_end, meet
 
-from refmpc import connect
+from refmpc import connect, handshake
 from refmpc.certificates import fingerprint, make_certificate, make_credentials
 from refmpc.connect import Greeting, connect_client, connect_party, is_loopback, listen
 from refmpc.errors import HandshakeError, PeerAborted, PeerTimeout, RefmpcError
@@ -131,9 +131,9 @@ def test_a_party_with_another_version_is_named_with_both_versions(monkeypatch):
 
 def test_the_run_is_never_said_aloud(monkeypatch):
     spoken = []
-    send = connect._send
+    send = connect.send
     monkeypatch.setattr(
-        connect, "_send", lambda c, message, d: (spoken.append(json.dumps(message)), send(c, message, d))
+        connect, "send", lambda c, message, d: (spoken.append(json.dumps(message)), send(c, message, d))
     )
     close_all(meet(dict.fromkeys(PARTIES, Greeting("a well kept secret", {}))))
     assert spoken
@@ -269,7 +269,7 @@ def test_a_stranger_that_trickles_is_sent_away_in_time(monkeypatch):
     outcomes = all_end(
         {
             "far": trickle,
-            "near": lambda: connect._receive_exactly(near, 100, "a caller", time.monotonic() + 0.3),
+            "near": lambda: handshake._receive_exactly(near, 100, "a caller", time.monotonic() + 0.3),
         }
     )
     near.close()

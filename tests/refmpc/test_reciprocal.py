@@ -98,6 +98,7 @@ def test_weighed_bits_are_the_weighted_sums(seed, bits, outputs, shape):
         (lambda x: refmpc.thermometer(x, [1, 2], [0], 20), r"low_bits = \[0\]: must be as many as thresholds"),
         (lambda x: refmpc.thermometer(x, [1, 2], [3, 0], 20), r"low_bits = \[3, 0\]: must be in non-decreasing order"),
         (lambda x: refmpc.thermometer(x, [1], [5], 5), "high_bit = 5: must be an integer from 6 to 63"),
+        (lambda x: refmpc.weigh_bits([x < 1, x < 2], np.ones((1, 2))), "bits = .*: must be dealt by the same parties"),
         (lambda x: refmpc.weigh_bits([x < 1], np.ones((1, 2))), r"weights.shape = \(1, 2\): must be \(outputs, 1\)"),
     ],
 )

@@ -193,11 +193,17 @@ def peak_over_the_input(monkeypatch, chunk, rows=4000, columns=250):
     marks = []
 
     async def program(party, x):
+        await in_step(x)  # all inputs are there
         marks.append(tracemalloc.get_traced_memory()[0])
-        await refmpc.shuffle([x[:2]])  # in step
         tracemalloc.reset_peak()
+        await in_step(x)
         (result,) = await refmpc.shuffle([x])
+        await in_step(x)  # all results are there
         return int(result.shares.size)
+
+    async def in_step(x):
+        for _ in range(3):  # role 1 waits for nobody: each party has to play another role as well
+            await refmpc.shuffle([x[:2]])
 
     try:
         run = evaluate(program, Secret(np.zeros((rows, columns), np.int64)))
@@ -209,5 +215,5 @@ def peak_over_the_input(monkeypatch, chunk, rows=4000, columns=250):
 
 
 def test_shuffling_in_chunks_takes_one_extra_copy(monkeypatch):
-    assert 0.9 < peak_over_the_input(monkeypatch, 1 << 16) < 1.3
+    assert 0.95 < peak_over_the_input(monkeypatch, 1 << 14) < 1.3  # measured: 1.12 to 1.20
     assert peak_over_the_input(monkeypatch, 1 << 30) > 2  # in one piece: messages and masks for everything at once

@@ -119,9 +119,10 @@ def watch_streams(monkeypatch: Any) -> None:
         pair = self.id if side == "next" else self.previous
         return stream if plan is None else _Recorded(stream, (pair, number), self, plan)
 
-    def watched_uniform(self: Operation, stream: Any, bound: int, shape: tuple[int, ...]) -> np.ndarray:
-        if not isinstance(stream, _Recorded):
-            return uniform_below(self, stream, bound, shape)
+    def watched_uniform(self: Operation, source: Any, bound: int, shape: tuple[int, ...]) -> np.ndarray:
+        if not isinstance(source, _Recorded):
+            return uniform_below(self, source, bound, shape)
+        stream: Any = source
         stream.quiet = True
         values = uniform_below(self, stream, bound, shape)
         stream.quiet = False

@@ -1,0 +1,214 @@
+"""GL-BMF: train the global model and the clients' LoRA layers together (paper, third protocol).
+
+    python -m protocols.gl_bmf
+
+Fixed order of batches, correlated noise. In every step each client is told the noised gradient of its own layers, and
+nothing else; at the end all get the global model. With ``--local-update released`` (default) a client applies just
+that, and the claim covers features and labels; with ``estimated`` it does as the paper says, and the claim covers
+labels only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+
+import refmpc
+from accel.validate import require
+from protocols.adapters import BlockOutputs, ClientFactors, block_norms, joint_step
+from protocols.checkpoint import ServerDirectory, agree_on_step, write_arrays
+from protocols.gl_plan import AdapterShape, JointPlan, layer_release
+from protocols.noise import NoiseAhead
+from protocols.scales import EMBEDDING_BITS, RELEASE_BITS
+from protocols.step import Weights
+from protocols.upload import release_model
+from refmpc import ArithmeticTensor, Party
+from refmpc.rounds import Round
+
+__all__ = ["JointRun", "JointServerJob", "servers"]
+
+
+@dataclass(frozen=True)
+class JointServerJob:
+    """What a server gets: the public plan, and its own private directory. ``keep``: write every step to disk."""
+
+    plan: JointPlan
+    directory: Path
+    keep: bool = False
+
+
+async def servers(party: Party, job: JointServerJob) -> np.ndarray:
+    """What each server runs."""
+    with JointRun(party, job) as run:
+        run.greet_clients()
+        labels = run.receive_labels()
+        for step in run.steps():
+            embeddings, clients = await run.receive_batch(step)
+            openings = await run.step(embeddings, labels[job.plan.schedule.rows(step)], clients)
+            run.release_gradients(step, openings)
+    return await run.release_model()
+
+
+class JointRun:
+    """State of the training at one server; use as a context manager around the loop over ``steps()``.
+
+    A release is written to disk before it is opened: ``release_gradients`` first writes this server's words of it, then the
+    state after the step, then sends. A client can read a release only with the words of all three servers, so one that
+    was opened lies on all three disks, and the servers agree on it when they resume: it is sent again, never computed
+    again. One that not all had written was not opened, and its step may be computed anew (PROTOCOLS §5.4).
+    """
+
+    def __init__(self, party: Party, job: JointServerJob):
+        self.party, self.plan, self._keep = party, job.plan, job.keep
+        self._directory = ServerDirectory(job.directory)
+        # without its releases on disk, a run must not be begun again: the same noise would cover two different values
+        require(
+            job.keep or not self._directory.has_noise,
+            "directory",
+            str(job.directory),
+            "fresh for a run without checkpoints",
+            "start a new run",
+        )
+        self.first_step = agree_on_step(party, self._directory)
+        self.weights = self._start()
+        self._noise = NoiseAhead(job.plan, self._directory.noise_stream(job.plan.fingerprint), self.first_step)
+        self._blocks: dict[tuple[int, int], BlockOutputs] = {}  # by (client, batch): shared once
+
+    def _start(self) -> Weights:
+        plan, bits = self.plan, self.plan.scales.weight_bits
+        if self.first_step:
+            return self._directory.load(self.party, self.first_step, bits, RELEASE_BITS)
+        zeros = np.zeros((2, plan.width + 1, plan.classes), dtype=np.uint64)  # the public starting point
+        velocity = ArithmeticTensor(self.party, zeros, RELEASE_BITS) if plan.training.momentum else None
+        return Weights(ArithmeticTensor(self.party, zeros, bits), velocity)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._noise.close()
+
+    def steps(self) -> Iterator[int]:
+        """All steps that are left; reports progress."""
+        total = self.plan.schedule.num_steps
+        for step in range(self.first_step, total):
+            self.party.step = step
+            yield step
+            sent = self.party.ledger.total().bytes_sent
+            self.party.report({"phase": "training", "done": step + 1, "total": total, "bytes": sent})
+
+    # client-server phase -------------------------------------------------------------------------
+
+    def greet_clients(self) -> None:
+        """Tell every client where training begins; after a crash, send the last release again."""
+        with self.party.phase("greeting"):
+            for name in self.plan.client_names:
+                self.party.send("first step", name, [np.array([self.first_step], dtype=np.int64)])
+            if self.first_step:
+                with np.load(self._release_file(self.first_step - 1)) as words:
+                    for index, name in enumerate(self.plan.client_names):
+                        refmpc.open_to_client(self.party, words[str(index)], name, layer_release(name))
+
+    def receive_labels(self) -> ArithmeticTensor:
+        """One-hot labels of all rows, from the label client."""
+        shape = self.plan.schedule.num_samples, self.plan.classes
+        with self.party.phase("upload"):
+            return refmpc.input_from_client(self.party, self.plan.client_names[-1], shape, 0)
+
+    async def receive_batch(self, step: int) -> tuple[ArithmeticTensor, list[ClientFactors]]:
+        """[H 1] of this step's rows and every client's factors; X when the batch comes up for the first time."""
+        plan, batch = self.plan, step % self.plan.schedule.num_batches
+        rows = plan.schedule.batch_size
+        shares = np.zeros((2, rows, plan.width + 1), dtype=np.uint64)
+        clients = []
+        for index, (name, shape) in enumerate(zip(plan.client_names, plan.shapes, strict=True)):
+            if shape.with_down and (index, batch) not in self._blocks:
+                self._blocks[index, batch] = await self._receive_blocks(name, shape)
+            with self.party.phase("upload"):
+                embeddings, factors = self._receive_factors(name, shape)
+            factors.blocks = self._blocks.get((index, batch))
+            shares[:, :, shape.columns] = embeddings.shares
+            clients.append(factors)
+        ones = {0: 0, 2: 1}.get(self.party.id)  # the public column of ones is the share x_0
+        if ones is not None:
+            shares[ones, :, -1] = 1 << EMBEDDING_BITS
+        return ArithmeticTensor(self.party, shares, EMBEDDING_BITS), clients
+
+    def _receive_factors(self, name: str, shape: AdapterShape) -> tuple[ArithmeticTensor, ClientFactors]:
+        scales, rows = self.plan.adapters, self.plan.schedule.batch_size
+        parts = {
+            "embeddings": ((rows, shape.width), EMBEDDING_BITS),
+            "projected": ((rows, shape.stacked_rank), scales.projected_bits),
+            "up": ((shape.width, shape.stacked_rank), scales.up_bits),
+            "row_factors": ((rows,), scales.row_factor_bits),
+        }
+        sizes = [int(np.prod(size)) for size, _ in parts.values()]
+        words = refmpc.input_from_client(self.party, name, (sum(sizes),), 0)
+        ends = np.cumsum(sizes)
+        found = {
+            part: words[end - count : end].reshape(*size).reinterpret(bits)
+            for (part, (size, bits)), count, end in zip(parts.items(), sizes, ends.tolist(), strict=True)
+        }
+        return found.pop("embeddings"), ClientFactors(shape, blocks=None, **found)
+
+    async def _receive_blocks(self, name: str, shape: AdapterShape) -> BlockOutputs:
+        rows = self.plan.schedule.batch_size
+        with self.party.phase("upload"):
+            words = refmpc.input_from_client(self.party, name, (rows * sum(shape.block_widths),), 0)
+        inputs, start = [], 0
+        for width in shape.block_widths:
+            layer = words[start : start + rows * width].reshape(rows, width)
+            inputs.append(layer.reinterpret(EMBEDDING_BITS))
+            start += rows * width
+        with self.party.phase("norms"):
+            return BlockOutputs(inputs, await block_norms(inputs, self.plan))
+
+    # server MPC ----------------------------------------------------------------------------------
+
+    async def step(
+        self, embeddings: ArithmeticTensor, labels: ArithmeticTensor, clients: list[ClientFactors]
+    ) -> list[np.ndarray]:
+        """One noised step; returns this server's words of each client's layer gradient."""
+        rate = self.plan.learning_rate(self.party.step)
+        with self.party.phase("training"):
+            self.weights, openings = await joint_step(
+                embeddings, labels, clients, self.weights, self._noise.next_row(), rate, self.plan
+            )
+        return openings
+
+    # server-client phase -------------------------------------------------------------------------
+
+    def _release_file(self, step: int) -> Path:
+        return self._directory.path / f"release-{step:08d}.npz"
+
+    def release_gradients(self, step: int, openings: list[np.ndarray]) -> None:
+        """Write this server's words and the state after the step to disk, then open each client's gradient to it."""
+        if self._keep:
+            write_arrays(self._release_file(step), {str(index): words for index, words in enumerate(openings)})
+            self._directory.save(step + 1, self.weights)
+            self._release_file(step - 2).unlink(missing_ok=True)
+        with self.party.phase("layer gradients"):
+            for name, words in zip(self.plan.client_names, openings, strict=True):
+                refmpc.open_to_client(self.party, words, name, layer_release(name))
+
+    async def release_model(self) -> np.ndarray:
+        """Open the global model to all. Two servers could open it without the third, so all three say first that the
+        state after the last step is on their disks."""
+        round_ = Round("the release is on disk")
+        token = np.zeros(1, dtype=np.uint8)
+        for send, expect in ((round_.send_next, round_.expect_next), (round_.send_previous, round_.expect_previous)):
+            send(token)
+            expect(1, np.uint8)
+        with self.party.phase("release"):
+            await round_
+        return await release_model(self.party, self.plan, self.weights.values)
+
+
+if __name__ == "__main__":
+    from protocols.gl_launch import main
+
+    main(__doc__)

@@ -1,0 +1,168 @@
+"""What a client of GL-BMF does: share its batch and its layer factors, receive its own layer gradient, apply it.
+
+Who sees what: the servers get shares of H, A, X, U and of the labels. The client gets the noised gradient of its own
+layers in each step, and the global model at the end; nothing of any other client.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from accel.validate import require
+from protocols.checkpoint import write_arrays
+from protocols.gl_plan import FactorBounds, JointPlan
+from protocols.scales import EMBEDDING_BITS, RELEASE_BITS
+from refmpc import Client, receive_opening
+from vfl.client import Client as LocalClient
+from vfl.client import EstimateRecord
+from vfl.lora import ParallelLora
+from vfl.scaling import bound_rows
+
+__all__ = ["JointClientJob", "TrainedClient", "client_program", "shared_blocks", "shared_factors"]
+
+PATIENCE = 30 * 24 * 3600.0  # a client waits as long as the servers take; one that dies is noticed at once
+Words = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class JointClientJob:
+    """One client's own data and layers; nobody else receives this object. ``directory`` None: no checkpoints."""
+
+    plan: JointPlan
+    client: LocalClient = field(repr=False)
+    directory: Path | None = None
+
+
+@dataclass
+class TrainedClient:
+    """What a client has at the end: the global model, its own adapters, and its log of estimates."""
+
+    model: npt.NDArray[np.float64]
+    lora: ParallelLora
+    estimate_log: list[EstimateRecord]
+
+
+def _integers(values: npt.NDArray[np.floating], bits: int) -> Words:
+    return np.rint(values * 2.0**bits).astype(np.int64).reshape(-1)
+
+
+def bounded_factors(
+    local: LocalClient, rows: slice, bounds: FactorBounds
+) -> tuple[npt.NDArray[np.floating], npt.NDArray[np.floating], npt.NDArray[np.floating]]:
+    """(s·A, s·U, φ) of all shared layers side by side, within the public bounds: A and φ row by row, U as a whole."""
+    factors = local.lora_factors(rows)
+    projected = np.concatenate([f.scale * f.projected for f in factors], axis=1)
+    up = np.concatenate([f.scale * f.up for f in factors], axis=1)
+    norm = float(np.linalg.norm(up))
+    return (
+        bound_rows(projected, bounds.projected, "clip"),
+        up * min(1.0, bounds.up / norm) if norm else up,
+        np.minimum(local.row_factors(rows), bounds.row_factor),
+    )
+
+
+def shared_factors(local: LocalClient, rows: slice, plan: JointPlan) -> Words:
+    """Everything a client shares in a step, as one vector of integers: H, s·A, s·U, φ, each at its scale."""
+    scales = plan.adapters
+    projected, up, row_factors = bounded_factors(local, rows, scales.bounds)
+    return np.concatenate(
+        [
+            _integers(local.embedding_rows(rows), EMBEDDING_BITS),
+            _integers(projected, scales.projected_bits),
+            _integers(up, scales.up_bits),
+            _integers(row_factors, scales.row_factor_bits),
+        ]
+    )
+
+
+def shared_blocks(local: LocalClient, rows: slice, plan: JointPlan) -> Words:
+    """X of every shared layer for a batch: frozen, so it is shared when the batch comes up for the first time."""
+    limit = plan.adapters.bounds.block
+    blocks = [bound_rows(local.block_outputs[index][rows], limit, "clip") for index in local.shared_layers]
+    return np.concatenate([_integers(block, EMBEDDING_BITS) for block in blocks])
+
+
+class _Memory:
+    """The client's adapters on disk, written before anything that follows from them is shared."""
+
+    def __init__(self, local: LocalClient, directory: Path | None):
+        self._local = local
+        self.step = 0  # gradients applied so far
+        self._file = None
+        if directory is not None:
+            directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+            os.chmod(directory, 0o700)
+            self._file = directory / "adapters.npz"
+            if self._file.exists():
+                with np.load(self._file) as state:
+                    self.step = int(state["step"])
+                    local.load_adapter_state({name: state[name] for name in state if name != "step"})
+
+    def applied(self, step: int) -> None:
+        self.step = step + 1
+        if self._file is not None:
+            write_arrays(self._file, {"step": np.array(self.step), **self._local.adapter_state()})
+
+
+def client_program(client: Client, job: JointClientJob) -> TrainedClient:
+    """Share, receive, apply, step by step; then receive the released model."""
+    plan, local = job.plan, job.client
+    schedule, training = plan.schedule, plan.training
+    shape = plan.shapes[plan.client_names.index(local.name)]
+    memory = _Memory(local, job.directory)
+    row_norms = plan.factorisation.noise_norms()
+
+    def receive_gradient(step: int) -> None:
+        """The released sum of this client's layers; applied once, also when it is sent again after a crash."""
+        bits = plan.scales.truncated_bits
+        total = receive_opening(client, shape.parameters, bits, RELEASE_BITS, timeout=PATIENCE)
+        if step < memory.step:
+            return
+        local.receive_gradient(
+            schedule.rows(step),
+            total / training.batch_size,
+            step=step,
+            learning_rate_factor=training.learning_rate_factor(step, schedule.num_steps),
+            noise_std=plan.noise.outsider_std * float(row_norms[step]) / training.batch_size,
+            noise_row_norm=float(row_norms[step]),
+            clip_norm=training.clip_norm,
+        )
+        memory.applied(step)
+
+    first = _first_step(client)
+    if first > 0:
+        require(
+            memory.step in (first - 1, first),
+            f"{local.name}: steps applied",
+            memory.step,
+            f"{first - 1} or {first}, where the servers are",
+            "resume with the directory that this client used before",
+        )
+        receive_gradient(first - 1)
+    else:
+        require(memory.step == 0, f"{local.name}: steps applied", memory.step, "0: the servers start afresh")
+    if local.is_label_client:
+        client.share(local.one_hot_rows(slice(0, schedule.num_samples), plan.classes), 0)
+    for step in range(first, schedule.num_steps):
+        rows = schedule.rows(step)
+        if shape.with_down and step < first + schedule.num_batches:
+            client.share(shared_blocks(local, rows, plan), 0)
+        client.share(shared_factors(local, rows, plan), 0)
+        receive_gradient(step)
+    model = client.receive((plan.width + 1, plan.classes), plan.scales.weight_bits, timeout=PATIENCE)
+    assert local.lora is not None
+    return TrainedClient(model, local.lora, local.estimate_log)
+
+
+def _first_step(client: Client) -> int:
+    """The step at which the servers begin; all three must name the same."""
+    steps = [np.empty(1, dtype=np.int64) for _ in range(3)]
+    client.collect("first step", {server: [step] for server, step in enumerate(steps)}, PATIENCE)
+    named = {int(step[0]) for step in steps}
+    require(len(named) == 1, "first step", sorted(named), "the same at all servers")
+    return named.pop()

@@ -1,0 +1,97 @@
+"""The commands as a user meets them: options, refusals, estimate, JSON, and what they import."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from protocols import g_shuff
+from protocols.launch import main, make_federation
+from protocols.options import RunOptions, parse_options
+from protocols.plan import plan_run
+from protocols.report import estimate
+from tests.protocols.test_against_twins import run_secure, small_training
+from vfl.twins.config import TrainingConfig
+
+
+def test_the_default_job_does_not_import_torch():
+    program = (
+        "import sys; from protocols.launch import make_federation; from protocols.options import parse_options\n"
+        "import protocols.g_bmf; make_federation(parse_options('g_bmf', None, []))\n"
+        "print([name for name in ('torch', 'torchvision', 'opacus', 'matplotlib') if name in sys.modules])"
+    )
+    out = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    assert out.strip() == "[]"
+
+
+def test_options_survive_being_written_to_config_json():
+    options = parse_options("g_bmf", None, ["--epsilon", "2", "--clients", "3", "--setting", "2", "--bands", "7"])
+    assert options.training.momentum == 0.9 and options.training.bands == 7
+    again = RunOptions.from_dict(json.loads(json.dumps(options.to_dict())))
+    assert again == options
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--epsilon", "0"], "epsilon = 0.0: must be a finite number in (0, inf)"),
+        (["--delta", "1"], "delta = 1.0: must be a finite number in (0, 1)"),
+        (["--momentum", "1"], "momentum = 1.0: must be"),
+        (["--resume", "nowhere"], "no config.json there, so no run to continue"),
+    ],
+)
+def test_bad_options_are_refused_before_anything_starts(capsys, words, sentence):
+    with pytest.raises(SystemExit):
+        parse_options("g_bmf", None, words)
+    assert sentence in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--batch-size", "5000"], "batch_size = 5000: must be an integer from 1 to 1438"),
+        (["--clients", "99"], "num_clients = 99: must be an integer from 1 to"),
+        (["--learning-rate", "1e9"], "learning_rate = 1000000000.0: must be small enough"),
+        (["--clip-norm", "1e-7"], "clip_norm = 1e-07: must be at least"),
+        (["--row-bound", "-1"], "row_bound"),
+    ],
+)
+def test_what_does_not_fit_the_data_is_refused_in_a_sentence_and_leaves_nothing(tmp_path, words, sentence):
+    with pytest.raises(SystemExit) as caught:
+        main("g_bmf", None, [*words, "--out", str(tmp_path)])
+    assert str(caught.value).startswith("g_bmf: ") and sentence in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_estimate_is_what_a_run_costs(federation, tmp_path, capsys):
+    plan = plan_run("g_shuff", federation, small_training(epochs=2))
+    result = run_secure(plan, federation, tmp_path, g_shuff.servers)
+    found = estimate(plan)
+    phases = [ledger.phases for ledger in result.ledgers]
+    assert found["bytes"] == sum(p["training"].bytes_sent + p["shuffle"].bytes_sent for p in phases)
+    assert found["rounds"] == phases[0]["training"].rounds
+    main("g_bmf", None, ["--estimate", "--json"])
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["rounds_per_step"] == 62 and printed["claim"]["epsilon"] == pytest.approx(3.0)
+
+
+def test_a_whole_run_leaves_its_files(tmp_path, capsys):
+    words = ["--epochs", "1", "--parties", "threads", "--out", str(tmp_path), "--json", "--plot", "--twin"]
+    main("g_bmf", None, words)
+    report = json.loads(capsys.readouterr().out)
+    (run,) = tmp_path.iterdir()
+    assert {file.name for file in run.iterdir()} >= {
+        "config.json", "model.npz", "claim.txt", "ledger.json", "report.json", "costs.png",
+    }  # fmt: skip
+    assert abs(report["test_accuracy"] - report["twin_accuracy"]) <= 0.01
+    assert [release["name"] for release in report["releases"]] == ["global model"] * 3
+    assert "differentially private" in (run / "claim.txt").read_text()
+
+
+def test_g_shuff_says_that_its_epsilon_is_not_proven():
+    options = RunOptions("g_shuff", TrainingConfig())
+    paragraph = plan_run("g_shuff", make_federation(options), options.training).claim.paragraph()
+    assert "NOT a proven bound" in paragraph

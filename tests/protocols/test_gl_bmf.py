@@ -1,0 +1,403 @@
+"""GL-BMF computes what its plaintext twin computes, tells each client its own gradient only, and survives a crash."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import defaultdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import protocols.gl_client
+import refmpc
+from protocols import gl_bmf
+from protocols.adapters import joint_step_cost
+from protocols.gl_client import client_program
+from protocols.gl_launch import client_jobs, joint_estimate, main, server_jobs
+from protocols.gl_plan import FactorBounds, JointPlan, plan_joint_run
+from protocols.scales import RELEASE_BITS
+from refmpc.errors import PartyFailed
+from tests.protocols.conftest import lora_federation, small_federation
+from tests.protocols.test_against_twins import noise_of_the_servers
+from vfl.client import make_clients
+from vfl.federation import Federation
+from vfl.scaling import RowBound
+from vfl.twins import TwinResult, train_gl_bmf
+from vfl.twins.config import TrainingConfig
+
+WIDTHS, BLOCKS, CLASSES = (5, 4), ((3, 4), (6,)), 3
+
+
+def make(
+    local_update: str = "released", momentum: float = 0.0, local: dict | None = None, **changes
+) -> tuple[Federation, JointPlan]:
+    """Two clients, three layers, six steps; noise small enough that gradients are seen next to it."""
+    local = {"local_learning_rate": 0.5, **(local or {})}
+    federation = lora_federation(96, WIDTHS, BLOCKS, CLASSES, local_update=local_update, momentum=momentum, **local)
+    defaults = {"epochs": 2, "batch_size": 32, "learning_rate": 0.5, "epsilon": 20.0, "momentum": momentum}
+    return federation, plan_joint_run(federation, TrainingConfig(**{**defaults, **changes}))
+
+
+def run_secure(plan: JointPlan, federation: Federation, directory: Path, keep: bool = False, clients=None, **options):
+    return refmpc.run(
+        gl_bmf.servers,
+        server_jobs(plan, directory, keep),
+        clients=clients or client_jobs(plan, federation, directory if keep else None),
+        releases=plan.releases,
+        timeout=60,
+        **options,
+    )
+
+
+def adapters_of(clients) -> np.ndarray:
+    """All U and V of some clients, flat."""
+    return np.concatenate([part.ravel() for c in clients for l in c.lora.layers for part in (l.up, l.down)])
+
+
+def difference(result, twin: TwinResult) -> float:
+    """The norm of (W, U, V) − twin's (W, U, V), all clients."""
+    adapters = adapters_of(result.client_outputs[c.name] for c in twin.clients) - adapters_of(twin.clients)
+    return math.hypot(np.linalg.norm(result.outputs[0] - twin.model.layers[0]), np.linalg.norm(adapters))
+
+
+def parameter_bound(plan: JointPlan, federation: Federation, noise: np.ndarray, estimated: bool = False) -> float:
+    """How far (W, U, V) of the secure run may be from the twin's after all steps, in norm.
+
+    Let E be that distance before a step. ω, μ, ν bound ‖W‖, ‖U‖, ‖V‖ along the twin's run (taken from the twin, and 0.05
+    more), ‖x‖ ≤ 1, s the scale, N clients, L layers of a client. Row bounds clip, so they are projections.
+
+        dh ≤ s(ν + μ)E,   dδ ≤ ‖[h 1]‖E + ω·dh (softmax is 1-Lipschitz),   da ≤ E + ν·dh/R_i
+        global: ‖[h 1]‖dδ + √2·dh,    U: s(√2νE + ων·dδ + √2ω·da),    V: s√L(√2(ω+μ)E + μω·dδ + √2μω·dh/R_i)
+
+    Clipping is a projection too, so the clipped gradient moves by at most the sum of these: L_g·E. Fresh errors of a step
+    enter in the same way: δ by √S·2^-14; h by √d·2^-15; W̃, A, U, X, φ, t by their grids (added up as an E of 2^-12, which is
+    more than all of them together); the clip factor by 2^-14 + 2^-18 + half the rounding of q (below 2^-11 γ); the
+    release by 1.5·2^-12 an entry, of the sum. So E' ≤ (1 + ηL_g)E + η·fresh, η the larger of both learning rates,
+    times 1/(1−β) with momentum.
+
+    ``estimated``: the estimate is (MᵀM + λ)⁻¹MᵀY with ‖M‖ ≤ s√B(ν+μ), so dĜ ≤ dY/(2√λ) + 9/4·‖dM‖‖Y‖/λ, and the update moves by
+    s√B((ν+μ)dĜ + 2‖Ĝ‖E), with ‖Y‖ ≤ γ + the noise in it.
+    """
+    training, classes = plan.training, plan.classes
+    steps = plan.schedule.num_steps
+    states = [train_gl_bmf(federation, training, noise=noise, num_steps=k) for k in range(1, steps + 1)]
+    omega = max(np.linalg.norm(s.model.layers[0], 2) for s in states) + 0.05
+    layers = [l for s in states for c in s.clients for l in c.lora.layers]
+    depth = max(len(c.lora.layers) for c in federation.clients)
+    mu = math.sqrt(depth) * max(np.linalg.norm(l.up, 2) for l in layers) + 0.05
+    nu = math.sqrt(depth) * max(np.linalg.norm(l.down, 2) for l in layers) + 0.05
+    s = federation.clients[0].lora.scale
+    radius = min(c.row_bound.norm for c in federation.clients)
+    reach = math.hypot(plan.scales.row_bound, 1.0)
+
+    def gradient_moves(e: float, e_delta: float, e_rows: float) -> float:
+        dh = s * (nu + mu) * e + e_rows
+        d_delta = reach * e + omega * dh + e_delta
+        da = e + nu * dh / radius
+        root = math.sqrt(2)
+        up = s * (root * nu * e + omega * nu * d_delta + root * omega * da)
+        down = s * math.sqrt(depth) * (root * (omega + mu) * e + mu * omega * (d_delta + root * dh / radius))
+        return reach * d_delta + root * dh + len(federation.clients) * (up + down)
+
+    fresh = gradient_moves(2.0**-12, math.sqrt(classes) * 2.0**-14, math.sqrt(plan.width) * 2.0**-15)
+    fresh += training.clip_norm * (2.0**-14 + 2.0**-18 + 2.0**-11) + plan.adapters.clip_rounding
+    fresh += math.sqrt(plan.parameters) * 1.5 * 2.0**-RELEASE_BITS / training.batch_size
+    growth = gradient_moves(1.0, 0.0, 0.0)
+    rate = max(training.learning_rate, plan.local_update.learning_rate) / (1 - training.momentum)
+    if estimated:
+        root_b = math.sqrt(training.batch_size)
+        lam = float(plan.local_update.regularisation)
+        y = training.clip_norm + np.linalg.norm(noise, axis=1).max() / training.batch_size
+        g = y / (2 * math.sqrt(lam))
+        dm = s * root_b * (1 + (nu + mu) * (nu + mu) * s / radius)  # per unit of E
+        slope = s * root_b * (nu + mu)
+        growth = growth + slope * (growth / (2 * math.sqrt(lam)) + 2.25 * dm * y / lam) + 2 * s * root_b * g
+        fresh = fresh + slope * fresh / (2 * math.sqrt(lam))
+    distance = 0.0
+    for _ in range(steps):
+        distance = (1 + rate * growth) * distance + rate * fresh
+    return distance
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.5], ids=["plain", "momentum"])
+def test_weights_and_adapters_are_the_twins(tmp_path, momentum):
+    federation, plan = make(momentum=momentum, local={"local_learning_rate": 0.1}, epochs=1, learning_rate=0.1)
+    result = run_secure(plan, federation, tmp_path)
+    noise = noise_of_the_servers(plan, tmp_path)
+    twin = train_gl_bmf(federation, plan.training, noise=noise)
+    bound = parameter_bound(plan, federation, noise)
+    print(f"distance {difference(result, twin):.3g}, bound {bound:.3g}")
+    assert difference(result, twin) <= bound
+    assert bound < 0.25 * np.linalg.norm(twin.model.layers[0])  # the bound says something
+    for name in plan.client_names:
+        assert (result.client_outputs[name].model == result.outputs[0]).all()
+
+
+@pytest.mark.parametrize("rule", ["clip", "normalise"])
+def test_adapters_follow_gradients_and_not_only_noise(tmp_path, rule):
+    """Tighter than any worst case: after six steps all parameters agree to 1 % of what the gradients have moved them."""
+    federation, plan = make(local={"rule": rule}, learning_rate=2.0)
+    result = run_secure(plan, federation, tmp_path)
+    noise = noise_of_the_servers(plan, tmp_path)
+    twin = train_gl_bmf(federation, plan.training, noise=noise)
+    # what the adapters would be if the released layer gradients were pure noise
+    rate, start = plan.local_update.learning_rate / plan.training.batch_size, adapters_of(federation.clients)
+    parts = [noise[:, part].sum(axis=0) for part in plan.noise_slices()]
+    only_noise = start - rate * np.concatenate(parts)
+    moved = np.linalg.norm(adapters_of(twin.clients) - only_noise)
+    found = adapters_of(result.client_outputs[c.name] for c in twin.clients)
+    assert np.linalg.norm(found - adapters_of(twin.clients)) < 0.01 * moved
+    assert moved > 0.01
+
+
+def test_estimated_updates_are_the_twins(tmp_path):
+    local = {"local_learning_rate": 0.02, "regularisation": 10.0}
+    federation, plan = make("estimated", local=local, epochs=1, learning_rate=0.02, epsilon=8.0)
+    result = run_secure(plan, federation, tmp_path)
+    noise = noise_of_the_servers(plan, tmp_path)
+    twin = train_gl_bmf(federation, plan.training, noise=noise)
+    bound = parameter_bound(plan, federation, noise, estimated=True)
+    print(f"distance {difference(result, twin):.3g}, bound {bound:.3g}")
+    assert difference(result, twin) <= bound < 0.25 * np.linalg.norm(twin.model.layers[0])
+    frozen = adapters_of(federation.clients)
+    moved = np.linalg.norm(adapters_of(twin.clients) - frozen)
+    assert difference(result, twin) < 0.01 * moved  # and much closer than the worst case
+    for client in twin.clients:
+        log = result.client_outputs[client.name].estimate_log
+        assert [r.step for r in log] == list(range(plan.schedule.num_steps))
+        assert log[0].noise_std == pytest.approx(client.estimate_log[0].noise_std, rel=1e-4)
+
+
+def test_claims_of_both_local_updates():
+    released, estimated = make(epsilon=8.0)[1].claim, make("estimated", epsilon=8.0)[1].claim
+    assert released.covers == "features and labels"
+    assert released.proven
+    assert estimated.covers == "labels only"
+    assert estimated.epsilon == pytest.approx(released.epsilon_replace_one, rel=1e-3)
+    assert any("factors within public bounds" in sentence for sentence in released.public)
+    slack = dict(released.slack)
+    assert slack["clip rounding"] == make(epsilon=8.0)[1].adapters.clip_rounding > 0
+
+
+def test_the_ledger_holds_exactly_the_declared_releases_and_costs(tmp_path):
+    federation, plan = make()
+    result = run_secure(plan, federation, tmp_path)
+    steps = plan.schedule.num_steps
+    step = [
+        (f"layer gradient of {name}", f"client {name!r}", shape.parameters)
+        for name, shape in zip(plan.client_names, plan.shapes, strict=True)
+    ]
+    model = [("global model", f"client {name!r}", plan.global_parameters) for name in plan.client_names]
+    for ledger in result.ledgers:
+        found = [(r.name, r.receiver, r.elements) for r in ledger.releases]
+        assert found == step * steps + model + [("global model", "all servers", plan.global_parameters)]
+        assert all("differentially private" in r.claim for r in ledger.releases)
+    declared = joint_step_cost(plan)
+    total = {
+        name: sum(ledger.phases[name].bytes_sent for ledger in result.ledgers) for name in result.ledgers[0].phases
+    }
+    assert result.ledgers[0].phases["training"].rounds == steps * declared.rounds
+    assert total["training"] == steps * declared.bytes
+    assert total["layer gradients"] == steps * 12 * sum(shape.parameters for shape in plan.shapes)
+    assert joint_estimate(plan)["bytes"] == total["training"] + total["layer gradients"]
+
+
+def test_a_step_of_the_papers_size_stays_within_its_budget():
+    """B = 128, S = 10, two clients with d = 1000 and ResNet-18's eight blocks, r = 8, 20 epochs of 50,000 rows."""
+
+    def wide(width: int) -> np.ndarray:
+        return np.broadcast_to(np.zeros((1, width)), (50_000, width))  # sizes only: no memory behind it
+
+    blocks = [[wide(m) for m in (64, 64, 128, 128, 256, 256, 512, 512)]] * 2
+    labels = np.zeros(50_000, dtype=np.int64)
+    clients = make_clients([wide(1000)] * 2, labels, [RowBound(0.5**0.5)] * 2, block_outputs=blocks, rank=8)
+    federation = Federation(clients, 10, labels[:0], [], [], 1.0)
+    plan = plan_joint_run(federation, TrainingConfig(epochs=20, learning_rate=0.5))
+    found = joint_estimate(plan)
+    assert found["rounds_per_step"] <= 70
+    once = found["upload_bytes"] / plan.schedule.num_steps  # X and labels spread over the run
+    assert found["bytes"] / plan.schedule.num_steps + once <= 12e6
+    assert plan.adapters.clip_rounding <= 2e-4 * plan.training.clip_norm
+
+
+def logging_client(client, job):
+    """The client program, with a note of every message that reaches this client; its inputs are the servers' only."""
+    log, collect = [], client.collect
+
+    def noted(operation, receives, timeout=None):
+        log.append((operation, sorted(receives), [part.size for parts in receives.values() for part in parts]))
+        collect(operation, receives, timeout)
+
+    client.collect = noted
+    return client_program(client, job), log
+
+
+def test_a_client_receives_its_own_gradient_and_the_model_and_nothing_else(tmp_path):
+    federation, plan = make(epochs=1)
+    jobs = {name: (logging_client, job) for name, (_, job) in client_jobs(plan, federation, None).items()}
+    result = run_secure(plan, federation, tmp_path, clients=jobs)
+    for name, shape in zip(plan.client_names, plan.shapes, strict=True):
+        assert result.client_outputs[name][1] == [
+            ("first step", [0, 1, 2], [1] * 3),
+            *[("open_to_client", [0, 1, 2], [shape.parameters] * 3)] * plan.schedule.num_steps,
+            ("reveal_to_client", [0, 1, 2], [plan.global_parameters] * 3),
+        ]
+
+
+def test_factors_beyond_their_bounds_are_shared_within_them():
+    federation, plan = make()
+    bounds = FactorBounds(block=0.5, row_factor=0.25, projected=0.01, up=0.1)
+    client = federation.fresh().clients[0]
+    for layer in client.lora.layers:
+        layer.up += 1.0
+    projected, up, factors = protocols.gl_client.bounded_factors(client, slice(0, 32), bounds)
+    assert np.linalg.norm(projected, axis=1).max() <= 0.01
+    assert np.linalg.norm(up) <= 0.1 * (1 + 1e-12)
+    assert factors.max() == 0.25
+    whole = plan_joint_run(federation, plan.training, bounds)
+    blocks = protocols.gl_client.shared_blocks(client, slice(0, 32), whole).astype(np.float64) * 2.0**-14
+    assert np.linalg.norm(blocks[: 32 * 3].reshape(32, 3), axis=1).max() <= 0.5 + 2.0**-13
+
+
+def test_what_does_not_fit_is_refused_before_anything_is_shared():
+    federation, _ = make()
+    with pytest.raises(ValueError, match="lora = None: must be present"):
+        plan_joint_run(small_federation(64, (4, 3), 3), TrainingConfig(batch_size=32))
+    with pytest.raises(ValueError, match=r"learning_rate = 1000000000\.0: must be small enough"):
+        plan_joint_run(federation, TrainingConfig(batch_size=32, learning_rate=1e9))
+    with pytest.raises(ValueError, match="learning_rate = 100"):
+        plan_joint_run(federation, TrainingConfig(batch_size=32, learning_rate=1e4, epochs=4000, clip_norm=1e-2))
+    with pytest.raises(ValueError, match="hidden"):
+        plan_joint_run(federation, TrainingConfig(batch_size=32, hidden=(4,)))
+
+
+# crash and resume --------------------------------------------------------------------------------
+
+
+class Crash(Exception):
+    """What a test makes a participant die of."""
+
+
+def crash_once(monkeypatch, where: str, server: int, step: int) -> None:
+    """Server ``server`` dies at a point of ``step``: before or after it wrote its release, or between its two sends."""
+    left = [1]
+
+    def die(run_party, now: str) -> None:
+        if left and now == where and run_party.id == server and run_party.step == step:
+            left.pop()
+            raise Crash
+
+    write, send = gl_bmf.JointRun.release_gradients, refmpc.open_to_client
+    sent: dict[tuple[int, int], int] = defaultdict(int)
+
+    def release(self, at, openings):
+        die(self.party, "before writing")
+        write(self, at, openings)
+        die(self.party, "after sending")
+
+    def open_(party, words, client, release):
+        sent[party.id, party.step] += 1
+        if sent[party.id, party.step] == 1:
+            die(party, "after writing")
+        else:
+            die(party, "between the clients")
+        send(party, words, client, release)
+
+    monkeypatch.setattr(gl_bmf.JointRun, "release_gradients", release)
+    monkeypatch.setattr(refmpc, "open_to_client", open_)
+
+
+@pytest.mark.parametrize("where", ["before writing", "after writing", "between the clients", "after sending"])
+@pytest.mark.parametrize("server", [0, 1])
+def test_after_a_crash_no_step_is_released_with_two_values(tmp_path, monkeypatch, where, server):
+    federation, plan = make(epochs=1, momentum=0.5)
+    seen: dict[tuple[str, int], list[np.ndarray]] = defaultdict(list)
+    receive = refmpc.receive_opening
+    count: dict[str, int] = defaultdict(int)
+    first: dict[str, int] = {}
+    named = protocols.gl_client._first_step
+
+    def noted_first(client):
+        first[client.name] = named(client)
+        count[client.name] = max(0, first[client.name] - 1)
+        return first[client.name]
+
+    def noted(client, *arguments, **options):
+        found = receive(client, *arguments, **options)
+        seen[client.name, count[client.name]].append(found)
+        count[client.name] += 1
+        return found
+
+    monkeypatch.setattr(protocols.gl_client, "receive_opening", noted)
+    monkeypatch.setattr(protocols.gl_client, "_first_step", noted_first)
+    crash_once(monkeypatch, where, server, step=1)
+    with pytest.raises(PartyFailed, match="Crash"):
+        run_secure(plan, federation, tmp_path, keep=True)
+    result = run_secure(plan, federation, tmp_path, keep=True)
+    assert first == dict.fromkeys(plan.client_names, 1 if where == "before writing" else 2)
+    assert set(seen) == {(name, step) for name in plan.client_names for step in range(plan.schedule.num_steps)}
+    for values in seen.values():
+        assert all((value == values[0]).all() for value in values)
+    noise = noise_of_the_servers(plan, tmp_path)
+    twin = train_gl_bmf(federation, plan.training, noise=noise)
+    assert difference(result, twin) <= parameter_bound(plan, federation, noise)
+
+
+def test_a_server_that_has_not_written_the_last_step_means_nobody_opened_the_model(tmp_path, monkeypatch):
+    federation, plan = make(epochs=1)
+    opened = []
+    real = gl_bmf.release_model
+
+    async def watching(party, plan, weights):
+        opened.append(await real(party, plan, weights))
+        return opened[-1]
+
+    monkeypatch.setattr(gl_bmf, "release_model", watching)
+    crash_once(monkeypatch, "before writing", 1, step=plan.schedule.num_steps - 1)
+    with pytest.raises(PartyFailed, match="Crash"):
+        run_secure(plan, federation, tmp_path, keep=True)
+    assert opened == []
+    run_secure(plan, federation, tmp_path, keep=True)
+    again = run_secure(plan, federation, tmp_path, keep=True)  # a finished run sends the same model again
+    assert "training" not in again.ledgers[0].phases
+    assert len(opened) == 6 and all((value == opened[0]).all() for value in opened)
+
+
+def test_a_run_without_checkpoints_is_not_begun_again(tmp_path):
+    federation, plan = make(epochs=1)
+    run_secure(plan, federation, tmp_path)
+    with pytest.raises(PartyFailed, match="fresh for a run without checkpoints"):
+        run_secure(plan, federation, tmp_path)
+
+
+def test_a_client_that_lost_its_adapters_is_refused(tmp_path):
+    federation, plan = make(epochs=1)
+    run_secure(plan, federation, tmp_path, keep=True)
+    (tmp_path / "client-1" / "adapters.npz").unlink()
+    with pytest.raises(PartyFailed, match="client 1: steps applied = 0: must be 2 or 3"):
+        run_secure(plan, federation, tmp_path, keep=True)
+
+
+# the command -------------------------------------------------------------------------------------
+
+
+def test_a_whole_run_from_the_command_line(tmp_path, capsys):
+    words = ["--epochs", "1", "--parties", "threads", "--out", str(tmp_path), "--json", "--twin", "--rank", "4"]
+    main(None, words)
+    report = json.loads(capsys.readouterr().out)
+    (run,) = tmp_path.iterdir()
+    assert abs(report["test_accuracy"] - report["twin_accuracy"]) <= 0.01
+    assert report["claim"]["covers"] == "features and labels"
+    names = [release["name"] for release in report["releases"]]
+    assert names.count("layer gradient of client 1") == names.count("layer gradient of client 2") == report["steps"]
+    with pytest.raises(SystemExit, match="the directory of a run with --checkpoint-every"):
+        main(None, ["--resume", str(run)])
+
+
+def test_the_estimate_and_the_labels_only_claim_from_the_command_line(capsys):
+    main(None, ["--estimate", "--json", "--local-update", "estimated"])
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["rounds_per_step"] <= 70
+    assert printed["claim"]["covers"] == "labels only"
