@@ -203,20 +203,22 @@ def main(argv: list[str] | None = None) -> None:
         except MpSpdzError as error:
             errors.print(f"MP-SPDZ is left out: {error}")
     networks = NETWORKS if options.network == "both" else (options.network,)
-    with errors.status("starting") as status:
-        rows, missing = measure_costs(networks, options.only, options.repeat, system, status.update)
-    for name, sentence in missing.items():
-        errors.print(f"no figure of MP-SPDZ for {name}: {sentence}")
-    if options.json:
-        print(json.dumps({"machine": machine(), "rows": [asdict(row) for row in rows]}, indent=2))
-        return
-    about = machine()
-    heading = f"{about['date']}; {about['processor']}, {about['cores']} cores, load {about['load before the run']}"
-    for network in networks:
+    found: list[CostRow] = []
+    for network in networks:  # each as soon as it is measured
+        with errors.status("starting") as status:
+            rows, missing = measure_costs((network,), options.only, options.repeat, system, status.update)
+        for name, sentence in missing.items():
+            errors.print(f"no figure of MP-SPDZ for {name}: {sentence}")
+        found += rows
         if options.markdown:
-            print(markdown(rows, network), end="\n\n")
-        else:
+            print(markdown(rows, network), end="\n\n", flush=True)
+        elif not options.json:
             console.print(table(rows, network))
+    about = machine()
+    if options.json:
+        print(json.dumps({"machine": about, "rows": [asdict(row) for row in found]}, indent=2))
+        return
+    heading = f"{about['date']}; {about['processor']}, {about['cores']} cores, load {about['load before the run']}"
     console.print(f"{heading}. GL-BMF of ours is not measured here.", soft_wrap=True)
 
 
