@@ -159,6 +159,30 @@ class _progress:
         self._bar.update(self._tasks[phase], completed=done, note=note)
 
 
+def _launch_beside_mpspdz(options: RunOptions, federation: Federation, console: Console) -> RunReport:
+    """``launch``, and with ``--backend mpspdz`` the same steps once more, executed by MP-SPDZ; a note gives the gap."""
+    if options.backend == "refmpc":
+        return launch(options, federation, console)
+    from bench.mpspdz.runner import MpSpdz, MpSpdzError
+    from bench.mpspdz.training import noise_of_the_servers, require_small, train_with_mpspdz
+
+    try:
+        system = MpSpdz()
+        require_small(plan_run(options.protocol, federation, options.training))
+        report = launch(options, federation, console)
+        noise = noise_of_the_servers(report.plan, report.directory)
+        theirs = train_with_mpspdz(system, report.plan, federation, noise, options.network)
+    except MpSpdzError as error:
+        raise ValueError(f"--backend mpspdz: {error}") from None
+    gap = float(np.abs(theirs.weights - report.weights).max())
+    note = (
+        f"MP-SPDZ executed the same {report.plan.schedule.num_steps} steps with the same noise in {theirs.seconds:.2f} s,"
+        f" {theirs.bytes / 1e6:.1f} MB and {theirs.rounds} rounds: its weights differ from ours by at most {gap:.2e}"
+        f" (largest weight {np.abs(report.weights).max():.3g})"
+    )
+    return replace(report, notes=(*report.notes, note))
+
+
 def main(protocol: str, description: str | None, argv: list[str] | None = None) -> None:
     """The command ``python -m protocols.<name>``."""
     options = parse_options(protocol, description, argv)
@@ -171,7 +195,7 @@ def main(protocol: str, description: str | None, argv: list[str] | None = None) 
         if options.estimate:
             print_estimate(plan_run(protocol, federation, options.training), options, console)
             return
-        report = launch(options, federation, console)
+        report = _launch_beside_mpspdz(options, federation, console)
     except (ValueError, refmpc.RefmpcError) as error:
         lines = str(error).split("\n\nTraceback of")[0]
         raise SystemExit(f"{protocol}: {lines}") from (error if isinstance(error, refmpc.RefmpcError) else None)

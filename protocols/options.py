@@ -34,6 +34,7 @@ class RunOptions:
     lora_alpha: float = 8.0
     parties: str = "processes"
     network: str = "loopback"
+    backend: str = "refmpc"
     tls: bool = False
     timeout: float = 60.0
     out: str = "runs"
@@ -129,6 +130,13 @@ def parse_options(protocol: str, description: str | None, argv: list[str] | None
     where = parser.add_argument_group("where and how")
     where.add_argument("--parties", choices=("processes", "threads"), default=run.parties)
     where.add_argument("--network", choices=("loopback", "lan", "wan"), default=run.network, help="emulated network")
+    if protocol == "g_bmf":
+        where.add_argument(
+            "--backend",
+            choices=("refmpc", "mpspdz"),
+            default=run.backend,
+            help="mpspdz: also let the MP-SPDZ at MPSPDZ_HOME execute the same steps, and compare the weights (small runs)",
+        )
     where.add_argument("--tls", action="store_true", help="mutual TLS between all participants (own certificates)")
     where.add_argument("--timeout", type=float, default=run.timeout, help="seconds to wait for a silent peer")
     where.add_argument("--out", default=run.out, metavar="DIR", help="runs are kept here (default runs/)")

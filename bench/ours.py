@@ -1,0 +1,187 @@
+"""The workloads on refmpc: three processes, all workloads in one run.
+
+The time of a repetition is that of the slowest party, from a common start. The training step is the whole step of G-BMF,
+noise included: the servers make a block of noise rows, and a row's part of that time is added to every step, although a
+real run makes it in the background. For the error the noise, known here to the measurement alone, is subtracted.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+import refmpc
+from accel.prg import KEY_BYTES, Stream
+from accel.validate import require_choice
+from bench.measure import in_step
+from bench.shapes import step_plan
+from bench.workloads import Workload
+from protocols.noise import BLOCK
+from protocols.plan import Plan
+from protocols.scales import EMBEDDING_BITS, GRADIENT_BITS
+from protocols.step import SharedRows, Weights, gradient_step, squared_norms
+from refmpc import ArithmeticTensor, Party
+from vfl.dp import NoiseSource
+
+__all__ = ["OurResult", "measure_ours"]
+
+RELEASE = "benchmark result"
+NOISE_BLOCKS = 4  # the best of these counts
+HIGH_BIT = 31  # values below 2^15 at 16 bits: the range of MP-SPDZ's sfix
+
+Call = Callable[[], Coroutine[Any, Any, Any]]
+
+
+@dataclass(frozen=True)
+class OurResult:
+    """Times of all repetitions (slowest party each), exact rounds and bytes of all parties, and what was computed."""
+
+    times: list[float]
+    rounds: int
+    bytes: int
+    values: np.ndarray
+
+
+def _share(party: Party, values: np.ndarray, bits: int = 16) -> ArithmeticTensor:
+    return party.complete(refmpc.input_from_party(party, 0, values if party.id == 0 else None, values.shape, bits))
+
+
+def _primitive(party: Party, workload: Workload) -> Call:
+    """The protocol call of a primitive; its inputs are shared here, outside the time."""
+    shared = [_share(party, values) for values in workload.inputs]
+    program = workload.program
+    if program == "multiply":
+        return lambda: refmpc.multiply_truncate(shared[0], shared[1], 16)
+    if program == "matmul":
+        return lambda: refmpc.matmul_truncate(shared[0], shared[1], 16)
+    if program == "comparison":
+        return lambda: refmpc.is_negative(shared[0], 0, HIGH_BIT)
+    if program == "relu":
+        return lambda: refmpc.relu(shared[0], 0, HIGH_BIT)
+    if program == "division":
+        return lambda: refmpc.divide(shared[0], shared[1], 0.49, 101.0)
+    if program == "inverse_sqrt":
+        return lambda: refmpc.inverse_sqrt(shared[0], 0.09, 1010.0, degree=4)
+    if program == "exp":
+        return lambda: refmpc.exp(shared[0], 0.0, high_bit=HIGH_BIT)
+    if program == "softmax":
+        return lambda: refmpc.softmax(shared[0], 18, HIGH_BIT)
+    if program == "gaussian":
+        return lambda: refmpc.joint_gaussian(party, workload.arguments)
+    require_choice("program", program, ("shuffle",))
+
+    async def shuffle() -> Any:
+        return (await refmpc.shuffle(shared))[0]
+
+    return shuffle
+
+
+class _Step:
+    """One training step of G-BMF from the same weights each time, with fresh noise."""
+
+    def __init__(self, party: Party, workload: Workload):
+        assert workload.shape is not None
+        plan: Plan = step_plan(workload.shape)
+        self.plan = plan
+        self.training = replace(plan.training, gradients=workload.arguments[0])
+        rows, one_hot, _, _, weights = workload.inputs
+        embeddings = _share(party, rows, EMBEDDING_BITS)
+        norms = party.complete(squared_norms(embeddings, plan.training.clip_norm, plan.scales))
+        self.rows = SharedRows(embeddings, _share(party, one_hot, 0), norms)
+        self.weights = Weights(_share(party, weights, plan.scales.weight_bits), None)
+        self._source = self._noise_source()
+        block = [self._next_row() for _ in range(BLOCK)]  # compile, fill caches
+        times = []
+        for _ in range(NOISE_BLOCKS):
+            in_step(party)
+            begun = time.perf_counter()
+            block = [self._next_row() for _ in range(BLOCK)]
+            times.append((time.perf_counter() - begun) / BLOCK)
+        self.noise_seconds = min(times)
+        self._rows = block
+        self.last_noise = block[0]
+
+    def _noise_source(self) -> NoiseSource:
+        key = secrets.token_bytes(KEY_BYTES)
+        return NoiseSource(
+            self.plan.factorisation,
+            self.plan.parameters,
+            self.plan.noise.server_std_in_grid_units,
+            lambda step: Stream(key, step.to_bytes(8, "little")),
+            block=BLOCK,
+        )
+
+    def _next_row(self) -> np.ndarray:
+        if self._source.step == self.plan.schedule.num_steps:  # a short run: begin the next one
+            self._source = self._noise_source()
+        return self._source.next_row()
+
+    async def __call__(self) -> ArithmeticTensor:
+        self.last_noise = self._rows.pop() if self._rows else self._next_row()
+        rate = self.training.learning_rate
+        after = await gradient_step(self.rows, self.weights, self.last_noise, rate, self.training, self.plan.scales)
+        return after.values
+
+    def noise_in_weights(self) -> np.ndarray:
+        """What this server's noise of the last step moved the weights by."""
+        rate = self.plan.scales.learning_rate_used(self.plan.training.learning_rate) / self.plan.training.batch_size
+        return -rate * self.last_noise * 2.0**-GRADIENT_BITS
+
+
+def _opened(party: Party, result: Any) -> np.ndarray | None:
+    """The result in the clear, outside the time."""
+    if isinstance(result, refmpc.TwoHolderBits):
+        result = party.complete(refmpc.bit_to_arithmetic(result))
+    return party.complete(refmpc.reveal(result, release=RELEASE))
+
+
+def _program(party: Party, job: tuple[Sequence[Workload], int]) -> list[tuple[list[float], int, int, Any, Any]]:
+    workloads, repeat = job
+    found = []
+    for workload in workloads:
+        step = _Step(party, workload) if workload.program == "step" else None
+        call: Call = step if step is not None else _primitive(party, workload)
+        result = party.complete(call())  # compile, fill caches
+        times = []
+        rounds = sent = 0
+        for _ in range(repeat):
+            in_step(party)
+            before = party.ledger.total()
+            begun = time.perf_counter()
+            result = party.complete(call())
+            times.append(time.perf_counter() - begun + (0.0 if step is None else step.noise_seconds))
+            after = party.ledger.total()
+            rounds, sent = after.rounds - before.rounds, after.bytes_sent - before.bytes_sent
+        noise = None if step is None else step.noise_in_weights()
+        opened = _opened(party, result)
+        found.append((times, rounds, sent, opened if party.id == 0 else None, noise))
+    return found
+
+
+def measure_ours(
+    workloads: Sequence[Workload], repeat: int = 3, network: str = "loopback", parties: str = "processes"
+) -> list[OurResult]:
+    """Run all workloads ``repeat`` times after one warm-up each, in one run of three parties."""
+    job = (list(workloads), repeat)
+    run = refmpc.run(
+        _program,
+        [job] * 3,
+        parties=parties,
+        network=network,
+        timeout=600,
+        releases={RELEASE: "synthetic data of a benchmark, nothing private"},
+    )
+    results = []
+    for index in range(len(workloads)):
+        rows = [output[index] for output in run.outputs]
+        times = [max(each) for each in zip(*(row[0] for row in rows), strict=True)]
+        values = rows[0][3]
+        if rows[0][4] is not None:
+            values = values - sum(row[4] for row in rows).reshape(values.shape)
+        results.append(OurResult(times, rows[0][1], sum(row[2] for row in rows), values))
+    return results
