@@ -7,6 +7,7 @@ data is the one exception and says so (``pretraining``).
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -27,16 +28,16 @@ Floats = npt.NDArray[np.float32]
 _CHANNEL_MEAN, _CHANNEL_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
-class LocalModel(nn.Module):
+class LocalModel(nn.Module, abc.ABC):
     """A module with ``forward_blocks``; batch norm in evaluation mode unless inside ``pretraining()``."""
 
     output_width: int
     block_widths: list[int]
     _pretraining = False
 
+    @abc.abstractmethod
     def forward_blocks(self, rows: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """(embeddings (B, d_i), pooled block outputs, each (B, m_l))."""
-        raise NotImplementedError
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         return self.forward_blocks(rows)[0]
