@@ -64,11 +64,11 @@ def test_exact_operations_are_exact_in_both(mpspdz, program, seed):
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_division_agrees(mpspdz, seed):
-    """Ours: 2^-15 of the quotient, 2^-26 of the numerator, one unit. MP-SPDZ states no bound; its error over 10^5 values
-    was below 2^-14, and twice that is allowed."""
+    """Ours: 2^-15 of the quotient, 2^-26 of the numerator, one unit. MP-SPDZ states no bound: the largest error
+    seen in 3·10^5 values of this range was 3.3 of its units, and 8 are allowed (an allowance, not a proof)."""
     workload = make_workload("division", "division", (200,), seed)
     assert workload.exact is not None
-    bound = 2.0**-15 * np.abs(workload.exact) + 2.0**-26 * np.abs(workload.inputs[0]) + UNIT + 2.0**-13
+    bound = 2.0**-15 * np.abs(workload.exact) + 2.0**-26 * np.abs(workload.inputs[0]) + UNIT + 8 * UNIT
     assert (difference(mpspdz, workload) <= bound).all()
 
 
@@ -84,7 +84,8 @@ def test_inverse_sqrt_agrees(mpspdz, seed):
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_exponentials_agree(mpspdz, seed):
-    """Ours: 2^-20 relative, 2^-22. MP-SPDZ: no stated bound, two units over 10^5 values; four are allowed."""
+    """Ours: 2^-20 relative, 2^-22. MP-SPDZ states no bound: 1.6 units were seen in 3·10^5 values, and 4 are
+    allowed (an allowance, not a proof)."""
     workload = make_workload("exp", "exp", (200,), seed)
     assert difference(mpspdz, workload).max() <= 2.0**-20 + 2.0**-22 + 4 * UNIT
 
