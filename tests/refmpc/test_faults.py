@@ -204,7 +204,9 @@ def start_caller(folder, tmp_path_factory):
     script = tmp_path_factory.mktemp("caller") / "caller.py"
     script.write_text(textwrap.dedent(CALLER).format(path=sys.path, folder=str(folder)))
     quick = os.environ | {"REFMPC_ACCEL": "numpy"}
-    caller = subprocess.Popen([sys.executable, str(script)], stderr=subprocess.PIPE, text=True, env=quick)
+    # a background shell ignores SIGINT, and its children inherit that: the caller listens again
+    words = f"import signal, runpy; signal.signal(signal.SIGINT, signal.default_int_handler); runpy.run_path({str(script)!r}, run_name='__main__')"
+    caller = subprocess.Popen([sys.executable, "-c", words], stderr=subprocess.PIPE, text=True, env=quick)
     until = time.monotonic() + 30
     while len(list(folder.glob("*.pid"))) < 3:
         assert time.monotonic() < until
@@ -240,9 +242,13 @@ def test_an_interrupted_caller_ends_its_threads():
         finally:
             ended.append(party.id)
 
-    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
-    with pytest.raises(KeyboardInterrupt):
-        refmpc.run(for_ever, timeout=20)
+    usual = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored when started in the background
+    try:
+        threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+        with pytest.raises(KeyboardInterrupt):
+            refmpc.run(for_ever, timeout=20)
+    finally:
+        signal.signal(signal.SIGINT, usual)
     until = time.monotonic() + 5
     while len(ended) < 3 and time.monotonic() < until:
         time.sleep(0.01)
