@@ -1,225 +1,202 @@
-"""The paper's tables beside what we measure: ``python -m bench.paper cost``.
+"""The paper's tables with ours beside them, from real runs: ``python -m bench.paper``.
 
-``cost``: runtime and communication of one batch over LAN and WAN (the paper's Tables 5 and 8): the paper's own figures,
-MP-SPDZ on this machine with explicit per-sample gradients as in the paper (when MPSPDZ_HOME is set), and our step with
-its noise, explicit and factored. G-Shuff adds the shuffle of one batch's rows, which is a batch's part of an epoch's shuffle. Ours and
-MP-SPDZ run under the same network profile (``bench.relay``); the paper's machine is another one.
+    python -m bench.paper --data-root DIR                             everything, four seeds; continues when interrupted
+    python -m bench.paper --data-root DIR --only table1 --epsilon 1,8 --seeds 1      a quick look
+    python -m bench.paper --data-root DIR --no-run                    the report of what has been run so far
+    python -m bench.paper choose --data-root DIR                      how our settings were chosen, on public data
+    python -m bench.paper cost                                        runtime and communication over LAN and WAN
+
+Writes report.md, report.json and report.html. Results are kept in a cache, cell by cell, and never trained twice.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import tomllib
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+import os
+import sys
+import time
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
-from bench.mpspdz.runner import MpSpdz, MpSpdzError
-from bench.ours import measure_ours
-from bench.shapes import PAPER_SHAPES, StepShape
+from bench.evaluation.cache import ResultCache
+from bench.evaluation.cells import Cell
+from bench.evaluation.choose import OPTIONS, Trial, choose
+from bench.evaluation.compose import compose, secure_cells
+from bench.evaluation.cost import cost_main
+from bench.evaluation.engine import ENGINES, run_sweep
+from bench.evaluation.presets import PRESETS
+from bench.evaluation.report import rich_table, write_report
+from bench.evaluation.sources import DATA_TITLES, PRETRAININGS, DataOptions, NotThere
+from bench.evaluation.tables import TABLES, Selection, layout
 from bench.systems import machine
-from bench.workloads import Workload, make_workload
+from vfl.paper_tables import METHOD_NAMES
 
-__all__ = ["CostRow", "Figure", "main", "measure_costs", "paper_costs"]
+__all__ = ["main"]
 
-FIGURES = Path(__file__).with_name("paper_costs.toml")
-PROTOCOLS = ("G-Shuff", "G-BMF", "GL-BMF")
-NETWORKS = ("lan", "wan")
-
-
-@dataclass(frozen=True)
-class Figure:
-    """Seconds and megabytes of one batch."""
-
-    seconds: float
-    megabytes: float
-
-    def __add__(self, other: Figure) -> Figure:
-        return Figure(self.seconds + other.seconds, self.megabytes + other.megabytes)
+# Cheap methods first within a seed, so that a sweep that is stopped has whole rows to show.
+_ORDER = ["plain", "g_bmf", "g_shuff", "ldp_g", "ldp_gl", "gl_bmf", "gl_sub", "split", "fedbcd", "admm", "ada_vfed"]
 
 
-@dataclass(frozen=True)
-class CostRow:
-    """One line of the table; None where a system has no figure."""
-
-    network: str
-    data: str
-    pretraining: str
-    protocol: str
-    paper: Figure
-    mpspdz: Figure | None
-    ours_explicit: Figure | None
-    ours: Figure | None
+def _numbers(text: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r}: numbers with commas between them, as 1,8") from None
 
 
-def paper_costs() -> dict[tuple[str, str, str, str], Figure]:
-    """The paper's figures by (network, data set, pre-training, protocol)."""
-    stored = tomllib.loads(FIGURES.read_text())
-    return {
-        (network, data, pretraining, protocol): Figure(*stored[network][data][pretraining][protocol])
-        for network in NETWORKS
-        for data, pretraining in PAPER_SHAPES
-        for protocol in PROTOCOLS
-    }
+def _names(allowed: tuple[str, ...]) -> Any:
+    def parse(text: str) -> tuple[str, ...]:
+        names = tuple(text.split(","))
+        if wrong := [name for name in names if name not in allowed]:
+            raise argparse.ArgumentTypeError(f"{wrong[0]!r} is none of: {', '.join(allowed)}")
+        return names
+
+    return parse
 
 
-def table_number(network: str) -> int:
-    """The paper's number of the table of a network."""
-    return tomllib.loads(FIGURES.read_text())[network]["table"]
+def _add_data_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--data-root", metavar="DIR", help="folder of data sets, public data and weights")
+    parser.add_argument("--weights-imagenet", metavar="FILE", help="ResNet-18, ImageNet (else found under --data-root)")
+    parser.add_argument("--weights-cifar100", metavar="FILE", help="ResNet-18 pre-trained on CIFAR-100, 512 outputs")
+    parser.add_argument("--from-images", action="store_true", help="run the networks even where features are there")
+    parser.add_argument("--embedding-cache", default=".cache/embeddings", metavar="DIR")
+    parser.add_argument("--out", type=Path, default=Path("runs/paper"), metavar="DIR")
 
 
-def _workloads(shape: StepShape, method: str) -> tuple[Workload, Workload]:
-    """The step, and the shuffle of a batch: embeddings, labels and the squared norm of each row."""
-    columns = shape.width + shape.classes + 1
-    return (
-        make_workload("step", "step", (method, shape)),
-        make_workload("shuffle", "shuffle", (shape.batch, columns)),
+def _data_options(options: argparse.Namespace) -> DataOptions:
+    return DataOptions(
+        options.data_root,
+        options.weights_imagenet,
+        options.weights_cifar100,
+        options.embedding_cache,
+        options.from_images,
     )
 
 
-def _ours(shape: StepShape, network: str, repeat: int) -> tuple[Figure, Figure, Figure]:
-    """(step factored, step explicit, shuffle)."""
-    step, shuffle = _workloads(shape, "factored")
-    explicit = _workloads(shape, "explicit")[0]
-    found = measure_ours([step, explicit, shuffle], repeat, network)
-    first, second, third = (Figure(min(each.times), each.bytes / 1e6) for each in found)
-    return first, second, third
-
-
-def _mpspdz(system: MpSpdz, shape: StepShape, network: str, repeat: int) -> tuple[Figure, Figure]:
-    figures = []
-    for workload in _workloads(shape, "explicit"):
-        compiled = system.compile(workload.program, *workload.arguments)
-        runs = [system.run(compiled, workload.inputs, network) for _ in range(repeat)]
-        figures.append(Figure(min(run.seconds for run in runs), runs[0].bytes / 1e6))
-    return figures[0], figures[1]
-
-
-def measure_costs(
-    networks: tuple[str, ...] = NETWORKS,
-    only: str = "",
-    repeat: int = 3,
-    mpspdz: MpSpdz | None = None,
-    progress: Callable[[str], None] = lambda text: None,
-) -> tuple[list[CostRow], dict[str, str]]:
-    """All rows for these networks and shapes, and why a figure of MP-SPDZ is missing."""
-    published = paper_costs()
-    rows, missing = [], {}
-    for network in networks:
-        for (data, pretraining), shape in PAPER_SHAPES.items():
-            name = f"{data} {pretraining}"
-            if only not in name:
-                continue
-            progress(f"{network}, {name}: ours")
-            own_step, own_explicit, own_shuffle = _ours(shape, network, repeat)
-            theirs: tuple[Figure, Figure] | None = None
-            if mpspdz is not None:
-                progress(f"{network}, {name}: MP-SPDZ, explicit")
-                try:
-                    theirs = _mpspdz(mpspdz, shape, network, max(1, repeat // 3))
-                except MpSpdzError as error:
-                    missing[f"{network}, {name}"] = str(error)
-            ours = {"G-Shuff": own_step + own_shuffle, "G-BMF": own_step}
-            explicit = {"G-Shuff": own_explicit + own_shuffle, "G-BMF": own_explicit}
-            peers = {"G-Shuff": theirs[0] + theirs[1], "G-BMF": theirs[0]} if theirs else {}
-            for protocol in PROTOCOLS:
-                key = (network, data, pretraining, protocol)
-                figures = [system.get(protocol) for system in (peers, explicit, ours)]
-                rows.append(CostRow(*key, published[key], *figures))
-    return rows, missing
-
-
-COLUMNS = ("paper", "MP-SPDZ explicit, here", "ours explicit", "ours factored", "paper : ours")
-
-
-def _lines(row: CostRow) -> list[list[str]]:
-    """Time and bytes of every column."""
-    cells = [
-        ["–", "–"] if figure is None else [f"{figure.seconds:.3g} s", f"{figure.megabytes:,.4g} MB"]
-        for figure in (row.paper, row.mpspdz, row.ours_explicit, row.ours)
-    ]
-    ratios = ["–", "–"]
-    if row.ours is not None:
-        ratios = [f"{row.paper.seconds / row.ours.seconds:.0f}", f"{row.paper.megabytes / row.ours.megabytes:.0f}"]
-    return [*cells, ratios]
-
-
-def _title(network: str) -> str:
-    return f"One batch of 128 over {network.upper()}, as in Table {table_number(network)} of the paper"
-
-
-def table(rows: list[CostRow], network: str) -> Table:
-    """The rows of one network: time and bytes of all parties."""
-    view = Table(title=_title(network), show_lines=True)
-    view.add_column("shape")
-    view.add_column("protocol")
-    for column in COLUMNS:
-        view.add_column(column, justify="right")
-    for row in rows:
-        if row.network == network:
-            cells = ["\n".join(lines) for lines in _lines(row)]
-            view.add_row(f"{row.data}\n{row.pretraining}", row.protocol, *cells)
-    return view
-
-
-def markdown(rows: list[CostRow], network: str) -> str:
-    """The same as a Markdown table."""
-    names = ("shape", "protocol", *COLUMNS)
-    lines = [_title(network) + ":", "", "| " + " | ".join(names) + " |", "|---" * len(names) + "|"]
-    for row in rows:
-        if row.network == network:
-            cells = [", ".join(cell) for cell in _lines(row)]
-            lines.append("| " + " | ".join([f"{row.data} {row.pretraining}", row.protocol, *cells]) + " |")
-    return "\n".join(lines)
-
-
-def main(argv: list[str] | None = None) -> None:
-    """Measure and print."""
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m bench.paper", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    commands = parser.add_subparsers(dest="command", required=True)
-    cost = commands.add_parser("cost", help="runtime and communication of one batch (Tables 5 and 8)")
-    cost.add_argument("--network", choices=(*NETWORKS, "both"), default="both")
-    cost.add_argument("--only", default="", metavar="TEXT", help="only shapes whose name contains this, as CIFAR-10")
-    cost.add_argument("--repeat", type=int, default=3, help="repetitions of ours; a third of that for MP-SPDZ")
-    cost.add_argument("--no-mpspdz", action="store_true", help="leave MP-SPDZ out")
-    output = cost.add_mutually_exclusive_group()
-    output.add_argument("--json", action="store_true", help="print JSON instead of tables")
-    output.add_argument("--markdown", action="store_true", help="print Markdown tables")
+    tables = tuple(f"table{n}" for n in TABLES)
+    parser.add_argument("--only", type=_names(tables), default=tables, metavar="TABLES", help=f"of {','.join(tables)}")
+    parser.add_argument("--epsilon", type=_numbers, default=(), metavar="NUMBERS", help="instead of the tables' own")
+    parser.add_argument("--seeds", type=int, default=4)
+    parser.add_argument("--preset", choices=(*PRESETS, "both"), default="both")
+    parser.add_argument("--methods", type=_names(tuple(METHOD_NAMES)), default=(), metavar="NAMES")
+    parser.add_argument("--data", type=_names(tuple(DATA_TITLES)), default=Selection.data, metavar="NAMES")
+    _add_data_options(parser)
+    parser.add_argument("--engine", choices=ENGINES, default="local", help="joblib on this machine, or a Ray cluster")
+    parser.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 2) // 2), help="runs at a time")
+    parser.add_argument("--minutes", type=float, help="start nothing new after this long")
+    parser.add_argument("--cache", default=".cache/paper", metavar="DIR", help="kept results")
+    parser.add_argument("--no-run", action="store_true", help="only the report of kept results")
+    parser.add_argument("--secure", action="store_true", help="train a handful of cells with three real servers too")
+    parser.add_argument("--cost", type=Path, metavar="FILE", help="JSON of `bench.paper cost --json`")
+    parser.add_argument("--json", action="store_true", help="print the report's JSON instead of tables")
+    return parser
+
+
+def _choose(argv: list[str]) -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.paper choose", description="Search our settings on public data."
+    )
+    _add_data_options(parser)
+    parser.add_argument("--options", type=_names(tuple(OPTIONS)), default=tuple(OPTIONS), metavar="NAMES")
+    parser.add_argument("--epsilon", type=_numbers, default=(1.0, 8.0), metavar="NUMBERS")
+    parser.add_argument("--seeds", type=int, default=2)
     options = parser.parse_args(argv)
-    names = [f"{data} {pretraining}" for data, pretraining in PAPER_SHAPES]
-    if not any(options.only in name for name in names):
-        parser.error(f"--only {options.only!r} matches none of: {', '.join(names)}")
-    console, errors = Console(), Console(stderr=True)
-    system = None
-    if not options.no_mpspdz:
-        try:
-            system = MpSpdz()
-        except MpSpdzError as error:
-            errors.print(f"MP-SPDZ is left out: {error}")
-    networks = NETWORKS if options.network == "both" else (options.network,)
-    found: list[CostRow] = []
-    for network in networks:  # each as soon as it is measured
-        with errors.status("starting") as status:
-            rows, missing = measure_costs((network,), options.only, options.repeat, system, status.update)
-        for name, sentence in missing.items():
-            errors.print(f"no figure of MP-SPDZ for {name}: {sentence}")
-        found += rows
-        if options.markdown:
-            print(markdown(rows, network), end="\n\n", flush=True)
-        elif not options.json:
-            console.print(table(rows, network))
+    console, trials = Console(), []
+
+    def report(trial: Trial) -> None:
+        trials.append(asdict(trial))
+        figures = ", ".join(f"{100 * a:.2f}" for a in trial.accuracies)
+        console.print(f"{trial.option} = {trial.value}: {figures}{'  kept' if trial.kept else ''}", highlight=False)
+
+    try:
+        best = choose(
+            PRESETS["ours"],
+            _data_options(options),
+            options.epsilon,
+            options=options.options,
+            seeds=options.seeds,
+            report=report,
+        )
+    except NotThere as missing:
+        parser.error(str(missing))
+    options.out.mkdir(parents=True, exist_ok=True)
+    stored = {"epsilons": options.epsilon, "trials": trials, "best": asdict(best)}
+    (options.out / "choose.json").write_text(json.dumps(stored, indent=1), encoding="utf-8")
+    console.print(best)
+
+
+def _evaluate(argv: list[str]) -> None:
+    parser = _parser()
+    options = parser.parse_args(argv)
+    started = time.perf_counter()
+    presets = tuple(PRESETS) if options.preset == "both" else (options.preset,)
+    selection = Selection(options.seeds, options.epsilon, presets, options.data, options.methods)
+    layouts = {
+        int(name.removeprefix("table")): layout(int(name.removeprefix("table")), selection) for name in options.only
+    }
+    secure = secure_cells(options.data[0], PRETRAININGS[options.data[0]][0]) if options.secure else []
+    cells = [cell for lines in layouts.values() for line in lines for entry in line.entries for cell in entry.cells]
+    cells.sort(key=lambda cell: (cell.seed, cell.epochs > 20, _ORDER.index(cell.method)))
+    data = _data_options(options)
+    cache = ResultCache(options.cache, data)
+    errors = Console(stderr=True)
+
+    def say(cell: Cell, result: dict[str, Any] | str) -> None:
+        if not errors.is_terminal and isinstance(result, dict):
+            figure = f"{result['auc']:.3f}" if "auc" in result else f"{100 * result['accuracy']:.2f} %"
+            print(f"{cell.name}: {figure}, {result['seconds']:.1f} s", file=sys.stderr, flush=True)
+
+    results = run_sweep(
+        [*secure, *cells], data, cache, engine=options.engine, workers=options.jobs, console=errors, on_result=say,
+        minutes=0.0 if options.no_run else options.minutes,
+    )  # fmt: skip
     about = machine()
+    trained = sum(r["seconds"] for r in results.values() if isinstance(r, dict))
+    facts = [
+        ("Command", f"`python -m bench.paper {' '.join(argv)}`"),
+        ("Date, machine", f"{about['date']}, {about['processor']}, {about['cores']} cores, load {about['load before the run']}"),
+        ("Cells", f"{sum(isinstance(r, dict) for r in results.values())} of {len(set(cells)) + len(secure)} run, {trained / 60:.0f} minutes of training in all; this command took {time.perf_counter() - started:.0f} s"),
+        ("Figures", "mean ± standard deviation over seeds; the paper prints means of four runs"),
+    ]  # fmt: skip
+    rows = {"cifar10": 50_000, "ocr_letters": 36_506}.get(options.data[0])
+    report = compose(
+        layouts,
+        results,
+        facts,
+        cost_file=options.cost,
+        choice=options.out / "choose.json",
+        secure=secure,
+        num_samples=rows,
+    )
+    paths = write_report(report, options.out)
     if options.json:
-        print(json.dumps({"machine": about, "rows": [asdict(row) for row in found]}, indent=2))
+        print(paths["json"].read_text(encoding="utf-8"))
         return
-    heading = f"{about['date']}; {about['processor']}, {about['cores']} cores, load {about['load before the run']}"
-    console.print(f"{heading}. GL-BMF of ours is not measured here.", soft_wrap=True)
+    console = Console()
+    for section in report.sections:
+        for table in section.tables:
+            console.print(rich_table(table))
+    for sentence in report.lead:
+        console.print(sentence)
+    console.print(f"Written: {', '.join(str(path) for path in paths.values())}", soft_wrap=True)
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Sub-commands `cost` and `choose`; without one, the evaluation."""
+    arguments = sys.argv[1:] if argv is None else list(argv)
+    commands = {"cost": cost_main, "choose": _choose}
+    if arguments and arguments[0] in commands:
+        commands[arguments[0]](arguments[1:])
+        return
+    _evaluate(arguments)
 
 
 if __name__ == "__main__":

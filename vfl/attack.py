@@ -27,7 +27,16 @@ from vfl.gradients import GlobalModel, softmax
 from vfl.progress import progress_bar
 from vfl.twins import TrainingConfig, train_g_bmf, train_g_shuff, train_plain
 
-__all__ = ["METHODS", "AttackReport", "attack_twin", "lira_scores", "main", "population_attack", "roc_report"]
+__all__ = [
+    "METHODS",
+    "AttackReport",
+    "attack_twin",
+    "confidences",
+    "lira_scores",
+    "main",
+    "population_attack",
+    "roc_report",
+]
 
 Floats = npt.NDArray[np.floating]
 Train = Callable[[Federation, TrainingConfig], GlobalModel]
@@ -133,7 +142,7 @@ def lira_scores(
     )
 
 
-def _confidence(model: GlobalModel, rows: Floats, labels: npt.NDArray[np.int64]) -> tuple[Floats, Floats]:
+def confidences(model: GlobalModel, rows: Floats, labels: npt.NDArray[np.int64]) -> tuple[Floats, Floats]:
     """(losses, logit-scaled confidences) of the true class."""
     logits = model.logits(rows).astype(np.float64)
     at = (np.arange(len(labels)), labels)
@@ -176,8 +185,8 @@ def attack_twin(
 
     member = half()
     target = fit(member, 0)
-    losses, confidence = _confidence(target, rows[:count], labels[:count])
-    population, _ = _confidence(target, federation.test_rows(), federation.test_labels)
+    losses, confidence = confidences(target, rows[:count], labels[:count])
+    population, _ = confidences(target, federation.test_rows(), federation.test_labels)
     reports = [population_attack(losses[member], losses[~member], population)]
     if num_shadows:
         shadows, included = np.empty((num_shadows, count)), np.empty((num_shadows, count), dtype=bool)
@@ -186,7 +195,7 @@ def attack_twin(
                 # Pairs of complementary halves: every record is in exactly half of the models.
                 included[k] = ~included[k - 1] if k % 2 else half()
                 model = fit(included[k], k + 1)
-                shadows[k] = _confidence(model, rows[:count], labels[:count])[1]
+                shadows[k] = confidences(model, rows[:count], labels[:count])[1]
                 advance(1)
         scores = lira_scores(confidence, shadows, included)
         reports.append(roc_report(f"LiRA ({num_shadows} shadow models)", scores[member], scores[~member]))

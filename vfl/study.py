@@ -31,7 +31,7 @@ from vfl.data import DATA_SETS, VerticalData, load_data, load_embeddings
 from vfl.embeddings import ClientEmbeddings, apply_last_layer, embed
 from vfl.federation import Federation, build_federation
 from vfl.local_config import LOCAL_MODELS, LocalModelConfig
-from vfl.paper_tables import PAPER_ACCURACY
+from vfl.paper_tables import paper_accuracy
 from vfl.twins import (
     SETTINGS,
     TrainingConfig,
@@ -121,7 +121,7 @@ def run_study(
                 plan = results[0].plan
                 paper = None
                 if paper_key is not None and epsilon is not None:
-                    paper = PAPER_ACCURACY.get((*paper_key, method, setting), {}).get(epsilon)
+                    paper = paper_accuracy(*paper_key, method, setting, epsilon)
                 row = StudyRow(
                     method,
                     setting,
@@ -172,7 +172,7 @@ def run_baselines(
                     0.0,
                     claim.epsilon,
                     claim.proven,
-                    PAPER_ACCURACY.get((*paper_key, method, 1), {}).get(epsilon) if paper_key else None,
+                    paper_accuracy(*paper_key, method, 1, epsilon) if paper_key else None,
                 )
             )
     return rows

@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from bench.paper import CostRow, Figure, main, markdown, paper_costs, table, table_number
+from bench.evaluation.cost import CostRow, Figure, markdown, paper_costs, table, table_number
+from bench.paper import main
 from bench.shapes import PAPER_SHAPES, StepShape, step_inputs, step_plan
 from protocols.step import step_cost
 

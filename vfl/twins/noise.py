@@ -71,7 +71,7 @@ class _FilteredNoise:
     def __init__(self, factorisation: Factorisation, width: int, std: float, seed: int, dtype: npt.DTypeLike) -> None:
         self._random = np.random.Generator(np.random.SFC64([seed, 0x6E6F697365]))
         self._num_steps, self._width, self._std, self._dtype = factorisation.num_steps, width, std, dtype
-        single = np.dtype(dtype) == np.float32 and not factorisation.is_recursive
+        single = np.dtype(dtype) == np.float32
         self._single = _SinglePrecisionFilter(factorisation, width) if single else None
         self._double = NoiseFilter(factorisation, width)
         self._block: Floats = np.empty((0, width), dtype=dtype)
@@ -94,13 +94,19 @@ class _FilteredNoise:
 
 
 class _SinglePrecisionFilter:
-    """The FIR filter of Ω̂⁻¹ in float32: one matrix product per block over a window of past noise.
+    """The filter of Ω̂⁻¹ in float32: one matrix product per block over a window of past rows.
 
-    The window is a buffer with room for several blocks, so that the history moves only now and then.
+    FIR kinds keep past noise and multiply by the taps; bsr keeps past *filtered* rows y and solves Ω̂y = z, whose
+    block on the diagonal is inverted once. The window has room for several blocks, so that the history moves only
+    now and then.
     """
 
     def __init__(self, factorisation: Factorisation, width: int) -> None:
-        self._taps = factorisation.noising_taps.astype(np.float32)
+        self._recursive = factorisation.is_recursive
+        taps = factorisation.noising_taps
+        if self._recursive:
+            taps = factorisation.strategy_coefficients(factorisation.bands)
+        self._taps = taps.astype(np.float32)
         self._depth = len(self._taps) - 1
         self._window = np.zeros((self._depth + 8 * _BLOCK, width), dtype=np.float32)
         self._end = self._depth
@@ -109,18 +115,28 @@ class _SinglePrecisionFilter:
     def next_block(self, z: Floats) -> Floats:
         rows = len(z)
         if self._depth == 0:
-            return z * self._taps[0]
+            return z / self._taps[0] if self._recursive else z * self._taps[0]
         if self._end + rows > len(self._window):
             self._window[: self._depth] = self._window[self._end - self._depth : self._end].copy()
             self._end = self._depth
-        self._window[self._end : self._end + rows] = z
+        past = self._window[self._end - self._depth : self._end]
+        here = self._window[self._end : self._end + rows]
+        here[:] = z
         self._end += rows
-        return self._band(rows) @ self._window[self._end - rows - self._depth : self._end]
+        band = self._band(rows)
+        if self._recursive:
+            np.subtract(z, band[:, : self._depth] @ past, out=here)
+            here[:] = band[:, self._depth :] @ here
+            return here.copy()
+        return band @ self._window[self._end - rows - self._depth : self._end]
 
     def _band(self, rows: int) -> Floats:
+        """(rows, depth + rows): what meets the past, and what meets this block (its inverse for bsr)."""
         if rows not in self._bands:
-            band = np.zeros((rows, rows + self._depth), dtype=np.float32)
+            band = np.zeros((rows, rows + self._depth))
             for t in range(rows):
                 band[t, t : t + self._depth + 1] = self._taps[::-1]
-            self._bands[rows] = band
+            if self._recursive:
+                band[:, self._depth :] = np.linalg.inv(band[:, self._depth :])
+            self._bands[rows] = band.astype(np.float32)
         return self._bands[rows]

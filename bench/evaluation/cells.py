@@ -1,0 +1,236 @@
+"""One cell of a table: what is run, and running it. Cells carry their whole configuration, so that a result can be kept
+on disk and found again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from bench.evaluation.presets import PRESETS
+from bench.evaluation.sources import DataOptions, load_parts
+from vfl.attack import confidences, population_attack
+from vfl.federation import Federation, build_federation
+from vfl.local_config import LocalModelConfig
+from vfl.twins import TwinResult, train_gl_bmf, train_gl_sub, train_ldp_g, train_ldp_gl, train_plain
+from vfl.twins.sweep import train_at_every_epsilon
+
+__all__ = ["RESULTS_VERSION", "Cell", "group_cells", "run_cells"]
+
+# Raise whenever a change of the code changes a result: kept results of other versions are then ignored.
+RESULTS_VERSION = 1
+
+_TOGETHER = ("g_bmf", "g_shuff")  # all ε of a seed in one pass
+_WITH_LORA = ("gl_bmf", "gl_sub", "ldp_gl")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """``variant``: the local update of GL methods (released, estimated). ``clip_norm`` None: the preset's own.
+    ``kind``: utility (test accuracy), attack (AUC of P-Attack) or secure (real three-party run beside its twin).
+    """
+
+    kind: str
+    data: str
+    pretraining: str
+    preset: str
+    method: str
+    setting: int
+    variant: str
+    epsilon: float | None
+    epochs: int
+    seed: int
+    clip_norm: float | None = None
+
+    @property
+    def name(self) -> str:
+        variant = f" {self.variant}" if self.variant else ""
+        budget = "" if self.epsilon is None else f" ε={self.epsilon:g}"
+        return f"{self.kind} {self.data} {self.preset} {self.method}{variant} s{self.setting}{budget} seed {self.seed}"
+
+    def key(self, data: DataOptions) -> str:
+        """Hash of the cell, of every option of its preset, of how the data was made, and of the code's version."""
+        content = {
+            "version": RESULTS_VERSION,
+            "cell": asdict(self),
+            "preset": asdict(PRESETS[self.preset]),
+            "from_images": data.from_images,
+        }
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def group_cells(cells: Sequence[Cell]) -> list[list[Cell]]:
+    """Jobs: cells that one pass trains together, in the order in which they first appear."""
+    jobs: dict[Cell, list[Cell]] = {}
+    for cell in cells:
+        together = cell.method in _TOGETHER and cell.kind == "utility"
+        jobs.setdefault(dataclasses.replace(cell, epsilon=-1.0) if together else cell, []).append(cell)
+    return list(jobs.values())
+
+
+@lru_cache(maxsize=2)
+def _federation(
+    data: str, pretraining: str, preset: str, bound: float, lora: str, setting: int, seed: int, options: DataOptions
+) -> Federation:
+    p = PRESETS[preset]
+    rows, parts = load_parts(data, pretraining, p.features, p.projection, options)
+    return build_federation(
+        rows,
+        embeddings=parts,
+        row_bound=bound,
+        row_rule=p.row_rule,
+        lora=bool(lora),
+        lora_alpha=p.lora_alpha,
+        update=p.update(lora or "released", setting),
+        seed=seed,
+        dtype=np.float32,
+    )
+
+
+def federation_of(cell: Cell, options: DataOptions) -> Federation:
+    """The cell's clients; those of frozen methods are shared by all seeds."""
+    lora = (cell.variant or "released") if cell.method in _WITH_LORA else ""
+    preset = PRESETS[cell.preset]
+    bound = preset.ldp_bound if cell.method in ("ldp_g", "ldp_gl") else preset.row_bound
+    setting, seed = (cell.setting, cell.seed) if lora else (1, 0)
+    return _federation(cell.data, cell.pretraining, cell.preset, bound, lora, setting, seed, options)
+
+
+def run_cells(cells: Sequence[Cell], options: DataOptions) -> list[dict[str, Any]]:
+    """Results in the order of the cells, plain numbers. Called in a worker: everything it needs is in its arguments."""
+    import logging
+
+    logging.getLogger("absl").setLevel(logging.ERROR)  # dp_accounting warns while it searches for σ
+    started = time.perf_counter()
+    first = cells[0]
+    if first.kind == "secure":
+        from bench.evaluation.secure import run_secure
+
+        results = [run_secure(first, federation_of(first, options), _config(first))]
+    elif first.kind == "attack":
+        results = [_attack(first, federation_of(first, options))]
+    elif first.method in ("admm", "fedbcd", "split", "ada_vfed"):
+        results = [_baseline(first, options)]
+    elif first.method in _TOGETHER:
+        federation = federation_of(first, options)
+        epsilons = [cell.epsilon for cell in cells if cell.epsilon is not None]
+        runs = train_at_every_epsilon(first.method, federation, _config(first), epsilons)
+        results = [_summary(run) for run in runs]
+    else:
+        results = [_summary(_train(first, federation_of(first, options)))]
+    seconds = (time.perf_counter() - started) / len(cells)
+    return [{**result, "seconds": seconds} for result in results]
+
+
+def _config(cell: Cell) -> Any:
+    preset = PRESETS[cell.preset]
+    changes: dict[str, Any] = {"epochs": cell.epochs, "seed": cell.seed}
+    if cell.epsilon is not None:
+        changes["epsilon"] = cell.epsilon
+    if cell.clip_norm is not None and cell.preset == "paper":
+        changes["clip_norm"] = cell.clip_norm
+    config = preset.config(cell.setting, **changes)
+    if cell.method in ("ldp_g", "ldp_gl"):
+        config = config.with_(learning_rate=config.learning_rate * preset.ldp_rate)
+    return config
+
+
+def _train(cell: Cell, federation: Federation) -> TwinResult:
+    config = _config(cell)
+    if cell.method in _TOGETHER:
+        return train_at_every_epsilon(cell.method, federation, config, [config.epsilon])[0]
+    if cell.method == "plain":
+        return train_plain(federation, config)
+    train = {"gl_bmf": train_gl_bmf, "gl_sub": train_gl_sub, "ldp_g": train_ldp_g, "ldp_gl": train_ldp_gl}
+    return train[cell.method](federation, config)  # type: ignore[operator]
+
+
+def _summary(run: TwinResult) -> dict[str, Any]:
+    plan = run.plan
+    out: dict[str, Any] = {"accuracy": run.test_accuracy, "steps": run.num_steps, "clipped": run.clipped_share}
+    if plan is not None:
+        last = min(run.num_steps, plan.factorisation.num_steps) - 1
+        out |= {
+            "claimed_epsilon": plan.claim.epsilon,
+            "covers": plan.claim.covers,
+            "proven": plan.claim.proven,
+            "noise_multiplier": plan.noise_multiplier,
+            "noise_of_mean": plan.step_std(last) / run.config.batch_size,
+        }
+    return out
+
+
+def _attack(cell: Cell, federation: Federation) -> dict[str, Any]:
+    """Train on a random half of the rows; P-Attack with the test rows as population, the other half as non-members."""
+    random = np.random.default_rng([cell.seed, 0x617474])
+    count = federation.num_samples // 2 * 2
+    order = random.permutation(count)
+    members, others = order[: count // 2], order[count // 2 :]
+    run = _train(cell, federation.subset(members))
+    trained = dataclasses.replace(federation, clients=run.clients)
+    population, _ = confidences(run.model, trained.test_rows(), federation.test_labels)
+
+    def losses(rows: np.ndarray) -> np.ndarray:
+        # the adapters are the trained ones, the rows those of all people
+        parts = [
+            now.embed_other_rows(whole.embeddings[rows], [x[rows] for x in whole.block_outputs])
+            for now, whole in zip(run.clients, federation.clients, strict=True)
+        ]
+        return confidences(run.model, np.concatenate(parts, axis=1), federation.labels[rows])[0]
+
+    report = population_attack(losses(members), losses(others), population)
+    picked = np.unique(np.searchsorted(report.false_positive_rates, np.linspace(0, 1, 201)).clip(max=2 * count))
+    picked = picked[picked < len(report.false_positive_rates)]
+    return {
+        **_summary(run),
+        "auc": report.auc,
+        "tpr_at_fpr_1_percent": report.tpr_at_fpr_1_percent,
+        "roc": [
+            [round(float(a), 4), round(float(b), 4)]
+            for a, b in zip(report.false_positive_rates[picked], report.true_positive_rates[picked], strict=True)
+        ],
+    }
+
+
+def _baseline(cell: Cell, options: DataOptions) -> dict[str, Any]:
+    """The paper's baselines on the clients' frozen features, a small trainable MLP of 60 outputs at each client."""
+    import torch
+
+    from vfl import baselines
+
+    torch.set_num_threads(1)
+    rows, parts = load_parts(cell.data, cell.pretraining, "penultimate", 0, options)
+    ready = dataclasses.replace(
+        rows, train=tuple(p.train for p in parts), test=tuple(p.test for p in parts), public=None, public_labels=None,
+        are_embeddings=True, value_range=None,
+    )  # fmt: skip
+    train = {
+        "admm": baselines.train_admm,
+        "fedbcd": baselines.train_fedbcd,
+        "split": baselines.train_split_learning,
+        "ada_vfed": baselines.train_ada_vfed,
+    }[cell.method]
+    config = baselines.BaselineConfig(
+        epochs=cell.epochs,
+        clip_norm=cell.clip_norm or 1.0,
+        epsilon=cell.epsilon,
+        seed=cell.seed,
+        learning_rate=0.05,
+        server_learning_rate=0.02,
+    )
+    found = train(ready, config, LocalModelConfig("mlp", output_width=60))
+    claim = found.claim
+    return {
+        "accuracy": found.test_accuracy,
+        "claimed_epsilon": None if claim is None else claim.epsilon,
+        "covers": "nothing" if claim is None else claim.covers,
+        "proven": claim is not None and claim.proven,
+    }

@@ -1,0 +1,198 @@
+"""Where a cell's embeddings come from: real data under ``--data-root``, public data beside it, weights of the networks.
+
+A data set that is not there is no error: its cells say so (``NotThere``) and the others run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from vfl.data import VerticalData, load_data, load_embeddings, split_columns
+from vfl.embeddings import ClientEmbeddings, apply_last_layer, embed
+from vfl.local_config import LocalModelConfig
+from vfl.scaling import PublicProjection
+
+__all__ = ["DATA_TITLES", "PRETRAININGS", "DataOptions", "NotThere", "load_parts", "public_task"]
+
+DATA_TITLES = {
+    "cifar10": "CIFAR-10",
+    "emnist": "EMNIST",
+    "ocr_letters": "OCR letters (26 classes, a stand-in; not EMNIST)",
+    "digits": "digits (embedded)",
+}
+# Which local models a data set is tried with; "none" is the identity on the client's own columns.
+PRETRAININGS = {
+    "cifar10": ("imagenet", "cifar100"),
+    "emnist": ("imagenet", "cifar100"),
+    "ocr_letters": ("none",),
+    "digits": ("none",),
+}
+_UPSCALE = 4  # a strip of 32×16 pixels is small for a network made for 224×224
+
+# CIFAR-100's fine classes in its 20 superclasses, both in their published numbering.
+_SUPERCLASS = np.array(
+    (
+        "4 1 14 8 0 6 7 7 18 3 3 14 9 18 7 11 3 9 7 11 6 11 5 10 7 "
+        "6 13 15 3 15 0 11 1 10 12 14 16 9 11 5 5 19 8 8 15 13 14 17 18 10 "
+        "16 4 17 4 2 0 17 4 18 17 10 3 2 12 12 16 12 1 9 19 2 10 0 1 16 "
+        "12 9 13 15 13 16 19 2 4 6 19 5 5 8 19 18 1 2 15 6 0 17 8 14 13 "
+    ).split(),
+    dtype=np.int64,
+)
+
+
+class NotThere(Exception):
+    """A data set, weights or public rows that are not on this machine; the message says what to bring."""
+
+
+@dataclass(frozen=True)
+class DataOptions:
+    """Where things lie. ``from_images`` runs the networks over the images even where features are precomputed,
+    which gives LoRA every block instead of the last one (CIFAR-10: half an hour of a core, once).
+    """
+
+    root: str | None = None
+    imagenet_weights: str | None = None
+    cifar100_weights: str | None = None
+    cache: str = ".cache/embeddings"
+    from_images: bool = False
+
+    def file(self, *names: str) -> Path | None:
+        """The first of these that exists under the data root."""
+        found = [Path(self.root) / name for name in names if (Path(self.root) / name).exists()] if self.root else []
+        return found[0] if found else None
+
+    def weights(self, pretraining: str) -> str:
+        """The weight file of a pre-training; given, or found under the data root."""
+        given = {"imagenet": self.imagenet_weights, "cifar100": self.cifar100_weights}[pretraining]
+        found = self.file("resnet18_imagenet.pth", "resnet18_imagenet_fp16.pth") if pretraining == "imagenet" else None
+        if given or found:
+            return str(given or found)
+        raise NotThere(f"no weights for Pre-{pretraining}: pass --weights-{pretraining} FILE")
+
+
+def _projected(part: ClientEmbeddings, labels: npt.NDArray[np.int64] | None, width: int) -> ClientEmbeddings:
+    if part.public is None or labels is None:
+        raise NotThere("no labelled public rows to fit the projection on: CIFAR-100 under --data-root")
+    width = min(width, part.train.shape[1])
+    projection = PublicProjection.from_public(part.public, labels[: len(part.public)], width=width)
+    return replace(
+        part,
+        train=projection.apply(part.train),
+        test=projection.apply(part.test),
+        public=projection.apply(part.public),
+        source=f"{part.source}; {projection.source}",
+    )
+
+
+def _public_images(options: DataOptions) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
+    """CIFAR-100 as public data: an .npz, or sheets of 50×50 lossless tiles with their labels."""
+    if path := options.file("cifar100_public.npz"):
+        with np.load(path) as z:
+            return z["x"], z["y"].astype(np.int64)
+    if folder := options.file("cifar100_public"):
+        from PIL import Image
+
+        sheets = [np.asarray(Image.open(f)) for f in sorted(folder.glob("*.webp"))]
+        tiles = [s.reshape(50, 32, 50, 32, 3).transpose(0, 2, 1, 3, 4).reshape(-1, 32, 32, 3) for s in sheets]
+        return np.concatenate(tiles), np.fromfile(folder / "labels.u8", dtype=np.uint8).astype(np.int64)
+    raise NotThere("no public data: put cifar100_public.npz (x, y) or the folder cifar100_public under --data-root")
+
+
+@lru_cache(maxsize=1)
+def _public_features(options: DataOptions, pretraining: str) -> tuple[list[ClientEmbeddings], npt.NDArray[np.int64]]:
+    """Features of the public images, first four fifths as "train" and the rest as "test", and all their labels."""
+    images, labels = _public_images(options)
+    cut = len(labels) * 4 // 5
+    strips = split_columns(images, 2)
+    data = VerticalData(
+        "cifar100_public", 100, tuple(s[:cut] for s in strips), labels[:cut], tuple(s[cut:] for s in strips),
+        labels[cut:], value_range=(0.0, 255.0),
+    )  # fmt: skip
+    return embed(data, _network(options, pretraining), cache_dir=options.cache), labels
+
+
+def _network(options: DataOptions, pretraining: str) -> LocalModelConfig:
+    if pretraining == "imagenet":
+        return LocalModelConfig("resnet18", output_width=512, weights=options.weights(pretraining), upscale=_UPSCALE)
+    return LocalModelConfig("resnet18", output_width=512, weights=options.weights(pretraining), stem="cifar")
+
+
+@lru_cache(maxsize=2)
+def load_parts(
+    data: str, pretraining: str, features: str, projection: int, options: DataOptions
+) -> tuple[VerticalData, Sequence[ClientEmbeddings]]:
+    """The data set and every client's embeddings, with the blocks LoRA reads.
+
+    ``features``: "logits" (the network's 1000 outputs) or "penultimate" (512). ``projection``: directions kept by
+    the public projection, 0 for none.
+    """
+    if pretraining == "none":
+        if data != "digits" and options.file(f"{data}.npz") is None:
+            raise NotThere(f"{data}.npz is not under --data-root")
+        loaded = load_data(data, data_root=options.root, public_fraction=0.1)
+        parts = embed(loaded, LocalModelConfig(), keep_blocks=True, public_rows=len(loaded.train_labels))
+    else:
+        loaded, parts = _network_features(data, pretraining, options)
+        if projection:
+            public, labels = _public_features(options, pretraining)
+            parts = [replace(p, public=np.concatenate([q.train, q.test])) for p, q in zip(parts, public, strict=True)]
+            loaded = replace(loaded, public=tuple(p.public for p in parts), public_labels=labels)
+        if features == "logits" and pretraining == "imagenet":
+            ready = replace(loaded, train=tuple(p.train for p in parts), test=tuple(p.test for p in parts), public=None)
+            logits = apply_last_layer(ready, options.weights(pretraining), cache_dir=options.cache, keep_blocks=False)
+            parts = [
+                replace(
+                    logit, train_blocks=part.train_blocks or [part.train], test_blocks=part.test_blocks or [part.test]
+                )
+                for part, logit in zip(parts, logits, strict=True)
+            ]
+    if projection:
+        parts = [_projected(p, loaded.public_labels, projection) for p in parts]
+    return loaded, parts
+
+
+def _network_features(data: str, pretraining: str, options: DataOptions) -> tuple[VerticalData, list[ClientEmbeddings]]:
+    packed = options.file("cifar10_strips_x4.npz")
+    if data == "cifar10" and pretraining == "imagenet" and packed is not None and not options.from_images:
+        loaded = load_embeddings(packed)
+        return loaded, [
+            ClientEmbeddings(a, b, None, [a], [b], f"precomputed ResNet-18 features, {packed.name}")  # type: ignore[arg-type]
+            for a, b in zip(loaded.train, loaded.test, strict=True)
+        ]
+    network = _network(options, pretraining)
+    if options.root is None:
+        raise NotThere(f"{DATA_TITLES[data]}: pass --data-root DIR")
+    try:
+        loaded = replace(load_data(data, data_root=options.root), public=None, public_labels=None)
+    except (FileNotFoundError, ValueError) as error:
+        raise NotThere(str(error)) from error
+    return loaded, embed(loaded, network, cache_dir=options.cache, keep_blocks=True)
+
+
+def public_task(options: DataOptions, width: int) -> tuple[VerticalData, list[ClientEmbeddings]]:
+    """The stand-in on which our preset was chosen: ten superclasses of CIFAR-100, features projected with constants
+    fitted on the other ten (``width`` directions, 0 for none). No private row takes part.
+    """
+    features, labels = _public_features(options, "imagenet")
+    kind = _SUPERCLASS[labels]
+    task, other = kind >= 10, kind < 10
+    rows = [np.concatenate([p.train, p.test]) for p in features]
+    cut = int(0.8 * task.sum())
+    parts = []
+    for block in rows:
+        mine = block[task]
+        part = ClientEmbeddings(mine[:cut], mine[cut:], block[other], [mine[:cut]], [mine[cut:]], "CIFAR-100, public")
+        parts.append(_projected(part, labels[other], width) if width else part)
+    y = kind[task] - 10
+    data = VerticalData(
+        "cifar100_superclasses", 10, tuple(p.train for p in parts), y[:cut], tuple(p.test for p in parts), y[cut:],
+        are_embeddings=True,
+    )  # fmt: skip
+    return data, parts

@@ -1,0 +1,188 @@
+"""The paper's tables as lists of cells, and as text once cells have results. A cell that was not run says so."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from accel.validate import require
+from bench.evaluation.cells import Cell
+from bench.evaluation.presets import PRESETS
+from bench.evaluation.sources import DATA_TITLES, PRETRAININGS
+from vfl.paper_tables import METHOD_NAMES, PRETRAINING_NAMES, PaperTable, paper_table
+
+__all__ = ["TABLES", "Entry", "Line", "Selection", "TableView", "layout", "measured", "view"]
+
+TABLES = (1, 2, 3, 4, 7, 9)
+NOT_RUN = "not run"
+Results = Mapping[Cell, dict[str, Any] | str]
+
+# (method, setting, variant): the rows of a table in the paper's order, ours in between.
+_FROZEN = [("g_shuff", 1, ""), ("g_bmf", 1, ""), ("g_bmf", 2, "")]
+_LORA = [("gl_bmf", s, v) for s in (1, 2) for v in ("released", "estimated")]
+_LDP = [("ldp_g", 1, ""), ("ldp_gl", 1, "")]
+_BASELINES = [(m, 1, "") for m in ("admm", "fedbcd", "split", "ada_vfed")]
+_ROWS: dict[int, list[tuple[str, int, str]]] = {
+    1: [("plain", 1, ""), *_FROZEN, *_LORA, *_LDP],
+    2: [*_FROZEN, *_LORA, *_LDP],
+    3: [("g_shuff", 1, ""), ("g_bmf", 1, ""), *_LORA[:2], *_BASELINES],
+    4: [("plain", 1, ""), *_FROZEN, *_LORA],
+    7: [("plain", 1, ""), *_FROZEN, *_LORA],
+    9: [*_LORA[:2], ("gl_sub", 1, "released"), ("gl_sub", 1, "estimated"), *_BASELINES[:2]],
+}
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What was asked for on the command line."""
+
+    seeds: int = 4
+    epsilons: tuple[float, ...] = ()
+    presets: tuple[str, ...] = ("paper", "ours")
+    data: tuple[str, ...] = ("cifar10", "emnist", "ocr_letters")
+    methods: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One figure: the paper's, or one cell for each seed."""
+
+    epsilon: float | None
+    paper: float | None = None
+    cells: tuple[Cell, ...] = ()
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of a table; ``source`` is "published" (the paper's own) or a preset's name."""
+
+    table: int
+    data: str
+    pretraining: str
+    method: str
+    setting: int
+    variant: str
+    source: str
+    entries: tuple[Entry, ...]
+
+    @property
+    def label(self) -> str:
+        two = self.method in ("g_bmf", "gl_bmf")
+        variant = f", {self.variant}" if self.variant and self.source != "published" else ""
+        return METHOD_NAMES[self.method] + (
+            f" (Setting {self.setting}{variant})" if two else variant.replace(", ", " ")
+        )
+
+
+@dataclass
+class TableView:
+    """Text: ``rows`` of (kind, cells); ``kind`` is published, a preset's name, or heading."""
+
+    title: str
+    columns: list[str]
+    rows: list[tuple[str, list[str]]]
+    notes: list[str] = field(default_factory=list)
+
+
+def layout(number: int, selection: Selection) -> list[Line]:
+    """The lines of one table: the paper's, then one for each preset, for every data set that was asked for."""
+    require(number in TABLES, "table", number, f"one of {', '.join(map(str, TABLES))}")
+    table = paper_table(number)
+    epsilons = selection.epsilons or table.epsilons
+    lines = []
+    for data in selection.data if number in (1, 7) else selection.data[:1]:
+        for pretraining in PRETRAININGS[data] if number in (1, 7) else PRETRAININGS[data][:1]:
+            for method, setting, variant in _ROWS[number]:
+                if selection.methods and method not in selection.methods:
+                    continue
+                budgets: tuple[float | None, ...] = (None,) if method == "plain" else epsilons
+                key = (number, data, pretraining, method, setting, variant)
+                printed = tuple(Entry(e, paper=_printed(table, data, pretraining, method, setting, e)) for e in budgets)
+                if any(entry.paper is not None for entry in printed) and variant in ("", "released"):
+                    lines.append(Line(*key, "published", printed))
+                for preset in (
+                    selection.presets if method not in dict.fromkeys(m for m, _, _ in _BASELINES) else ("paper",)
+                ):
+                    lines.append(
+                        Line(*key, preset, tuple(_entry(table, key, preset, e, selection.seeds) for e in budgets))
+                    )
+    return lines
+
+
+def _printed(
+    table: PaperTable, data: str, pretraining: str, method: str, setting: int, epsilon: float | None
+) -> float | None:
+    name = METHOD_NAMES[method] + (f" (Setting {setting})" if method in ("g_bmf", "gl_bmf") else "")
+    source = paper_table(2) if table.number == 1 and method in ("ldp_g", "ldp_gl") else table
+    return source.accuracy(DATA_TITLES[data], PRETRAINING_NAMES.get(pretraining, ""), name, epsilon)
+
+
+def _entry(
+    table: PaperTable, key: tuple[int, str, str, str, int, str], preset: str, epsilon: float | None, seeds: int
+) -> Entry:
+    number, data, pretraining, method, setting, variant = key
+    clip_norm = table.clip_norm if table.clip_norm != PRESETS["paper"].training.clip_norm else None
+    cells = tuple(
+        Cell(
+            "attack" if number == 4 else "utility", data, pretraining, preset, method, setting, variant, epsilon,
+            table.epochs, seed, clip_norm,
+        )
+        for seed in range(seeds)
+    )  # fmt: skip
+    return Entry(epsilon, cells=cells)
+
+
+def measured(entry: Entry, results: Results, what: str = "accuracy") -> list[float]:
+    """The figures of the seeds that have been run."""
+    found = [results.get(cell) for cell in entry.cells]
+    return [result[what] for result in found if isinstance(result, dict)]
+
+
+def _text(entry: Entry, results: Results, what: str) -> str:
+    scale, digits = (1.0, 3) if what == "auc" else (100.0, 1)
+    if entry.paper is not None:
+        return f"{entry.paper:.2f}"
+    if not entry.cells:
+        return "–"
+    values = [scale * v for v in measured(entry, results, what)]
+    if not values:
+        return NOT_RUN
+    text = f"{np.mean(values):.{digits}f}"
+    if len(values) > 1:
+        text += f" ± {np.std(values, ddof=1):.{digits}f}"
+    return text if len(values) == len(entry.cells) else f"{text} ({len(values)} of {len(entry.cells)} seeds)"
+
+
+def view(number: int, lines: Sequence[Line], results: Results) -> TableView:
+    """One table as text, its data sets under headings; why cells were not run is told below."""
+    table = paper_table(number)
+    what = "auc" if number == 4 else "accuracy"
+    epsilons = sorted({e.epsilon for line in lines for e in line.entries if e.epsilon is not None})
+    columns = ["method", "source", *(f"ε = {e:g}" for e in epsilons)]
+    if any(line.method == "plain" for line in lines):
+        columns.insert(2, "no privacy")
+    out = TableView(f"Table {number}: {table.caption}", columns, [])
+    reasons: dict[str, None] = {}
+    place = None
+    for line in lines:
+        if (line.data, line.pretraining) != place:
+            place = (line.data, line.pretraining)
+            title = DATA_TITLES[line.data] + (
+                f", {PRETRAINING_NAMES[line.pretraining]}" if line.pretraining != "none" else ""
+            )
+            out.rows.append(("heading", [title]))
+        texts = {e.epsilon: _text(e, results, what) for e in line.entries}
+        source = "paper" if line.source == "published" else f"ours, {PRESETS[line.source].title}"
+        if line.source == "published" and number == 1 and line.method in ("ldp_g", "ldp_gl"):
+            source = "paper, 100 epochs"
+        row = [line.label, source]
+        if "no privacy" in columns:
+            row.append(texts.get(None, "–"))
+        out.rows.append((line.source, row + [texts.get(e, "–") for e in epsilons]))
+        for entry in line.entries:
+            reasons.update(dict.fromkeys(r for c in entry.cells if isinstance(r := results.get(c), str)))
+    out.notes += [f"Not run: {reason}." for reason in reasons]
+    return out
