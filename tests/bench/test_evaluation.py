@@ -1,0 +1,128 @@
+"""The evaluation: kept results continue, cells that were not run say so, one cell from data to report."""
+
+import dataclasses
+import importlib.util
+import json
+import re
+
+import numpy as np
+import pytest
+
+from bench.evaluation.cache import ResultCache
+from bench.evaluation.cells import Cell, group_cells, run_cells
+from bench.evaluation.engine import run_sweep
+from bench.evaluation.presets import PRESETS
+from bench.evaluation.report import Report, Section, write_report
+from bench.evaluation.sources import DataOptions
+from bench.evaluation.tables import TABLES, Selection, layout, view
+from bench.paper import main
+from vfl.paper_tables import paper_accuracy, paper_table
+
+CELL = Cell("utility", "digits", "none", "ours", "g_bmf", 1, "", 8.0, 2, 0)
+NOWHERE = DataOptions()
+
+
+def at(epsilon, **changes):
+    return dataclasses.replace(CELL, epsilon=epsilon, **changes)
+
+
+def test_the_papers_figures():
+    """Tables that print the same runs agree, and every list has a figure for each ε."""
+    for number in TABLES:
+        table = paper_table(number)
+        for by_method in (m for p in table.figures.values() for m in p.values()):
+            assert all(len(v) == len(table.epsilons) for v in by_method.values() if isinstance(v, list))
+    long, local = (paper_table(n).figures["CIFAR-10"]["Pre-ImageNet"] for n in (7, 2))
+    assert all(long[name] == local[name] for name in long if name != "Plain")
+    assert paper_accuracy("cifar10", "cifar100", "gl_bmf", 2, 10.0) == 81.42
+    assert paper_accuracy("cifar10", "imagenet", "fedbcd", 1, 4.0) == 70.43
+    assert paper_accuracy("cifar10", "imagenet", "g_bmf", 1, 3.0) is None
+    with pytest.raises(ValueError, match="table = '6'"):
+        paper_table(6)
+
+
+def test_a_sweep_continues(tmp_path):
+    cache = ResultCache(tmp_path, NOWHERE)
+    ran: list[Cell] = []
+    first = run_sweep([at(1.0)], NOWHERE, cache, on_result=lambda cell, result: ran.append(cell))
+    assert ran == [at(1.0)]
+    # stopped at once: what was kept is there, nothing else is
+    assert run_sweep([at(1.0), at(8.0)], NOWHERE, cache, minutes=0.0) == first
+    both = run_sweep([at(1.0), at(8.0)], NOWHERE, cache, on_result=lambda cell, result: ran.append(cell))
+    assert ran == [at(1.0), at(8.0)] and both[at(1.0)] == first[at(1.0)]
+    # together or one by one, a cell gives the same figure
+    assert run_cells([at(1.0), at(8.0)], NOWHERE)[0]["accuracy"] == first[at(1.0)]["accuracy"]
+    assert not list(tmp_path.glob("*.part"))
+
+
+def test_a_kept_result_belongs_to_its_configuration(monkeypatch):
+    key = CELL.key(NOWHERE)
+    assert key == dataclasses.replace(CELL).key(DataOptions(root="elsewhere"))
+    assert len({key, at(1.0).key(NOWHERE), at(8.0, seed=1).key(NOWHERE), at(8.0, preset="paper").key(NOWHERE)}) == 4
+    changed = dataclasses.replace(PRESETS["ours"], projection=7)
+    monkeypatch.setitem(PRESETS, "ours", changed)
+    assert CELL.key(NOWHERE) != key
+
+
+def test_jobs_take_all_budgets_of_a_seed():
+    cells = [at(1.0), at(1.0, seed=1), at(8.0), at(1.0, method="ldp_g"), at(8.0, method="ldp_g")]
+    assert [len(job) for job in group_cells(cells)] == [2, 1, 1, 1]
+
+
+def test_cells_that_were_not_run_say_so(tmp_path):
+    lines = layout(1, Selection(seeds=2, data=("cifar10", "digits"), methods=("g_bmf",), epsilons=(1.0, 8.0)))
+    own = [cell for line in lines for entry in line.entries for cell in entry.cells if cell.data == "digits"]
+    results = {own[0]: {"accuracy": 0.5}, own[1]: {"accuracy": 0.7}, own[2]: {"accuracy": 0.9}}
+    missing = next(cell for line in lines for entry in line.entries for cell in entry.cells if cell.data == "cifar10")
+    results[missing] = run_sweep([missing], NOWHERE, ResultCache(tmp_path, NOWHERE))[missing]
+    shown = view(1, lines, results)
+    texts = [row for kind, row in shown.rows if kind != "heading"]
+    assert ["G-BMF (Setting 1)", "paper", "69.25", "71.22"] in texts
+    assert ["G-BMF (Setting 1)", "ours, the paper's settings", "not run", "not run"] in texts
+    assert ["G-BMF (Setting 1)", "ours, the paper's settings", "60.0 ± 14.1", "90.0 (1 of 2 seeds)"] in texts
+    assert shown.notes == ["Not run: no weights for Pre-imagenet: pass --weights-imagenet FILE."]
+
+
+def test_the_command_writes_one_page(tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    arguments = ["--data", "digits", "--epsilon", "1,8", "--seeds", "1", "--jobs", "1", "--cache", str(tmp_path / "kept")]
+    main([*arguments, "--only", "table1", "--methods", "plain,g_bmf,gl_bmf", "--out", str(tmp_path)])
+    text = capsys.readouterr().out
+    assert "GL-BMF (Setting 2, estimated)" in text and "points at the same ε" in text
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert page.count("<svg") == 1 and not re.search(r'(src|href)="http|<script|<link', page)
+    stored = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
+    assert len(stored["cells"]) == 2 * (1 + 6 * 2) and all(c["result"]["accuracy"] > 0.3 for c in stored["cells"])
+    assert "| G-BMF (Setting 1) | ours, our settings |" in (tmp_path / "report.md").read_text(encoding="utf-8")
+    main([*arguments, "--only", "table4", "--methods", "g_shuff", "--out", str(tmp_path), "--no-run", "--json"])
+    tables = json.loads(capsys.readouterr().out)["tables"]
+    assert [row[-1] for kind, row in tables[0]["rows"] if kind != "heading"] == ["not run", "not run"]
+
+
+def test_the_attack_tells_members_from_others_only_without_privacy():
+    """100 epochs without noise on 719 rows memorise some; the same with noise at ε = 8 do not."""
+    plain, private = (
+        run_cells([dataclasses.replace(CELL, kind="attack", method=m, epochs=20, epsilon=e)], NOWHERE)[0]
+        for m, e in (("plain", None), ("gl_bmf", 8.0))
+    )
+    assert plain["auc"] > 0.5 and abs(private["auc"] - 0.5) < 0.06
+    assert np.all(np.diff([x for x, _ in plain["roc"]]) >= 0)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("ray") is not None, reason="ray is installed")
+def test_without_ray_a_sentence(tmp_path):
+    with pytest.raises(ValueError, match=r"engine = 'ray': must be local while ray is not installed.*ppvfl\[ray\]"):
+        run_sweep([CELL], NOWHERE, ResultCache(tmp_path, NOWHERE), engine="ray")
+
+
+def test_the_page_escapes_what_it_shows(tmp_path):
+    paths = write_report(Report("a < b", ["`x<y`"], [("f", "&")], [Section("s", ["p"])], []), tmp_path)
+    page = paths["html"].read_text(encoding="utf-8")
+    assert "a &lt; b" in page and "<code>x&lt;y</code>" in page and "&amp;" in page
+
+
+def test_wrong_options_are_refused(capsys):
+    for arguments, sentence in ((["--only", "table6"], "'table6' is none of"), (["--epsilon", "one"], "'one': numbers")):
+        with pytest.raises(SystemExit):
+            main(arguments)
+        assert sentence in capsys.readouterr().err
