@@ -128,8 +128,11 @@ def _choose(argv: list[str]) -> None:
     except NotThere as missing:
         parser.error(str(missing))
     options.out.mkdir(parents=True, exist_ok=True)
+    file = options.out / "choose.json"
+    before = json.loads(file.read_text(encoding="utf-8"))["trials"] if file.exists() else []
+    trials = [trial for trial in before if trial["option"] not in options.options] + trials
     stored = {"epsilons": options.epsilon, "trials": trials, "best": asdict(best)}
-    (options.out / "choose.json").write_text(json.dumps(stored, indent=1), encoding="utf-8")
+    file.write_text(json.dumps(stored, indent=1), encoding="utf-8")
     console.print(best)
 
 

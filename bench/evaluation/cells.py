@@ -20,7 +20,7 @@ from bench.evaluation.sources import DataOptions, load_parts
 from vfl.attack import confidences, population_attack
 from vfl.federation import Federation, build_federation
 from vfl.local_config import LocalModelConfig
-from vfl.twins import TwinResult, train_gl_bmf, train_gl_sub, train_ldp_g, train_ldp_gl, train_plain
+from vfl.twins import TrainingConfig, TwinResult, train_gl_bmf, train_gl_sub, train_ldp_g, train_ldp_gl, train_plain
 from vfl.twins.sweep import train_at_every_epsilon
 
 __all__ = ["RESULTS_VERSION", "Cell", "group_cells", "run_cells"]
@@ -114,7 +114,8 @@ def run_cells(cells: Sequence[Cell], options: DataOptions) -> list[dict[str, Any
     if first.kind == "secure":
         from bench.evaluation.secure import run_secure
 
-        results = [run_secure(first, federation_of(first, options), _config(first))]
+        federation = federation_of(first, options)
+        results = [run_secure(first, federation, _config(first, federation.num_samples))]
     elif first.kind == "attack":
         results = [_attack(first, federation_of(first, options))]
     elif first.method in ("admm", "fedbcd", "split", "ada_vfed"):
@@ -122,7 +123,7 @@ def run_cells(cells: Sequence[Cell], options: DataOptions) -> list[dict[str, Any
     elif first.method in _TOGETHER:
         federation = federation_of(first, options)
         epsilons = [cell.epsilon for cell in cells if cell.epsilon is not None]
-        runs = train_at_every_epsilon(first.method, federation, _config(first), epsilons)
+        runs = train_at_every_epsilon(first.method, federation, _config(first, federation.num_samples), epsilons)
         results = [_summary(run) for run in runs]
     else:
         results = [_summary(_train(first, federation_of(first, options)))]
@@ -130,13 +131,15 @@ def run_cells(cells: Sequence[Cell], options: DataOptions) -> list[dict[str, Any
     return [{**result, "seconds": seconds} for result in results]
 
 
-def _config(cell: Cell) -> Any:
+def _config(cell: Cell, num_samples: int) -> TrainingConfig:
     preset = PRESETS[cell.preset]
     changes: dict[str, Any] = {"epochs": cell.epochs, "seed": cell.seed}
     if cell.epsilon is not None:
         changes["epsilon"] = cell.epsilon
     if cell.clip_norm is not None and cell.preset == "paper":
         changes["clip_norm"] = cell.clip_norm
+    # a set too small for four batches of the preset's size takes four batches
+    changes["batch_size"] = min(preset.training.batch_size, max(1, num_samples // 4))
     config = preset.config(cell.setting, **changes)
     if cell.method in ("ldp_g", "ldp_gl"):
         config = config.with_(learning_rate=config.learning_rate * preset.ldp_rate)
@@ -144,7 +147,7 @@ def _config(cell: Cell) -> Any:
 
 
 def _train(cell: Cell, federation: Federation) -> TwinResult:
-    config = _config(cell)
+    config = _config(cell, federation.num_samples)
     if cell.method in _TOGETHER:
         return train_at_every_epsilon(cell.method, federation, config, [config.epsilon])[0]
     if cell.method == "plain":

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -19,9 +20,12 @@ from bench.evaluation.presets import Preset
 from bench.evaluation.sources import DataOptions, public_task
 from vfl.dp import any_order_epsilon, any_order_sigma
 from vfl.federation import build_federation
+from vfl.twins import train_gl_bmf, train_ldp_g
 from vfl.twins.sweep import train_at_every_epsilon
 
 __all__ = ["OPTIONS", "Trial", "choose", "stand_in_accuracy"]
+
+Change = Callable[[Preset, Any], Preset]
 
 SHRINK = 5  # rows of the private set for each row of the stand-in
 
@@ -31,7 +35,7 @@ class Trial:
     """One option tried: mean accuracy on the stand-in at each ε."""
 
     option: str
-    value: object
+    value: Any
     accuracies: tuple[float, ...]
     kept: bool = False
 
@@ -40,29 +44,31 @@ class Trial:
         return float(np.mean(self.accuracies))
 
 
-def _training(name: str) -> Callable[[Preset, object], Preset]:
+def _training(name: str) -> Change:
     return lambda preset, value: replace(preset, training=preset.training.with_(**{name: value}))
 
 
-def _preset(name: str) -> Callable[[Preset, object], Preset]:
-    return lambda preset, value: replace(preset, **{name: value})  # type: ignore[arg-type]
+def _preset(name: str) -> Change:
+    return lambda preset, value: replace(preset, **{name: value})
 
 
-def _rate_for_clip(preset: Preset, value: object) -> Preset:
+def _rate_for_clip(preset: Preset, value: float) -> Preset:
     """Another γ at the same η·γ: clipped gradients then move the weights as before."""
     old = preset.training
-    assert isinstance(value, float)
     return replace(preset, training=old.with_(clip_norm=value, learning_rate=old.learning_rate * old.clip_norm / value))
 
 
-OPTIONS: dict[str, tuple[Callable[[Preset, object], Preset], tuple[object, ...]]] = {
-    "projection": (_preset("projection"), (0, 48, 64, 96, 128, 192, 256)),
-    "learning_rate": (_training("learning_rate"), (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)),
-    "clip_norm": (_rate_for_clip, (0.1, 0.25, 0.5, 1.0)),
-    "batch_size": (_training("batch_size"), (125, 250, 500, 1000, 2500)),
-    "schedule": (_training("schedule"), ("constant", "linear", "cosine")),
-    "factorisation": (_training("factorisation"), ("bisr", "bsr", "identity")),
-    "row_bound": (_preset("row_bound"), (0.5, 1.0, 2.0)),
+# How an option is changed, the values tried, and the method and setting (β = 0 or 0.9) it is measured with.
+OPTIONS: dict[str, tuple[Change, tuple[Any, ...], str, int]] = {
+    "projection": (_preset("projection"), (0, 64, 128, 256, 384, 512), "g_bmf", 1),
+    "batch_size": (_training("batch_size"), (250, 500, 1000, 2500), "g_bmf", 1),
+    "clip_norm": (_rate_for_clip, (0.125, 0.25, 0.5, 1.0), "g_bmf", 1),
+    "learning_rate": (_training("learning_rate"), (8.0, 16.0, 32.0, 64.0), "g_bmf", 1),
+    "schedule": (_training("schedule"), ("constant", "linear", "cosine"), "g_bmf", 1),
+    "factorisation": (_training("factorisation"), ("bisr", "bsr", "identity"), "g_bmf", 1),
+    "momentum_rate": (_preset("momentum_rate"), (0.05, 0.1, 0.2), "g_bmf", 2),
+    "local_rate": (_preset("local_rate"), (0.2, 2.0, 20.0, 200.0), "gl_bmf", 1),
+    "ldp_rate": (_preset("ldp_rate"), (0.01, 0.05, 0.25), "ldp_g", 1),
 }
 
 
@@ -71,16 +77,22 @@ def stand_in_accuracy(
     data: DataOptions,
     epsilons: Sequence[float],
     *,
-    epochs: int = 20,
-    setting: int = 1,
-    seeds: int = 2,
     method: str = "g_bmf",
-    average: float = 0.0,
+    setting: int = 1,
+    epochs: int = 20,
+    seeds: int = 2,
 ) -> tuple[float, ...]:
     """Mean accuracy of a preset on the stand-in, at noise that stands for each ε of the private set."""
     rows, parts = public_task(data, preset.projection)
     federation = build_federation(
-        rows, embeddings=parts, row_bound=preset.row_bound, row_rule=preset.row_rule, dtype=np.float32
+        rows,
+        embeddings=parts,
+        row_bound=preset.row_bound,
+        row_rule=preset.row_rule,
+        lora=method == "gl_bmf",
+        lora_alpha=preset.lora_alpha,
+        update=preset.update("released", setting),
+        dtype=np.float32,
     )
     delta = preset.training.delta
     weaker = [any_order_epsilon(any_order_sigma(e, delta, 1) / SHRINK, delta, 1) for e in epsilons]
@@ -88,7 +100,13 @@ def stand_in_accuracy(
     for seed in range(seeds):
         config = preset.config(setting, epochs=epochs, seed=seed)
         config = config.with_(batch_size=max(1, config.batch_size // SHRINK))
-        runs = train_at_every_epsilon(method, federation, config, weaker, average=average)
+        if method == "ldp_g":  # noise on each row: it knows no number of rows, and is not scaled
+            config = config.with_(learning_rate=config.learning_rate * preset.ldp_rate)
+            runs = [train_ldp_g(federation, config.with_(epsilon=e)) for e in epsilons]
+        elif method == "gl_bmf":
+            runs = [train_gl_bmf(federation, config.with_(epsilon=e)) for e in weaker]
+        else:
+            runs = train_at_every_epsilon(method, federation, config, weaker)
         found.append([run.test_accuracy for run in runs])
     return tuple(float(a) for a in np.mean(found, axis=0))
 
@@ -104,15 +122,14 @@ def choose(
 ) -> Preset:
     """Coordinate search over ``OPTIONS`` in order, from ``start``."""
     best = start
-    score = np.mean(stand_in_accuracy(best, data, epsilons, seeds=seeds))
     for name in options:
-        change, values = OPTIONS[name]
-        base = best
+        change, values, method, setting = OPTIONS[name]
+        base, score = best, -1.0
         for value in values:
             tried = change(base, value)
-            accuracies = stand_in_accuracy(tried, data, epsilons, seeds=seeds)
+            accuracies = stand_in_accuracy(tried, data, epsilons, method=method, setting=setting, seeds=seeds)
             kept = float(np.mean(accuracies)) > score
             if kept:
-                best, score = tried, np.mean(accuracies)
+                best, score = tried, float(np.mean(accuracies))
             report(Trial(name, value, accuracies, kept))
     return best

@@ -168,7 +168,9 @@ def _preset_table() -> TableView:
         "noise",
     ]
     rows = zip(names, *(describe(p) for p in PRESETS.values()), strict=True)
-    return TableView("The two presets", ["option", *(p.title for p in PRESETS.values())], [("", list(r)) for r in rows])
+    return TableView(
+        "The two presets", ["option", *(p.title for p in PRESETS.values())], [("", list(r)) for r in rows], words=True
+    )
 
 
 def _choice_section(choice: Path) -> Section:
@@ -184,20 +186,17 @@ def _choice_section(choice: Path) -> Section:
     )
     if choice.exists():
         stored = json.loads(choice.read_text(encoding="utf-8"))
-        columns = ["option", "value", *(f"stand-in %, ε = {e:g}" for e in stored["epsilons"]), "kept"]
-        rows = [
-            (
-                "ours" if t["kept"] else "",
-                [
-                    t["option"],
-                    str(t["value"]),
-                    *(f"{100 * a:.1f}" for a in t["accuracies"]),
-                    "yes" if t["kept"] else "",
-                ],
+        columns = ["option", "value", *(f"ε = {e:g}" for e in stored["epsilons"]), "chosen"]
+        # "kept" marks the best so far; the last one of an option was chosen
+        chosen = {trial["option"]: index for index, trial in enumerate(stored["trials"]) if trial["kept"]}
+        rows = []
+        for index, trial in enumerate(stored["trials"]):
+            best = index == chosen.get(trial["option"])
+            figures = [f"{100 * a:.1f}" for a in trial["accuracies"]]
+            rows.append(
+                ("ours" if best else "", [trial["option"], str(trial["value"]), *figures, "yes" if best else ""])
             )
-            for t in stored["trials"]
-        ]
-        section.tables.append(TableView("The search on the stand-in", columns, rows))
+        section.tables.append(TableView("The search on the stand-in: test accuracy (%)", columns, rows))
     return section
 
 

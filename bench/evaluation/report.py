@@ -83,6 +83,7 @@ caption { text-align: left; font-weight: 600; padding: .4rem 0; font-size: .95re
 th, td { padding: .22rem .5rem; text-align: right; border-bottom: 1px solid var(--line); white-space: nowrap; }
 th { border-bottom: 2px solid var(--ink); font-weight: 600; }
 th:nth-child(-n+2), td:nth-child(-n+2) { text-align: left; }
+table.words th, table.words td { text-align: left; white-space: normal; }
 tr.heading td { text-align: left; font-weight: 600; background: var(--shade); border-top: 1px solid var(--ink); }
 tr.published td { color: var(--faint); }
 tr.ours td { background: var(--ours); }
@@ -121,7 +122,8 @@ def _html_table(view: TableView) -> str:
         body.append(f'<tr class="{kind}">{cells}</tr>')
     notes = "".join(f'<p class="note">{_text(note)}</p>' for note in view.notes)
     title = f"<caption>{_text(view.title)}</caption>"
-    return f"<table>{title}<thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table>{notes}"
+    kind = ' class="words"' if view.words else ""
+    return f"<table{kind}>{title}<thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table>{notes}"
 
 
 def _html(report: Report) -> str:

@@ -37,7 +37,108 @@ _UPSCALE = 4  # a strip of 32×16 pixels is small for a network made for 224×22
 
 # CIFAR-100's fine classes in its 20 superclasses, both in their published numbering.
 _SUPERCLASS = np.array(
-    ["4", "1", "14", "8", "0", "6", "7", "7", "18", "3", "3", "14", "9", "18", "7", "11", "3", "9", "7", "11", "6", "11", "5", "10", "7", "6", "13", "15", "3", "15", "0", "11", "1", "10", "12", "14", "16", "9", "11", "5", "5", "19", "8", "8", "15", "13", "14", "17", "18", "10", "16", "4", "17", "4", "2", "0", "17", "4", "18", "17", "10", "3", "2", "12", "12", "16", "12", "1", "9", "19", "2", "10", "0", "1", "16", "12", "9", "13", "15", "13", "16", "19", "2", "4", "6", "19", "5", "5", "8", "19", "18", "1", "2", "15", "6", "0", "17", "8", "14", "13"],
+    [
+        "4",
+        "1",
+        "14",
+        "8",
+        "0",
+        "6",
+        "7",
+        "7",
+        "18",
+        "3",
+        "3",
+        "14",
+        "9",
+        "18",
+        "7",
+        "11",
+        "3",
+        "9",
+        "7",
+        "11",
+        "6",
+        "11",
+        "5",
+        "10",
+        "7",
+        "6",
+        "13",
+        "15",
+        "3",
+        "15",
+        "0",
+        "11",
+        "1",
+        "10",
+        "12",
+        "14",
+        "16",
+        "9",
+        "11",
+        "5",
+        "5",
+        "19",
+        "8",
+        "8",
+        "15",
+        "13",
+        "14",
+        "17",
+        "18",
+        "10",
+        "16",
+        "4",
+        "17",
+        "4",
+        "2",
+        "0",
+        "17",
+        "4",
+        "18",
+        "17",
+        "10",
+        "3",
+        "2",
+        "12",
+        "12",
+        "16",
+        "12",
+        "1",
+        "9",
+        "19",
+        "2",
+        "10",
+        "0",
+        "1",
+        "16",
+        "12",
+        "9",
+        "13",
+        "15",
+        "13",
+        "16",
+        "19",
+        "2",
+        "4",
+        "6",
+        "19",
+        "5",
+        "5",
+        "8",
+        "19",
+        "18",
+        "1",
+        "2",
+        "15",
+        "6",
+        "0",
+        "17",
+        "8",
+        "14",
+        "13",
+    ],
     dtype=np.int64,
 )
 
@@ -138,7 +239,7 @@ def load_parts(
         if projection:
             public, labels = _public_features(options, pretraining)
             parts = [replace(p, public=np.concatenate([q.train, q.test])) for p, q in zip(parts, public, strict=True)]
-            loaded = replace(loaded, public=tuple(p.public for p in parts), public_labels=labels)
+            loaded = replace(loaded, public_labels=labels)
         if features == "logits" and pretraining == "imagenet":
             ready = replace(loaded, train=tuple(p.train for p in parts), test=tuple(p.test for p in parts), public=None)
             logits = apply_last_layer(ready, options.weights(pretraining), cache_dir=options.cache, keep_blocks=False)
@@ -157,10 +258,7 @@ def _network_features(data: str, pretraining: str, options: DataOptions) -> tupl
     packed = options.file("cifar10_strips_x4.npz")
     if data == "cifar10" and pretraining == "imagenet" and packed is not None and not options.from_images:
         loaded = load_embeddings(packed)
-        return loaded, [
-            ClientEmbeddings(a, b, None, [a], [b], f"precomputed ResNet-18 features, {packed.name}")  # type: ignore[arg-type]
-            for a, b in zip(loaded.train, loaded.test, strict=True)
-        ]
+        return loaded, embed(loaded, LocalModelConfig(), keep_blocks=True)
     network = _network(options, pretraining)
     if options.root is None:
         raise NotThere(f"{DATA_TITLES[data]}: pass --data-root DIR")
@@ -171,6 +269,7 @@ def _network_features(data: str, pretraining: str, options: DataOptions) -> tupl
     return loaded, embed(loaded, network, cache_dir=options.cache, keep_blocks=True)
 
 
+@lru_cache(maxsize=8)
 def public_task(options: DataOptions, width: int) -> tuple[VerticalData, list[ClientEmbeddings]]:
     """The stand-in on which our preset was chosen: ten superclasses of CIFAR-100, features projected with constants
     fitted on the other ten (``width`` directions, 0 for none). No private row takes part.

@@ -79,12 +79,13 @@ class Line:
 
 @dataclass
 class TableView:
-    """Text: ``rows`` of (kind, cells); ``kind`` is published, a preset's name, or heading."""
+    """Text: ``rows`` of (kind, cells); ``kind`` is published, a preset's name, or heading. ``words``: no figures, aligned left."""
 
     title: str
     columns: list[str]
     rows: list[tuple[str, list[str]]]
     notes: list[str] = field(default_factory=list)
+    words: bool = False
 
 
 def layout(number: int, selection: Selection) -> list[Line]:
@@ -153,36 +154,50 @@ def _text(entry: Entry, results: Results, what: str) -> str:
     text = f"{np.mean(values):.{digits}f}"
     if len(values) > 1:
         text += f" ± {np.std(values, ddof=1):.{digits}f}"
-    return text if len(values) == len(entry.cells) else f"{text} ({len(values)} of {len(entry.cells)} seeds)"
+    return text if len(values) == len(entry.cells) else f"{text} (n = {len(values)})"
 
 
 def view(number: int, lines: Sequence[Line], results: Results) -> TableView:
     """One table as text, its data sets under headings; why cells were not run is told below."""
     table = paper_table(number)
-    what = "auc" if number == 4 else "accuracy"
     epsilons = sorted({e.epsilon for line in lines for e in line.entries if e.epsilon is not None})
     columns = ["method", "source", *(f"ε = {e:g}" for e in epsilons)]
     if any(line.method == "plain" for line in lines):
         columns.insert(2, "no privacy")
     out = TableView(f"Table {number}: {table.caption}", columns, [])
     reasons: dict[str, None] = {}
-    place = None
+    blocks = list(dict.fromkeys((line.data, line.pretraining) for line in lines))
+    for block in blocks:
+        own = [line for line in lines if (line.data, line.pretraining) == block]
+        cells = [cell for line in own for entry in line.entries for cell in entry.cells]
+        title = ", ".join([DATA_TITLES[block[0]], *([PRETRAINING_NAMES[block[1]]] if block[1] != "none" else [])])
+        if not any(isinstance(results.get(cell), dict) for cell in cells) and len(blocks) > 1:
+            why = next((r for cell in cells if isinstance(r := results.get(cell), str)), "")
+            out.rows.append(("heading", [f"{title}: {NOT_RUN}{f' ({why})' if why else ''}"]))
+            continue
+        out.rows.append(("heading", [title]))
+        _add_rows(out, own, results, number, epsilons, reasons)
+    out.notes += [f"Not run: {reason}." for reason in reasons]
+    return out
+
+
+def _add_rows(
+    out: TableView,
+    lines: Sequence[Line],
+    results: Results,
+    number: int,
+    epsilons: Sequence[float],
+    reasons: dict[str, None],
+) -> None:
+    what = "auc" if number == 4 else "accuracy"
     for line in lines:
-        if (line.data, line.pretraining) != place:
-            place = (line.data, line.pretraining)
-            title = DATA_TITLES[line.data] + (
-                f", {PRETRAINING_NAMES[line.pretraining]}" if line.pretraining != "none" else ""
-            )
-            out.rows.append(("heading", [title]))
         texts = {e.epsilon: _text(e, results, what) for e in line.entries}
         source = "paper" if line.source == "published" else f"ours, {PRESETS[line.source].title}"
         if line.source == "published" and number == 1 and line.method in ("ldp_g", "ldp_gl"):
             source = "paper, 100 epochs"
         row = [line.label, source]
-        if "no privacy" in columns:
+        if "no privacy" in out.columns:
             row.append(texts.get(None, "–"))
         out.rows.append((line.source, row + [texts.get(e, "–") for e in epsilons]))
         for entry in line.entries:
             reasons.update(dict.fromkeys(r for c in entry.cells if isinstance(r := results.get(c), str)))
-    out.notes += [f"Not run: {reason}." for reason in reasons]
-    return out

@@ -77,15 +77,35 @@ def test_cells_that_were_not_run_say_so(tmp_path):
     results[missing] = run_sweep([missing], NOWHERE, ResultCache(tmp_path, NOWHERE))[missing]
     shown = view(1, lines, results)
     texts = [row for kind, row in shown.rows if kind != "heading"]
-    assert ["G-BMF (Setting 1)", "paper", "69.25", "71.22"] in texts
-    assert ["G-BMF (Setting 1)", "ours, the paper's settings", "not run", "not run"] in texts
-    assert ["G-BMF (Setting 1)", "ours, the paper's settings", "60.0 ± 14.1", "90.0 (1 of 2 seeds)"] in texts
-    assert shown.notes == ["Not run: no weights for Pre-imagenet: pass --weights-imagenet FILE."]
+    assert ["G-BMF (Setting 1)", "ours, our settings", "not run", "not run"] in texts
+    assert ["G-BMF (Setting 1)", "ours, the paper's settings", "60.0 ± 14.1", "90.0 (n = 1)"] in texts
+    # a data set of which nothing was run takes one line, with the reason
+    titles = [row[0] for kind, row in shown.rows if kind == "heading"]
+    why = "no weights for Pre-imagenet: pass --weights-imagenet FILE"
+    assert titles == [
+        f"CIFAR-10, Pre-ImageNet: not run ({why})",
+        "CIFAR-10, Pre-Cifar100: not run",
+        "digits (embedded)",
+    ]
+    alone = view(1, [line for line in lines if line.pretraining == "imagenet"], results)
+    assert ("published", ["G-BMF (Setting 1)", "paper", "69.25", "71.22"]) in alone.rows
+    assert alone.notes == [f"Not run: {why}."]
 
 
 def test_the_command_writes_one_page(tmp_path, capsys):
     pytest.importorskip("matplotlib")
-    arguments = ["--data", "digits", "--epsilon", "1,8", "--seeds", "1", "--jobs", "1", "--cache", str(tmp_path / "kept")]
+    arguments = [
+        "--data",
+        "digits",
+        "--epsilon",
+        "1,8",
+        "--seeds",
+        "1",
+        "--jobs",
+        "1",
+        "--cache",
+        str(tmp_path / "kept"),
+    ]
     main([*arguments, "--only", "table1", "--methods", "plain,g_bmf,gl_bmf", "--out", str(tmp_path)])
     text = capsys.readouterr().out
     assert "GL-BMF (Setting 2, estimated)" in text and "points at the same ε" in text
@@ -122,7 +142,10 @@ def test_the_page_escapes_what_it_shows(tmp_path):
 
 
 def test_wrong_options_are_refused(capsys):
-    for arguments, sentence in ((["--only", "table6"], "'table6' is none of"), (["--epsilon", "one"], "'one': numbers")):
+    for arguments, sentence in (
+        (["--only", "table6"], "'table6' is none of"),
+        (["--epsilon", "one"], "'one': numbers"),
+    ):
         with pytest.raises(SystemExit):
             main(arguments)
         assert sentence in capsys.readouterr().err
