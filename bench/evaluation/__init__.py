@@ -1,1 +1,1 @@
-"""The paper's tables from real runs: cells, presets, engines, tables and the report behind ``python -m bench.paper``."""
+"""The paper's tables from real runs: cells, presets, engines, tables and report of ``python -m bench.paper``."""

@@ -115,7 +115,7 @@ def _lead(figures: _Figures, epsilon: float, where: str) -> list[str]:
     plain = figures.mean("ours", "plain")
     if out and plain is not None:
         out.append(
-            f"Without privacy the same layer on the same features reaches {plain:.1f} %: that is what ε can cost at most."
+            f"Without privacy the same layer on the same features reaches {plain:.1f} %, which bounds what any ε can give."
         )
     return out
 

@@ -1,9 +1,9 @@
 """Runtime and communication: ``python -m bench.paper cost``.
 
-Runtime and communication of one batch over LAN and WAN (the paper's Tables 5 and 8): the paper's own figures,
-MP-SPDZ on this machine with explicit per-sample gradients as in the paper (when MPSPDZ_HOME is set), and our step with
-its noise, explicit and factored. G-Shuff adds the shuffle of one batch's rows, which is a batch's part of an epoch's shuffle. Ours and
-MP-SPDZ run under the same network profile (``bench.relay``); the paper's machine is another one.
+Runtime and communication of one batch over LAN and WAN (the paper's Tables 5 and 8): the paper's own figures, MP-SPDZ
+on this machine with explicit per-sample gradients as in the paper (when MPSPDZ_HOME is set), and our step with its
+noise, explicit and factored. G-Shuff adds the shuffle of one batch's rows, which is a batch's part of an epoch's
+shuffle. Ours and MP-SPDZ run under the same network profile (``bench.relay``); the paper's machine is another one.
 """
 
 from __future__ import annotations

@@ -78,7 +78,8 @@ p { margin: .5rem 0; max-width: 50rem; }
 code { background: var(--shade); padding: .1em .3em; border-radius: 3px; font-size: .92em; overflow-wrap: anywhere; }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: .2rem 1rem; color: var(--faint); font-size: .9rem; }
 dt { font-weight: 600; } dd { margin: 0; }
-table { border-collapse: collapse; width: 100%; font-size: .82rem; font-variant-numeric: tabular-nums; margin: .4rem 0; }
+table { border-collapse: collapse; width: 100%; font-size: .82rem; margin: .4rem 0;
+  font-variant-numeric: tabular-nums; }
 caption { text-align: left; font-weight: 600; padding: .4rem 0; font-size: .95rem; }
 th, td { padding: .22rem .5rem; text-align: right; border-bottom: 1px solid var(--line); white-space: nowrap; }
 th { border-bottom: 2px solid var(--ink); font-weight: 600; }
@@ -140,7 +141,8 @@ def _html(report: Report) -> str:
     head = (
         f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{_text(report.title)}</title>'
     )
-    return f'<!doctype html><html lang="en"><head>{head}<style>{_STYLE}</style></head><body>{"".join(parts)}</body></html>\n'
+    body = "".join(parts)
+    return f'<!doctype html><html lang="en"><head>{head}<style>{_STYLE}</style></head><body>{body}</body></html>\n'
 
 
 def write_report(report: Report, folder: Path) -> dict[str, Path]:

@@ -79,7 +79,7 @@ class Line:
 
 @dataclass
 class TableView:
-    """Text: ``rows`` of (kind, cells); ``kind`` is published, a preset's name, or heading. ``words``: no figures, aligned left."""
+    """Text: ``rows`` of (kind, cells); ``kind`` is published, a preset's name, or heading. ``words``: no figures."""
 
     title: str
     columns: list[str]

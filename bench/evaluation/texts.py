@@ -5,41 +5,41 @@ from __future__ import annotations
 __all__ = ["ADAPTERS", "ATTACK", "BASELINES", "CHOICE", "NOISE", "SECURE"]
 
 CHOICE = (
-    "On public data only: ten superclasses of CIFAR-100 stand in for the private task, the projection is fitted on the "
-    "other ten, and noise and batch are scaled so that a mean gradient is as noisy as in the real run. Each option was "
-    "varied with the others fixed and the best mean over the budgets kept. No private row, of training or test, took "
-    "part. `python -m bench.paper choose --data-root DIR` repeats it."
+    "On public data only: ten superclasses of CIFAR-100 stand in for the private task, the projection is fitted "
+    "on the other ten, and noise and batch are scaled so that a mean gradient is as noisy as in the real run. "
+    "Each option was varied with the others fixed and the best mean over the budgets kept. No private row, of "
+    "training or test, took part. `python -m bench.paper choose --data-root DIR` repeats it."
 )
 
 NOISE = (
-    "Noise in one coordinate of the last iterate, over the largest signal the clip allows; 20 epochs, both presets. "
-    "Ours counts what an outsider faces, 1.5σ²."
+    "Noise in one coordinate of the last iterate, over the largest signal the clip allows; 20 epochs, both "
+    "presets. Ours counts what an outsider faces, 1.5σ²."
 )
 
 ADAPTERS = (
-    "The paper finds between +0.1 and +2.7. With precomputed features LoRA reads one block, the penultimate layer, and "
-    "the embedding is an affine image of the same layer. The global layer is linear in the embedding, so the adapters "
-    "add no function that it cannot represent by itself: a gain could only come from a better path of the optimisation. "
-    "Two things work against it. The clip runs over the global gradient and all layer gradients together, which leaves "
-    "less of the bound to the global layer, and U, which starts at zero, moves by η_i times a noised gradient. "
-    "Earlier blocks carry what the embedding has lost; `--from-images` runs the networks over the images and gives LoRA "
-    "all eight blocks, as in the paper."
+    "The paper finds between +0.1 and +2.7. With precomputed features LoRA reads one block, the penultimate "
+    "layer, and the embedding is an affine image of the same layer. The global layer is linear in the embedding, "
+    "so the adapters add no function that it cannot represent by itself: a gain could only come from a better "
+    "path of the optimisation. Two things work against it. The clip runs over the global gradient and all layer "
+    "gradients together, which leaves less of the bound to the global layer, and U, which starts at zero, moves "
+    "by η_i times a noised gradient. Earlier blocks carry what the embedding has lost; `--from-images` runs the "
+    "networks over the images and gives LoRA all eight blocks, as in the paper."
 )
 
 ATTACK = (
     "The target trains on a random half of the rows; the other half are non-members, the test rows the attacker's "
-    "population. Plain here trains the global model on frozen local models, without clipping or noise; the paper's also "
-    "trains the local models, which memorise more."
+    "population. Plain here trains the global model on frozen local models, without clipping or noise; the "
+    "paper's also trains the local models, which memorise more."
 )
 
 BASELINES = (
-    "Baselines run at example-level DP: all epochs and both clients together count for one person. The published codes "
-    "clip a whole batch and count one client, hence their higher figures. Ada-VFed is rebuilt from its abstract. The "
-    "local model is an MLP with 60 outputs on the frozen features."
+    "Baselines run at example-level DP: all epochs and both clients together count for one person. The published "
+    "codes clip a whole batch and count one client, hence their higher figures. Ada-VFed is rebuilt from its "
+    "abstract. The local model is an MLP with 60 outputs on the frozen features."
 )
 
 SECURE = (
-    "Three server processes and two clients over loopback, in our settings. The twin gets the servers' own noise, so "
-    "that the two differ by fixed-point rounding; G-Shuff's secret order lies nowhere, so its twin draws order and noise "
-    "of its own. Accuracies differ from Table 1's, whose noise comes from seeds."
+    "Three server processes and two clients over loopback, in our settings. The twin gets the servers' own noise, "
+    "so that the two differ by fixed-point rounding; G-Shuff's secret order lies nowhere, so its twin draws order "
+    "and noise of its own. Accuracies differ from Table 1's, whose noise comes from seeds."
 )
