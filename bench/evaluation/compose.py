@@ -15,7 +15,7 @@ from bench.evaluation.cells import Cell
 from bench.evaluation.cost import CostRow, load_costs, table_number
 from bench.evaluation.presets import PRESETS, Preset
 from bench.evaluation.report import Report, Section
-from bench.evaluation.tables import NOT_RUN, Line, Results, TableView, measured, view
+from bench.evaluation.tables import NOT_RUN, Line, Results, TableView, view
 from vfl.paper_tables import METHOD_NAMES, paper_table
 
 __all__ = ["compose", "cost_view", "secure_cells", "secure_view"]
@@ -81,22 +81,30 @@ def cost_view(rows: Sequence[CostRow], network: str) -> TableView:
 
 
 class _Figures:
-    """Means over seeds of a table's first data set, in per cent, by (source, method, setting, variant, ε)."""
+    """Accuracies in per cent of a table's first data set by seed, for (source, method, setting, variant, ε)."""
 
     def __init__(self, lines: Sequence[Line], results: Results) -> None:
-        self._values: dict[tuple[Any, ...], list[float]] = {}
+        self._values: dict[tuple[Any, ...], dict[int, float]] = {}
         for line in lines:
             if (line.data, line.pretraining) == (lines[0].data, lines[0].pretraining):
                 for entry in line.entries:
                     key = (line.source, line.method, line.setting, line.variant, entry.epsilon)
-                    own = [100 * v for v in measured(entry, results)]
-                    self._values[key] = own if entry.paper is None else [entry.paper]
+                    runs = {cell.seed: results.get(cell) for cell in entry.cells}
+                    own = {seed: 100 * run["accuracy"] for seed, run in runs.items() if isinstance(run, dict)}
+                    self._values[key] = own if entry.paper is None else {0: entry.paper}
 
     def mean(
         self, source: str, method: str, setting: int = 1, variant: str = "", epsilon: float | None = None
     ) -> float | None:
         values = self._values.get((source, method, setting, variant, epsilon))
-        return float(np.mean(values)) if values else None
+        return float(np.mean(list(values.values()))) if values else None
+
+    def gain(self, source: str, setting: int, variant: str, epsilon: float) -> float | None:
+        """What GL-BMF gains over G-BMF: mean over the seeds that both were run with."""
+        frozen = self._values.get((source, "g_bmf", setting, "", epsilon), {})
+        joint = self._values.get((source, "gl_bmf", setting, variant, epsilon), {})
+        both = [joint[seed] - frozen[seed] for seed in joint if seed in frozen]
+        return float(np.mean(both)) if both else None
 
 
 def _lead(figures: _Figures, epsilon: float, where: str) -> list[str]:
@@ -123,15 +131,12 @@ def _lead(figures: _Figures, epsilon: float, where: str) -> list[str]:
 def _adapters(figures: _Figures, epsilons: Sequence[float]) -> Section:
     """GL-BMF against G-BMF at the same ε, and why the difference is what it is."""
     columns = ["settings", "local update", *(f"ε = {e:g}" for e in epsilons)]
-    gains = TableView("Points that GL-BMF gains over G-BMF", columns, [])
+    gains = TableView("Points that GL-BMF gains over G-BMF, same seeds", columns, [])
     for source in ("published", *PRESETS):
         for setting in (1, 2):
             for variant in ("released",) if source == "published" else ("released", "estimated"):
-                pairs = [
-                    (figures.mean(source, "g_bmf", setting, "", e), figures.mean(source, "gl_bmf", setting, variant, e))
-                    for e in epsilons
-                ]
-                cells = [NOT_RUN if a is None or b is None else f"{b - a:+.2f}" for a, b in pairs]
+                found = [figures.gain(source, setting, variant, e) for e in epsilons]
+                cells = [NOT_RUN if gain is None else f"{gain:+.2f}" for gain in found]
                 name = "paper" if source == "published" else f"ours, {PRESETS[source].title}"
                 update = "estimated" if source == "published" else variant
                 gains.rows.append((source, [f"{name}, Setting {setting}", update, *cells]))

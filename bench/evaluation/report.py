@@ -70,7 +70,7 @@ def _markdown(report: Report) -> str:
 
 _STYLE = """
 :root { --ink: #1f2328; --faint: #6a737d; --line: #d8dee4; --shade: #f6f8fa; --ours: #fff4ec; }
-body { font: 14px/1.5 system-ui, "Segoe UI", Helvetica, Arial, sans-serif; color: var(--ink); max-width: 62rem;
+body { font: 14px/1.5 system-ui, "Segoe UI", Helvetica, Arial, sans-serif; color: var(--ink); max-width: 66rem;
   margin: 2rem auto; padding: 0 1.5rem; }
 h1 { font-size: 1.7rem; line-height: 1.2; margin: 0 0 .6rem; }
 h2 { font-size: 1.2rem; margin: 2.2rem 0 .6rem; padding-bottom: .25rem; border-bottom: 1px solid var(--line); }
@@ -78,10 +78,10 @@ p { margin: .5rem 0; max-width: 50rem; }
 code { background: var(--shade); padding: .1em .3em; border-radius: 3px; font-size: .92em; overflow-wrap: anywhere; }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: .2rem 1rem; color: var(--faint); font-size: .9rem; }
 dt { font-weight: 600; } dd { margin: 0; }
-table { border-collapse: collapse; width: 100%; font-size: .82rem; margin: .4rem 0;
+table { border-collapse: collapse; width: 100%; font-size: .8rem; margin: .4rem 0;
   font-variant-numeric: tabular-nums; }
 caption { text-align: left; font-weight: 600; padding: .4rem 0; font-size: .95rem; }
-th, td { padding: .22rem .5rem; text-align: right; border-bottom: 1px solid var(--line); white-space: nowrap; }
+th, td { padding: .2rem .45rem; text-align: right; border-bottom: 1px solid var(--line); white-space: nowrap; }
 th { border-bottom: 2px solid var(--ink); font-weight: 600; }
 th:nth-child(-n+2), td:nth-child(-n+2) { text-align: left; }
 table.words th, table.words td { text-align: left; white-space: normal; }

@@ -154,7 +154,7 @@ def _text(entry: Entry, results: Results, what: str) -> str:
     text = f"{np.mean(values):.{digits}f}"
     if len(values) > 1:
         text += f" ± {np.std(values, ddof=1):.{digits}f}"
-    return text if len(values) == len(entry.cells) else f"{text} (n = {len(values)})"
+    return text if len(values) == len(entry.cells) else f"{text} ({len(values)})"
 
 
 def view(number: int, lines: Sequence[Line], results: Results) -> TableView:
@@ -178,6 +178,8 @@ def view(number: int, lines: Sequence[Line], results: Results) -> TableView:
         out.rows.append(("heading", [title]))
         _add_rows(out, own, results, number, epsilons, reasons)
     out.notes += [f"Not run: {reason}." for reason in reasons]
+    if any(cell.endswith(")") for kind, row in out.rows if kind != "heading" for cell in row[2:]):
+        out.notes.append("In parentheses: the number of seeds, where fewer were run than asked for.")
     return out
 
 

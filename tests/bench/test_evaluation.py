@@ -78,7 +78,7 @@ def test_cells_that_were_not_run_say_so(tmp_path):
     shown = view(1, lines, results)
     texts = [row for kind, row in shown.rows if kind != "heading"]
     assert ["G-BMF (Setting 1)", "ours, our settings", "not run", "not run"] in texts
-    assert ["G-BMF (Setting 1)", "ours, the paper's settings", "60.0 ± 14.1", "90.0 (n = 1)"] in texts
+    assert ["G-BMF (Setting 1)", "ours, the paper's settings", "60.0 ± 14.1", "90.0 (1)"] in texts
     # a data set of which nothing was run takes one line, with the reason
     titles = [row[0] for kind, row in shown.rows if kind == "heading"]
     why = "no weights for Pre-imagenet: pass --weights-imagenet FILE"
