@@ -57,11 +57,12 @@ class Cell:
         return f"{self.kind} {self.data} {self.preset} {self.method}{variant} s{self.setting}{budget} seed {self.seed}"
 
     def key(self, data: DataOptions) -> str:
-        """Hash of the cell, of every option of its preset, of how the data was made, and of the code's version."""
+        """Hash of the cell, of every option of its preset, of the files behind its data, and of the code's version."""
         content = {
             "version": RESULTS_VERSION,
             "cell": asdict(self),
             "preset": asdict(PRESETS[self.preset]),
+            "data": data.identity(self.data, self.pretraining),
             "from_images": data.from_images,
         }
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

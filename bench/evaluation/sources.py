@@ -5,6 +5,7 @@ A data set that is not there is no error: its cells say so (``NotThere``) and th
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -61,6 +62,19 @@ class DataOptions:
         found = [Path(self.root) / name for name in names if (Path(self.root) / name).exists()] if self.root else []
         return found[0] if found else None
 
+    def identity(self, data: str, pretraining: str) -> list[str]:
+        """Digests of all files that a result on this data depends on; kept results belong to them."""
+        packed = [] if self.from_images else ["cifar10_strips_x4.npz"]
+        own = {"cifar10": [*packed, "cifar-10-batches-py"], "emnist": ["EMNIST"], "ocr_letters": ["ocr_letters.npz"]}
+        found = [self.file(*own[data])] if data in own else []
+        if pretraining != "none":
+            found.append(self.file("cifar100_public.npz", "cifar100_public"))
+            try:
+                found.append(Path(self.weights(pretraining)))
+            except NotThere:
+                found.append(None)
+        return ["absent" if path is None else _digest(path) for path in found]
+
     def weights(self, pretraining: str) -> str:
         """The weight file of a pre-training; given, or found under the data root."""
         given = {"imagenet": self.imagenet_weights, "cifar100": self.cifar100_weights}[pretraining]
@@ -68,6 +82,16 @@ class DataOptions:
         if given or found:
             return str(given or found)
         raise NotThere(f"no weights for Pre-{pretraining}: pass --weights-{pretraining} FILE")
+
+
+@lru_cache
+def _digest(path: Path) -> str:
+    """SHA-256 of a file; of a folder, of the names and sizes in it."""
+    if path.is_dir():
+        listing = sorted(f"{f.name} {f.stat().st_size}" for f in path.iterdir() if f.is_file())
+        return hashlib.sha256("\n".join(listing).encode()).hexdigest()
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _projected(part: ClientEmbeddings, labels: npt.NDArray[np.int64] | None, width: int) -> ClientEmbeddings:

@@ -55,10 +55,14 @@ def test_a_sweep_continues(tmp_path):
     assert not list(tmp_path.glob("*.part"))
 
 
-def test_a_kept_result_belongs_to_its_configuration(monkeypatch):
+def test_a_kept_result_belongs_to_its_configuration(monkeypatch, tmp_path):
     key = CELL.key(NOWHERE)
     assert key == dataclasses.replace(CELL).key(DataOptions(root="elsewhere"))
     assert len({key, at(1.0).key(NOWHERE), at(8.0, seed=1).key(NOWHERE), at(8.0, preset="paper").key(NOWHERE)}) == 4
+    letters, files = at(8.0, data="ocr_letters"), DataOptions(str(tmp_path))
+    absent = letters.key(files)
+    (tmp_path / "ocr_letters.npz").write_bytes(b"other rows")
+    assert letters.key(files) != absent and letters.key(NOWHERE) == absent
     changed = dataclasses.replace(PRESETS["ours"], projection=7)
     monkeypatch.setitem(PRESETS, "ours", changed)
     assert CELL.key(NOWHERE) != key
