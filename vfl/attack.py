@@ -32,6 +32,7 @@ __all__ = [
     "AttackReport",
     "attack_twin",
     "confidences",
+    "confidences_of",
     "lira_scores",
     "main",
     "population_attack",
@@ -144,7 +145,12 @@ def lira_scores(
 
 def confidences(model: GlobalModel, rows: Floats, labels: npt.NDArray[np.int64]) -> tuple[Floats, Floats]:
     """(losses, logit-scaled confidences) of the true class."""
-    logits = model.logits(rows).astype(np.float64)
+    return confidences_of(model.logits(rows), labels)
+
+
+def confidences_of(logits: Floats, labels: npt.NDArray[np.int64]) -> tuple[Floats, Floats]:
+    """The same from the logits of any model."""
+    logits = logits.astype(np.float64)
     at = (np.arange(len(labels)), labels)
     probabilities = softmax(logits)
     losses = -np.log(np.maximum(probabilities[at], 1e-300))

@@ -17,7 +17,8 @@ import numpy as np
 
 from bench.evaluation.presets import PRESETS
 from bench.evaluation.sources import DataOptions, load_parts
-from vfl.attack import confidences, population_attack
+from vfl.attack import confidences, confidences_of, population_attack
+from vfl.data import VerticalData
 from vfl.federation import Federation, build_federation
 from vfl.local_config import LocalModelConfig
 from vfl.twins import TrainingConfig, TwinResult, train_gl_bmf, train_gl_sub, train_ldp_g, train_ldp_gl, train_plain
@@ -118,7 +119,7 @@ def run_cells(cells: Sequence[Cell], options: DataOptions) -> list[dict[str, Any
         federation = federation_of(first, options)
         results = [run_secure(first, federation, _config(first, federation.num_samples))]
     elif first.kind == "attack":
-        results = [_attack(first, federation_of(first, options))]
+        results = [_attack(first, federation_of(first, options), options)]
     elif first.method in ("admm", "fedbcd", "split", "ada_vfed"):
         results = [_baseline(first, options)]
     elif first.method in _TOGETHER:
@@ -172,50 +173,74 @@ def _summary(run: TwinResult) -> dict[str, Any]:
     return out
 
 
-def _attack(cell: Cell, federation: Federation) -> dict[str, Any]:
+def _attack(cell: Cell, federation: Federation, options: DataOptions) -> dict[str, Any]:
     """Train on a random half of the rows; P-Attack with the test rows as population, the other half as non-members."""
     random = np.random.default_rng([cell.seed, 0x617474])
     count = federation.num_samples // 2 * 2
     order = random.permutation(count)
     members, others = order[: count // 2], order[count // 2 :]
-    run = _train(cell, federation.subset(members))
-    trained = dataclasses.replace(federation, clients=run.clients)
-    population, _ = confidences(run.model, trained.test_rows(), federation.test_labels)
-
-    def losses(rows: np.ndarray) -> np.ndarray:
+    if cell.variant == "full":
+        summary, losses, population = _train_fully(cell, members, others, options)
+    else:
+        run = _train(cell, federation.subset(members))
+        summary = _summary(run)
         # the adapters are the trained ones, the rows those of all people
         parts = [
-            now.embed_other_rows(whole.embeddings[rows], [x[rows] for x in whole.block_outputs])
+            now.embed_other_rows(whole.embeddings[:count], [x[:count] for x in whole.block_outputs])
             for now, whole in zip(run.clients, federation.clients, strict=True)
         ]
-        return confidences(run.model, np.concatenate(parts, axis=1), federation.labels[rows])[0]
+        losses = confidences(run.model, np.concatenate(parts, axis=1), federation.labels[:count])[0][order]
+        trained = dataclasses.replace(federation, clients=run.clients)
+        population = confidences(run.model, trained.test_rows(), federation.test_labels)[0]
+    report = population_attack(losses[: count // 2], losses[count // 2 :], population)
+    rates = report.false_positive_rates
+    picked = np.unique(np.searchsorted(rates, np.linspace(0, 1, 201)).clip(max=len(rates) - 1))
+    roc = np.stack([rates, report.true_positive_rates], axis=1)[picked].round(4)
+    return {**summary, "auc": report.auc, "tpr_at_fpr_1_percent": report.tpr_at_fpr_1_percent, "roc": roc.tolist()}
 
-    report = population_attack(losses(members), losses(others), population)
-    picked = np.unique(np.searchsorted(report.false_positive_rates, np.linspace(0, 1, 201)).clip(max=2 * count))
-    picked = picked[picked < len(report.false_positive_rates)]
-    return {
-        **_summary(run),
-        "auc": report.auc,
-        "tpr_at_fpr_1_percent": report.tpr_at_fpr_1_percent,
-        "roc": [
-            [round(float(a), 4), round(float(b), 4)]
-            for a, b in zip(report.false_positive_rates[picked], report.true_positive_rates[picked], strict=True)
-        ],
-    }
+
+def _train_fully(
+    cell: Cell, members: np.ndarray, others: np.ndarray, options: DataOptions
+) -> tuple[dict[str, Any], np.ndarray, np.ndarray]:
+    """Plain as in the paper, local models trained too: here an MLP at each client. (summary, losses of members and
+    others, losses of the population)."""
+    from vfl.baselines import BaselineConfig, train_split_learning
+
+    rows = _feature_data(cell, options)
+    everybody = np.concatenate([members, others])
+    asked = dataclasses.replace(
+        rows,
+        train=tuple(a[members] for a in rows.train),
+        train_labels=rows.train_labels[members],
+        test=tuple(np.concatenate([a[everybody], b]) for a, b in zip(rows.train, rows.test, strict=True)),
+        test_labels=np.concatenate([rows.train_labels[everybody], rows.test_labels]),
+    )
+    config = BaselineConfig(
+        epochs=cell.epochs, epsilon=None, learning_rate=0.01, server_learning_rate=0.01, seed=cell.seed
+    )
+    run = train_split_learning(asked, config, LocalModelConfig("mlp", output_width=60))
+    assert run.test_logits is not None
+    losses = confidences_of(run.test_logits, asked.test_labels)[0]
+    right = run.test_logits.argmax(axis=1) == asked.test_labels
+    return {"accuracy": float(right[len(everybody) :].mean())}, losses[: len(everybody)], losses[len(everybody) :]
+
+
+def _feature_data(cell: Cell, options: DataOptions) -> VerticalData:
+    """The clients' frozen features as data, for methods that train local models of their own on them."""
+    import torch
+
+    torch.set_num_threads(1)
+    rows, parts = load_parts(cell.data, cell.pretraining, "penultimate", 0, options)
+    return dataclasses.replace(
+        rows, train=tuple(p.train for p in parts), test=tuple(p.test for p in parts), public=None, public_labels=None,
+        are_embeddings=True, value_range=None,
+    )  # fmt: skip
 
 
 def _baseline(cell: Cell, options: DataOptions) -> dict[str, Any]:
     """The paper's baselines on the clients' frozen features, a small trainable MLP of 60 outputs at each client."""
-    import torch
-
     from vfl import baselines
 
-    torch.set_num_threads(1)
-    rows, parts = load_parts(cell.data, cell.pretraining, "penultimate", 0, options)
-    ready = dataclasses.replace(
-        rows, train=tuple(p.train for p in parts), test=tuple(p.test for p in parts), public=None, public_labels=None,
-        are_embeddings=True, value_range=None,
-    )  # fmt: skip
     train = {
         "admm": baselines.train_admm,
         "fedbcd": baselines.train_fedbcd,
@@ -230,7 +255,7 @@ def _baseline(cell: Cell, options: DataOptions) -> dict[str, Any]:
         learning_rate=0.05,
         server_learning_rate=0.02,
     )
-    found = train(ready, config, LocalModelConfig("mlp", output_width=60))
+    found = train(_feature_data(cell, options), config, LocalModelConfig("mlp", output_width=60))
     claim = found.claim
     return {
         "accuracy": found.test_accuracy,

@@ -29,7 +29,7 @@ _ROWS: dict[int, list[tuple[str, int, str]]] = {
     1: [("plain", 1, ""), *_FROZEN, *_LORA, *_LDP],
     2: [*_FROZEN, *_LORA, *_LDP],
     3: [("g_shuff", 1, ""), ("g_bmf", 1, ""), *_LORA[:2], *_BASELINES],
-    4: [("plain", 1, ""), *_FROZEN, *_LORA],
+    4: [("plain", 1, ""), ("plain", 1, "full"), *_FROZEN, *_LORA],
     7: [("plain", 1, ""), *_FROZEN, *_LORA],
     9: [*_LORA[:2], ("gl_sub", 1, "released"), ("gl_sub", 1, "estimated"), *_BASELINES[:2]],
 }
@@ -70,6 +70,8 @@ class Line:
 
     @property
     def label(self) -> str:
+        if self.variant == "full":
+            return "Plain, local MLPs trained"
         two = self.method in ("g_bmf", "gl_bmf")
         variant = f", {self.variant}" if self.variant and self.source != "published" else ""
         return METHOD_NAMES[self.method] + (
@@ -104,9 +106,8 @@ def layout(number: int, selection: Selection) -> list[Line]:
                 printed = tuple(Entry(e, paper=_printed(table, data, pretraining, method, setting, e)) for e in budgets)
                 if any(entry.paper is not None for entry in printed) and variant in ("", "released"):
                     lines.append(Line(*key, "published", printed))
-                for preset in (
-                    selection.presets if method not in dict.fromkeys(m for m, _, _ in _BASELINES) else ("paper",)
-                ):
+                trains_locally = variant == "full" or (method, setting, variant) in _BASELINES
+                for preset in ("paper",) if trains_locally else selection.presets:
                     lines.append(
                         Line(*key, preset, tuple(_entry(table, key, preset, e, selection.seeds) for e in budgets))
                     )

@@ -28,8 +28,9 @@ ADAPTERS = (
 
 ATTACK = (
     "The target trains on a random half of the rows; the other half are non-members, the test rows the attacker's "
-    "population. Plain here trains the global model on frozen local models, without clipping or noise; the "
-    "paper's also trains the local models, which memorise more."
+    "population. Plain trains the global layer on frozen local models, without clipping or noise: a linear layer "
+    "memorises little. In the paper Plain trains the local models too; the second line does that with an MLP at "
+    "each client, on the frozen features."
 )
 
 BASELINES = (

@@ -64,7 +64,7 @@ class BaselineConfig:
 
 @dataclass
 class BaselineResult:
-    """Accuracy, time, claim (None without privacy) and remarks of one run."""
+    """Accuracy, time, claim (None without privacy) and remarks of one run; logits of the test rows where kept."""
 
     method: str
     test_accuracy: float
@@ -72,6 +72,7 @@ class BaselineResult:
     config: BaselineConfig
     claim: Claim | None
     notes: list[str] = field(default_factory=list)
+    test_logits: npt.NDArray[np.float32] | None = field(default=None, repr=False)
 
     def summary(self) -> dict[str, Any]:
         return {

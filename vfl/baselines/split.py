@@ -81,5 +81,8 @@ def _train(
                         optimiser.step()
                 advance(1)
     with torch.no_grad():
-        accuracy = parties.accuracy(head(torch.cat(parties.test_embeddings(), dim=1)))
-    return BaselineResult(method, accuracy, time.perf_counter() - started, config, parties.claim(), [parties.sentence])
+        logits = head(torch.cat(parties.test_embeddings(), dim=1))
+    seconds = time.perf_counter() - started
+    return BaselineResult(
+        method, parties.accuracy(logits), seconds, config, parties.claim(), [parties.sentence], logits.numpy()
+    )
