@@ -90,7 +90,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--data", type=_names(tuple(DATA_TITLES)), default=Selection.data, metavar="NAMES")
     _add_data_options(parser)
     parser.add_argument("--engine", choices=ENGINES, default="local", help="joblib on this machine, or a Ray cluster")
-    parser.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 2) // 2), help="runs at a time")
+    parser.add_argument(
+        "--jobs", type=int, default=os.cpu_count() or 1, help="runs at a time; CIFAR-10 takes 2 GB each"
+    )
     parser.add_argument("--minutes", type=float, help="start nothing new after this long")
     parser.add_argument("--cache", default=".cache/paper", metavar="DIR", help="kept results")
     parser.add_argument("--no-run", action="store_true", help="only the report of kept results")
