@@ -181,7 +181,29 @@ def view(number: int, lines: Sequence[Line], results: Results) -> TableView:
     out.notes += [f"Not run: {reason}." for reason in reasons]
     if any(cell.endswith(")") for kind, row in out.rows if kind != "heading" for cell in row[2:]):
         out.notes.append("In parentheses: the number of seeds, where fewer were run than asked for.")
+    out.notes += _claim_notes(lines, results)
     return out
+
+
+def _claim_notes(lines: Sequence[Line], results: Results) -> list[str]:
+    """Where the ε of a column is not a proven claim about features and labels, what it is instead."""
+    notes: dict[tuple[str, str], str] = {}
+    for line in lines:
+        key = (METHOD_NAMES[line.method], line.variant)
+        for entry in line.entries:
+            found = next((r for cell in entry.cells if isinstance(r := results.get(cell), dict)), None)
+            if key in notes or found is None or entry.epsilon is None:
+                continue
+            name = " ".join(filter(None, key))
+            covers = found.get("covers", "features and labels")
+            if covers != "features and labels":
+                claimed = found["claimed_epsilon"]
+                notes[key] = (
+                    f"{name}: the claim covers {covers}, with ε = {claimed:.3g} where the column says {entry.epsilon:g}."
+                )
+            elif not found.get("proven", True):
+                notes[key] = f"{name}: ε as if batches were Poisson samples, as the paper accounts; not a proven bound."
+    return list(notes.values())
 
 
 def _add_rows(
