@@ -119,7 +119,7 @@ def test_the_command_writes_one_page(tmp_path, capsys):
     assert len(stored["cells"]) == 2 * (1 + 6 * 2) and all(c["result"]["accuracy"] > 0.3 for c in stored["cells"])
     page = (tmp_path / "report.md").read_text(encoding="utf-8")
     assert "| G-BMF (Setting 1) | ours, our settings |" in page
-    assert "GL-BMF estimated: the claim covers labels only; ε = 2." in page
+    assert "GL-BMF estimated: the claim covers labels only, with ε = 2.15 where the column says 1." in page
     main([*arguments, "--only", "table4", "--methods", "g_shuff", "--out", str(tmp_path), "--no-run", "--json"])
     tables = json.loads(capsys.readouterr().out)["tables"]
     assert [row[-1] for kind, row in tables[0]["rows"] if kind != "heading"] == ["not run", "not run"]
