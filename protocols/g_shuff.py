@@ -17,7 +17,7 @@ from protocols.training import ServerJob, TrainingRun
 from protocols.upload import receive_rows
 from refmpc import ArithmeticTensor, Party
 
-__all__ = ["servers"]
+__all__ = ["servers", "train"]
 
 
 async def shuffle_rows(rows: SharedRows) -> SharedRows:
@@ -29,8 +29,12 @@ async def shuffle_rows(rows: SharedRows) -> SharedRows:
 
 async def servers(party: Party, job: ServerJob) -> np.ndarray:
     """What each server runs."""
+    return await train(party, job, await receive_rows(party, job.plan))
+
+
+async def train(party: Party, job: ServerJob, rows: SharedRows) -> np.ndarray:
+    """Train on rows that are shared, and release the model."""
     plan = job.plan
-    rows = await receive_rows(party, plan)
     with TrainingRun(party, job) as run:
         for step in run.steps():
             if step % plan.schedule.num_batches == 0:  # checkpoints lie at epoch boundaries too

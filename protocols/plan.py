@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 from accel.validate import require
 from protocols.scales import GRADIENT_BITS, RELEASE_BITS, Scales, plan_scales
@@ -19,12 +20,43 @@ from vfl.dp import (
     default_bands,
     factorise,
 )
-from vfl.federation import Federation
 from vfl.twins.config import Schedule, TrainingConfig
 
-__all__ = ["MODEL_RELEASE", "Plan", "plan_run"]
+__all__ = ["MODEL_RELEASE", "Plan", "PublicFacts", "plan_run"]
 
 MODEL_RELEASE = "global model"
+
+
+class PublicShape(Protocol):
+    """What everybody knows of a client."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def width(self) -> int: ...
+
+
+class PublicFacts(Protocol):
+    """What a plan may depend on: the public side of ``vfl.federation.Federation``, and no row."""
+
+    @property
+    def clients(self) -> Sequence[PublicShape]: ...
+
+    @property
+    def num_samples(self) -> int: ...
+
+    @property
+    def width(self) -> int: ...
+
+    @property
+    def classes(self) -> int: ...
+
+    @property
+    def row_bound(self) -> float: ...
+
+    @property
+    def public_inputs(self) -> tuple[str, ...]: ...
 
 
 @dataclass(frozen=True)
@@ -93,7 +125,7 @@ class Plan:
         return training.learning_rate * training.learning_rate_factor(step, self.schedule.num_steps)
 
 
-def plan_run(protocol: str, federation: Federation, training: TrainingConfig) -> Plan:
+def plan_run(protocol: str, federation: PublicFacts, training: TrainingConfig) -> Plan:
     """Calibrate the noise with the slack of the arithmetic that will run, and choose all scales; or refuse."""
     require(training.hidden == (), "hidden", training.hidden, "empty: the secure protocols train one layer")
     require(training.noise == "distributed", "noise", training.noise, "'distributed' in the secure protocols")

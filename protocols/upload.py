@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -12,7 +13,7 @@ from protocols.scales import EMBEDDING_BITS
 from protocols.step import SharedRows, squared_norms
 from refmpc import ArithmeticTensor, Client, Party
 
-__all__ = ["ClientJob", "client_program", "receive_rows", "release_model"]
+__all__ = ["ClientJob", "client_program", "receive_model", "receive_rows", "release_model", "share_columns"]
 
 CHUNK_ROWS = 4096
 PATIENCE = 30 * 24 * 3600.0  # a client waits for the model as long as the training takes
@@ -34,11 +35,21 @@ def _chunks(plan: Plan) -> list[slice]:
 
 def client_program(client: Client, job: ClientJob) -> np.ndarray:
     """What a client does: share, wait, receive the released model."""
+    share_columns(client, job)
+    return receive_model(client, job.plan)
+
+
+def share_columns(client: Client, job: ClientJob, advance: Callable[[int], None] = lambda rows: None) -> None:
+    """Share all columns, chunk by chunk; ``advance`` is told of the rows that are gone."""
     for rows in _chunks(job.plan):
         client.share(job.embeddings[rows], EMBEDDING_BITS)
         if job.one_hot is not None:
             client.share(job.one_hot[rows], 0)
-    plan = job.plan
+        advance(rows.stop - rows.start)
+
+
+def receive_model(client: Client, plan: Plan) -> np.ndarray:
+    """Wait for the released model."""
     return client.receive((plan.width + 1, plan.classes), plan.scales.weight_bits, timeout=PATIENCE)
 
 

@@ -39,7 +39,7 @@ from refmpc.network import NetworkProfile, network_profile
 from refmpc.party import Party
 from refmpc.transport import Peer, SocketTransport, ThreadTransport, Transport, thread_links, title
 
-__all__ = ["RunResult", "run"]
+__all__ = ["Options", "RunResult", "play_party", "run"]
 
 _LATER = 3.0  # seconds after the time-out in which a party whose peers failed must have ended
 _Outcomes = tuple[dict[Peer, Any], dict[Peer, tuple[BaseException, str]]]
@@ -149,7 +149,7 @@ def run(
 # one participant --------------------------------------------------------------------------------
 
 
-def _play_party(
+def play_party(
     id: int,
     transport: Transport,
     program: Callable[..., Any],
@@ -157,6 +157,7 @@ def _play_party(
     options: Options,
     report: Callable[[Any], None],
 ) -> tuple[Any, Ledger, Any]:
+    """Run a program at one party that is connected; returns its output, its ledger and its transcript."""
     try:
         party = Party(
             id,
@@ -238,7 +239,7 @@ def _run_threads(
         try:
             if isinstance(peer, int):
                 report = functools.partial(on_report, peer)
-                results[peer] = _play_party(peer, transport, program, arguments[peer], options, report)
+                results[peer] = play_party(peer, transport, program, arguments[peer], options, report)
             else:
                 results[peer] = _play_client(str(peer), transport, *clients[str(peer)])
         except BaseException as error:
@@ -430,7 +431,7 @@ def _party_process(
     listener.close()
     transport = SocketTransport(connections, options.timeout, options.profile)
     try:
-        return _play_party(id, transport, program, arguments, options, lambda message: sender.send(("report", message)))
+        return play_party(id, transport, program, arguments, options, lambda message: sender.send(("report", message)))
     finally:
         transport.close()
 

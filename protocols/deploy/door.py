@@ -1,0 +1,183 @@
+"""The door of a participant: a listener that lets in only participants, whatever else knocks.
+
+Each caller gets a thread and a few seconds to complete the TLS handshake and say what it wants; strangers at the door
+are bounded in number, in total and for each source address, and what they may send is bounded too. So garbage, port
+scans, half-open connections, slow trickles and oversized messages cost a thread for some seconds and a line in the log.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+import ssl
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn
+
+from protocols.deploy.log import Log
+from protocols.deploy.wire import Channel, Identity, caller_of, name_of
+from refmpc.errors import RefmpcError
+from refmpc.handshake import parse, receive, secure, send, shake_hands, tune
+from refmpc.transport import Peer, printable
+
+__all__ = ["Door", "Handler"]
+
+PATIENCE = 5.0  # seconds for a caller to prove who it is and to say what it wants
+STRANGERS = 64  # callers at the door at the same time
+STRANGERS_FROM_ONE = 24  # of these, from one address
+GUESTS = 16  # connections that one participant may hold open
+
+Handler = Callable[[Channel, Mapping[str, Any]], None]
+
+
+class Door:
+    """Answers calls until closed. ``handlers[purpose]`` gets (channel, first message) in the caller's own thread, must
+    answer the first message, and returns when it is done; the channel is closed then unless the handler kept it.
+    """
+
+    def __init__(
+        self,
+        identity: Identity,
+        listener: socket.socket,
+        handlers: Mapping[str, Handler],
+        log: Log,
+        *,
+        timeout: float,
+        patience: float = PATIENCE,
+    ):
+        self._identity = identity
+        self._listener = listener
+        self._handlers = dict(handlers)
+        self._log = log
+        self._timeout = timeout
+        self._patience = patience
+        self._lock = threading.Lock()
+        self._strangers: dict[socket.socket, str] = {}
+        self._guests: Counter[Peer] = Counter()
+        self._channels: set[Channel] = set()
+        self._kept: set[Channel] = set()
+        self._closed = threading.Event()
+        listener.setblocking(False)
+        self._thread = threading.Thread(target=self._accept, daemon=True, name="door")
+        self._thread.start()
+
+    def __enter__(self) -> Door:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def keep(self, channel: Channel) -> None:
+        """Called by a handler that hands the channel to somebody else: it stays open when the handler returns."""
+        with self._lock:
+            self._kept.add(channel)
+
+    def close(self) -> None:
+        """Stop listening; whoever is inside is let go."""
+        self._closed.set()
+        self._thread.join()
+        self._listener.close()
+        with self._lock:
+            inside = list(self._channels)
+        for channel in inside:
+            channel.cut()
+
+    # threads -------------------------------------------------------------------------------------
+
+    def _accept(self) -> None:
+        poll = select.poll()
+        poll.register(self._listener, select.POLLIN)
+        while not self._closed.is_set():
+            if not poll.poll(200):
+                continue
+            try:
+                connection, source = self._listener.accept()
+            except OSError as error:  # a caller that has gone again, or no file descriptor left
+                if not isinstance(error, BlockingIOError | ConnectionAbortedError):
+                    self._log.warning("accept failed", error=str(error))
+                    time.sleep(0.1)
+                continue
+            address = str(source[0])
+            with self._lock:
+                waiting = Counter(self._strangers.values())
+                full = len(self._strangers) >= STRANGERS or waiting[address] >= STRANGERS_FROM_ONE
+                if not full:
+                    self._strangers[connection] = address
+            if full:
+                connection.close()
+                self._log.warning("refused a caller", caller=address, reason="too many callers at the door")
+                continue
+            threading.Thread(target=self._answer, args=(connection, address), daemon=True, name="caller").start()
+
+    def _answer(self, raw: socket.socket, address: str) -> None:
+        deadline = time.monotonic() + self._patience
+        connection: socket.socket = raw
+        channel, handler = None, None
+        try:
+            tune(raw)
+            raw.settimeout(self._patience)
+            connection = secure(raw, self._identity.credentials, server_side=True)
+            shake_hands(connection, f"a caller at {address}")
+            assert isinstance(connection, ssl.SSLSocket)
+            peer = caller_of(connection, self._identity.credentials)
+            if peer is None or peer == self._identity.me:
+                self._refuse(connection, "this certificate is not pinned here")
+            hello = parse(receive(connection, name_of(peer), deadline), name_of(peer))
+            objection = self._identity.objection(hello, peer)
+            if objection:
+                self._refuse(connection, objection)
+            handler = self._handlers.get(str(hello.get("purpose")))
+            if handler is None:
+                self._refuse(connection, f"{self._identity.name} takes no calls for {hello.get('purpose')!r}")
+            channel = self._let_in(connection, peer)
+        except _Unwelcome as error:
+            self._log.warning("refused a caller", caller=address, reason=printable(str(error), 300))
+        except Exception as error:  # whatever a stranger sends, the door stays open for the others
+            why = printable(str(error) or type(error).__name__, 300)
+            self._log.warning("refused a caller", caller=address, reason=why)
+        finally:
+            with self._lock:
+                self._strangers.pop(raw, None)
+            if channel is None:
+                connection.close()
+        if channel is not None and handler is not None:
+            self._serve(channel, handler, hello)
+
+    def _let_in(self, connection: socket.socket, peer: Peer) -> Channel:
+        channel = Channel(connection, peer, self._timeout)
+        with self._lock:
+            if self._guests[peer] >= GUESTS:
+                raise _Unwelcome(f"{name_of(peer)} has {GUESTS} connections already")
+            self._guests[peer] += 1
+            self._channels.add(channel)
+        return channel
+
+    def _serve(self, channel: Channel, handler: Handler, hello: Mapping[str, Any]) -> None:
+        try:
+            handler(channel, hello)
+        except RefmpcError as error:
+            if not self._closed.is_set():
+                self._log.warning("a call ended", peer=name_of(channel.peer), purpose=hello["purpose"], reason=str(error))
+        except Exception as error:
+            kind = type(error).__name__
+            self._log.error("a call failed", peer=name_of(channel.peer), purpose=hello["purpose"], error=kind)
+        finally:
+            with self._lock:
+                self._guests[channel.peer] -= 1
+                self._channels.discard(channel)
+                kept = channel in self._kept
+                self._kept.discard(channel)
+            if not kept:
+                channel.close()
+
+    def _refuse(self, connection: socket.socket, why: str) -> NoReturn:
+        with contextlib.suppress(OSError):
+            send(connection, {"refused": why}, time.monotonic() + 1.0)
+        raise _Unwelcome(why)
+
+
+class _Unwelcome(Exception):
+    """A caller that is not let in; the text is for it and for the log."""
