@@ -30,6 +30,8 @@ __all__ = [
     "pinned_certificate",
     "read_certificate",
     "role_of",
+    "unsafe_key",
+    "unusable_key",
     "wrong_role",
 ]
 
@@ -132,7 +134,7 @@ def load_credentials(config: FederationConfig, name: str, directory: str | Path 
             f"{certificate} has the fingerprint {own[:16]}…, but {config.source} pins {entry.fingerprint[:16]}… for "
             f"{name}: the others would refuse it; use the certificate that was pinned, or pin this one at everybody"
         )
-    wrong = _unsafe_key(key) or _unusable_key(key, certificate)
+    wrong = unsafe_key(key) or unusable_key(key, certificate)
     if wrong:
         raise ConfigurationError(wrong)
     pem = "".join(anchor.public_bytes(serialization.Encoding.PEM).decode() for anchor in anchors)
@@ -140,7 +142,7 @@ def load_credentials(config: FederationConfig, name: str, directory: str | Path 
     return Credentials(certificate, key, pem, pinned)
 
 
-def _unsafe_key(key: Path) -> str:
+def unsafe_key(key: Path) -> str:
     """A sentence if the key is missing or somebody else could read it."""
     try:
         mode = key.stat().st_mode
@@ -156,7 +158,7 @@ def _unsafe_key(key: Path) -> str:
     return ""
 
 
-def _unusable_key(key: Path, certificate: Path) -> str:
+def unusable_key(key: Path, certificate: Path) -> str:
     """A sentence if TLS could not use key and certificate together."""
     try:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
