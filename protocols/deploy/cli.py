@@ -12,7 +12,7 @@ from refmpc.errors import RefmpcError
 __all__ = ["main"]
 
 # each is a module of this package with add_parser(subparsers) and run(arguments) -> exit code
-COMMANDS = ("init", "pin", "doctor", "server", "client", "predict", "run", "audit_log")
+COMMANDS = ("init", "key", "pin", "doctor", "server", "client", "predict", "run", "audit_log")
 
 
 def make_parser() -> argparse.ArgumentParser:

@@ -30,6 +30,7 @@ __all__ = [
     "PredictConfig",
     "RunConfig",
     "ServerEntry",
+    "agreed_values",
     "configuration_hash",
     "load",
     "parse",
@@ -42,7 +43,7 @@ _NAME = re.compile(r"[a-z][a-z0-9_-]{0,31}")
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?|[0-9A-Fa-f:.]+")
 _RESERVED = re.compile(r"server-?\d*|federation|certificates?|run|runs")
 # what the plaintext twins and single-machine runs need, and a federation does not
-_NOT_SHARED = ("seed", "dtype", "accountant", "noise")
+_NOT_SHARED = ("seed", "dtype", "accountant")
 
 
 class ConfigurationError(ValueError):
@@ -166,23 +167,26 @@ def split_address(text: str, argument: str = "address") -> tuple[str, int]:
     return host, int(port)
 
 
-def configuration_hash(config: FederationConfig) -> str:
-    """SHA-256 over everything that participants must agree on, in a canonical form (floats exact, keys sorted)."""
-    training = {
-        name: value
-        for name, value in asdict(config.run.training).items()
-        if name not in ("seed", "dtype", "accountant")
-    }
+def agreed_values(config: FederationConfig) -> dict[str, Any]:
+    """Everything that participants must agree on, by key: plain values, public among them."""
+    training = asdict(config.run.training)
+    values: dict[str, Any] = {"[federation] version": FORMAT, "[federation] name": config.name}
+    for server in config.servers:
+        values[f"{server.name}: fingerprint"] = server.fingerprint
+    for place, client in enumerate(config.ordered_clients):
+        values[f"{client.name}: place"] = place
+        for name in ("width", "label", "fingerprint"):
+            values[f"{client.name}: {name}"] = getattr(client, name)
     run = {name: value for name, value in asdict(config.run).items() if name not in ("training", "timeout")}
-    agreed = {
-        "format": FORMAT,
-        "name": config.name,
-        "servers": [[server.id, server.fingerprint] for server in config.servers],
-        "clients": [[c.name, c.width, c.label, c.fingerprint] for c in config.ordered_clients],
-        "run": {**run, "training": training},
-        "predict": asdict(config.predict),
-    }
-    words = json.dumps(agreed, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+    shared = {name: value for name, value in training.items() if name not in _NOT_SHARED}
+    values |= {f"[run] {name}": value for name, value in (run | shared).items()}
+    values |= {f"[predict] {name}": value for name, value in asdict(config.predict).items()}
+    return json.loads(json.dumps(values))
+
+
+def configuration_hash(config: FederationConfig) -> str:
+    """SHA-256 over ``agreed_values`` in a canonical form (keys sorted, floats in their shortest exact form)."""
+    words = json.dumps(agreed_values(config), sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(words.encode()).hexdigest()
 
 
@@ -314,7 +318,8 @@ class _Reader:
         labels = [client.name for client in clients if client.label]
         require(len(labels) == 1, "[[client]] label = true", labels, "set for exactly one client, who has the labels")
         seen: dict[str, str] = {}
-        for entry in (*servers, *clients):
+        everybody: list[ServerEntry | ClientEntry] = [*servers, *clients]
+        for entry in everybody:
             other = seen.setdefault(entry.fingerprint or entry.name, entry.name)
             require(
                 other == entry.name,
@@ -355,6 +360,7 @@ class _Reader:
             training = TrainingConfig(**given)
         except ValueError as error:
             raise ValueError(f"[run] {error}") from None
+        self._choice("[run] noise", training.noise, ("distributed",))  # joint noise needs a dealer that sees it
         return RunConfig(
             training=training,
             classes=self._classes(table.get("classes")),
