@@ -50,7 +50,9 @@ class Aligner:
     """One client's part in the alignment for one purpose; use as a context manager, which stays open for the whole call
     so that a client that comes too late is told so."""
 
-    def __init__(self, identity: Identity, kind: str, ids: Sequence[str], state: Path, log: Log, *, listen_on: str | None):
+    def __init__(
+        self, identity: Identity, kind: str, ids: Sequence[str], state: Path, log: Log, *, listen_on: str | None
+    ):
         self._identity, self._kind, self._ids, self._log = identity, kind, ids, log
         encode_ids(ids)  # refuses what cannot be matched, before anybody is called
         self._tag = hashlib.sha256("\0".join(ids).encode()).hexdigest()
@@ -169,9 +171,7 @@ class Aligner:
         with self._call_leader() as channel:
             name = self._identity.name
             link = channel.connection
-            found = align_as_member(
-                self._ids, link, name=name, clients=self._names, timeout=_PATIENCE, advance=advance
-            )
+            found = align_as_member(self._ids, link, name=name, clients=self._names, timeout=_PATIENCE, advance=advance)
             message, _ = channel.receive()
             agreed = Agreed(found.rows, str(message.get("session")))
             require(message.get("rows") == len(agreed.rows), "aligned rows", message.get("rows"), str(len(agreed.rows)))

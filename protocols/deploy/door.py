@@ -17,6 +17,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
+from protocols.deploy.answer import KIND as DOCTOR
+from protocols.deploy.answer import Answerer
 from protocols.deploy.log import Log
 from protocols.deploy.wire import Channel, Identity, caller_of, name_of
 from refmpc.errors import RefmpcError
@@ -46,6 +48,7 @@ class Door:
         log: Log,
         *,
         timeout: float,
+        doctor: Answerer | None = None,
         patience: float = PATIENCE,
     ):
         self._identity = identity
@@ -53,6 +56,7 @@ class Door:
         self._handlers = dict(handlers)
         self._log = log
         self._timeout = timeout
+        self._doctor = doctor
         self._patience = patience
         self._lock = threading.Lock()
         self._strangers: dict[socket.socket, str] = {}
@@ -126,6 +130,9 @@ class Door:
             if peer is None or peer == self._identity.me:
                 self._refuse(connection, "this certificate is not pinned here")
             hello = parse(receive(connection, name_of(peer), deadline), name_of(peer))
+            if hello.get("kind") == DOCTOR and self._doctor is not None:  # also if versions or files differ
+                self._doctor.answer(connection, hello, address)
+                return
             objection = self._identity.objection(hello, peer)
             if objection:
                 self._refuse(connection, objection)
@@ -160,7 +167,9 @@ class Door:
             handler(channel, hello)
         except RefmpcError as error:
             if not self._closed.is_set():
-                self._log.warning("a call ended", peer=name_of(channel.peer), purpose=hello["purpose"], reason=str(error))
+                self._log.warning(
+                    "a call ended", peer=name_of(channel.peer), purpose=hello["purpose"], reason=str(error)
+                )
         except Exception as error:
             kind = type(error).__name__
             self._log.error("a call failed", peer=name_of(channel.peer), purpose=hello["purpose"], error=kind)

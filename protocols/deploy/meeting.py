@@ -67,7 +67,10 @@ class Meeting:
             return bool(self._arrived)
 
     def hold(
-        self, offers: Callable[[], Mapping[str, str]], parameters: Callable[[str], Mapping[str, Any]], stop: threading.Event
+        self,
+        offers: Callable[[], Mapping[str, str]],
+        parameters: Callable[[str], Mapping[str, Any]],
+        stop: threading.Event,
     ) -> Met | None:
         """Meet once; None if it came to nothing (a peer is not there, or holds no common session), to be tried again.
 

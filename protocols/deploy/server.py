@@ -21,6 +21,7 @@ from rich.console import Console
 
 from accel.validate import require
 from protocols.checkpoint import write_arrays
+from protocols.deploy.answer import Answerer
 from protocols.deploy.config import FederationConfig, ServerEntry, load
 from protocols.deploy.credentials import load_credentials, own_directory
 from protocols.deploy.door import Door
@@ -49,11 +50,15 @@ _PAUSE = 0.5  # seconds after an attempt that failed
 def add_parser(subparsers: Any) -> None:
     """The command line."""
     parser = subparsers.add_parser("server", help="run one of the three servers", description=__doc__)
-    parser.add_argument("--as", dest="name", required=True, metavar="NAME", help="which one: server-0, server-1, server-2")
+    parser.add_argument(
+        "--as", dest="name", required=True, metavar="NAME", help="which one: server-0, server-1, server-2"
+    )
     parser.add_argument("--config", default="federation.toml", metavar="FILE")
     parser.add_argument("--credentials", metavar="DIR", help="where key.pem and certificate.pem lie (default: ./NAME)")
     parser.add_argument("--state", metavar="DIR", help="what survives a restart is kept here (default: ./NAME/state)")
-    parser.add_argument("--listen", metavar="HOST", help="address to listen on (default: the server's host in the file)")
+    parser.add_argument(
+        "--listen", metavar="HOST", help="address to listen on (default: the server's host in the file)"
+    )
     parser.add_argument("--log", metavar="FILE", help="structured log, a JSON object a line (default: stderr)")
 
 
@@ -90,9 +95,16 @@ class Server:
         """Until there is nothing left to do, or ``stop`` is set."""
         keep_freed_memory()
         host, port = self._listener.getsockname()[:2]
-        handlers = {"upload": self._take_upload, "result": self._hand_out, "taken": self._note_taken, "party": self._let_server_in}
+        handlers = {
+            "upload": self._take_upload,
+            "result": self._hand_out,
+            "taken": self._note_taken,
+            "party": self._let_server_in,
+        }
         begun = self._store.training
-        with Door(self._identity, self._listener, handlers, self._log, timeout=self.config.run.timeout) as self._door:
+        doctor = Answerer(self.config, self._identity.credentials, self._identity.name, state=self._state_in_words)
+        timeout = self.config.run.timeout
+        with Door(self._identity, self._listener, handlers, self._log, timeout=timeout, doctor=doctor) as self._door:
             self._log.info(
                 "listening",
                 address=f"{host}:{port}",
@@ -105,6 +117,18 @@ class Server:
                     self._meet_and_compute()
             self._log.info("stopped" if self.stop.is_set() else "finished: every client has the model")
         return 0
+
+    def _state_in_words(self) -> str:
+        """For doctors: public facts only."""
+        training = self._store.training
+        if training is None:
+            return "waits for clients"
+        if training.done:
+            return "has trained"
+        if not training.complete:
+            return "takes uploads"
+        progress = training.progress
+        return f"{progress['phase']} {progress['done']} of {progress['total']}" if progress else "waits for servers"
 
     # the main thread -----------------------------------------------------------------------------
 
@@ -261,7 +285,9 @@ class Server:
                     channel.send({"kept": spool.count})
                 else:
                     good = message.get("complete") == spool.count and message.get("digest") == spool.digest
-                    require(good, "complete", message.get("complete"), f"{spool.count} messages with the digest kept here")
+                    require(
+                        good, "complete", message.get("complete"), f"{spool.count} messages with the digest kept here"
+                    )
                     spool.seal()
                     channel.send({"sealed": spool.count})
                     self._log.info("upload complete", client=client, session=session.name[:8], messages=spool.count)

@@ -23,7 +23,7 @@ from protocols.deploy.spool import Spool, publish, published, write_private
 from protocols.plan import Plan
 from protocols.upload import CHUNK_ROWS
 
-__all__ = ["Session", "SessionStore", "TRAINING"]
+__all__ = ["TRAINING", "Session", "SessionStore"]
 
 TRAINING = "training"
 _NAME = re.compile(r"[0-9a-f]{32}")
@@ -51,8 +51,13 @@ class Session:
 
     @property
     def complete(self) -> bool:
-        """Whether every client has sent everything."""
+        """Whether every client has sent everything, and it is here."""
         return all(spool.complete for spool in self.spools.values())
+
+    @property
+    def begun(self) -> bool:
+        """Whether anything may have been computed from what clients sent."""
+        return self.complete or self.done
 
     @property
     def done(self) -> bool:
@@ -85,8 +90,11 @@ class Session:
         return published(self.directory / "results", client) if self.done else None
 
     def note_taken(self, client: str) -> None:
-        """The client has its result."""
+        """The client has its result. Once all have theirs, the shares of their rows and the noise are of no use any more."""
         write_private(self.directory / "results" / f"{client}.taken", b"")
+        if self.taken:
+            shutil.rmtree(self.directory / "upload", ignore_errors=True)
+            (self.server_directory / "noise.key").unlink(missing_ok=True)
 
 
 class SessionStore:
@@ -140,7 +148,7 @@ class SessionStore:
             if other.kind != kind:
                 continue
             require(
-                not other.complete,
+                not other.begun,
                 "session",
                 name[:8],
                 f"{other.name[:8]}, with which this configuration was trained already",

@@ -152,7 +152,9 @@ class UplinkTransport:
     def _start_again(self, newest: str | None) -> int:
         """The servers hold different sharings (an upload of this client was mixed up with an earlier one)."""
         if self._sealed:
-            raise HandshakeError("the servers hold different uploads of this client, and one is closed: start a new run")
+            raise HandshakeError(
+                "the servers hold different uploads of this client, and one is closed: start a new run"
+            )
         for server in _SERVERS:
             self._channels[server].send({"from": 0})
             self._channels[server].receive()

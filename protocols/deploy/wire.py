@@ -127,7 +127,9 @@ class Channel:
     def send(self, message: Mapping[str, Any], payload: Payload = ()) -> None:
         """One frame; raises when the peer takes nothing for the whole time-out."""
         words = json.dumps(message).encode()
-        parts = [np.ascontiguousarray(p).reshape(-1).view(np.uint8).data if isinstance(p, np.ndarray) else p for p in payload]
+        parts = [
+            np.ascontiguousarray(p).reshape(-1).view(np.uint8).data if isinstance(p, np.ndarray) else p for p in payload
+        ]
         try:
             self.connection.settimeout(self.timeout)
             self.connection.sendall(_FRAME.pack(len(words), sum(map(len, parts))) + words)
