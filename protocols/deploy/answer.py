@@ -1,6 +1,6 @@
 """The answering side of ``ppvfl doctor``: version, configuration, clock, echoes and a measured transfer.
 
-A server's listener hands every connection whose first message has ``"kind": "doctor"`` to ``Answerer.answer``. Only a
+A server's listener hands every connection whose first message has ``"purpose": "doctor"`` to ``Answerer.answer``. Only a
 participant with its pinned certificate is answered, with facts that are public among participants; time, transfers and
 the number of visitors at a time are bounded, so that asking costs a running server next to nothing.
 """
@@ -23,9 +23,9 @@ from refmpc.errors import HandshakeError
 from refmpc.handshake import Credentials, parse, receive, secure, send, shake_hands, tune, wrong_pin
 from refmpc.transport import printable
 
-__all__ = ["KIND", "MAX_TRANSFER", "Answerer", "receive_payload", "serve", "software_version"]
+__all__ = ["MAX_TRANSFER", "PURPOSE", "Answerer", "receive_payload", "serve", "software_version"]
 
-KIND = "doctor"
+PURPOSE = "doctor"
 MAX_TRANSFER = 4 << 20  # bytes of one transfer
 _MAX_REQUESTS = 32  # of one visit
 _MAX_TRANSFERS = 2
@@ -158,7 +158,7 @@ def serve(
             connection = secure(connection, credentials, server_side=True)
             shake_hands(connection, source)
             first = parse(receive(connection, source, deadline), source)
-            if first.get("kind") == KIND:
+            if first.get("purpose") == PURPOSE:
                 assert isinstance(connection, ssl.SSLSocket)
                 answerer.answer(connection, first, source)
             else:

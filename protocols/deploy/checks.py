@@ -18,7 +18,7 @@ from typing import Any
 
 from cryptography import x509
 
-from protocols.deploy.answer import KIND, MAX_TRANSFER, receive_payload, software_version
+from protocols.deploy.answer import MAX_TRANSFER, PURPOSE, receive_payload, software_version
 from protocols.deploy.config import (
     ClientEntry,
     ConfigurationError,
@@ -289,7 +289,7 @@ class _Visit:
         deadline = time.monotonic() + self._timeout
         pin_us = f"its file must pin this host's certificate for {self._name}, which must not be expired"
         try:
-            send(connection, {"kind": KIND, "from": self._name, "to": who}, deadline)
+            send(connection, {"purpose": PURPOSE, "from": self._name, "to": who}, deadline)
             facts = parse(receive(connection, who, deadline), who)
         except ssl.SSLError as error:
             return self._failed("accepts us", f"refuses our certificate: {error.reason or error}", pin_us)
