@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
-from protocols.deploy.answer import KIND as DOCTOR
+from protocols.deploy.answer import PURPOSE as DOCTOR
 from protocols.deploy.answer import Answerer
 from protocols.deploy.log import Log
 from protocols.deploy.wire import Channel, Identity, caller_of, name_of
@@ -130,7 +130,7 @@ class Door:
             if peer is None or peer == self._identity.me:
                 self._refuse(connection, "this certificate is not pinned here")
             hello = parse(receive(connection, name_of(peer), deadline), name_of(peer))
-            if hello.get("kind") == DOCTOR and self._doctor is not None:  # also if versions or files differ
+            if hello.get("purpose") == DOCTOR and self._doctor is not None:  # also if versions or files differ
                 self._doctor.answer(connection, hello, address)
                 return
             objection = self._identity.objection(hello, peer)

@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from protocols.deploy.audit import AuditLog
 from protocols.deploy.log import Log
 from protocols.deploy.wire import Channel, Identity, Refused, call, name_of
 from refmpc.errors import HandshakeError, RefmpcError
@@ -37,13 +38,15 @@ class Met:
     session: str
     attempt: str  # the same at the three servers, fresh for every attempt
     connections: dict[Peer, socket.socket]
+    heads: dict[Peer, tuple[str, int]]  # of the others' audit logs, to be noted
 
 
 class Meeting:
     """Meetings of one server with the two others, as often as needed."""
 
-    def __init__(self, identity: Identity, log: Log):
+    def __init__(self, identity: Identity, log: Log, audit: AuditLog):
         assert isinstance(identity.me, int)
+        self._audit = audit
         self._identity, self._me, self._log = identity, identity.me, log
         self._others: list[int] = [peer for peer in range(3) if peer != self._me]
         self._arrived: dict[int, Channel] = {}
@@ -137,8 +140,9 @@ class Meeting:
     ) -> Met | None:
         nonce = secrets.token_hex(16)
         offers, nonces = [dict(mine)], [nonce]
+        heads: dict[Peer, tuple[str, int]] = {}
         for channel in channels.values():
-            channel.send({"offers": dict(mine), "nonce": nonce})
+            channel.send({"offers": dict(mine), "nonce": nonce, "head": self._audit.head, "count": self._audit.count})
         for peer, channel in channels.items():
             message, _ = channel.receive()
             theirs = message.get("offers")
@@ -146,6 +150,7 @@ class Meeting:
                 raise HandshakeError(f"{name_of(peer)} sent no offer of sessions: it runs another version")
             offers.append(theirs)
             nonces.append(message["nonce"])
+            heads[peer] = str(message.get("head"))[:64], int(message.get("count", 0))
         common = sorted(name for name in set.intersection(*map(set, offers)) if READY in {o[name] for o in offers})
         if not common:
             return None
@@ -162,7 +167,7 @@ class Meeting:
                         other.refuse(difference)
                 raise HandshakeError(difference)
         attempt = hashlib.sha256(" ".join([session, *sorted(nonces)]).encode()).hexdigest()[:32]
-        return Met(session, attempt, {peer: channel.connection for peer, channel in channels.items()})
+        return Met(session, attempt, {peer: channel.connection for peer, channel in channels.items()}, heads)
 
     def _difference(self, peer: int, theirs: Any, mine: Mapping[str, Any]) -> str:
         got = theirs if isinstance(theirs, dict) else {}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import hashlib
 import importlib
 import signal
 import threading
@@ -22,6 +23,7 @@ from rich.console import Console
 from accel.validate import require
 from protocols.checkpoint import write_arrays
 from protocols.deploy.answer import Answerer
+from protocols.deploy.audit import WITNESS, AuditLog
 from protocols.deploy.config import FederationConfig, ServerEntry, load
 from protocols.deploy.credentials import load_credentials, own_directory
 from protocols.deploy.door import Door
@@ -83,8 +85,10 @@ class Server:
     def __init__(self, identity: Identity, state: Path, log: Log, *, host: str):
         self._identity, self._log = identity, log
         self.config: FederationConfig = identity.config
-        self._store = SessionStore(self.config, state / identity.configuration[:16])
-        self._meeting = Meeting(identity, log)
+        directory = state / identity.configuration[:16]
+        self._store = SessionStore(self.config, directory)
+        self._audit = AuditLog(directory / "audit.jsonl")  # also keeps a second process out of this directory
+        self._meeting = Meeting(identity, log, self._audit)
         self._uploading: dict[tuple[str, str], Channel] = {}
         self._lock = threading.Lock()
         self.stop = threading.Event()
@@ -116,6 +120,8 @@ class Server:
                 if self._wait_for_work():
                     self._meet_and_compute()
             self._log.info("stopped" if self.stop.is_set() else "finished: every client has the model")
+        self._audit.append("stopped" if self.stop.is_set() else "finished")
+        self._audit.close()
         return 0
 
     def _state_in_words(self) -> str:
@@ -152,12 +158,19 @@ class Server:
             time.sleep(0.05)
             return
         session = self._store[met.session]
+        for peer, (head, count) in met.heads.items():
+            self._audit.append(WITNESS, peer=name_of(peer), head=head, count=count)
+        uploads = {client: spool.digest for client, spool in session.spools.items()}
+        self._audit.append(
+            "attempt", session=session.name, attempt=met.attempt, plan=session.plan.fingerprint, uploads=uploads
+        )
         self._log.info("all servers agree", session=session.name[:8], attempt=met.attempt[:8], rows=session.rows)
         try:
             self._attempt(session, met)
         except HandshakeError:
             raise
         except RefmpcError as error:
+            self._audit.append("attempt failed", attempt=met.attempt, reason=type(error).__name__)
             self._log.warning("the attempt failed, the servers will meet again", reason=str(error))
             time.sleep(_PAUSE)
         with self._store.changed:
@@ -187,6 +200,10 @@ class Server:
             finally:
                 transport.close()
         self._keep(session, output, ledger)
+        for release in ledger.releases:
+            claim = hashlib.sha256(release.claim.encode()).hexdigest()
+            facts = {"name": release.name, "elements": release.elements, "receiver": release.receiver, "claim": claim}
+            self._audit.append("release", session=session.name, attempt=met.attempt, **facts)
         total = ledger.total()
         self._log.info(
             "trained and released",
@@ -290,6 +307,7 @@ class Server:
                     )
                     spool.seal()
                     channel.send({"sealed": spool.count})
+                    self._audit.append("upload complete", client=client, session=session.name, digest=spool.digest)
                     self._log.info("upload complete", client=client, session=session.name[:8], messages=spool.count)
         with self._store.changed:
             self._store.changed.notify_all()
@@ -320,9 +338,10 @@ class Server:
         if session is None or client not in session.spools or not session.done:
             channel.answer(refused="no such session here, or it is not done")
             return
-        session.note_taken(client)
-        channel.answer(ok=True)
+        self._audit.append("result taken", client=client, session=session.name)
         self._log.info("a client has its result", client=client, session=session.name[:8])
+        channel.answer(ok=True)
+        session.note_taken(client)  # last: the server may end now
         with self._store.changed:
             self._store.changed.notify_all()
 
