@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from protocols.checkpoint import ServerDirectory
 from protocols.launch import main
 from protocols.training import ServerJob, TrainingRun
 from protocols.upload import receive_rows
@@ -20,7 +21,7 @@ __all__ = ["servers"]
 async def servers(party: Party, job: ServerJob) -> np.ndarray:
     """What each server runs."""
     plan = job.plan
-    rows = await receive_rows(party, plan)
+    rows = await receive_rows(party, plan, ServerDirectory(job.directory))
     with TrainingRun(party, job) as run:
         for step in run.steps():
             await run.gradient_step(rows.batch(plan.schedule.rows(step)))

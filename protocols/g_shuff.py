@@ -11,6 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 import refmpc
+from protocols.checkpoint import ServerDirectory
 from protocols.launch import main
 from protocols.step import SharedRows
 from protocols.training import ServerJob, TrainingRun
@@ -30,7 +31,7 @@ async def shuffle_rows(rows: SharedRows) -> SharedRows:
 async def servers(party: Party, job: ServerJob) -> np.ndarray:
     """What each server runs."""
     plan = job.plan
-    rows = await receive_rows(party, plan)
+    rows = await receive_rows(party, plan, ServerDirectory(job.directory))
     with TrainingRun(party, job) as run:
         for step in run.steps():
             if step % plan.schedule.num_batches == 0:  # checkpoints lie at epoch boundaries too
