@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from protocols.checkpoint import ServerDirectory
 from protocols.launch import main
 from protocols.step import SharedRows
 from protocols.training import ServerJob, TrainingRun
@@ -20,7 +21,7 @@ __all__ = ["servers", "train"]
 
 async def servers(party: Party, job: ServerJob) -> np.ndarray:
     """What each server runs."""
-    return await train(party, job, await receive_rows(party, job.plan))
+    return await train(party, job, await receive_rows(party, job.plan, ServerDirectory(job.directory)))
 
 
 async def train(party: Party, job: ServerJob, rows: SharedRows) -> np.ndarray:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 import refmpc
+from protocols.checkpoint import ServerDirectory
 from protocols.launch import main
 from protocols.step import SharedRows
 from protocols.training import ServerJob, TrainingRun
@@ -29,7 +30,7 @@ async def shuffle_rows(rows: SharedRows) -> SharedRows:
 
 async def servers(party: Party, job: ServerJob) -> np.ndarray:
     """What each server runs."""
-    return await train(party, job, await receive_rows(party, job.plan))
+    return await train(party, job, await receive_rows(party, job.plan, ServerDirectory(job.directory)))
 
 
 async def train(party: Party, job: ServerJob, rows: SharedRows) -> np.ndarray:

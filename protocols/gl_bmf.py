@@ -21,6 +21,7 @@ import refmpc
 from accel.validate import require
 from protocols.adapters import BlockOutputs, ClientFactors, block_norms, joint_step
 from protocols.checkpoint import ServerDirectory, agree_on_step, write_arrays
+from protocols.commitment import check_columns
 from protocols.gl_plan import AdapterShape, JointPlan, layer_release
 from protocols.noise import NoiseAhead
 from protocols.scales import EMBEDDING_BITS, RELEASE_BITS
@@ -104,7 +105,9 @@ class JointRun:
     # client-server phase -------------------------------------------------------------------------
 
     def greet_clients(self) -> None:
-        """Tell every client where training begins; after a crash, send the last release again."""
+        """Make sure that every client has the columns it began with, and tell it where training begins; after a crash,
+        send the last release again."""
+        check_columns(self.party, self._directory, self.plan.client_names)
         with self.party.phase("greeting"):
             for name in self.plan.client_names:
                 self.party.send("first step", name, [np.array([self.first_step], dtype=np.int64)])

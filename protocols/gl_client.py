@@ -7,6 +7,7 @@ layers in each step, and the global model at the end; nothing of any other clien
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,9 +16,11 @@ import numpy.typing as npt
 
 from accel.validate import require
 from protocols.checkpoint import write_arrays
+from protocols.commitment import commit_to_columns
 from protocols.gl_plan import FactorBounds, JointPlan
 from protocols.scales import EMBEDDING_BITS, RELEASE_BITS
 from refmpc import Client, receive_opening
+from refmpc.fixed import encode
 from vfl.client import Client as LocalClient
 from vfl.client import EstimateRecord
 from vfl.lora import ParallelLora
@@ -134,6 +137,7 @@ def client_program(client: Client, job: JointClientJob) -> TrainedClient:
         )
         memory.applied(step)
 
+    commit_to_columns(client, plan.client_names, _fixed_columns(job))
     first = _first_step(client)
     if first > 0:
         require(
@@ -157,6 +161,15 @@ def client_program(client: Client, job: JointClientJob) -> TrainedClient:
     model = client.receive((plan.width + 1, plan.classes), plan.scales.weight_bits, timeout=PATIENCE)
     assert local.lora is not None
     return TrainedClient(model, local.lora, local.estimate_log)
+
+
+def _fixed_columns(job: JointClientJob) -> Iterator[Words]:
+    """What this client's shares are computed from and training never changes: frozen outputs, blocks, labels."""
+    local, count = job.client, job.plan.schedule.num_samples
+    for columns in local.fixed_columns(count):
+        yield encode(columns, EMBEDDING_BITS, name=f"{local.name}: columns").view(np.int64)
+    if local.is_label_client:
+        yield local.label_rows(slice(0, count))
 
 
 def _first_step(client: Client) -> int:

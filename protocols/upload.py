@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
 
 import refmpc
+from protocols.checkpoint import ServerDirectory
+from protocols.commitment import check_columns, commit_to_columns
 from protocols.plan import MODEL_RELEASE, Plan
 from protocols.scales import EMBEDDING_BITS
 from protocols.step import SharedRows, squared_norms
 from refmpc import ArithmeticTensor, Client, Party
+from refmpc.fixed import encode
 
 __all__ = ["ClientJob", "client_program", "receive_model", "receive_rows", "release_model", "share_columns"]
 
@@ -33,8 +36,17 @@ def _chunks(plan: Plan) -> list[slice]:
     return [slice(start, min(rows, start + CHUNK_ROWS)) for start in range(0, rows, CHUNK_ROWS)]
 
 
+def _columns(job: ClientJob) -> Iterator[np.ndarray]:
+    """All that this client is about to share, as ring words, chunk by chunk."""
+    for rows in _chunks(job.plan):
+        yield encode(job.embeddings[rows], EMBEDDING_BITS, name="embeddings")
+        if job.one_hot is not None:
+            yield encode(job.one_hot[rows], 0, name="labels")
+
+
 def client_program(client: Client, job: ClientJob) -> np.ndarray:
-    """What a client does: share, wait, receive the released model."""
+    """What a client does: commit to its columns, share them, wait, receive the released model."""
+    commit_to_columns(client, job.plan.client_names, _columns(job))
     share_columns(client, job)
     return receive_model(client, job.plan)
 
@@ -53,14 +65,18 @@ def receive_model(client: Client, plan: Plan) -> np.ndarray:
     return client.receive((plan.width + 1, plan.classes), plan.scales.weight_bits, timeout=PATIENCE)
 
 
-async def receive_rows(party: Party, plan: Plan) -> SharedRows:
+async def receive_rows(party: Party, plan: Plan, directory: ServerDirectory | None = None) -> SharedRows:
     """Take in all clients' columns side by side, append the column of ones, and compute the row norms.
 
-    The shares go straight into their place: memory stays at one copy and a chunk.
+    ``directory`` keeps what tells a resumed run that a client's columns are still the same; None if the servers have kept
+    the shares themselves (``protocols.deploy``). The shares go straight into their place: memory stays at one copy and a
+    chunk.
     """
     rows = plan.schedule.num_samples
     shares = np.zeros((2, rows, plan.width + 1), dtype=np.uint64)
     labels = np.empty((2, rows, plan.classes), dtype=np.uint64)
+    if directory is not None:
+        check_columns(party, directory, plan.client_names)
     with party.phase("upload"):
         for chunk in _chunks(plan):
             start = 0

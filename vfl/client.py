@@ -120,6 +120,10 @@ class Client:
         """Whether the servers compute gradients for this client's layers."""
         return self.lora is not None
 
+    def fixed_columns(self, count: int) -> list[Floats]:
+        """What training never changes here, of the first ``count`` rows: a resumed run must find it as it was."""
+        return [self.embeddings[:count], *(x[:count] for x in self.block_outputs)]
+
     def adapters(self, rows: npt.ArrayLike | slice) -> list[Adapter]:
         """What the servers need about the shared layers for these rows: factors here, Jacobians elsewhere."""
         return list(self.lora_factors(rows))

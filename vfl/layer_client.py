@@ -72,6 +72,10 @@ class LayerClient(Client):
     def shared_layers(self) -> list[int]:
         return [0]
 
+    def fixed_columns(self, count: int) -> list[Floats]:
+        rows = self.rows[:count]
+        return [rows.reshape(len(rows), -1)]
+
     def fresh(self) -> LayerClient:
         twin = copy.copy(self)
         twin.model, twin.estimate_log, twin._speed = copy.deepcopy(self.model), [], {}

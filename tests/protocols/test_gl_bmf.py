@@ -240,6 +240,8 @@ def test_a_client_receives_its_own_gradient_and_the_model_and_nothing_else(tmp_p
     result = run_secure(plan, federation, tmp_path, clients=jobs)
     for name, shape in zip(plan.client_names, plan.shapes, strict=True):
         assert result.client_outputs[name][1] == [
+            ("salt", [0, 1, 2], [32] * 3),
+            ("verdict", [0, 1, 2], [2] * 3),
             ("first step", [0, 1, 2], [1] * 3),
             *[("open_to_client", [0, 1, 2], [shape.parameters] * 3)] * plan.schedule.num_steps,
             ("reveal_to_client", [0, 1, 2], [plan.global_parameters] * 3),

@@ -2,14 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import os
-import signal
 import stat
-import subprocess
-import sys
-import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -149,38 +142,3 @@ def test_a_damaged_noise_key_is_refused(federation, tmp_path):
     (tmp_path / "server-1" / "noise.key").write_bytes(b"short")
     with pytest.raises(refmpc.PartyFailed, match="noise.key has 5 bytes, expected 32: it is damaged"):
         run_secure(plan, federation, tmp_path)
-
-
-def command(*words: str) -> subprocess.Popen:
-    return subprocess.Popen(
-        [sys.executable, "-m", "protocols.g_bmf", *words],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    )
-
-
-def test_killing_a_server_is_reported_and_resume_finishes(tmp_path):
-    words = ["--epochs", "6", "--checkpoint-every", "5", "--out", str(tmp_path), "--timeout", "10"]
-    process = command(*words)
-    deadline = time.monotonic() + 60
-    while not (checkpoints := list(tmp_path.glob("*/server-1/checkpoint-*.npz"))):
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    run = checkpoints[0].parents[1]
-    os.kill(int((run / "server-1" / "pid").read_text()), signal.SIGKILL)
-    out, error = process.communicate(timeout=60)
-    assert process.returncode != 0
-    assert "party 1 failed" in error and "killed by signal 9" in error, error
-    assert "Traceback of party" not in error
-
-    resumed = command("--resume", str(run), "--json")
-    out, error = resumed.communicate(timeout=120)
-    assert resumed.returncode == 0, error
-    report = json.loads(out)
-    assert report["steps"] == 66 and 0.2 < report["test_accuracy"] <= 1.0
-    training = next(row for row in report["phases"] if row["phase"] == "training")
-    assert training["rounds"] < 66 * 62
-    assert Path(report["directory"]) == run
