@@ -84,8 +84,7 @@ class AuditLog:
             body = {"index": self._count, "time": now, "event": event, "facts": public_facts, "previous": self._head}
             line = json.dumps({**body, "hash": _digest(body)}, sort_keys=True).encode() + b"\n"
             require(len(line) <= _MAX_RECORD, "size of a record", len(line), f"at most {_MAX_RECORD} bytes")
-            os.write(self._file, line)
-            os.fsync(self._file)
+            self._write(line)
             record = _parse(line, self._count, self._head, str(self._path))
             self._head, self._count = record.hash, self._count + 1
         return record
@@ -98,6 +97,18 @@ class AuditLog:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+    def _write(self, line: bytes) -> None:
+        """All of the line, or nothing."""
+        before = os.fstat(self._file).st_size
+        try:
+            written = os.write(self._file, line)
+            os.fsync(self._file)
+            if written < len(line):
+                raise OSError(f"{self._path}: only {written} of {len(line)} bytes were written")
+        except OSError:
+            os.ftruncate(self._file, before)
+            raise
 
     def _cut_torn_line(self) -> int:
         """Remove what a crash in the middle of a write left behind; returns its size."""
@@ -128,18 +139,20 @@ def compare(logs: Mapping[str, list[Record]]) -> list[str]:
             if record.event != WITNESS or peer not in logs:
                 continue
             head, count = record.facts.get("head"), record.facts.get("count")
-            theirs = logs[peer]
-            known = START if count == 0 else theirs[count - 1].hash if _is_place(count, theirs) else None
-            if known != head:
+            if _hash_at(count, logs[peer]) != head:
                 wrong.append(
-                    f"{observer} saw the log of {peer} with {count} records and head {str(head)[:16]}… at {record.time}, "
-                    f"which the log of {peer} does not contain: it was cut or rewritten since"
+                    f"{observer} noted at {record.time} that the log of {peer} had {count} records and the head "
+                    f"{str(head)[:16]}…, which it does not contain: the log of {peer} was cut or rewritten since, or "
+                    f"{observer} noted something else than it saw"
                 )
     return wrong
 
 
-def _is_place(count: Any, records: list[Record]) -> bool:
-    return isinstance(count, int) and not isinstance(count, bool) and 0 < count <= len(records)
+def _hash_at(count: Any, records: list[Record]) -> str | None:
+    """The head of a log when it had ``count`` records; None if it never had."""
+    if not isinstance(count, int) or isinstance(count, bool) or not 0 <= count <= len(records):
+        return None
+    return records[count - 1].hash if count else START
 
 
 def _parse(line: bytes, index: int, previous: str, source: str) -> Record:

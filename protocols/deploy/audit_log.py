@@ -182,7 +182,7 @@ def _print_releases(console: Console, name: str, same: list[Run]) -> None:
         by = [one.server for one in same if release in one.ledger["releases"]]
         table.add_row(release["name"], f"{release['elements']:,}", release["receiver"], ", ".join(by))
     console.print(table)
-    costs = Table(title="cost by phase")
+    costs = Table(title=f"cost by phase, {len(same)} of 3 servers")
     for column in ("phase", "rounds", "bytes sent", "seconds"):
         costs.add_column(column, justify="left" if column == "phase" else "right")
     for phase in dict.fromkeys(phase for ledger in ledgers for phase in ledger["phases"]):
