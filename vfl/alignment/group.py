@@ -18,7 +18,7 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from nacl.bindings import crypto_core_ed25519_add, crypto_core_ed25519_from_uniform
 
-__all__ = ["ELEMENT", "Advance", "blind", "hash_to_curve", "valid_elements"]
+__all__ = ["ELEMENT", "Advance", "blind", "hash_to_curve", "montgomery_u", "valid_elements"]
 
 ELEMENT = 32  # bytes of an element
 FIELD = 2**255 - 19
@@ -34,8 +34,12 @@ def hash_to_curve(value: bytes) -> bytes:
     point = crypto_core_ed25519_add(
         crypto_core_ed25519_from_uniform(digest[:32]), crypto_core_ed25519_from_uniform(digest[32:])
     )
+    return montgomery_u(point)
+
+
+def montgomery_u(point: bytes) -> bytes:
+    """The u-coordinate of an Edwards point, by the birational map of RFC 7748 (not of the neutral element, y = 1)."""
     y = int.from_bytes(point, "little") & (2**255 - 1)
-    # the birational map of RFC 7748; y = 1 is the neutral element, which no hash reaches but with probability 2^-252
     return ((1 + y) * pow(1 - y, -1, FIELD) % FIELD).to_bytes(ELEMENT, "little")
 
 
