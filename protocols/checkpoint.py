@@ -65,11 +65,13 @@ class ServerDirectory:
         derived = HKDF(hashes.SHA256(), KEY_BYTES, salt=None, info=info).derive(key)
         return lambda step: Stream(derived, step.to_bytes(8, "little"))
 
-    def save(self, step: int, weights: Weights) -> None:
-        """Keep the state before ``step``; older checkpoints but one are removed."""
-        arrays = {"values": weights.values.shares}
-        if weights.velocity is not None:
-            arrays["velocity"] = weights.velocity.shares
+    def save(self, step: int, *layers: Weights) -> None:
+        """Keep the state before ``step``, layer by layer; older checkpoints but one are removed."""
+        arrays = {}
+        for index, weights in enumerate(layers):
+            arrays[f"values-{index}"] = weights.values.shares
+            if weights.velocity is not None:
+                arrays[f"velocity-{index}"] = weights.velocity.shares
         write_arrays(self.path / f"checkpoint-{step:08d}.npz", arrays)
         for old in self.steps()[:-_KEEP]:
             (self.path / f"checkpoint-{old:08d}.npz").unlink()
@@ -85,12 +87,15 @@ class ServerDirectory:
             if late > step:
                 (self.path / f"checkpoint-{late:08d}.npz").unlink()
 
-    def load(self, party: Party, step: int, weight_bits: int, velocity_bits: int) -> Weights:
-        """The state before ``step``."""
+    def load(self, party: Party, step: int, weight_bits: int, velocity_bits: int) -> list[Weights]:
+        """The layers before ``step``."""
+        layers: list[Weights] = []
         with np.load(self.path / f"checkpoint-{step:08d}.npz") as file:
-            values = ArithmeticTensor(party, file["values"], weight_bits)
-            velocity = ArithmeticTensor(party, file["velocity"], velocity_bits) if "velocity" in file else None
-        return Weights(values, velocity)
+            while (name := f"values-{len(layers)}") in file:
+                values = ArithmeticTensor(party, file[name], weight_bits)
+                name = f"velocity-{len(layers)}"
+                layers.append(Weights(values, ArithmeticTensor(party, file[name], velocity_bits) if name in file else None))
+        return layers
 
     def _write(self, file: Path, content: bytes) -> None:
         temporary = file.with_suffix(".part")

@@ -19,12 +19,12 @@ from refmpc import Party
 __all__ = ["servers", "train"]
 
 
-async def servers(party: Party, job: ServerJob) -> np.ndarray:
+async def servers(party: Party, job: ServerJob) -> list[np.ndarray]:
     """What each server runs."""
     return await train(party, job, await receive_rows(party, job.plan, ServerDirectory(job.directory)))
 
 
-async def train(party: Party, job: ServerJob, rows: SharedRows) -> np.ndarray:
+async def train(party: Party, job: ServerJob, rows: SharedRows) -> list[np.ndarray]:
     """Train on rows that are shared, and release the model."""
     plan = job.plan
     with TrainingRun(party, job) as run:

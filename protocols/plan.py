@@ -6,7 +6,10 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any, Protocol
+
+import numpy as np
 
 from accel.validate import require
 from protocols.scales import GRADIENT_BITS, RELEASE_BITS, Scales, plan_scales
@@ -20,6 +23,7 @@ from vfl.dp import (
     default_bands,
     factorise,
 )
+from vfl.gradients import GlobalModel
 from vfl.twins.config import Schedule, TrainingConfig
 
 __all__ = ["MODEL_RELEASE", "Plan", "PublicFacts", "plan_run"]
@@ -81,7 +85,23 @@ class Plan:
     @property
     def parameters(self) -> int:
         """Coordinates of one noised gradient."""
-        return (self.width + 1) * self.classes
+        return sum(rows * columns for rows, columns in self.layer_shapes)
+
+    @property
+    def layer_shapes(self) -> list[tuple[int, int]]:
+        """Of [W; b] of each layer of the global model."""
+        sizes = (self.width, *self.training.hidden, self.classes)
+        return [(fan_in + 1, fan_out) for fan_in, fan_out in pairwise(sizes)]
+
+    @property
+    def start(self) -> list[np.ndarray]:
+        """The public starting weights, the twin's: zero, and random from the seed for the hidden layers of an MLP."""
+        return _start(self.training, self.width, self.classes).layers
+
+    def unflatten(self, flat: np.ndarray) -> list[np.ndarray]:
+        """The layers of a model that was released as one vector."""
+        ends = np.cumsum([rows * columns for rows, columns in self.layer_shapes])[:-1]
+        return [part.reshape(shape) for part, shape in zip(np.split(flat, ends), self.layer_shapes, strict=True)]
 
     @property
     def claim(self) -> Claim:
@@ -108,6 +128,8 @@ class Plan:
             "momentum": training.momentum,
             "weight_decay": training.weight_decay,
             "gradients": training.gradients,
+            "hidden": list(training.hidden),
+            "start": _digest(self.start, self.scales.weight_bits),
             "noise_multiplier": self.noise.noise_multiplier,
             "sensitivity": self.noise.sensitivity,
             "scales": str(self.scales),
@@ -125,9 +147,25 @@ class Plan:
         return training.learning_rate * training.learning_rate_factor(step, self.schedule.num_steps)
 
 
+def _start(training: TrainingConfig, width: int, classes: int) -> GlobalModel:
+    return GlobalModel.initial(width, classes, training.hidden, seed=training.seed)
+
+
+def _digest(layers: list[np.ndarray], fraction_bits: int) -> str:
+    """A hash of public fixed-point values: participants whose libraries draw other numbers are told apart."""
+    words = [np.rint(layer * 2.0**fraction_bits).astype("<i8").tobytes() for layer in layers]
+    return hashlib.sha256(b"".join(words)).hexdigest()
+
+
 def plan_run(protocol: str, federation: PublicFacts, training: TrainingConfig) -> Plan:
     """Calibrate the noise with the slack of the arithmetic that will run, and choose all scales; or refuse."""
-    require(training.hidden == (), "hidden", training.hidden, "empty: the secure protocols train one layer")
+    require(
+        not training.hidden or training.gradients == "factored",
+        "gradients",
+        training.gradients,
+        "'factored' with hidden layers",
+        "explicit gradients are the reference for one layer",
+    )
     require(training.noise == "distributed", "noise", training.noise, "'distributed' in the secure protocols")
     schedule = training.steps(federation.num_samples)
     shuffled = protocol == "g_shuff"
@@ -145,6 +183,10 @@ def plan_run(protocol: str, federation: PublicFacts, training: TrainingConfig) -
             momentum=training.momentum,
             bands=bands,
         )
+    sizes = (federation.width, *training.hidden, federation.classes)
+    start_norms = [
+        float(np.linalg.norm(layer, 2)) for layer in _start(training, federation.width, federation.classes).layers
+    ]
     slack = FixedPointSlack(
         row_bound=federation.row_bound * 1.01,
         classes=federation.classes,
@@ -152,6 +194,7 @@ def plan_run(protocol: str, federation: PublicFacts, training: TrainingConfig) -
         steps=schedule.num_steps,
         batch_size=training.batch_size,
         truncated_bits=GRADIENT_BITS - RELEASE_BITS,
+        coordinates=sum((fan_in + 1) * fan_out for fan_in, fan_out in pairwise(sizes)),
         overflow_probability=1e-20,
     )
 
@@ -190,10 +233,19 @@ def plan_run(protocol: str, federation: PublicFacts, training: TrainingConfig) -
             width=federation.width,
             classes=federation.classes,
             noise_std=noise.outsider_std,
+            start_norms=start_norms,
         )
-        slack = replace(slack, row_bound=scales.row_bound, overflow_probability=scales.overflow_probability)
+        slack = replace(
+            slack,
+            row_bound=scales.row_bound,
+            clip_rounding=scales.clip_rounding,
+            overflow_probability=scales.overflow_probability,
+        )
         noise = calibrate(slack)
-    noise = replace(noise, claim=replace(noise.claim, public=(*noise.claim.public, *federation.public_inputs)))
+    assumed = (*noise.claim.public, *federation.public_inputs)
+    if training.hidden:
+        assumed += ("the starting weights are public and random, from the seed of the run",)
+    noise = replace(noise, claim=replace(noise.claim, public=assumed))
     return Plan(
         protocol=protocol,
         training=training,

@@ -27,7 +27,7 @@ class RunReport:
     options: RunOptions
     plan: Plan
     directory: Path
-    weights: np.ndarray
+    layers: list[np.ndarray]
     accuracy: float
     twin_accuracy: float | None
     ledgers: list[Ledger]
@@ -71,7 +71,7 @@ class RunReport:
 def write_report(report: RunReport) -> None:
     """Model, claim, ledger and facts into the run's directory."""
     directory = report.directory
-    np.savez(directory / "model.npz", layer=report.weights)
+    np.savez(directory / "model.npz", **{f"layer_{index}": layer for index, layer in enumerate(report.layers, 1)})
     (directory / "claim.txt").write_text(report.plan.claim.paragraph() + "\n")
     (directory / "ledger.json").write_text(report.ledgers[0].to_json())
     (directory / "report.json").write_text(json.dumps(report.to_dict(), indent=2))
@@ -99,6 +99,8 @@ def print_report(report: RunReport, console: Console) -> None:
     if report.twin_accuracy is not None:
         twin_noise = "its own order and noise" if plan.protocol == "g_shuff" else "given the servers' noise"
         view.add_row("plaintext twin", f"{report.twin_accuracy:.2%} ({twin_noise})")
+    if plan.training.hidden:
+        view.add_row("layers", " → ".join(map(str, (plan.width, *plan.training.hidden, plan.classes))) + ", ReLU")
     view.add_row("privacy", f"ε = {plan.claim.epsilon:.4g}, δ = {plan.claim.delta:g}; {plan.claim.neighbouring}")
     used = plan.scales.learning_rate_used(plan.training.learning_rate)
     view.add_row("learning rate used", f"{used:.6g} (asked for {plan.training.learning_rate:g})")
@@ -159,7 +161,9 @@ def print_estimate(plan: Plan, options: RunOptions, console: Console, found: dic
     view.add_row(
         "network time", f"LAN {found['seconds_lan']:,.0f} s, WAN {found['seconds_wan']:,.0f} s, computing on top"
     )
-    view.add_row("scales", f"embeddings {EMBEDDING_BITS} bits, weights {plan.scales.weight_bits} bits")
+    limit = plan.scales.norm_limit
+    hidden = "" if limit is None else f"; samples with hidden norms above {limit:g} do not count"
+    view.add_row("scales", f"embeddings {EMBEDDING_BITS} bits, weights {plan.scales.weight_bits} bits{hidden}")
     console.print(view)
     console.print(plan.claim.paragraph())
 

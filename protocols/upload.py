@@ -44,8 +44,8 @@ def _columns(job: ClientJob) -> Iterator[np.ndarray]:
             yield encode(job.one_hot[rows], 0, name="labels")
 
 
-def client_program(client: Client, job: ClientJob) -> np.ndarray:
-    """What a client does: commit to its columns, share them, wait, receive the released model."""
+def client_program(client: Client, job: ClientJob) -> list[np.ndarray]:
+    """What a client does: commit to its columns, share them, wait, receive the released model, layer by layer."""
     commit_to_columns(client, job.plan.client_names, _columns(job))
     share_columns(client, job)
     return receive_model(client, job.plan)
@@ -60,9 +60,9 @@ def share_columns(client: Client, job: ClientJob, advance: Callable[[int], None]
         advance(rows.stop - rows.start)
 
 
-def receive_model(client: Client, plan: Plan) -> np.ndarray:
+def receive_model(client: Client, plan: Plan) -> list[np.ndarray]:
     """Wait for the released model."""
-    return client.receive((plan.width + 1, plan.classes), plan.scales.weight_bits, timeout=PATIENCE)
+    return plan.unflatten(client.receive((plan.parameters,), plan.scales.weight_bits, timeout=PATIENCE))
 
 
 async def receive_rows(party: Party, plan: Plan, directory: ServerDirectory | None = None) -> SharedRows:
