@@ -94,7 +94,9 @@ class ServerDirectory:
             while (name := f"values-{len(layers)}") in file:
                 values = ArithmeticTensor(party, file[name], weight_bits)
                 name = f"velocity-{len(layers)}"
-                layers.append(Weights(values, ArithmeticTensor(party, file[name], velocity_bits) if name in file else None))
+                layers.append(
+                    Weights(values, ArithmeticTensor(party, file[name], velocity_bits) if name in file else None)
+                )
         return layers
 
     def _write(self, file: Path, content: bytes) -> None:

@@ -33,6 +33,7 @@ __all__ = [
     "plan_with_released_model",
     "plan_with_shares",
     "prediction_cost",
+    "receive_chunk",
     "servers",
 ]
 
@@ -344,11 +345,12 @@ def client_program(client: Client, job: PredictionClientJob) -> np.ndarray | Non
     for chunk in plan.chunks:
         client.share(job.embeddings[chunk], EMBEDDING_BITS)
         if client.name == plan.receiver:
-            found.append(_receive(client, plan, chunk.stop - chunk.start))
+            found.append(receive_chunk(client, plan, chunk.stop - chunk.start))
     return np.concatenate(found) if found else None
 
 
-def _receive(client: Client, plan: PredictionPlan, rows: int) -> np.ndarray:
+def receive_chunk(client: Client, plan: PredictionPlan, rows: int) -> np.ndarray:
+    """The predictions of the next chunk of rows, at the named client."""
     if plan.output == "label":
         return client.receive((rows,), 0).astype(np.int64)
     if plan.output == "probabilities":

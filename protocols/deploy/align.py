@@ -21,7 +21,7 @@ import numpy as np
 
 from accel.validate import require
 from protocols.checkpoint import write_arrays
-from protocols.deploy.door import Door
+from protocols.deploy.door import Door, Handler
 from protocols.deploy.log import Log
 from protocols.deploy.wire import Channel, Identity, Refused, call, name_of
 from refmpc.connect import listen
@@ -51,7 +51,15 @@ class Aligner:
     so that a client that comes too late is told so."""
 
     def __init__(
-        self, identity: Identity, kind: str, ids: Sequence[str], state: Path, log: Log, *, listen_on: str | None
+        self,
+        identity: Identity,
+        kind: str,
+        ids: Sequence[str],
+        state: Path,
+        log: Log,
+        *,
+        listen_on: str | None,
+        handlers: Mapping[str, Handler] | None = None,
     ):
         self._identity, self._kind, self._ids, self._log = identity, kind, ids, log
         encode_ids(ids)  # refuses what cannot be matched, before anybody is called
@@ -63,6 +71,7 @@ class Aligner:
         self._names = [client.name for client in clients]
         self._leader = clients[-1]
         self._listen_on = listen_on
+        self._handlers = {"align": self._arrive, **(handlers or {})}
         self._arrived: dict[str, Channel] = {}
         self._changed = threading.Condition()
         self._agreed: Agreed | None = None
@@ -83,7 +92,7 @@ class Aligner:
         assert address is not None
         listener = listen(self._listen_on or address[0], address[1])
         timeout = self._identity.config.run.timeout
-        with Door(self._identity, listener, {"align": self._arrive}, self._log, timeout=timeout) as self._door:
+        with Door(self._identity, listener, self._handlers, self._log, timeout=timeout) as self._door:
             yield self
 
     def agree(self, advance: Advance, *, again: bool = False) -> Agreed:
@@ -202,6 +211,10 @@ class Aligner:
                 if not error.later:
                     raise
             time.sleep(_PAUSE)
+
+    def forget(self) -> None:
+        """The alignment served its purpose: the next call aligns anew."""
+        self._file.unlink(missing_ok=True)
 
     # disk ----------------------------------------------------------------------------------------
 

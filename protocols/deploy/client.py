@@ -25,7 +25,7 @@ from protocols.deploy.config import ClientEntry, FederationConfig, load
 from protocols.deploy.credentials import load_credentials, own_directory
 from protocols.deploy.facts import plan_for
 from protocols.deploy.log import Log
-from protocols.deploy.sessions import TRAINING
+from protocols.deploy.tasks import TRAINING
 from protocols.deploy.uplink import UplinkTransport, UploadLost
 from protocols.deploy.wire import Identity
 from protocols.plan import Plan
@@ -130,13 +130,13 @@ def take_part(
             finally:
                 transport.close()
     log.info("model received")
-    return model if isinstance(model, list) else [model]
+    return model
 
 
 def write_model(file: Path, config: FederationConfig, plan: Plan, layers: list[np.ndarray]) -> None:
     """The released model, with what is needed to use it, and its claim."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    arrays = {f"layer_{i}": layer for i, layer in enumerate(layers)}
+    arrays = {f"layer_{i}": layer for i, layer in enumerate(layers, 1)}
     facts = {
         "classes": np.array(config.run.classes),
         "clients": np.array(plan.client_names),

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import secrets
 import socket
 import threading
@@ -21,7 +20,7 @@ from protocols.deploy.audit import AuditLog
 from protocols.deploy.log import Log
 from protocols.deploy.wire import Channel, Identity, Refused, call, name_of
 from refmpc.errors import HandshakeError, RefmpcError
-from refmpc.transport import Peer, printable
+from refmpc.transport import Peer
 
 __all__ = ["DONE", "READY", "Meeting", "Met"]
 
@@ -155,12 +154,12 @@ class Meeting:
         if not common:
             return None
         session = common[0]
-        own = json.loads(json.dumps(dict(parameters(session))))
+        own = parameters(session)
         for channel in channels.values():
-            channel.send({"parameters": own})
+            channel.send({"parameters": dict(own)})
         for peer, channel in channels.items():
             message, _ = channel.receive()
-            difference = self._difference(peer, message.get("parameters"), own)
+            difference = self._identity.difference(peer, message.get("parameters"), own)
             if difference:
                 for other in channels.values():
                     with contextlib.suppress(RefmpcError):
@@ -168,13 +167,3 @@ class Meeting:
                 raise HandshakeError(difference)
         attempt = hashlib.sha256(" ".join([session, *sorted(nonces)]).encode()).hexdigest()[:32]
         return Met(session, attempt, {peer: channel.connection for peer, channel in channels.items()}, heads)
-
-    def _difference(self, peer: int, theirs: Any, mine: Mapping[str, Any]) -> str:
-        got = theirs if isinstance(theirs, dict) else {}
-        for name in sorted({*got, *mine}):
-            if got.get(name) != mine.get(name):
-                return (
-                    f"{name_of(peer)} has {name} = {printable(json.dumps(got.get(name)), 200)}, {self._identity.name} has "
-                    f"{printable(json.dumps(mine.get(name)), 200)}: they must agree"
-                )
-        return ""

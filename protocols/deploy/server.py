@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import hashlib
-import importlib
 import signal
 import threading
 import time
@@ -17,11 +16,9 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from rich.console import Console
 
 from accel.validate import require
-from protocols.checkpoint import write_arrays
 from protocols.deploy.answer import Answerer
 from protocols.deploy.audit import WITNESS, AuditLog
 from protocols.deploy.config import FederationConfig, ServerEntry, load
@@ -33,9 +30,7 @@ from protocols.deploy.sessions import Session, SessionStore
 from protocols.deploy.spool import SpoolTransport, write_private
 from protocols.deploy.wire import Channel, Identity, Refused, name_of
 from protocols.launch import _progress
-from protocols.training import ServerJob
-from protocols.upload import receive_rows
-from refmpc import Ledger, Party
+from refmpc import Ledger
 from refmpc.connect import listen
 from refmpc.errors import HandshakeError, RefmpcError
 from refmpc.network import PROFILES
@@ -61,6 +56,9 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "--listen", metavar="HOST", help="address to listen on (default: the server's host in the file)"
     )
+    parser.add_argument(
+        "--serve-predictions", action="store_true", help="go on after the training, for `ppvfl predict`"
+    )
     parser.add_argument("--log", metavar="FILE", help="structured log, a JSON object a line (default: stderr)")
 
 
@@ -73,7 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
     identity = Identity(config, entry.id, load_credentials(config, entry.name, arguments.credentials))
     state = Path(arguments.state or own_directory(config, entry.name, arguments.credentials) / "state")
     log = Log(entry.name, None if arguments.log is None else Path(arguments.log))
-    server = Server(identity, state, log, host=arguments.listen or entry.host)
+    server = Server(identity, state, log, host=arguments.listen or entry.host, predictions=arguments.serve_predictions)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: server.stop.set())
     return server.serve()
@@ -82,11 +80,12 @@ def run(arguments: argparse.Namespace) -> int:
 class Server:
     """One server: its door, its sessions, its meetings with the two others."""
 
-    def __init__(self, identity: Identity, state: Path, log: Log, *, host: str):
+    def __init__(self, identity: Identity, state: Path, log: Log, *, host: str, predictions: bool = False):
+        self._predictions = predictions
         self._identity, self._log = identity, log
         self.config: FederationConfig = identity.config
         directory = state / identity.configuration[:16]
-        self._store = SessionStore(self.config, directory)
+        self._store = SessionStore(self.config, directory, predictions=predictions)
         self._audit = AuditLog(directory / "audit.jsonl")  # also keeps a second process out of this directory
         self._meeting = Meeting(identity, log, self._audit)
         self._uploading: dict[tuple[str, str], Channel] = {}
@@ -140,7 +139,7 @@ class Server:
 
     def _finished(self) -> bool:
         training = self._store.training
-        return training is not None and training.done and training.taken
+        return not self._predictions and training is not None and training.done and training.taken
 
     def _wait_for_work(self) -> bool:
         with self._store.changed:
@@ -161,10 +160,9 @@ class Server:
         for peer, (head, count) in met.heads.items():
             self._audit.append(WITNESS, peer=name_of(peer), head=head, count=count)
         uploads = {client: spool.digest for client, spool in session.spools.items()}
-        self._audit.append(
-            "attempt", session=session.name, attempt=met.attempt, plan=session.plan.fingerprint, uploads=uploads
-        )
-        self._log.info("all servers agree", session=session.name[:8], attempt=met.attempt[:8], rows=session.rows)
+        facts = {"kind": session.kind, "rows": session.facts["rows"]}
+        self._audit.append("attempt", **facts, session=session.name, attempt=met.attempt, uploads=uploads)
+        self._log.info("all servers agree", **facts, session=session.name[:8], attempt=met.attempt[:8])
         try:
             self._attempt(session, met)
         except HandshakeError:
@@ -177,43 +175,46 @@ class Server:
             self._store.changed.notify_all()
 
     def _attempt(self, session: Session, met: Met) -> None:
-        plan, run = session.plan, self.config.run
+        task, timeout = session.task, self.config.run.timeout
         options = Options(
-            timeout=run.timeout,
+            timeout=timeout,
             profile=PROFILES["loopback"],  # emulates nothing
             run_id=f"{self._identity.configuration} {session.name} {met.attempt}",
             parameters=session.parameters(),
-            releases=plan.releases,
+            releases=task.plan.releases,
             insecure_seed=None,
             insecure_check_ranges=False,
             insecure_record=False,
         )
-        transport = SpoolTransport(SocketTransport(met.connections, run.timeout), session.spools)
-        job = ServerJob(plan, session.server_directory, _checkpoint_every(self.config, session))
+        transport = SpoolTransport(SocketTransport(met.connections, timeout), session.spools)
         begun = time.monotonic()
         with _progress(Console(stderr=True), quiet=not self._log.is_terminal) as show:
             try:
                 output, ledger, _ = play_party(
-                    int(str(self._identity.me)), transport, _program, (job,), options, self._reporter(session, show)
+                    int(str(self._identity.me)),
+                    transport,
+                    task.run,
+                    (session.directory,),
+                    options,
+                    self._reporter(session, show),
                 )
+                self._keep(session, output, ledger)
                 session.finish(met.attempt, transport.outbox)
             finally:
                 transport.close()
-        self._keep(session, output, ledger)
         for release in ledger.releases:
             claim = hashlib.sha256(release.claim.encode()).hexdigest()
             facts = {"name": release.name, "elements": release.elements, "receiver": release.receiver, "claim": claim}
             self._audit.append("release", session=session.name, attempt=met.attempt, **facts)
         total = ledger.total()
         self._log.info(
-            "trained and released",
+            "computed and released",
+            kind=session.kind,
             session=session.name[:8],
-            steps=plan.schedule.num_steps,
+            rows=session.facts["rows"],
             rounds=total.rounds,
             bytes_sent=total.bytes_sent,
             seconds=round(time.monotonic() - begun, 2),
-            epsilon=plan.claim.epsilon,
-            delta=plan.claim.delta,
         )
 
     def _reporter(self, session: Session, show: Callable[[Any, Any], None]) -> Callable[[Any], None]:
@@ -229,11 +230,11 @@ class Server:
 
         return report
 
-    def _keep(self, session: Session, output: np.ndarray, ledger: Ledger) -> None:
+    def _keep(self, session: Session, output: Any, ledger: Ledger) -> None:
         """What was released, its claim and its ledger, for this server's operator."""
-        write_arrays(session.directory / "model.npz", {"layer": output})
-        write_private(session.directory / "claim.txt", session.plan.claim.paragraph().encode() + b"\n")
+        write_private(session.directory / "claim.txt", session.task.claim.encode() + b"\n")
         write_private(session.directory / "ledger.json", ledger.to_json().encode())
+        session.task.keep(session.directory, output)
 
     # callers, each in a thread of its own --------------------------------------------------------
 
@@ -251,7 +252,7 @@ class Server:
         """The session that a client names in its first message; refuses in a sentence."""
         try:
             require(channel.peer in {c.name for c in self.config.clients}, "caller", name_of(channel.peer), "a client")
-            session = self._store.open(hello.get("kind"), hello.get("session"), hello.get("rows"))
+            session = self._store.open(hello)
         except ValueError as error:
             channel.answer(refused=str(error))
             raise Refused(str(error)) from None
@@ -282,13 +283,13 @@ class Server:
         with self._alone(session, channel):
             channel.answer(
                 ok=True,
-                parameters=session.plan.public_parameters(),
+                parameters=session.task.plan.public_parameters(),
                 kept=spool.count,
                 digest=spool.digest,
                 complete=spool.complete,
             )
             while not spool.complete:
-                message, payload = channel.receive(session.message_limit)
+                message, payload = channel.receive(session.task.largest_message)
                 if "from" in message:
                     begin = message["from"]
                     good = isinstance(begin, int) and 0 <= begin <= spool.count
@@ -316,7 +317,7 @@ class Server:
         """A client waits for its result: signs of life until it is there, then its shares, until it has them."""
         session = self._store.get(hello.get("session"))
         client = name_of(channel.peer)
-        if session is None or client not in session.spools:
+        if session is None or client not in session.task.receivers:
             channel.answer(refused="no such session here", later=False)
             raise Refused(f"{client} asks for a session that is not here")
         channel.answer(ok=True)
@@ -335,7 +336,7 @@ class Server:
     def _note_taken(self, channel: Channel, hello: Mapping[str, Any]) -> None:
         """A client has all three parts of its result."""
         session, client = self._store.get(hello.get("session")), name_of(channel.peer)
-        if session is None or client not in session.spools or not session.done:
+        if session is None or client not in session.task.receivers or not session.done:
             channel.answer(refused="no such session here, or it is not done")
             return
         self._audit.append("result taken", client=client, session=session.name)
@@ -344,17 +345,3 @@ class Server:
         session.note_taken(client)  # last: the server may end now
         with self._store.changed:
             self._store.changed.notify_all()
-
-
-def _checkpoint_every(config: FederationConfig, session: Session) -> int:
-    every = config.run.checkpoint_every
-    if config.run.protocol == "g_shuff" and every:  # only between epochs: within one the order is a secret permutation
-        batches = session.plan.schedule.num_batches
-        every = max(batches, every // batches * batches)
-    return every
-
-
-async def _program(party: Party, job: ServerJob) -> np.ndarray:
-    """What a server runs once everything that clients send is here."""
-    rows = await receive_rows(party, job.plan)
-    return await importlib.import_module(f"protocols.{job.plan.protocol}").train(party, job, rows)

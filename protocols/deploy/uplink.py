@@ -46,11 +46,12 @@ class UplinkTransport:
         kind: str,
         session: str,
         rows: int,
+        output: str | None = None,
         parameters: Mapping[str, Any],
         on_beat: Beat = lambda progress: None,
     ):
         self._identity, self._log = identity, log
-        self._facts = {"kind": kind, "session": session, "rows": rows}
+        self._facts = {"kind": kind, "session": session, "rows": rows, "output": output}
         self._parameters = parameters
         self._on_beat = on_beat
         self.timeout = identity.config.run.timeout
@@ -164,13 +165,9 @@ class UplinkTransport:
 
     def _compare(self, server: int, theirs: Any) -> None:
         """Refuse a server whose plan differs: before anything is shared with it."""
-        got = theirs if isinstance(theirs, dict) else {}
-        for name in sorted({*got, *self._parameters}):
-            if got.get(name) != self._parameters.get(name):
-                raise HandshakeError(
-                    f"{name_of(server)} has {name} = {got.get(name)!r}, {self._identity.name} has "
-                    f"{self._parameters.get(name)!r}: they must agree; install the same version at both"
-                )
+        difference = self._identity.difference(server, theirs, self._parameters)
+        if difference:
+            raise HandshakeError(difference)
 
     # receiving -----------------------------------------------------------------------------------
 

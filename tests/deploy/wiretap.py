@@ -1,6 +1,6 @@
 """What crosses the wire between participants: a recording TCP relay, a packet sniffer, and the check that it is TLS.
 
-    python -m tests.deploy.wiretap FILE     # record all TCP payloads that pass this namespace's bridge, until stopped
+python -m tests.deploy.wiretap FILE     # record all TCP payloads that pass this namespace's bridge, until stopped
 """
 
 from __future__ import annotations
