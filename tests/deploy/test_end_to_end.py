@@ -116,7 +116,7 @@ def test_a_federation_from_init_to_predictions(hosts: dict[str, Host], tmp_path:
             run.wait(name, 120)
         findings = json.loads(run.wait("doctor"))["findings"]
         assert {finding["status"] for finding in findings} <= {"ok", "warning"}, findings
-        assert {finding["peer"] for finding in findings} >= set(SERVERS)
+        assert {finding["subject"] for finding in findings} >= set(SERVERS)
         _check_outsider(json.loads(run.wait("outsider")), run)
         layer = _check_models(tmp_path)
         for name in CLIENTS:
