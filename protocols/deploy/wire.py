@@ -209,6 +209,13 @@ class Channel:
         self.connection.close()
 
 
+def _is_refusal(error: BaseException | None) -> bool:
+    """Whether TLS failed for good: a certificate that is wrong stays wrong, but a connection that broke may be made again."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return True
+    return isinstance(error, ssl.SSLError) and "ALERT" in str(getattr(error, "reason", ""))
+
+
 def call(
     identity: Identity, peer: Peer, address: tuple[str, int], purpose: str, *, timeout: float, **more: Any
 ) -> tuple[Channel, dict[str, Any]]:
@@ -233,7 +240,7 @@ def call(
             answer = parse(receive(connection, name, deadline), name)
         except OSError as error:  # TLS 1.3: a refused certificate is noticed only now
             reason = getattr(error, "reason", "") or error
-            if isinstance(error, ssl.SSLError):
+            if _is_refusal(error):
                 raise Refused(f"{name} refused the TLS connection: {reason}") from error
             raise PeerLost(f"{name} closed the connection during the greeting: {reason}") from error
         if "refused" in answer:
@@ -244,7 +251,7 @@ def call(
         raise
     except HandshakeError as error:
         connection.close()
-        if isinstance(error.__cause__, ssl.SSLError):  # a certificate that is wrong stays wrong
+        if _is_refusal(error.__cause__):
             raise Refused(str(error)) from error
         raise PeerLost(str(error)) from error  # it died, or is too busy: worth another call
     except BaseException:
