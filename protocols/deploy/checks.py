@@ -30,6 +30,7 @@ from protocols.deploy.config import (
 from protocols.deploy.credentials import (
     CERTIFICATE,
     KEY,
+    RoleError,
     own_directory,
     pinned_certificate,
     read_certificate,
@@ -107,7 +108,7 @@ def check_own_files(config: FederationConfig, name: str, directory: str | Path |
         try:
             pinned_certificate(config, other)
         except ConfigurationError as error:
-            check = "role" if "must hold the URI" in str(error) else "certificate in the file"
+            check = "role in the file" if isinstance(error, RoleError) else "certificate in the file"
             yield Finding(other.name, check, "failed", *_split(str(error)))
 
 

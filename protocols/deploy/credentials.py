@@ -23,6 +23,7 @@ __all__ = [
     "CERTIFICATE",
     "KEY",
     "REQUEST",
+    "RoleError",
     "hosts_of",
     "load_credentials",
     "make_key",
@@ -37,6 +38,10 @@ __all__ = [
 
 KEY, CERTIFICATE, REQUEST = "key.pem", "certificate.pem", "request.csr"
 _PREFIX = "urn:ppvfl:"
+
+
+class RoleError(ConfigurationError):
+    """A pinned certificate that says it is somebody else's."""
 
 
 def own_directory(config: FederationConfig, name: str, directory: str | Path | None = None) -> Path:
@@ -118,7 +123,7 @@ def pinned_certificate(config: FederationConfig, entry: ServerEntry | ClientEntr
         )
     wrong = wrong_role(certificate, entry)
     if wrong:
-        raise ConfigurationError(f"{config.source}: {wrong}")
+        raise RoleError(f"{config.source}: {wrong}")
     return certificate
 
 
