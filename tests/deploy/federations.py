@@ -25,7 +25,7 @@ from protocols.deploy.template import federation_text
 from refmpc.certificates import private_file, self_signed
 from refmpc.connect import listen
 
-CLIENTS = [("bank", 4, "127.0.0.1:7100"), ("card", 3, "127.0.0.1:7101")]
+CLIENTS = [("bank", 4, ""), ("card", 3, "127.0.0.1:7101")]
 
 
 def free_ports(count: int) -> list[int]:

@@ -75,6 +75,7 @@ WRONG = [
     (["--servers=a:1,b:2"], "--servers = 'a:1,b:2': must be three addresses"),
     (["--servers=a:1,b:2,c"], "--servers = 'c': must be host:port"),
     (["--clients=Bank"], "name = 'Bank': must be a lower-case letter"),
+    (["--alignment=a:1,b:2,c:3"], "--alignment = 'a:1,b:2,c:3': must be one address or 2"),
     (["--widths=4"], "--widths = '4': must be 2 numbers"),
     (["--widths=4,x"], "--widths = '4,x': must be positive numbers"),
     (["--classes=1"], "classes = 1: must be a number of classes from 2"),
