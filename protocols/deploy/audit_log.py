@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
@@ -33,10 +34,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 @dataclass(frozen=True)
 class Run:
-    """One ledger of one server. ``name`` is the same at all servers."""
+    """One ledger of one server. ``name`` (and ``session``, if it has one) is the same at all servers."""
 
     server: str
     name: str
+    session: str
     ledger: Mapping[str, Any]
     claim: str
     path: str
@@ -52,7 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
         "directories with a ledger.json or an audit.jsonl somewhere below",
         "give a server's --state, or the directory of a run in runs/",
     )
-    wrong += check(runs) + compare(logs)
+    wrong += check(runs) + check_against_logs(runs, logs) + compare(logs)
     if arguments.json:
         facts = {
             "runs": [asdict(one) for one in runs],
@@ -103,6 +105,27 @@ def check(runs: list[Run]) -> list[str]:
     return wrong
 
 
+def check_against_logs(runs: list[Run], logs: Mapping[str, list[Record]]) -> list[str]:
+    """Sentences on ledgers that say something else than the server's own audit log, whose records are chained."""
+    wrong = []
+    for one in runs:
+        if not one.session or one.server not in logs:
+            continue
+        noted = [r.facts for r in logs[one.server] if r.event == "release" and r.facts.get("session") == one.session]
+        last = [facts for facts in noted if facts.get("attempt") == noted[-1].get("attempt")]
+        found = [(f.get("name"), f.get("elements"), f.get("receiver"), f.get("claim")) for f in last]
+        want = [
+            (r["name"], r["elements"], r["receiver"], hashlib.sha256(r["claim"].encode()).hexdigest())
+            for r in one.ledger["releases"]
+        ]
+        if found != want:
+            wrong.append(
+                f"{one.name}: the ledger of {one.server} lists {len(want)} releases, its audit log has {len(found)} that "
+                "match in part: the ledger was changed, or the server died between writing the two"
+            )
+    return wrong
+
+
 def _differences(first: Run, other: Run) -> Iterable[tuple[str, str, str]]:
     """Bytes and seconds are each server's own; everything else is the same at all three."""
     for what in ("declared", "releases"):
@@ -140,13 +163,13 @@ def _read_run(server: str, directory: Path, file: Path) -> Run:
         require(set(release) == {"name", "elements", "receiver", "claim"}, "release", sorted(release), "a release")
     require(isinstance(ledger["declared"], dict) and isinstance(ledger["phases"], dict), "ledger", "", "complete")
     session, claim = file.parent / "session.json", file.parent / "claim.txt"
-    name = str(file.parent.relative_to(directory))
+    name, number = str(file.parent.relative_to(directory)), ""
     if session.exists():
         facts = json.loads(session.read_text())
-        name = f"{facts['kind']} {facts['name'][:8]}"
-    return Run(
-        server, "" if name == "." else name, ledger, claim.read_text().strip() if claim.exists() else "", str(file)
-    )
+        number = str(facts["name"])
+        name = f"{facts['kind']} {number[:8]}"
+    text = claim.read_text().strip() if claim.exists() else ""
+    return Run(server, "" if name == "." else name, number, ledger, text, str(file))
 
 
 def _print(runs: list[Run], logs: Mapping[str, list[Record]], wrong: list[str]) -> None:

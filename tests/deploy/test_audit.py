@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from pathlib import Path
@@ -222,22 +223,46 @@ def test_a_broken_chain_is_told(tmp_path: Path, capsys):
     assert "does not follow from the lines before it" in " ".join(capsys.readouterr().out.split())
 
 
-def test_sessions_of_one_server_are_told_apart(tmp_path: Path, capsys):
-    """A training and a prediction at the same servers: each is compared with its own counterpart."""
+def make_sessions(tmp_path: Path) -> Path:
+    """A training and a prediction at the same servers, as ``ppvfl server`` keeps them."""
     run = make_run(tmp_path)
     for i in range(3):
         state = run / f"server-{i}/state"
-        for kind, name in (("training", "aa" * 16), ("prediction", "bb" * 16)):
-            (state / name).mkdir()
-            (state / name / "session.json").write_text(json.dumps({"kind": kind, "name": name, "rows": 3}))
-            ledger = json.loads((state / "ledger.json").read_text())
-            if kind == "prediction":
-                ledger["releases"][0]["receiver"] = "client 'card'"
-            (state / name / "ledger.json").write_text(json.dumps(ledger))
+        with AuditLog(state / "audit.jsonl") as log:
+            for kind, name in (("training", "aa" * 16), ("prediction", "bb" * 16)):
+                (state / name).mkdir()
+                (state / name / "session.json").write_text(json.dumps({"kind": kind, "name": name, "rows": 3}))
+                ledger = json.loads((state / "ledger.json").read_text())
+                if kind == "prediction":
+                    ledger["releases"][0]["receiver"] = "client 'card'"
+                (state / name / "ledger.json").write_text(json.dumps(ledger))
+                for attempt in ("first", "second"):
+                    (release,) = ledger["releases"]
+                    claim = hashlib.sha256(release["claim"].encode()).hexdigest()
+                    log.append("release", session=name, attempt=attempt, **(release | {"claim": claim}))
         (state / "ledger.json").unlink()
-    assert main(["audit-log", str(run), "--json"]) == 0
+    return run
+
+
+def test_sessions_of_one_server_are_told_apart(tmp_path: Path, capsys):
+    """Each session is compared with its counterparts at the other servers, and with the server's own audit log."""
+    assert main(["audit-log", str(make_sessions(tmp_path)), "--json"]) == 0
     names = {one["name"] for one in json.loads(capsys.readouterr().out)["runs"]}
     assert names == {"training aaaaaaaa", "prediction bbbbbbbb"}
+
+
+def test_a_ledger_that_its_own_servers_log_contradicts(tmp_path: Path, capsys):
+    """All three ledgers were changed in the same way: they agree with each other, but not with the chained logs."""
+    run = make_sessions(tmp_path)
+    for i in range(3):
+        file = run / f"server-{i}/state" / ("aa" * 16) / "ledger.json"
+        ledger = json.loads(file.read_text())
+        hide_release(ledger)
+        file.write_text(json.dumps(ledger))
+    assert main(["audit-log", str(run), "--json"]) == 1
+    wrong = json.loads(capsys.readouterr().out)["wrong"]
+    assert len(wrong) == 3
+    assert "training aaaaaaaa: the ledger of server-0 lists 0 releases, its audit log has 1" in wrong[0]
 
 
 def test_nothing_there(tmp_path: Path, capsys):
