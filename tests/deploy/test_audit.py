@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -164,7 +165,8 @@ def test_servers_that_agree(tmp_path: Path, capsys):
     shown = capsys.readouterr().out
     assert "squares" in shown
     assert "server-0, server-1, server-2 agree" in " ".join(shown.split())
-    assert "chain unbroken" in shown
+    assert "chains are whole" in " ".join(shown.split())
+    assert shown.count("elements 3") == 1, "what three servers noted alike is one row"
     assert main(["audit-log", *(str(run / f"server-{i}") for i in range(3)), "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
     assert [one["server"] for one in facts["runs"]] == ["server-0", "server-1", "server-2"]
@@ -263,6 +265,31 @@ def test_a_ledger_that_its_own_servers_log_contradicts(tmp_path: Path, capsys):
     wrong = json.loads(capsys.readouterr().out)["wrong"]
     assert len(wrong) == 3
     assert "training aaaaaaaa: the ledger of server-0 lists 0 releases, its audit log has 1" in wrong[0]
+
+
+def test_each_configuration_has_a_log_of_its_own(tmp_path: Path, capsys):
+    """A federation that trained twice: ledgers are held against the log beside them, heads against their counterparts."""
+    both = tmp_path / "both"
+    for number in ("first", "second"):
+        run = make_sessions(tmp_path / number)
+        heads = {}
+        for i in range(3):
+            with AuditLog(run / f"server-{i}/state/audit.jsonl") as log:
+                log.append("finished", configuration=number)
+                heads[f"server-{i}"] = {"head": log.head, "count": log.count}
+        for i in range(3):
+            with AuditLog(run / f"server-{i}/state/audit.jsonl") as log:
+                for peer, facts in heads.items():
+                    if peer != f"server-{i}":
+                        log.append(WITNESS, peer=peer, **facts)
+            shutil.move(run / f"server-{i}/state", both / f"server-{i}/state/{number}")
+    assert main(["audit-log", str(both), "--json"]) == 0, capsys.readouterr().out
+    facts = json.loads(capsys.readouterr().out)
+    assert {log["place"] for log in facts["logs"]} == {"state/first", "state/second"}
+    (both / "server-1/state/first/audit.jsonl").write_bytes((both / "server-1/state/second/audit.jsonl").read_bytes())
+    assert main(["audit-log", str(both), "--json"]) == 1
+    wrong = json.loads(capsys.readouterr().out)["wrong"]
+    assert len([sentence for sentence in wrong if "the log of server-1 was cut or rewritten" in sentence]) == 2
 
 
 def test_nothing_there(tmp_path: Path, capsys):

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
+from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from protocols.deploy.cli import main
 from protocols.deploy.config import configuration_hash, load
@@ -182,11 +183,24 @@ def test_pin_refuses_another_role(tmp_path: Path, capsys):
     assert path.read_text() == before
 
 
-def test_pin_refuses_a_certificate_whose_authority_dropped_the_role(tmp_path: Path, capsys):
+NAMES, USAGE = x509.SubjectAlternativeName, x509.ExtendedKeyUsage
+WEB = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH])
+NO_SIGNATURES = x509.KeyUsage(False, False, True, False, False, False, False, False, False)
+UNFIT = {
+    "the role was dropped": ((NAMES,), {}, "says no role, or several"),
+    "a web server's": ((USAGE,), {"usage": WEB}, "must hold server and client authentication"),
+    "no signatures": ((), {"usage": NO_SIGNATURES}, "its key usage must hold digital signature"),
+}
+
+
+@pytest.mark.parametrize("how", UNFIT)
+def test_pin_refuses_what_an_authority_made_unfit(tmp_path: Path, capsys, how):
+    left_out, more, sentence = UNFIT[how]
     make_federation(tmp_path, keys="requests")
     request = x509.load_pem_x509_csr((tmp_path / "bank/request.csr").read_bytes())
-    bare = Authority().sign(request, extensions=False)
-    (tmp_path / "bank/certificate.pem").write_bytes(bare.public_bytes(serialization.Encoding.PEM))
+    signed = Authority().sign(request, *left_out, **more)
+    (tmp_path / "bank/certificate.pem").write_bytes(signed.public_bytes(serialization.Encoding.PEM))
     arguments = ["--certificate", str(tmp_path / "bank/certificate.pem"), "--config", str(tmp_path / "federation.toml")]
     assert main(["pin", "--participant", "bank", *arguments]) == 2
-    assert "says no role, or several" in capsys.readouterr().err
+    assert sentence in capsys.readouterr().err
+    assert load(tmp_path / "federation.toml", pinned=False).participant("bank").fingerprint == ""
