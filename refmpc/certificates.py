@@ -29,6 +29,7 @@ __all__ = [
     "write_request",
 ]
 
+_BOTH_ENDS = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH])
 _LATE_CLOCKS = datetime.timedelta(hours=1)  # a peer whose clock is behind accepts a fresh certificate as well
 
 
@@ -60,7 +61,6 @@ def self_signed(
     """A certificate that ``key`` signs for itself; good for both ends of a connection, and for signing nothing."""
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     start = begins or datetime.datetime.now(datetime.UTC) - _LATE_CLOCKS
-    usage = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
     return (
         x509.CertificateBuilder()
         .subject_name(subject)
@@ -71,7 +71,7 @@ def self_signed(
         .not_valid_after(start + datetime.timedelta(days=days))
         .add_extension(alternative_names(hosts, uri), critical=False)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(x509.ExtendedKeyUsage(usage), critical=False)
+        .add_extension(_BOTH_ENDS, critical=False)
         .sign(key, hashes.SHA256())
     )
 
@@ -83,6 +83,7 @@ def write_request(name: str, hosts: Iterable[str], uri: str, request_path: Path,
         x509.CertificateSigningRequestBuilder()
         .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]))
         .add_extension(alternative_names(hosts, uri), critical=False)
+        .add_extension(_BOTH_ENDS, critical=False)
         .sign(key, hashes.SHA256())
     )
     private_file(key_path, _key_bytes(key))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
+import json
 import logging
 import socket
 import ssl
@@ -20,7 +21,7 @@ from typing import Any
 from protocols.deploy.config import FederationConfig, agreed_values, configuration_hash
 from refmpc.connect import PROTOCOL_VERSION
 from refmpc.errors import HandshakeError
-from refmpc.handshake import Credentials, parse, receive, secure, send, shake_hands, tune, wrong_pin
+from refmpc.handshake import MAX_MESSAGE, Credentials, parse, receive, secure, send, shake_hands, tune, wrong_pin
 from refmpc.transport import printable
 
 __all__ = ["MAX_TRANSFER", "PURPOSE", "Answerer", "receive_payload", "serve", "software_version"]
@@ -97,11 +98,12 @@ class Answerer:
         return ""
 
     def _facts(self) -> dict[str, Any]:
+        agreed = agreed_values(self._config)
         return {
             "from": self._name,
             "version": self._version,
             "hash": configuration_hash(self._config),
-            "agreed": agreed_values(self._config),
+            "agreed": agreed if len(json.dumps(agreed)) < MAX_MESSAGE // 2 else {},  # thousands of class names
             "time": self._clock(),
             "state": self._state(),
         }

@@ -54,9 +54,16 @@ class AuditLog:
         self._lock = threading.Lock()
         self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o640)
         try:
+            self._take()
+        except BaseException:
+            os.close(self._file)
+            raise
+
+    def _take(self) -> None:
+        """Lock the file, mend its end, and check all of it."""
+        try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            os.close(self._file)
             raise AuditError(
                 f"{self._path} is written to by another process: two servers share one directory"
             ) from None

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
+import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -33,13 +36,25 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 @dataclass(frozen=True)
 class Run:
-    """One ledger of one server. ``name`` is the same at all servers."""
+    """One ledger of one server. ``name`` (and ``session``, if it has one) is the same at all servers."""
 
     server: str
     name: str
+    session: str
     ledger: Mapping[str, Any]
     claim: str
     path: str
+
+
+@dataclass(frozen=True)
+class Log:
+    """One audit log of one server. ``place``, below the server's directory, is the same at all servers: a server has a log
+    for each configuration."""
+
+    server: str
+    place: str
+    path: str
+    records: list[Record]
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -52,11 +67,13 @@ def run(arguments: argparse.Namespace) -> int:
         "directories with a ledger.json or an audit.jsonl somewhere below",
         "give a server's --state, or the directory of a run in runs/",
     )
-    wrong += check(runs) + compare(logs)
+    wrong += check(runs) + check_against_logs(runs, logs)
+    for place in dict.fromkeys(log.place for log in logs):
+        wrong += compare({log.server: log.records for log in logs if log.place == place})
     if arguments.json:
         facts = {
             "runs": [asdict(one) for one in runs],
-            "audit": {server: [asdict(record) for record in records] for server, records in logs.items()},
+            "logs": [asdict(log) for log in logs],
             "wrong": wrong,
         }
         print(json.dumps(facts, indent=2))
@@ -65,10 +82,10 @@ def run(arguments: argparse.Namespace) -> int:
     return 1 if wrong else 0
 
 
-def collect(directories: Iterable[Path]) -> tuple[list[Run], dict[str, list[Record]], list[str]]:
+def collect(directories: Iterable[Path]) -> tuple[list[Run], list[Log], list[str]]:
     """All ledgers and audit logs below the directories, and sentences on those that cannot be read."""
     runs: list[Run] = []
-    logs: dict[str, list[Record]] = {}
+    logs: list[Log] = []
     wrong: list[str] = []
     for server, directory in _servers(list(directories)).items():
         for file in sorted(directory.rglob("ledger.json")):
@@ -77,9 +94,9 @@ def collect(directories: Iterable[Path]) -> tuple[list[Run], dict[str, list[Reco
             except (ValueError, KeyError, TypeError, OSError) as error:
                 wrong.append(f"{file} is not a ledger: {type(error).__name__}: {error}")
         for file in sorted(directory.rglob("audit.jsonl")):
-            name = server if server not in logs else f"{server} {file.parent.name}"
+            place = str(file.parent.relative_to(directory))
             try:
-                logs[name] = read_log(file)
+                logs.append(Log(server, "" if place == "." else place, str(file), read_log(file)))
             except AuditError as error:
                 wrong.append(str(error))
     return runs, logs, wrong
@@ -100,6 +117,29 @@ def check(runs: list[Run]) -> list[str]:
                 wrong.append(
                     f"{name or 'the run'}: {first.server} and {other.server} differ in {what}: {left}, {right}"
                 )
+    return wrong
+
+
+def check_against_logs(runs: list[Run], logs: list[Log]) -> list[str]:
+    """Sentences on ledgers that say something else than the server's own audit log, whose records are chained."""
+    wrong = []
+    for one in runs:
+        above = [log for log in logs if Path(log.path).parent in Path(one.path).parents]
+        if not one.session or not above:
+            continue
+        records = max(above, key=lambda log: len(log.path)).records
+        noted = [r.facts for r in records if r.event == "release" and r.facts.get("session") == one.session]
+        last = [facts for facts in noted if facts.get("attempt") == noted[-1].get("attempt")]
+        found = [(f.get("name"), f.get("elements"), f.get("receiver"), f.get("claim")) for f in last]
+        want = [
+            (r["name"], r["elements"], r["receiver"], hashlib.sha256(r["claim"].encode()).hexdigest())
+            for r in one.ledger["releases"]
+        ]
+        if found != want:
+            wrong.append(
+                f"{one.name}: the ledger of {one.server} lists {len(want)} releases, its audit log has {len(found)} that "
+                "match in part: the ledger was changed, or the server died between writing the two"
+            )
     return wrong
 
 
@@ -140,36 +180,32 @@ def _read_run(server: str, directory: Path, file: Path) -> Run:
         require(set(release) == {"name", "elements", "receiver", "claim"}, "release", sorted(release), "a release")
     require(isinstance(ledger["declared"], dict) and isinstance(ledger["phases"], dict), "ledger", "", "complete")
     session, claim = file.parent / "session.json", file.parent / "claim.txt"
-    name = str(file.parent.relative_to(directory))
+    name, number = str(file.parent.relative_to(directory)), ""
     if session.exists():
         facts = json.loads(session.read_text())
-        name = f"{facts['kind']} {facts['name'][:8]}"
-    return Run(
-        server, "" if name == "." else name, ledger, claim.read_text().strip() if claim.exists() else "", str(file)
-    )
+        number = str(facts["name"])
+        name = f"{facts['kind']} {number[:8]}"
+    text = claim.read_text().strip() if claim.exists() else ""
+    return Run(server, "" if name == "." else name, number, ledger, text, str(file))
 
 
-def _print(runs: list[Run], logs: Mapping[str, list[Record]], wrong: list[str]) -> None:
+def _print(runs: list[Run], logs: list[Log], wrong: list[str]) -> None:
     console = Console()
     for name in dict.fromkeys(one.name for one in runs):
         same = [one for one in runs if one.name == name]
         _print_releases(console, name, same)
         for claim in dict.fromkeys(one.claim for one in same if one.claim):
             console.print(Text(claim))
-    for server, records in logs.items():
-        table = Table(title=f"{server}: audit log, {len(records)} records, chain unbroken")
-        for column in ("", "time", "event", "facts"):
-            table.add_column(column, justify="right" if not column else "left", overflow="fold")
-        for record in records:
-            facts = ", ".join(f"{key} {value}" for key, value in record.facts.items())
-            table.add_row(str(record.index), record.time[:19], printable(record.event), Text(printable(facts)))
-        console.print(table)
+    for place in dict.fromkeys(log.place for log in logs):
+        _print_logs(console, [log for log in logs if log.place == place])
     for sentence in wrong:
         console.print(Text(f"wrong: {sentence}", style="bold red"))
     if not wrong:
-        servers = sorted({one.server for one in runs} | set(logs))
+        servers = sorted({one.server for one in runs} | {log.server for log in logs})
         agree = f"{', '.join(servers)} agree" if len(servers) > 1 else "one server's records only, nothing to compare"
-        console.print(f"[green]nothing wrong[/green]: {agree}; every release was declared with its claim")
+        console.print(
+            f"[green]nothing wrong[/green]: {agree}; every release was declared with its claim, chains are whole"
+        )
 
 
 def _print_releases(console: Console, name: str, same: list[Run]) -> None:
@@ -190,3 +226,33 @@ def _print_releases(console: Console, name: str, same: list[Run]) -> None:
         sent, seconds = sum(c["bytes_sent"] for c in counters), max(c["seconds"] for c in counters)
         costs.add_row(phase, f"{counters[0]['rounds']:,}", f"{sent:,}", f"{seconds:.2f}")
     console.print(costs)
+
+
+def _print_logs(console: Console, logs: list[Log]) -> None:
+    """The servers' logs of one configuration as one: what several servers noted alike is one row."""
+    rows: dict[tuple[str, str, int], tuple[str, list[str]]] = {}
+    for log in logs:
+        seen: Counter[tuple[str, str]] = Counter()
+        for record in log.records:
+            same = record.event, _facts(record.facts)
+            seen[same] += 1
+            time, by = rows.setdefault((*same, seen[same]), (record.time, []))
+            rows[(*same, seen[same])] = min(time, record.time), [*by, log.server]
+    counts = ", ".join(f"{log.server} {len(log.records)} records" for log in logs)
+    table = Table(title=f"audit logs{f' of {logs[0].place}' if logs[0].place else ''}: {counts}")
+    table.add_column("time (UTC)", no_wrap=True)
+    for column in ("event", "facts", "noted by"):
+        table.add_column(column, overflow="fold")
+    for (event, facts, _), (time, by) in sorted(rows.items(), key=lambda row: row[1][0]):
+        whom = "all" if len(by) == len(logs) > 1 else ", ".join(by)
+        table.add_row(time[:19].replace("T", " "), printable(event), Text(printable(facts)), whom)
+    console.print(table)
+
+
+def _facts(value: Any) -> str:
+    """Names and values; long hashes are cut for people, JSON has all of them."""
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {_facts(item)}" for key, item in value.items())
+    if isinstance(value, list):
+        return " ".join(map(_facts, value))
+    return re.sub(r"\b([0-9a-f]{8})[0-9a-f]{24,}\b", r"\1…", str(value))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import hashlib
 import socket
 import ssl
 import time
@@ -30,6 +31,7 @@ from protocols.deploy.config import (
 from protocols.deploy.credentials import (
     CERTIFICATE,
     KEY,
+    RoleError,
     own_directory,
     pinned_certificate,
     read_certificate,
@@ -107,7 +109,7 @@ def check_own_files(config: FederationConfig, name: str, directory: str | Path |
         try:
             pinned_certificate(config, other)
         except ConfigurationError as error:
-            check = "role" if "must hold the URI" in str(error) else "certificate in the file"
+            check = "role in the file" if isinstance(error, RoleError) else "certificate in the file"
             yield Finding(other.name, check, "failed", *_split(str(error)))
 
 
@@ -205,8 +207,9 @@ class _Visit:
         yield self._open()
         yield self._shake_hands()
         assert isinstance(self._connection, ssl.SSLSocket)
-        certificate = x509.load_der_x509_certificate(self._connection.getpeercert(binary_form=True) or b"")
-        yield self._pin(certificate)
+        der = self._connection.getpeercert(binary_form=True) or b""
+        yield self._pin(hashlib.sha256(der).hexdigest())
+        certificate = x509.load_der_x509_certificate(der)  # the pinned one: safe to look into
         yield _validity(self._entry.name, "certificate valid", certificate)
         wrong = wrong_role(certificate, self._entry)
         yield self._failed("role", *_split(wrong)) if wrong else self._ok("role", self._entry.role)
@@ -265,8 +268,8 @@ class _Visit:
         cipher = self._connection.cipher()
         return self._ok("TLS handshake", f"{self._connection.version()}, {cipher[0] if cipher else ''}")
 
-    def _pin(self, certificate: x509.Certificate) -> Finding:
-        got, want = fingerprint_of(certificate), self._entry.fingerprint
+    def _pin(self, got: str) -> Finding:
+        want = self._entry.fingerprint
         if got == want:
             return self._ok("certificate pinned", f"{got[:16]}…")
         owner = next((e.name for e in self._config.participants if e.fingerprint == got), None)
@@ -313,11 +316,10 @@ class _Visit:
         there = facts.get("agreed")
         theirs, ours = there if isinstance(there, dict) else {}, agreed_values(self._config)
         differing = [key for key in sorted({*theirs, *ours}) if theirs.get(key) != ours.get(key)]
-        shown = "; ".join(f"{key}: here {ours.get(key)!r}, there {theirs.get(key)!r}" for key in differing[:3])
+        shown = "; ".join(f"{key}: here {ours.get(key)!r:.60}, there {theirs.get(key)!r:.60}" for key in differing[:3])
         more = f"; and {len(differing) - 3} more" if len(differing) > 3 else ""
-        return self._failed(
-            "configuration", printable(f"differs: {shown}{more}", 500), "give the same file to every participant"
-        )
+        found = f"differs: {shown}{more}" if theirs else "differs"
+        return self._failed("configuration", printable(found, 500), "give the same file to every participant")
 
     def _measure(self) -> Iterator[Finding]:
         try:

@@ -29,14 +29,17 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one sub-command; bad input and refused connections end in one sentence and exit code 2."""
+    """Run one sub-command. Exit codes: 0 done, 1 something is wrong or broke (it may work later), 2 bad input."""
     arguments = make_parser().parse_args(argv)
     module = importlib.import_module(f"protocols.deploy.{arguments.command.replace('-', '_')}")
     try:
         return module.run(arguments)
-    except (ValueError, OSError, RefmpcError) as error:
+    except ValueError as error:
         print(f"ppvfl {arguments.command}: {error}", file=sys.stderr)
         return 2
+    except (OSError, RefmpcError) as error:
+        print(f"ppvfl {arguments.command}: {error}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         print(f"ppvfl {arguments.command}: interrupted", file=sys.stderr)
         return 130

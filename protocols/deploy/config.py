@@ -75,8 +75,8 @@ class ServerEntry:
 
 @dataclass(frozen=True)
 class ClientEntry:
-    """One data holder. ``width``: columns of its embedding; ``alignment``: where it listens for the other clients while
-    ids are matched (empty if it only calls). The one with ``label`` holds the labels."""
+    """One data holder. ``width``: columns of its embedding. The one with ``label`` holds the labels, and listens at
+    ``alignment`` for the others while ids are matched."""
 
     name: str
     width: int
@@ -317,6 +317,13 @@ class _Reader:
         require(len(set(names)) == len(names), "[[client]] name", names, "all different")
         labels = [client.name for client in clients if client.label]
         require(len(labels) == 1, "[[client]] label = true", labels, "set for exactly one client, who has the labels")
+        leader = next(client for client in clients if client.label)
+        require(
+            bool(leader.alignment) or len(clients) == 1,
+            f"alignment of {leader.name}",
+            leader.alignment,
+            "host:port, where the label client listens for the other clients while ids are matched",
+        )
         seen: dict[str, str] = {}
         everybody: list[ServerEntry | ClientEntry] = [*servers, *clients]
         for entry in everybody:

@@ -8,12 +8,14 @@ trusted themselves, and no other certificate of the same authority is.
 
 from __future__ import annotations
 
+import contextlib
 import ssl
 import stat
 from pathlib import Path
 
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
+from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from protocols.deploy.config import ClientEntry, ConfigurationError, FederationConfig, ServerEntry
 from refmpc.certificates import fingerprint_of, write_certificate, write_request
@@ -23,6 +25,7 @@ __all__ = [
     "CERTIFICATE",
     "KEY",
     "REQUEST",
+    "RoleError",
     "hosts_of",
     "load_credentials",
     "make_key",
@@ -33,10 +36,15 @@ __all__ = [
     "unsafe_key",
     "unusable_key",
     "wrong_role",
+    "wrong_usage",
 ]
 
 KEY, CERTIFICATE, REQUEST = "key.pem", "certificate.pem", "request.csr"
 _PREFIX = "urn:ppvfl:"
+
+
+class RoleError(ConfigurationError):
+    """A pinned certificate that says it is somebody else's."""
 
 
 def own_directory(config: FederationConfig, name: str, directory: str | Path | None = None) -> Path:
@@ -99,6 +107,22 @@ def wrong_role(certificate: x509.Certificate, entry: ServerEntry | ClientEntry) 
     )
 
 
+def wrong_usage(certificate: x509.Certificate, entry: ServerEntry | ClientEntry) -> str:
+    """A sentence if TLS would refuse the certificate at one of the two ends; each participant may be at either."""
+    extensions = certificate.extensions
+    with contextlib.suppress(x509.ExtensionNotFound):
+        allowed = set(extensions.get_extension_for_class(x509.ExtendedKeyUsage).value)
+        if not allowed >= {ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH}:
+            return (
+                f"the certificate of {entry.name} is not for both ends of a connection: its extended key usage must hold "
+                "server and client authentication, as in the signing request"
+            )
+    with contextlib.suppress(x509.ExtensionNotFound):
+        if not extensions.get_extension_for_class(x509.KeyUsage).value.digital_signature:
+            return f"the certificate of {entry.name} is not for signatures: its key usage must hold digital signature"
+    return ""
+
+
 def pinned_certificate(config: FederationConfig, entry: ServerEntry | ClientEntry) -> x509.Certificate:
     """A participant's certificate from the file, after checking that it is the pinned one and says the right role."""
     where = f"{config.source}: [certificates] {entry.name}"
@@ -117,6 +141,9 @@ def pinned_certificate(config: FederationConfig, entry: ServerEntry | ClientEntr
             f"owner, then {way_out}"
         )
     wrong = wrong_role(certificate, entry)
+    if wrong:
+        raise RoleError(f"{config.source}: {wrong}")
+    wrong = wrong_usage(certificate, entry)
     if wrong:
         raise ConfigurationError(f"{config.source}: {wrong}")
     return certificate

@@ -43,7 +43,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--config", default="federation.toml", metavar="FILE")
     parser.add_argument("--credentials", metavar="DIR", help="own key and certificate (default: beside the file)")
     parser.add_argument("--timeout", type=float, default=5.0, help="seconds for each peer to connect and to answer")
-    parser.add_argument("--alignment", action="store_true", help="also the other clients, who match ids with this one")
+    parser.add_argument("--alignment", action="store_true", help="also the client whom this one matches ids with")
     parser.add_argument("--answer", action="store_true", help="answer the doctors of others until interrupted")
     parser.add_argument("--listen", metavar="HOST:PORT", help="for --answer, if not the address in the file")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
@@ -96,14 +96,13 @@ def examine(
 def _peers(
     config: FederationConfig, name: str, alignment: bool
 ) -> Iterator[tuple[ServerEntry | ClientEntry, tuple[str, int]]]:
-    """Everybody needs the servers; clients listen to each other only while ids are matched."""
+    """Everybody needs the servers; the label client listens for the other clients only while ids are matched."""
     for server in config.servers:
         if server.name != name:
             yield server, (server.host, server.port)
-    if alignment:
-        for client in config.clients:
-            if client.name != name and client.alignment_address is not None:
-                yield client, client.alignment_address
+    leader = config.label_client
+    if alignment and leader.name != name and leader.alignment_address is not None:
+        yield leader, leader.alignment_address
 
 
 def _answer(config: FederationConfig, name: str, directory: str | None, listening: str | None) -> int:

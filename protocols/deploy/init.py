@@ -30,9 +30,10 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--clients", default="bank,card", metavar="NAME,…", help="the last one holds the labels")
     parser.add_argument(
         "--alignment",
-        default="",
-        metavar="HOST:PORT,…",
-        help="where each client listens while ids are matched (default: ports 7100, 7101, … of this machine)",
+        default="127.0.0.1:7100",
+        metavar="HOST:PORT",
+        help="where the label client listens for the others while ids are matched (default: port 7100 of this machine); "
+        "or an address for each client",
     )
     parser.add_argument("--widths", default="", metavar="N,…", help="columns of each client (default 32 each)")
     parser.add_argument("--classes", default="2", metavar="N or NAME,…", help="number of classes, or their label texts")
@@ -48,9 +49,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(arguments: argparse.Namespace) -> int:
     names = _items(arguments.clients)
-    alignment = _items(arguments.alignment) or [f"127.0.0.1:{7100 + i}" for i in range(len(names))]
+    alignment = _items(arguments.alignment)
+    if len(alignment) == 1:
+        alignment = [""] * (len(names) - 1) + alignment
     given = _items(arguments.widths) or ["32"] * len(names)
-    require(len(alignment) == len(names), "--alignment", arguments.alignment, f"{len(names)} addresses")
+    require(len(alignment) == len(names), "--alignment", arguments.alignment, f"one address or {len(names)}")
     require(len(given) == len(names), "--widths", arguments.widths, f"{len(names)} numbers")
     require(all(w.isascii() and w.isdigit() for w in given), "--widths", arguments.widths, "positive numbers")
     servers = [split_address(text, "--servers") for text in _items(arguments.servers)]

@@ -12,7 +12,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 
 from protocols.deploy.config import ClientEntry, ConfigurationError, FederationConfig, ServerEntry, load, parse
-from protocols.deploy.credentials import read_certificate, wrong_role
+from protocols.deploy.credentials import read_certificate, wrong_role, wrong_usage
 from refmpc.certificates import fingerprint_of
 
 __all__ = ["add_parser", "pin", "run", "with_pin", "write_text"]
@@ -37,7 +37,7 @@ def pin(path: Path, name: str, certificate: x509.Certificate) -> None:
     """Pin a certificate that says the right role."""
     config = load(path, pinned=False)
     entry = config.participant(name, "--participant")
-    wrong = wrong_role(certificate, entry)
+    wrong = wrong_role(certificate, entry) or wrong_usage(certificate, entry)
     if wrong:
         raise ConfigurationError(wrong)
     write_text(path, with_pin(path.read_text(encoding="utf-8"), config, entry, certificate))

@@ -31,8 +31,8 @@ fingerprint = ""
 
 _CLIENTS = """\
 # The clients hold the data. Columns are put side by side in this order, those of the label client last.
-# width: number of columns that the client shares; alignment: where it listens for the other clients while ids are
-# matched (private set intersection), "" if it only calls.
+# width: number of columns that the client shares (outputs of its local model, if it has one). alignment: where the label
+# client listens for the other clients while ids are matched (private set intersection); the others only call.
 """
 
 _CLIENT = """\
@@ -70,7 +70,7 @@ checkpoint_every = 0    # steps between checkpoints, from which a server that di
 timeout = 60.0          # seconds to wait for a silent peer
 
 [predict]
-receiver = {receiver}   # the only client that receives predictions
+receiver = {receiver} # the only client that receives predictions
 maximum_rows = 100000   # of one request
 """
 

@@ -25,7 +25,7 @@ from protocols.deploy.template import federation_text
 from refmpc.certificates import private_file, self_signed
 from refmpc.connect import listen
 
-CLIENTS = [("bank", 4, "127.0.0.1:7100"), ("card", 3, "127.0.0.1:7101")]
+CLIENTS = [("bank", 4, ""), ("card", 3, "127.0.0.1:7101")]
 
 
 def free_ports(count: int) -> list[int]:
@@ -69,7 +69,8 @@ class Authority:
         self.key = ec.generate_private_key(ec.SECP256R1())
         self.name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "Bank Internal CA")])
 
-    def sign(self, request: x509.CertificateSigningRequest, *, extensions: bool = True) -> x509.Certificate:
+    def sign(self, request: x509.CertificateSigningRequest, *left_out: type, **more: x509.ExtensionType):
+        """Sign with the extensions of the request, but those ``left_out``, and with ``more``."""
         now = datetime.datetime.now(datetime.UTC)
         builder = (
             x509.CertificateBuilder()
@@ -80,8 +81,9 @@ class Authority:
             .not_valid_before(now - datetime.timedelta(hours=1))
             .not_valid_after(now + datetime.timedelta(days=365))
         )
-        for extension in request.extensions if extensions else ():
-            builder = builder.add_extension(extension.value, extension.critical)
+        kept = [e.value for e in request.extensions if not isinstance(e.value, left_out)]
+        for extension in (*kept, *more.values()):
+            builder = builder.add_extension(extension, critical=False)
         return builder.sign(self.key, hashes.SHA256())
 
     def sign_and_pin(self, directory: Path, name: str) -> None:

@@ -80,12 +80,16 @@ WRONG = [
     ("label = true", "label = false", r"label = true = \[\]: must be set for exactly one client"),
     ("label = true", 'label = "yes"', r"\[\[client\]\] 1: label = 'yes': must be true or false"),
     ("width = 4", "width = 0", r"\[\[client\]\] 0: width = 0: must be an integer from 1"),
+    (
+        'alignment = "[::1]:7100"',
+        'alignment = ""',
+        r"alignment of card = '': must be host:port, where the label client",
+    ),
     ('"bank.example:7100"', '"bank.example"', r"0: alignment = 'bank.example': must be host:port"),
     ('fingerprint = ""', 'fingerprint = "abc"', r"0: fingerprint = 'abc': must be 64 hexadecimal digits.*ppvfl pin"),
     ("version = 1", "version = 2", r"\[federation\] version = 2: must be an integer from 1 to 1"),
     ('receiver = "card"', 'receiver = "crad"', r"\[predict\] receiver = 'crad': .*did you mean 'card'\?"),
     ("[predict]", "[predicts]", r"the file: key = 'predicts': must be one of .*did you mean 'predict'\?"),
-    ("[[server]]", "[server]", r"f.toml is not valid TOML|must be sections \[\[server\]\]"),
     ("epochs = 40", "epochs = fourty", r"f.toml is not valid TOML: .*line \d+.*text goes into quotes"),
 ]
 
@@ -94,6 +98,13 @@ WRONG = [
 def test_wrong_values_are_refused_by_name(old, new, sentence):
     with pytest.raises(ConfigurationError, match=sentence):
         read(changed(old, new))
+
+
+def test_sections_of_servers_are_written_in_double_brackets():
+    with pytest.raises(
+        ConfigurationError, match=r"\[\[server\]\] = .*must be sections \[\[server\]\], in double brackets"
+    ):
+        read("[server]\nid = 0\n[federation]\nname = 'x'\nversion = 1\n")
 
 
 def test_two_participants_with_one_key_are_refused():
