@@ -67,7 +67,9 @@ def _widths(text: str) -> tuple[int, ...]:
     try:
         return tuple(int(width) for width in text.split(",") if width.strip())
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r}: must be whole numbers separated by commas, such as 128,64") from None
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: must be whole numbers separated by commas, such as 128,64"
+        ) from None
 
 
 def parse_options(protocol: str, description: str | None, argv: list[str] | None = None) -> RunOptions:
@@ -115,11 +117,20 @@ def parse_options(protocol: str, description: str | None, argv: list[str] | None
             metavar="N,N",
             help="widths of hidden layers, such as 128,64 (ReLU); default: one linear layer",
         )
-    train.add_argument("--seed", type=int, default=default.seed, help="splits, an MLP's start, the twin; never masks or noise")
+    train.add_argument(
+        "--seed", type=int, default=default.seed, help="splits, an MLP's start, the twin; never masks or noise"
+    )
     privacy = parser.add_argument_group("privacy")
     privacy.add_argument("--epsilon", type=float, default=default.epsilon)
     privacy.add_argument("--delta", type=float, default=default.delta)
     privacy.add_argument("--clip-norm", type=float, default=default.clip_norm, help="γ, the bound on each gradient")
+    if protocol in ("g_bmf", "g_shuff"):
+        privacy.add_argument(
+            "--noise",
+            choices=("distributed", "joint"),
+            default=default.noise,
+            help="distributed: each server adds its own, 1.5σ² in all, free. joint: σ², unknown to all, 1.4 kB a parameter",
+        )
     if protocol == "g_shuff":
         privacy.add_argument(
             "--accounting",
