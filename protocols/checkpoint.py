@@ -22,7 +22,7 @@ from protocols.step import Weights
 from refmpc import ArithmeticTensor, Party
 from refmpc.rounds import Round
 
-__all__ = ["ServerDirectory", "agree_on_step", "write_arrays"]
+__all__ = ["ServerDirectory", "agree_on_count", "agree_on_step", "confirm_on_disk", "write_arrays"]
 
 _KEEP = 2  # a crash may leave servers one checkpoint apart
 
@@ -114,11 +114,32 @@ def agree_on_step(party: Party, directory: ServerDirectory) -> int:
     mine = np.zeros(_KEEP + 1, dtype=np.int64)
     steps = directory.steps()[-_KEEP:]
     mine[1 : 1 + len(steps)] = steps  # entry 0 stands for the start
-    round_ = Round("agree on checkpoint")
-    round_.send_next(mine)
-    round_.send_previous(mine)
-    others = round_.expect_next(mine.shape, np.int64), round_.expect_previous(mine.shape, np.int64)
-    party.deliver(round_)
+    others = _exchanged(party, mine, "agree on checkpoint")
     step = max(set(mine.tolist()) & set(others[0].tolist()) & set(others[1].tolist()))
     directory.discard_after(step)
     return step
+
+
+def agree_on_count(party: Party, count: int) -> int:
+    """The smallest of the three servers' counts. 1 round."""
+    mine = np.array([count], dtype=np.int64)
+    return min(count, *(int(other[0]) for other in _exchanged(party, mine, "agree on count")))
+
+
+def _exchanged(party: Party, mine: np.ndarray, operation: str) -> tuple[np.ndarray, np.ndarray]:
+    round_ = Round(operation)
+    round_.send_next(mine)
+    round_.send_previous(mine)
+    others = round_.expect_next(mine.shape, mine.dtype), round_.expect_previous(mine.shape, mine.dtype)
+    party.deliver(round_)
+    return others
+
+
+async def confirm_on_disk(operation: str) -> None:
+    """Go on when all three servers have come this far: what they wrote before is on all disks. 1 round."""
+    round_ = Round(operation)
+    token = np.zeros(1, dtype=np.uint8)
+    for send, expect in ((round_.send_next, round_.expect_next), (round_.send_previous, round_.expect_previous)):
+        send(token)
+        expect(1, np.uint8)
+    await round_

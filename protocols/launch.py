@@ -34,9 +34,11 @@ __all__ = ["launch", "main", "main_in_the_clear", "make_federation"]
 
 def _twin_accuracy(options: RunOptions, plan: Plan, federation: Federation, directory: Path) -> float:
     """Train the plaintext twin. G-BMF's gets the servers' own noise, which lies on this machine; the secret order of
-    G-Shuff lies nowhere, so its twin draws order and noise of its own."""
+    G-Shuff, and joint noise, lie nowhere, so their twins draw their own."""
     if options.protocol == "g_shuff":
         return train_g_shuff(federation, options.training, norm_limit=plan.scales.norm_limit).test_accuracy
+    if options.training.noise == "joint":
+        return train_g_bmf(federation, options.training, norm_limit=plan.scales.norm_limit).test_accuracy
     streams = [ServerDirectory(directory / f"server-{i}").noise_stream(plan.fingerprint) for i in range(3)]
     noise = insecure_total_noise(plan, streams)
     return train_g_bmf(federation, options.training, noise=noise, norm_limit=plan.scales.norm_limit).test_accuracy
@@ -168,7 +170,8 @@ def _launch_beside_mpspdz(options: RunOptions, federation: Federation, console: 
 
     try:
         system = MpSpdz()
-        require(not options.training.hidden, "hidden", options.training.hidden, "empty with --backend mpspdz")
+        require(options.training.noise == "distributed", "noise", options.training.noise, "distributed with MP-SPDZ")
+        require(not options.training.hidden, "hidden", options.training.hidden, "empty with MP-SPDZ")
         require_small(plan_run(options.protocol, federation, options.training))
         report = launch(options, federation, console)
         noise = noise_of_the_servers(report.plan, report.directory)

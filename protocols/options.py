@@ -124,6 +124,13 @@ def parse_options(protocol: str, description: str | None, argv: list[str] | None
     privacy.add_argument("--epsilon", type=float, default=default.epsilon)
     privacy.add_argument("--delta", type=float, default=default.delta)
     privacy.add_argument("--clip-norm", type=float, default=default.clip_norm, help="γ, the bound on each gradient")
+    if protocol in ("g_bmf", "g_shuff"):
+        privacy.add_argument(
+            "--noise",
+            choices=("distributed", "joint"),
+            default=default.noise,
+            help="distributed: each server adds its own, 1.5σ² in all, free. joint: σ², unknown to all, 1.4 kB a parameter",
+        )
     if protocol == "g_shuff":
         privacy.add_argument(
             "--accounting",

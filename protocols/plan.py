@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -13,11 +14,20 @@ import numpy as np
 
 from accel.validate import require
 from protocols.scales import GRADIENT_BITS, RELEASE_BITS, Scales, plan_scales
+from refmpc.gaussian import (
+    JOINT_DISTANCE,
+    JOINT_FRACTION_BITS,
+    MAGNITUDE_ERROR,
+    SLOPE_REACH,
+    SMOOTHING,
+    joint_slope_error,
+)
 from vfl.dp import (
     CalibratedNoise,
     Claim,
     Factorisation,
     FixedPointSlack,
+    NoiseSplit,
     calibrate_matrix_factorisation,
     calibrate_shuffled,
     default_bands,
@@ -26,7 +36,7 @@ from vfl.dp import (
 from vfl.gradients import GlobalModel
 from vfl.twins.config import Schedule, TrainingConfig
 
-__all__ = ["MODEL_RELEASE", "Plan", "PublicFacts", "plan_run"]
+__all__ = ["MODEL_RELEASE", "Plan", "PublicFacts", "joint_scale", "joint_slope", "plan_run"]
 
 MODEL_RELEASE = "global model"
 
@@ -104,6 +114,13 @@ class Plan:
         return [part.reshape(shape) for part, shape in zip(np.split(flat, ends), self.layer_shapes, strict=True)]
 
     @property
+    def server_noise_std(self) -> float:
+        """Std, in grid units, of what each server samples for itself: its part of the noise, or the smoothing of a joint
+        one."""
+        own = SMOOTHING if self.noise.split is NoiseSplit.JOINT else 1.0
+        return own * self.noise.server_std_in_grid_units
+
+    @property
     def claim(self) -> Claim:
         return self.noise.claim
 
@@ -129,6 +146,7 @@ class Plan:
             "weight_decay": training.weight_decay,
             "gradients": training.gradients,
             "hidden": list(training.hidden),
+            "noise": training.noise,
             "start": _digest(self.start, self.scales.weight_bits),
             "noise_multiplier": self.noise.noise_multiplier,
             "sensitivity": self.noise.sensitivity,
@@ -145,6 +163,43 @@ class Plan:
         """η of a step, by the public schedule."""
         training = self.training
         return training.learning_rate * training.learning_rate_factor(step, self.schedule.num_steps)
+
+
+def joint_scale(target_std: float) -> tuple[int, int]:
+    """(integer, bits): the std of the joint part, rounded up, by which standard samples at 30 bits are multiplied."""
+    std = math.sqrt(1 - 2 * SMOOTHING**2) * target_std
+    room = math.floor(61 - JOINT_FRACTION_BITS - math.log2(12.0 * max(1.0, std)))  # samples stay below 12
+    bits = min(24, room)
+    require(bits >= 8, "noise", f"std {target_std:.3g}", "below 2^19", "lower the clip norm or raise epsilon")
+    return math.ceil(std * 2.0**bits), bits
+
+
+def joint_slope(target_std: float) -> float:
+    """The slope error of joint noise with this std; see ``protocols.joint_noise`` for the further roundings."""
+    error = MAGNITUDE_ERROR + 2.0**-JOINT_FRACTION_BITS * (1 + 1 / target_std)
+    return joint_slope_error() * error / MAGNITUDE_ERROR
+
+
+def _joint_claim(noise: CalibratedNoise) -> Claim:
+    """What the claim of joint noise presumes. Its slope bound holds for shifts of a coordinate up to two deviations."""
+    claim, reach = noise.claim, SLOPE_REACH - 10.0
+    require(
+        noise.noise_multiplier * reach >= 1,
+        "epsilon",
+        claim.epsilon,
+        f"small enough for a noise multiplier of {1 / reach:g}, not {noise.noise_multiplier:.3g}, with joint noise",
+        "lower epsilon, or use distributed noise",
+    )
+    assumed = (
+        "the three servers draw the noise together by secure computation and follow the protocol; each knows of it only "
+        "what it adds itself, 1/256 of the variance and beyond what the claim counts"
+    )
+    unbounded = noise.noise_multiplier * reach < 2  # replacing a record shifts twice as far
+    return replace(
+        claim,
+        public=(*claim.public, assumed),
+        epsilon_replace_one=math.inf if unbounded else claim.epsilon_replace_one,
+    )
 
 
 def _start(training: TrainingConfig, width: int, classes: int) -> GlobalModel:
@@ -166,7 +221,14 @@ def plan_run(protocol: str, federation: PublicFacts, training: TrainingConfig) -
         "'factored' with hidden layers",
         "explicit gradients are the reference for one layer",
     )
-    require(training.noise == "distributed", "noise", training.noise, "'distributed' in the secure protocols")
+    joint = training.noise == "joint"
+    require(
+        not joint or training.factorisation != "bsr",
+        "factorisation",
+        training.factorisation,
+        "bisr or identity with joint noise",
+        "bsr's recursion rounds, which is not local on shares",
+    )
     schedule = training.steps(federation.num_samples)
     shuffled = protocol == "g_shuff"
     if shuffled or training.factorisation == "identity":
@@ -224,7 +286,7 @@ def plan_run(protocol: str, federation: PublicFacts, training: TrainingConfig) -
 
     # the ranges depend on the noise, and the claim on the ranges: plan once with a guess, then with the real figures
     noise = calibrate(slack)
-    for _ in range(2):
+    for _ in range(3 if joint else 2):
         scales = plan_scales(
             training,
             schedule,
@@ -232,7 +294,7 @@ def plan_run(protocol: str, federation: PublicFacts, training: TrainingConfig) -
             row_bound=federation.row_bound,
             width=federation.width,
             classes=federation.classes,
-            noise_std=noise.outsider_std,
+            noise_std=noise.outsider_std * (math.hypot(1.0, SMOOTHING) if joint else 1.0),
             start_norms=start_norms,
         )
         slack = replace(
@@ -241,11 +303,20 @@ def plan_run(protocol: str, federation: PublicFacts, training: TrainingConfig) -
             clip_rounding=scales.clip_rounding,
             overflow_probability=scales.overflow_probability,
         )
+        if joint:
+            samples = slack.released_coordinates * schedule.num_steps
+            slack = replace(
+                slack,
+                slope_error=joint_slope(0.99 * noise.target_std),  # the noise still changes a little
+                overflow_probability=slack.overflow_probability + samples * JOINT_DISTANCE,
+            )
         noise = calibrate(slack)
     assumed = (*noise.claim.public, *federation.public_inputs)
     if training.hidden:
         assumed += ("the starting weights are public and random, from the seed of the run",)
     noise = replace(noise, claim=replace(noise.claim, public=assumed))
+    if joint:
+        noise = replace(noise, claim=_joint_claim(noise))
     return Plan(
         protocol=protocol,
         training=training,

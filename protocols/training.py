@@ -11,14 +11,14 @@ from typing import Self
 import numpy as np
 
 import refmpc
-from protocols.checkpoint import ServerDirectory, agree_on_step
+from protocols.checkpoint import ServerDirectory, agree_on_step, confirm_on_disk
+from protocols.joint_noise import MOST_ROWS, JointNoise
 from protocols.noise import NoiseAhead
 from protocols.plan import Plan
 from protocols.scales import RELEASE_BITS
 from protocols.step import SharedRows, Weights, gradient_step
 from protocols.upload import release_model
 from refmpc import ArithmeticTensor, Party
-from refmpc.rounds import Round
 
 __all__ = ["ServerJob", "TrainingRun"]
 
@@ -44,6 +44,9 @@ class TrainingRun:
         self._every = job.checkpoint_every
         self.first_step = agree_on_step(party, self._directory)
         self.layers = self._start()
+        self._joint = None
+        if job.plan.training.noise == "joint":
+            self._joint = JointNoise(party, job.plan, self._directory, self.first_step, keep=self._every > 0)
         self._noise = NoiseAhead(job.plan, self._directory.noise_stream(job.plan.fingerprint), self.first_step)
 
     def _start(self) -> list[Weights]:
@@ -69,6 +72,8 @@ class TrainingRun:
         for step in range(self.first_step, total):
             if self._every and step % self._every == 0 and step > self.first_step:
                 self._directory.save(step, *self.layers)
+                if self._joint is not None:
+                    self._joint.forget_before(self._directory.steps()[0])
             self.party.step = step
             yield step
             now = time.monotonic()
@@ -79,11 +84,15 @@ class TrainingRun:
 
     async def gradient_step(self, rows: SharedRows) -> None:
         """One noised step of SGD on these rows."""
+        noise = self._noise.next_row()
+        if self._joint is not None:
+            await self._joint.prepare()
+            noise = noise + self._joint.next_row()
         with self.party.phase("training"):
             self.layers = await gradient_step(
                 rows,
                 self.layers,
-                self._noise.next_row(),
+                noise,
                 self.plan.learning_rate(self.party.step),
                 self.plan.training,
                 self.plan.scales,
@@ -94,12 +103,9 @@ class TrainingRun:
         last = self.plan.schedule.num_steps
         if self.first_step < last:
             self._directory.save(last, *self.layers)
-        round_ = Round("the release is on disk")
-        token = np.zeros(1, dtype=np.uint8)
-        for send, expect in ((round_.send_next, round_.expect_next), (round_.send_previous, round_.expect_previous)):
-            send(token)
-            expect(1, np.uint8)
         with self.party.phase("release"):
-            await round_
+            await confirm_on_disk("the release is on disk")
+        if self._joint is not None:
+            self._joint.forget_before(self.plan.schedule.num_steps + self.plan.factorisation.bands + MOST_ROWS)
         flat = refmpc.concatenate([layer.values.reshape(-1) for layer in self.layers])
         return self.plan.unflatten(await release_model(self.party, self.plan, flat))
