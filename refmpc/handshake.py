@@ -22,12 +22,14 @@ __all__ = [
     "LENGTH",
     "MAX_MESSAGE",
     "Credentials",
+    "dress",
     "parse",
     "receive",
     "secure",
     "send",
     "send_small",
     "shake_hands",
+    "tls_context",
     "tune",
     "wrong_pin",
 ]
@@ -58,6 +60,16 @@ def tune(connection: socket.socket) -> None:
 
 
 def secure(connection: socket.socket, credentials: Credentials, *, server_side: bool) -> ssl.SSLSocket:
+    return dress(connection, tls_context(credentials, server_side=server_side), server_side=server_side)
+
+
+def dress(connection: socket.socket, context: ssl.SSLContext, *, server_side: bool) -> ssl.SSLSocket:
+    """TLS around a connection, before its handshake."""
+    return context.wrap_socket(connection, server_side=server_side, do_handshake_on_connect=False)
+
+
+def tls_context(credentials: Credentials, *, server_side: bool) -> ssl.SSLContext:
+    """TLS 1.3 with this participant's certificate, for peers that have one of those pinned. Reads the files."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server_side else ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.check_hostname = False  # the certificate itself is pinned, which is stronger than a name in it
@@ -73,7 +85,7 @@ def secure(connection: socket.socket, credentials: Credentials, *, server_side: 
             context.load_verify_locations(credentials.trusted)
     except (OSError, ssl.SSLError) as error:
         raise HandshakeError(f"the certificate {credentials.certificate} cannot be used: {error}") from error
-    return context.wrap_socket(connection, server_side=server_side, do_handshake_on_connect=False)
+    return context
 
 
 def shake_hands(connection: socket.socket, who: str) -> None:

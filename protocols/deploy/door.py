@@ -1,8 +1,9 @@
 """The door of a participant: a listener that lets in only participants, whatever else knocks.
 
 Each caller gets a thread and a few seconds to complete the TLS handshake and say what it wants; strangers at the door
-are bounded in number, in total and for each source address, and what they may send is bounded too. So garbage, port
-scans, half-open connections, slow trickles and oversized messages cost a thread for some seconds and a line in the log.
+are bounded in number, and what they may send is bounded too. So garbage, port scans, half-open connections, slow trickles
+and oversized messages cost a thread for some seconds and a line in the log. When the door is crowded, the oldest stranger
+of the address that has most of them has to go: participants say who they are within a moment, so no crowd keeps them out.
 """
 
 from __future__ import annotations
@@ -15,21 +16,22 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from protocols.deploy.answer import PURPOSE as DOCTOR
 from protocols.deploy.answer import Answerer
 from protocols.deploy.log import Log
-from protocols.deploy.wire import Channel, Identity, caller_of, name_of
+from protocols.deploy.wire import Channel, Identity, caller_of, hang_up, name_of
 from refmpc.errors import RefmpcError
-from refmpc.handshake import parse, receive, secure, send, shake_hands, tune
+from refmpc.handshake import dress, parse, receive, send, shake_hands, tls_context, tune
 from refmpc.transport import Peer, printable
 
 __all__ = ["Door", "Handler"]
 
 PATIENCE = 5.0  # seconds for a caller to prove who it is and to say what it wants
 STRANGERS = 64  # callers at the door at the same time
-STRANGERS_FROM_ONE = 24  # of these, from one address
+_FAREWELL, _FAREWELL_READS = 0.3, 16  # seconds and reads for which one who is refused may still send
 GUESTS = 16  # connections that one participant may hold open
 
 Handler = Callable[[Channel, Mapping[str, Any]], None]
@@ -59,11 +61,14 @@ class Door:
         self._doctor = doctor
         self._patience = patience
         self._lock = threading.Lock()
-        self._strangers: dict[socket.socket, str] = {}
+        self._strangers: dict[int, _Stranger] = {}  # oldest first
+        self._number = 0
         self._guests: Counter[Peer] = Counter()
         self._channels: set[Channel] = set()
         self._kept: set[Channel] = set()
         self._closed = threading.Event()
+        self._context = tls_context(identity.credentials, server_side=True)
+        listener.listen(2 * STRANGERS)  # a longer queue than usual: a crowd must not make participants wait in it
         listener.setblocking(False)
         self._thread = threading.Thread(target=self._accept, daemon=True, name="door")
         self._thread.start()
@@ -104,28 +109,49 @@ class Door:
                     self._log.warning("accept failed", error=str(error))
                     time.sleep(0.1)
                 continue
-            address = str(source[0])
+            self._make_room()
+            stranger = _Stranger(connection, str(source[0]))
             with self._lock:
-                waiting = Counter(self._strangers.values())
-                full = len(self._strangers) >= STRANGERS or waiting[address] >= STRANGERS_FROM_ONE
-                if not full:
-                    self._strangers[connection] = address
-            if full:
+                self._number += 1
+                self._strangers[self._number] = stranger
+            try:
+                arguments = self._number, stranger
+                threading.Thread(target=self._answer, args=arguments, daemon=True, name="caller").start()
+            except RuntimeError as error:  # no thread left on this machine: the caller may come again
+                self._log.warning("refused a caller", caller=stranger.address, reason=str(error))
+                with self._lock:
+                    del self._strangers[self._number]
                 connection.close()
-                self._log.warning("refused a caller", caller=address, reason="too many callers at the door")
-                continue
-            threading.Thread(target=self._answer, args=(connection, address), daemon=True, name="caller").start()
 
-    def _answer(self, raw: socket.socket, address: str) -> None:
+    def _make_room(self) -> None:
+        while len(self._strangers) >= 2 * STRANGERS:  # those sent away need a moment to go
+            time.sleep(0.01)
+        with self._lock:
+            staying = {number: caller for number, caller in self._strangers.items() if not caller.sent_away}
+            if len(staying) < STRANGERS:
+                return
+            crowded = Counter(caller.address for caller in staying.values()).most_common(1)[0][0]
+            oldest = next(caller for caller in staying.values() if caller.address == crowded)
+            oldest.sent_away = True
+            hang_up(oldest.connection)
+
+    def _dress(self, stranger: _Stranger) -> ssl.SSLSocket:
+        """TLS around a caller's connection, which may be sent away meanwhile."""
+        dressed = dress(stranger.connection, self._context, server_side=True)
+        with self._lock:
+            stranger.connection = dressed
+            if stranger.sent_away:
+                hang_up(dressed)
+        return dressed
+
+    def _answer(self, number: int, stranger: _Stranger) -> None:
         deadline = time.monotonic() + self._patience
-        connection: socket.socket = raw
+        address = stranger.address
         channel, handler = None, None
         try:
-            tune(raw)
-            raw.settimeout(self._patience)
-            connection = secure(raw, self._identity.credentials, server_side=True)
+            stranger.connection.settimeout(self._patience)
+            connection = self._dress(stranger)
             shake_hands(connection, f"a caller at {address}")
-            assert isinstance(connection, ssl.SSLSocket)
             peer = caller_of(connection, self._identity.credentials)
             if peer is None or peer == self._identity.me:
                 self._refuse(connection, "this certificate is not pinned here")
@@ -140,24 +166,28 @@ class Door:
             if handler is None:
                 self._refuse(connection, f"{self._identity.name} takes no calls for {hello.get('purpose')!r}")
             channel = self._let_in(connection, peer)
+            if channel is None:
+                self._refuse(connection, f"{name_of(peer)} has {GUESTS} connections already", later=True)
         except _Unwelcome as error:
             self._log.warning("refused a caller", caller=address, reason=printable(str(error), 300))
         except Exception as error:  # whatever a stranger sends, the door stays open for the others
             why = printable(str(error) or type(error).__name__, 300)
+            why = "there is a crowd at the door" if stranger.sent_away else why
             self._log.warning("refused a caller", caller=address, reason=why)
         finally:
             with self._lock:
-                self._strangers.pop(raw, None)
+                self._strangers.pop(number, None)
             if channel is None:
-                connection.close()
+                _part(stranger.connection)
         if channel is not None and handler is not None:
             self._serve(channel, handler, hello)
 
-    def _let_in(self, connection: socket.socket, peer: Peer) -> Channel:
+    def _let_in(self, connection: socket.socket, peer: Peer) -> Channel | None:
+        tune(connection)
         channel = Channel(connection, peer, self._timeout)
         with self._lock:
             if self._guests[peer] >= GUESTS:
-                raise _Unwelcome(f"{name_of(peer)} has {GUESTS} connections already")
+                return None
             self._guests[peer] += 1
             self._channels.add(channel)
         return channel
@@ -182,10 +212,31 @@ class Door:
             if not kept:
                 channel.close()
 
-    def _refuse(self, connection: socket.socket, why: str) -> NoReturn:
+    def _refuse(self, connection: socket.socket, why: str, *, later: bool = False) -> NoReturn:
         with contextlib.suppress(OSError):
-            send(connection, {"refused": why}, time.monotonic() + 1.0)
+            send(connection, {"refused": why, "later": later}, time.monotonic() + 1.0)
         raise _Unwelcome(why)
+
+
+def _part(connection: socket.socket) -> None:
+    """Close so that the last words arrive: closing a socket that holds unread data would destroy what is on its way."""
+    until = time.monotonic() + _FAREWELL
+    with contextlib.suppress(OSError, ValueError):
+        socket.socket.shutdown(connection, socket.SHUT_WR)
+        for _ in range(_FAREWELL_READS):
+            connection.settimeout(max(0.001, until - time.monotonic()))
+            if not socket.socket.recv(connection, 1 << 16):
+                break
+    connection.close()
+
+
+@dataclass
+class _Stranger:
+    """A caller at the door: its connection, with or without TLS around it."""
+
+    connection: socket.socket
+    address: str
+    sent_away: bool = False
 
 
 class _Unwelcome(Exception):

@@ -27,7 +27,7 @@ from refmpc.errors import HandshakeError, PeerLost, PeerTimeout
 from refmpc.handshake import MAX_MESSAGE, Credentials, parse, receive, secure, send, shake_hands, tune, wrong_pin
 from refmpc.transport import Peer, printable
 
-__all__ = ["VERSION", "Channel", "Identity", "Refused", "call", "caller_of", "name_of"]
+__all__ = ["VERSION", "Channel", "Identity", "Refused", "call", "caller_of", "hang_up", "name_of"]
 
 VERSION = 1  # of the messages between participants
 _FRAME = struct.Struct("<IQ")
@@ -201,12 +201,17 @@ class Channel:
 
     def cut(self) -> None:
         """End the connection from another thread: the one that uses it notices at once."""
-        with contextlib.suppress(OSError):
-            self.connection.shutdown(socket.SHUT_RDWR)
+        hang_up(self.connection)
 
     def close(self) -> None:
         """Close without ceremony: what matters was acknowledged."""
         self.connection.close()
+
+
+def hang_up(connection: socket.socket) -> None:
+    """End a connection that another thread is using. (``SSLSocket.shutdown`` would let that thread go on in the clear.)"""
+    with contextlib.suppress(OSError):
+        socket.socket.shutdown(connection, socket.SHUT_RDWR)
 
 
 def _is_refusal(error: BaseException | None) -> bool:
