@@ -104,7 +104,7 @@ def take_part(
     used = rows[: plan.schedule.num_samples]
     one_hot = own.one_hot(used, config.run.classes) if identity.name == config.label_client.name else None
     job = ClientJob(plan, own.embeddings[used], one_hot)
-    parameters = json.loads(json.dumps(plan.public_parameters()))
+    parameters = plan.public_parameters()
     with _waiting() as on_beat:
         while True:
             transport = UplinkTransport(
@@ -114,6 +114,7 @@ def take_part(
                 session=session,
                 rows=len(rows),
                 parameters=parameters,
+                largest_result=8 * plan.parameters,
                 on_beat=on_beat,
             )
             log.info("servers reached, parameters agree", already_kept=transport.resumed)

@@ -6,7 +6,6 @@ take the first that all three hold. Then they compare its parameters field by fi
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import secrets
 import socket
@@ -18,16 +17,24 @@ from typing import Any
 
 from protocols.deploy.audit import AuditLog
 from protocols.deploy.log import Log
-from protocols.deploy.wire import Channel, Identity, Refused, call, name_of
+from protocols.deploy.wire import Channel, Identity, call, name_of
 from refmpc.errors import HandshakeError, RefmpcError
 from refmpc.transport import Peer
 
-__all__ = ["DONE", "READY", "Meeting", "Met"]
+__all__ = ["DONE", "READY", "Different", "Meeting", "Met"]
 
 READY, DONE = "ready", "done"
 _PAUSE = 0.3  # seconds between two calls
 _OFFER = 15.0  # seconds for the others to come to the meeting once connected
 _QUIET = 30.0  # seconds between two lines in the log on a peer that does not answer
+
+
+class Different(HandshakeError):
+    """Servers hold a session with different parameters."""
+
+    def __init__(self, text: str, session: str):
+        super().__init__(text)
+        self.session = session
 
 
 @dataclass(frozen=True)
@@ -104,11 +111,9 @@ class Meeting:
             channel, _ = call(self._identity, peer, address, "party", timeout=_OFFER)
             self._complained.pop(peer, None)
             return channel
-        except Refused as error:
-            if not error.later:
-                raise
-            self._complain(peer, str(error))
-        except RefmpcError as error:
+        except (
+            RefmpcError
+        ) as error:  # also a refusal: its operator may put it right, and this server need not be restarted
             self._complain(peer, str(error))
         time.sleep(_PAUSE)
         return None
@@ -157,13 +162,11 @@ class Meeting:
         own = parameters(session)
         for channel in channels.values():
             channel.send({"parameters": dict(own)})
+        differences = []
         for peer, channel in channels.items():
             message, _ = channel.receive()
-            difference = self._identity.difference(peer, message.get("parameters"), own)
-            if difference:
-                for other in channels.values():
-                    with contextlib.suppress(RefmpcError):
-                        other.refuse(difference)
-                raise HandshakeError(difference)
+            differences.append(self._identity.difference(peer, message.get("parameters"), own))
+        if any(differences):  # whichever it is, each of the three sees at least one
+            raise Different(next(filter(None, differences)), session)
         attempt = hashlib.sha256(" ".join([session, *sorted(nonces)]).encode()).hexdigest()[:32]
         return Met(session, attempt, {peer: channel.connection for peer, channel in channels.items()}, heads)

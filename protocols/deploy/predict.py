@@ -108,6 +108,7 @@ def _with_servers(
             rows=plan.rows,
             output=output,
             parameters=plan.public_parameters(),
+            largest_result=16 * plan.rows * plan.classes,
         )
         try:
             client = Client(identity.name, transport)

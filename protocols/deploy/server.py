@@ -25,14 +25,14 @@ from protocols.deploy.config import FederationConfig, ServerEntry, load
 from protocols.deploy.credentials import load_credentials, own_directory
 from protocols.deploy.door import Door
 from protocols.deploy.log import Log
-from protocols.deploy.meeting import DONE, READY, Meeting, Met
+from protocols.deploy.meeting import DONE, READY, Different, Meeting, Met
 from protocols.deploy.sessions import Session, SessionStore
 from protocols.deploy.spool import SpoolTransport, write_private
 from protocols.deploy.wire import Channel, Identity, Refused, name_of
 from protocols.launch import _progress
 from refmpc import Ledger
 from refmpc.connect import listen
-from refmpc.errors import HandshakeError, RefmpcError
+from refmpc.errors import HandshakeError, PeerAborted, RefmpcError
 from refmpc.network import PROFILES
 from refmpc.runtime import Options, keep_freed_memory, play_party
 from refmpc.transport import SocketTransport
@@ -143,16 +143,24 @@ class Server:
 
     def _wait_for_work(self) -> bool:
         with self._store.changed:
-            if any(session.complete and not session.done for session in self._store):
+            if READY in self._offers().values():
                 return True
             self._store.changed.wait(0.2)
-        return self._meeting.somebody_waits and any(session.complete for session in self._store)
+        return self._meeting.somebody_waits and bool(self._offers())
 
     def _offers(self) -> dict[str, str]:
-        return {session.name: DONE if session.done else READY for session in self._store if session.complete}
+        """What this server can compute, or (DONE) compute once more with a server that died before it had."""
+        offered = [session for session in self._store if session.complete and not session.failed]
+        return {session.name: DONE if session.done else READY for session in offered}
 
     def _meet_and_compute(self) -> None:
-        met = self._meeting.hold(self._offers, lambda name: self._store[name].parameters(), self.stop)
+        try:
+            met = self._meeting.hold(self._offers, lambda name: self._store[name].parameters(), self.stop)
+        except Different as error:  # nothing was computed: clients may begin another one
+            self._store[error.session].failed = str(error)
+            self._log.error("the servers cannot compute this session together", reason=str(error))
+            self._audit.append("session failed", session=error.session)
+            return
         if met is None:
             time.sleep(0.05)
             return
@@ -165,8 +173,6 @@ class Server:
         self._log.info("all servers agree", **facts, session=session.name[:8], attempt=met.attempt[:8])
         try:
             self._attempt(session, met)
-        except HandshakeError:
-            raise
         except RefmpcError as error:
             self._audit.append("attempt failed", attempt=met.attempt, reason=type(error).__name__)
             self._log.warning("the attempt failed, the servers will meet again", reason=str(error))
@@ -222,6 +228,8 @@ class Server:
 
         def report(message: dict[str, Any]) -> None:
             nonlocal logged
+            if self.stop.is_set():
+                raise PeerAborted("this server was asked to stop")
             session.progress = {"phase": message["phase"], "done": message["done"], "total": message["total"]}
             show(0, message)
             if time.monotonic() - logged > _LOG_EVERY:
@@ -298,11 +306,13 @@ class Server:
                     channel.send({"digest": spool.digest})
                     self._log.info("upload begins", client=client, session=session.name[:8], kept=begin)
                 elif "message" in message:
-                    require(message["message"] == spool.count, "message", message["message"], str(spool.count))
+                    good = message["message"] == spool.count < session.task.messages_of(client)
+                    require(good, "message", message["message"], f"{spool.count} of {session.task.messages_of(client)}")
                     spool.append(str(message.get("operation")), str(message.get("token")), payload)
                     channel.send({"kept": spool.count})
                 else:
-                    good = message.get("complete") == spool.count and message.get("digest") == spool.digest
+                    good = message.get("complete") == spool.count == session.task.messages_of(client)
+                    good = good and message.get("digest") == spool.digest
                     require(
                         good, "complete", message.get("complete"), f"{spool.count} messages with the digest kept here"
                     )
@@ -318,10 +328,13 @@ class Server:
         session = self._store.get(hello.get("session"))
         client = name_of(channel.peer)
         if session is None or client not in session.task.receivers:
-            channel.answer(refused="no such session here", later=False)
+            channel.answer(refused="no such session here")
             raise Refused(f"{client} asks for a session that is not here")
         channel.answer(ok=True)
         while not self.stop.is_set():
+            if session.failed:
+                channel.refuse(session.failed)
+                return
             found = session.result(client)
             if found is None or found[0]["attempt"] in hello.get("not", []):
                 channel.send({"progress": session.progress, "complete": session.complete})

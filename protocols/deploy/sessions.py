@@ -41,6 +41,7 @@ class Session:
         self.spools = {client: Spool(directory / "upload" / client) for client in clients}
         self.locks = {client: threading.Lock() for client in clients}
         self.progress: dict[str, Any] = {}
+        self.failed = ""  # why the servers cannot compute it together, if they cannot
 
     @property
     def complete(self) -> bool:
@@ -55,7 +56,7 @@ class Session:
     @property
     def begun(self) -> bool:
         """Whether anything may have been computed from what clients sent."""
-        return self.complete or self.done
+        return (self.complete or self.done) and not self.failed
 
     @property
     def taken(self) -> bool:
@@ -150,7 +151,7 @@ class SessionStore:
         if facts["kind"] == PREDICTION:
             for other in [session for session in others if session.done and session.taken]:
                 self._remove(other)
-            waiting = [session for session in others if not session.done]
+            waiting = [session for session in others if session.name in self._sessions and not session.done]
             if len(waiting) >= _OPEN:
                 self._remove(waiting[0])  # the oldest: clients that are still there begin it again
             return

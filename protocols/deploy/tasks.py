@@ -43,6 +43,11 @@ class TrainingTask:
         """Bytes of the largest message that a client may send."""
         return 8 * CHUNK_ROWS * max(self.plan.classes, *self.plan.client_widths) + _HEAD
 
+    def messages_of(self, client: str) -> int:
+        """How many messages a client sends: a chunk of embeddings each, and of labels."""
+        chunks = -(-self.plan.schedule.num_samples // CHUNK_ROWS)
+        return chunks * (2 if client == self.plan.client_names[-1] else 1)
+
     @property
     def checkpoint_every(self) -> int:
         """In steps. G-Shuff only between epochs: within one the order is a secret permutation."""
@@ -77,6 +82,10 @@ class PredictionTask:
     def largest_message(self) -> int:
         """Bytes of the largest message that a client may send."""
         return 8 * CHUNK_ROWS * max(self.plan.client_widths) + _HEAD
+
+    def messages_of(self, client: str) -> int:
+        """How many messages a client sends."""
+        return len(self.plan.chunks)
 
     async def run(self, party: Party, directory: Path) -> None:
         """At each server, when everything that clients send is there."""

@@ -26,7 +26,6 @@ __all__ = ["UplinkTransport", "UploadLost"]
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 5.0  # seconds before a server is called again
 _QUIET = 30.0  # seconds between two lines on a server that does not answer
 _SERVERS = range(3)
-_MAX_RESULT = 1 << 32
 
 Beat = Callable[[Mapping[str, Any]], None]
 
@@ -48,11 +47,13 @@ class UplinkTransport:
         rows: int,
         output: str | None = None,
         parameters: Mapping[str, Any],
+        largest_result: int,
         on_beat: Beat = lambda progress: None,
     ):
         self._identity, self._log = identity, log
         self._facts = {"kind": kind, "session": session, "rows": rows, "output": output}
         self._parameters = parameters
+        self._largest_result = largest_result
         self._on_beat = on_beat
         self.timeout = identity.config.run.timeout
         self.bytes_sent = self.frames_sent = 0
@@ -210,7 +211,7 @@ class UplinkTransport:
         results: dict[int, tuple[dict[str, Any], bytearray]] = {}
         while len(results) < 3:
             for server in set(_SERVERS) - results.keys():
-                message, payload = self._channels[server].receive(limit=_MAX_RESULT)
+                message, payload = self._channels[server].receive(limit=self._largest_result)
                 if "progress" not in message:
                     results[server] = message, payload
                     continue

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
+import resource
 import secrets
 import socket
 import ssl
 import struct
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -15,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given, seed, settings
 from hypothesis import strategies as st
 
 from protocols.deploy.config import FederationConfig, load
@@ -217,6 +221,76 @@ def test_frames_of_a_broken_participant_end_its_call_only(fuzzed: Besieged, piec
         for piece in pieces:
             channel.connection.sendall(piece)
     assert fuzzed.greet("card") < 3.0
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(300)
+def test_two_minutes_of_garbage_leave_a_server_as_it_was(tmp_path: Path) -> None:
+    """A real server process: it stays up, its memory, threads and descriptors stay where they were, it answers."""
+    config = make_federation(tmp_path)
+    command = ["server", "--as", "server-0", "--config", tmp_path / "federation.toml", "--log", tmp_path / "log"]
+    process = subprocess.Popen([sys.executable, "-m", "protocols.deploy", *map(str, command)])
+    try:
+        address = config.addresses[0]
+        bank = Identity(config, "bank", load_credentials(config, "bank"))
+        _until_it_answers(bank, address)
+        _fuzz(address, bank, 30.0, 0)
+        before = _resources(process.pid)
+        count = _fuzz(address, bank, 90.0, 10**6)
+        time.sleep(6.0)  # the patience of the door
+        after = _resources(process.pid)
+        assert process.poll() is None and count > 100
+        _until_it_answers(bank, address)
+    finally:
+        process.kill()
+        process.wait()
+    print(f"{count} attacks; memory, threads, descriptors {before} then {after}")
+    assert after[0] < before[0] + 16_000_000 and after[1] <= before[1] + 2 and after[2] <= before[2] + 4
+
+
+def _until_it_answers(bank: Identity, address: tuple[str, int]) -> None:
+    until = time.monotonic() + 30
+    while True:
+        try:
+            call(bank, 0, address, "result", timeout=5.0)
+        except Refused as error:
+            assert "no such session" in str(error)
+            return
+        except RefmpcError:
+            assert time.monotonic() < until
+            time.sleep(0.2)
+
+
+def _resources(pid: int) -> tuple[int, int, int]:
+    """Bytes of memory, threads and descriptors of a process."""
+    folder = Path(f"/proc/{pid}")
+    pages = int((folder / "statm").read_text().split()[1])
+    return pages * resource.getpagesize(), len(list((folder / "task").iterdir())), len(list((folder / "fd").iterdir()))
+
+
+def _fuzz(address: tuple[str, int], bank: Identity, seconds: float, first: int) -> int:
+    until, done = time.monotonic() + seconds, 0
+    staying: list[socket.socket] = []
+    for number in itertools.count(first):
+
+        @seed(number)
+        @settings(max_examples=50)
+        @given(attacks())
+        def attack_once(attack: Attack) -> None:
+            nonlocal done
+            if time.monotonic() < until:
+                staying.extend(perform(attack, address, bank.credentials))
+                done += 1
+
+        attack_once()
+        for connection in staying[:-50]:
+            connection.close()
+        del staying[:-50]
+        if time.monotonic() >= until:
+            break
+    for connection in staying:
+        connection.close()
+    return done
 
 
 # a whole server, asked by a participant that does not follow the protocol ------------------------

@@ -257,7 +257,7 @@ def test_everybody_is_interrupted_and_the_run_goes_on(tmp_path: Path) -> None:
         assert interrupted[0]["kept"] == 1
         assert sent == 2 * 8 * rows * WIDTHS["bank"] + 2 * 4 * KEY_BYTES  # every chunk counts once
         begins = [event["kept"] for event in run.events("server-1") if event["event"] == "upload begins"]
-        assert 1 in begins  # not from the start again
+        assert {1, 2} & set(begins)  # from where it was; 2 if only the acknowledgement was lost
         again = [event for event in run.events("card") if event["event"] == "servers reached, parameters agree"]
         assert [event["already_kept"] for event in again] == [0, 4]
         resumed = [event["resumes"] for event in run.events("server-1") if event["event"] == "listening"]
