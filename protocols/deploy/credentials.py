@@ -194,7 +194,10 @@ def unusable_key(key: Path, certificate: Path) -> str:
         return f"the key {key} cannot be read by this user: run as its owner"
     except ssl.SSLError as error:
         if "KEY_VALUES_MISMATCH" in str(error):
-            return f"the key {key} does not belong to {certificate}: the two files are from different key pairs"
+            return (
+                f"the key {key} does not belong to {certificate}, they are from different key pairs; copy both from where "
+                "they were made, or make new ones with `ppvfl key`"
+            )
         return f"the key {key} cannot be used ({error.reason or error}): it must be PEM and without a passphrase"
     except OSError as error:
         return f"the key {key} cannot be read: {error.strerror}"

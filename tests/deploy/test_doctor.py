@@ -75,7 +75,7 @@ class Broken:
     file_there: Path | None = None
     options: dict[str, Any] | None = None
     silent: tuple[str, ...] = ()
-    stranger: int | None = None
+    stranger: str = ""  # what listens in the place of server 1: "talks", "silent" or "filtered"
 
 
 def unresolvable(folder: Path, config: FederationConfig) -> Broken:
@@ -87,7 +87,15 @@ def closed_port(folder: Path, config: FederationConfig) -> Broken:
 
 
 def not_tls(folder: Path, config: FederationConfig) -> Broken:
-    return Broken(config, config, silent=("server-1",), stranger=config.servers[1].port)
+    return Broken(config, config, silent=("server-1",), stranger="talks")
+
+
+def hangs(folder: Path, config: FederationConfig) -> Broken:
+    return Broken(config, config, silent=("server-1",), stranger="silent")
+
+
+def filtered(folder: Path, config: FederationConfig) -> Broken:
+    return Broken(config, config, silent=("server-1",), stranger="filtered")
 
 
 def new_key_there(folder: Path, config: FederationConfig) -> Broken:
@@ -174,6 +182,8 @@ PLANTED = [
     Planted("name", unresolvable, "server-1", "name resolves", "'no-such-host.invalid' does not", "correct host"),
     Planted("port", closed_port, "server-2", "port open", "nothing listens there", "start `ppvfl server`"),
     Planted("no TLS", not_tls, "server-1", "TLS handshake", "failed", "something else listens on this port"),
+    Planted("hangs", hangs, "server-1", "TLS handshake", "timed out", "something else listens on this port"),
+    Planted("firewall", filtered, "server-1", "port open", "does not answer in 2 s", "firewalls"),
     Planted("new key", new_key_there, "server-1", "certificate pinned", "presents", "by telephone"),
     Planted("swapped", swapped_addresses, "server-0", "certificate pinned", "this is server-1's", "mixed up"),
     Planted("expired", expired, "server-0", "certificate valid", "expired on", "ppvfl key --as server-0"),
@@ -184,7 +194,7 @@ PLANTED = [
     Planted("clock", wrong_clock, "server-2", "clock", "300.0", "NTP"),
     Planted("clock a little", slow_clock, "server-2", "clock", "s ahead", "NTP", "warning"),
     Planted("mode", readable_key, "bank", "own key safe", "mode 0640", "chmod 600"),
-    Planted("foreign key", foreign_key, "bank", "own key matches", "does not belong", "different key pairs"),
+    Planted("foreign key", foreign_key, "bank", "own key matches", "different key pairs", "copy both"),
     Planted("no file", no_certificate, "bank", "own certificate", "does not exist", "--credentials"),
     Planted("not pinned there", not_pinned_there, "server-1", "accepts us", "refuses our certificate", "must pin"),
     Planted("not pinned here", own_certificate_replaced, "bank", "own certificate", "pins", "ppvfl pin"),
@@ -193,27 +203,36 @@ PLANTED = [
 
 
 @contextlib.contextmanager
-def stranger(port: int | None):
-    """Something else that listens where a server should: it speaks, but not TLS."""
-    if port is None:
+def stranger(kind: str, port: int):
+    """Something else where a server should be: it talks, but not TLS; it says nothing; or packets are dropped on the way
+    (as by a firewall: the kernel drops them when a listener's queue is full)."""
+    if not kind:
         yield
         return
-    listener = socket.create_server(("127.0.0.1", port))
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(socket.create_server(("127.0.0.1", port), backlog=0))
+        if kind == "filtered":
+            for _ in range(2):
+                waiting = stack.enter_context(socket.socket())
+                waiting.setblocking(False)
+                with contextlib.suppress(BlockingIOError):
+                    waiting.connect(("127.0.0.1", port))
+            yield
+            return
 
-    def talk() -> None:
-        with contextlib.suppress(OSError):
-            while True:
+        def talk() -> None:
+            with contextlib.suppress(OSError):
                 connection, _ = listener.accept()
-                with connection:
+                stack.enter_context(connection)
+                if kind == "talks":
                     connection.recv(10)
                     connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
 
-    thread = threading.Thread(target=talk, daemon=True)
-    thread.start()
-    yield
-    listener.shutdown(socket.SHUT_RDWR)
-    listener.close()
-    thread.join()
+        thread = threading.Thread(target=talk, daemon=True)
+        thread.start()
+        yield
+        listener.shutdown(socket.SHUT_RDWR)
+        thread.join()
 
 
 @pytest.mark.parametrize("planted", PLANTED, ids=lambda planted: planted.what)
@@ -221,7 +240,7 @@ def test_planted_misconfigurations_are_found_and_named(tmp_path: Path, planted: 
     broken = planted.plant(tmp_path, make_federation(tmp_path))
     names = [server.name for server in broken.there.servers if server.name not in broken.silent]
     with contextlib.ExitStack() as stack:
-        stack.enter_context(stranger(broken.stranger))
+        stack.enter_context(stranger(broken.stranger, broken.there.servers[1].port))
         if names:
             options = broken.options or {}
             stack.enter_context(answering(broken.there, *names, as_file=broken.file_there, **options))
