@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 
 from accel.validate import require_integer, require_real
@@ -94,6 +96,7 @@ async def reciprocal(
 # a narrow range needs no normalisation ---------------------------------------------------------------
 
 
+@functools.cache
 def _narrow_plan(low: float, high: float) -> tuple[int, float, tuple[float, ...], int]:
     """A power of two to divide by, the centre, the coefficients on the scaled range, and the number of steps."""
     exponent = ceil_log2(high)

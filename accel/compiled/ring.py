@@ -9,6 +9,7 @@ from accel.reference.ring import decode_fixed, gather_rows, shift_right_arithmet
 
 __all__ = [
     "decode_fixed",  # these four are single memory-bound passes: numpy's own loops are as fast
+    "dot_pair",
     "encode_fixed",
     "gather_rows",
     "matmul_pair",
@@ -20,16 +21,31 @@ __all__ = [
 
 
 @njit(cache=True, nogil=True)
-def _product_pair(x0, x1, y0, y1, mask, out):
+def _product_pair(x, y, out):
     for i in range(out.size):
-        out[i] = x0[i] * (y0[i] + y1[i]) + x1[i] * y0[i] + mask[i]
+        out[i] = x[0, i] * (y[0, i] + y[1, i]) + x[1, i] * y[0, i]
 
 
-def product_pair(x0: np.ndarray, x1: np.ndarray, y0: np.ndarray, y1: np.ndarray, mask: np.ndarray) -> np.ndarray:
+def product_pair(x: np.ndarray, y: np.ndarray, mask: np.ndarray | None) -> np.ndarray:
     """See ``accel.reference.ring.product_pair``."""
-    out = np.empty(mask.shape, dtype=np.uint64)
-    a, b, c, d, e = (np.ascontiguousarray(words).reshape(-1) for words in (x0, x1, y0, y1, mask))
-    _product_pair(a, b, c, d, e, out.reshape(-1))
+    out = np.empty(x.shape[1:], dtype=np.uint64)
+    _product_pair(x.reshape(2, out.size), y.reshape(2, out.size), out.reshape(-1))
+    return out if mask is None else np.add(out, mask, out=out)
+
+
+@njit(cache=True, nogil=True)
+def _dot_pair(x, y, out):
+    for i in range(out.size):
+        total = out[i]
+        for l in range(x.shape[2]):
+            total += x[0, i, l] * (y[0, i, l] + y[1, i, l]) + x[1, i, l] * y[0, i, l]
+        out[i] = total
+
+
+def dot_pair(x: np.ndarray, y: np.ndarray, mask: np.ndarray) -> np.ndarray:
+    """See ``accel.reference.ring.dot_pair``."""
+    out = mask.copy()
+    _dot_pair(x, y, out)
     return out
 
 
