@@ -61,17 +61,31 @@ def _matmul_by_rows(x0, x1, y_columns, out):
             out[i, j] = total
 
 
+_BLOCK = 1024  # rows whose sums are kept in the cache
+
+
 @njit(cache=True, nogil=True)
 def _matmul_by_columns(x0_transposed, x1_transposed, y, out):
-    """The left factor lies transposed in memory (as in Hᵀ·u): a sum of outer products, no copy."""
+    """The left factor lies transposed in memory (as in Hᵀ·u): multiples of its contiguous rows are added up, column by
+    column of the result, no copy."""
     inner, rows = x0_transposed.shape
     columns = out.shape[1]
-    for l in range(inner):
-        for i in range(rows):
-            left0 = x0_transposed[l, i]
-            left1 = x1_transposed[l, i]
+    sums = np.empty((columns, _BLOCK), dtype=np.uint64)
+    for start in range(0, rows, _BLOCK):
+        count = min(_BLOCK, rows - start)
+        sums[:] = np.uint64(0)
+        for l in range(inner):
+            left0 = x0_transposed[l, start : start + count]
+            left1 = x1_transposed[l, start : start + count]
             for j in range(columns):
-                out[i, j] += left0 * y[0, l, j] + left1 * y[1, l, j]
+                right0 = y[0, l, j]
+                right1 = y[1, l, j]
+                total = sums[j]
+                for i in range(count):
+                    total[i] += left0[i] * right0 + left1[i] * right1
+        for i in range(count):
+            for j in range(columns):
+                out[start + i, j] += sums[j, i]
 
 
 def matmul_pair(x0: np.ndarray, x1: np.ndarray, y0: np.ndarray, y1: np.ndarray, mask: np.ndarray) -> np.ndarray:
