@@ -120,7 +120,7 @@ def _clip_plan(fraction_bits: int, high: float) -> tuple[Exponents, list[int], l
     scale = exponents.last + MARGIN_BITS
     require_room(ROOT_BITS + 1 + scale, "high", high, "scale q down: only min(q, 2^30) matters to a clip")
     margin = 2**MARGIN_BITS - 1  # (1 − 2^-18) at 18 bits
-    normaliser = [0, *exponents.words(lambda k: 4.0**-k, exponents.scale)]
+    normaliser = [0, *exponents.words(lambda k: 4.0**-k, exponents.scale())]
     root = [word * margin for word in exponents.words(lambda k: 2.0**-k, exponents.last)]
     reached = [1] + [0] * len(exponents.inner)
     weights = np.array([np.diff(normaliser), [0, *np.diff(root)], reached], dtype=np.int64)
@@ -133,7 +133,7 @@ def _clip_cost(q: ArithmeticTensor, high: float, degree: int = 4) -> Cost:
     return (
         thermometer.cost(q, thresholds, low_bits, exponents.high_bit)
         + Cost(2, (8 * len(thresholds) + 16 * len(weights)) * q.size)
-        + truncated_product_cost(q.size, q.fraction_bits + exponents.scale - MANTISSA_BITS)
+        + truncated_product_cost(q.size, q.fraction_bits + exponents.scale() - MANTISSA_BITS)
         + _newton_cost(q, degree)
         + truncated_product_cost(q.size, ROOT_BITS + scale - MANTISSA_BITS)
     )
@@ -167,8 +167,8 @@ async def clip_factor(q: ArithmeticTensor, high: float, degree: int = 4) -> Arit
         await check_bounds(q, -high, high, "clip_factor")
     bits = await thermometer(q, thresholds, low_bits, exponents.high_bit)
     normaliser, root, reached = await weigh_bits(bits, weights)
-    shift = q.fraction_bits + exponents.scale - MANTISSA_BITS
-    m = await multiply_truncate(q, normaliser.reinterpret(exponents.scale), shift)
+    shift = q.fraction_bits + exponents.scale() - MANTISSA_BITS
+    m = await multiply_truncate(q, normaliser.reinterpret(exponents.scale()), shift)
     m = m + 1.0 - reached.reinterpret(0)
     y = await _inverse_sqrt_of_mantissa(m, degree)
     power = (root + (2**MARGIN_BITS - 1) * 2**exponents.last).reinterpret(scale)
