@@ -22,9 +22,12 @@ __all__ = [
     "dot",
     "dot_truncate",
     "matmul",
+    "matmul_shape",
+    "matmul_summand",
     "matmul_truncate",
     "multiply",
     "multiply_truncate",
+    "own_addend",
     "reshare",
 ]
 
@@ -58,7 +61,8 @@ def _broadcast(x: ArithmeticTensor, y: ArithmeticTensor) -> Pair:
     return x.broadcast_to(shape), y.broadcast_to(shape)
 
 
-def _matmul_shape(x: ArithmeticTensor, y: ArithmeticTensor) -> tuple[int, ...]:
+def matmul_shape(x: ArithmeticTensor, y: ArithmeticTensor) -> tuple[int, ...]:
+    """The shape of x@y."""
     require(x.ndim >= 1 and y.ndim >= 1, "matmul operands", (x.shape, y.shape), "of at least one axis each")
     inner = x.shape[-1], y.shape[-2 if y.ndim > 1 else -1]
     require(inner[0] == inner[1], "matmul operands", (x.shape, y.shape), "of matching inner sizes")
@@ -83,9 +87,10 @@ def _dot_summand(
     return kernels.dot_pair(left, right, start.reshape(-1)).reshape(shape)
 
 
-def _matmul_summand(
+def matmul_summand(
     x: ArithmeticTensor, y: ArithmeticTensor, shape: tuple[int, ...], mask: np.ndarray | None
 ) -> np.ndarray:
+    """This party's summand of x@y, plus ``mask``."""
     if mask is None:
         mask = np.zeros(shape, dtype=np.uint64)
     left = x.shares if x.ndim > 1 else x.shares[:, np.newaxis, :]
@@ -110,7 +115,8 @@ def _matmul_summand(
     return out.reshape(mask.shape)
 
 
-def _own_addend(shape: tuple[int, ...], addend: np.ndarray | None) -> np.ndarray | None:
+def own_addend(shape: tuple[int, ...], addend: np.ndarray | None) -> np.ndarray | None:
+    """This party's addend as ring words, checked."""
     if addend is None:
         return None
     require(addend.shape == shape, "addend.shape", addend.shape, f"the shape of the product, {shape}")
@@ -132,7 +138,7 @@ async def _truncated(
     scale = x.fraction_bits + y.fraction_bits
     require_integer("bits", bits, 1, min(62, scale) or 62, way_out="bits is what the product's scale loses")
     operation = x.party.operation(name)
-    z = summand(x, y, shape, _own_addend(shape, addend))
+    z = summand(x, y, shape, own_addend(shape, addend))
     if x.party.insecure_check_ranges:
         from refmpc.debug import check_summand_range
 
@@ -153,7 +159,7 @@ def _dot_outputs(x: ArithmeticTensor, y: ArithmeticTensor) -> int:
 
 
 def _matmul_outputs(x: ArithmeticTensor, y: ArithmeticTensor) -> int:
-    return math.prod(_matmul_shape(x, y))
+    return math.prod(matmul_shape(x, y))
 
 
 @protocol(cost=lambda x, y: Cost(1, 24 * _outputs(x, y)), source=SOURCE)
@@ -171,7 +177,7 @@ async def dot(x: ArithmeticTensor, y: ArithmeticTensor) -> ArithmeticTensor:
 @protocol(cost=lambda x, y: Cost(1, 24 * _matmul_outputs(x, y)), source=SOURCE)
 async def matmul(x: ArithmeticTensor, y: ArithmeticTensor) -> ArithmeticTensor:
     """x@y as in numpy, batches included. 1 round, 24 bytes an *output*. Exact modulo 2^64."""
-    return await _plain("matmul", x, y, _matmul_shape(x, y), _matmul_summand)
+    return await _plain("matmul", x, y, matmul_shape(x, y), matmul_summand)
 
 
 @protocol(cost=lambda x, y, bits, addend=None: truncated_product_cost(_outputs(x, y), bits), source=SOURCE_TRUNCATED)
@@ -201,4 +207,4 @@ async def matmul_truncate(
     x: ArithmeticTensor, y: ArithmeticTensor, bits: int, addend: np.ndarray | None = None
 ) -> ArithmeticTensor:
     """x@y / 2^bits. 2 rounds, 24 + 3·bits/8 bytes an *output*. Domain and error as above."""
-    return await _truncated("matmul_truncate", x, y, _matmul_shape(x, y), _matmul_summand, bits, addend)
+    return await _truncated("matmul_truncate", x, y, matmul_shape(x, y), matmul_summand, bits, addend)
