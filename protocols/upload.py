@@ -32,14 +32,14 @@ def _chunks(plan: Plan) -> list[slice]:
     return [slice(start, min(rows, start + CHUNK_ROWS)) for start in range(0, rows, CHUNK_ROWS)]
 
 
-def client_program(client: Client, job: ClientJob) -> np.ndarray:
-    """What a client does: share, wait, receive the released model."""
+def client_program(client: Client, job: ClientJob) -> list[np.ndarray]:
+    """What a client does: share, wait, receive the released model, layer by layer."""
     for rows in _chunks(job.plan):
         client.share(job.embeddings[rows], EMBEDDING_BITS)
         if job.one_hot is not None:
             client.share(job.one_hot[rows], 0)
     plan = job.plan
-    return client.receive((plan.width + 1, plan.classes), plan.scales.weight_bits, timeout=PATIENCE)
+    return plan.unflatten(client.receive((plan.parameters,), plan.scales.weight_bits, timeout=PATIENCE))
 
 
 async def receive_rows(party: Party, plan: Plan) -> SharedRows:
