@@ -103,21 +103,15 @@ def main() -> None:
     if arguments.json:
         print(json.dumps(found, indent=2))
         return
-    view = Table(title="private alignment over loopback, one process per client")
-    for column in ("clients", "ids each", "padded to", "matched", "time", "computing (leader)", "bytes", "bytes an id"):
-        view.add_column(column, justify="right")
     size, entries = found["bytes"], found["ids"] * found["clients"]
-    padded = f"{found['pad_to']:,}" if found["pad_to"] else "no"
-    view.add_row(
-        str(found["clients"]),
-        f"{found['ids']:,}",
-        padded,
-        f"{found['matched']:,}",
-        f"{found['seconds']:.1f} s",
-        f"{found['leader_cpu_seconds']:.1f} s",
-        f"{size / 1e6:.2f} MB",
-        f"{size / entries:.1f}",
-    )
+    view = Table(title=f"private alignment of {found['clients']} clients over loopback", show_header=False)
+    view.add_column(style="bold")
+    view.add_column()
+    padded = f", padded to {found['pad_to']:,}" if found["pad_to"] else ""
+    view.add_row("ids", f"{found['ids']:,} at each client{padded}")
+    view.add_row("matched", f"{found['matched']:,}")
+    view.add_row("time", f"{found['seconds']:.1f} s, of which the leader computed {found['leader_cpu_seconds']:.1f} s")
+    view.add_row("bytes", f"{size / 1e6:.2f} MB, {size / entries:.1f} an id")
     Console().print(view)
 
 

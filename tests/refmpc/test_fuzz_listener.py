@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import multiprocessing
 import os
+import re
 import socket
+import struct
 import threading
 import time
 import zlib
@@ -26,7 +29,8 @@ import refmpc
 from refmpc.certificates import make_credentials
 from refmpc.connect import Credentials, Greeting, connect_client, connect_party, listen
 from refmpc.errors import RefmpcError
-from refmpc.transport import _HEADER, FRAME_OVERHEAD, SocketTransport
+from refmpc.sockets import SocketTransport
+from refmpc.transport import FRAME_OVERHEAD, HEADER
 
 GREETING = Greeting("the run that is besieged", {"rows": 10})
 VALUES = [1.0, -2.0, 3.5]
@@ -211,11 +215,30 @@ def test_the_run_takes_place_while_the_door_is_crowded(besieged: tuple[Besieged,
         thread.join()
 
 
+def test_what_strangers_say_is_not_kept_for_ever() -> None:
+    """Sixty strangers with sixty names: the final sentence names some and counts the others."""
+    with listen() as listener:
+        address = listener.getsockname()
+        waiting = {"party": lambda: connect_party(0, listener, {}, GREETING, timeout=2.0)}
+
+        def strangers() -> None:
+            for number in range(60):
+                words = json.dumps({"from": f"eve {number} " + "x" * 500}).encode()
+                with socket.create_connection(address) as connection:
+                    connection.sendall(struct.pack("<I", len(words)) + words)
+                    connection.recv(1 << 16)
+
+        said = str(all_end({**waiting, "strangers": strangers})["party"])
+    assert "'eve 0 x" in said
+    assert re.search(r"others \(\d+ times\)", said)
+    assert len(said) < 6000
+
+
 # frames after the greeting -----------------------------------------------------------------------
 
 
 def frame(operation: bytes, size: int, number: int, payload: bytes) -> bytes:
-    return _HEADER.pack(size, number, zlib.crc32(operation), 0, operation) + payload
+    return HEADER.pack(size, number, zlib.crc32(operation), 0, operation) + payload
 
 
 @settings(max_examples=150)
