@@ -22,7 +22,9 @@ from accel.validate import require
 from protocols.adapters import BlockOutputs, ClientFactors, block_norms, joint_step
 from protocols.checkpoint import ServerDirectory, agree_on_step, write_arrays
 from protocols.commitment import check_columns
-from protocols.gl_plan import AdapterShape, JointPlan, layer_release
+from protocols.gl_plan import JointPlan, layer_release
+from protocols.gl_scales import AdapterShape, JacobianShape
+from protocols.jacobians import ClientJacobian
 from protocols.noise import NoiseAhead
 from protocols.scales import EMBEDDING_BITS, RELEASE_BITS
 from protocols.step import Weights
@@ -122,20 +124,23 @@ class JointRun:
         with self.party.phase("upload"):
             return refmpc.input_from_client(self.party, self.plan.client_names[-1], shape, 0)
 
-    async def receive_batch(self, step: int) -> tuple[ArithmeticTensor, list[ClientFactors]]:
-        """[H 1] of this step's rows and every client's factors; X when the batch comes up for the first time."""
+    async def receive_batch(self, step: int) -> tuple[ArithmeticTensor, list[ClientFactors | ClientJacobian]]:
+        """[H 1] of this step's rows and every client's factors (X when the batch comes up for the first time), or
+        Jacobians."""
         plan, batch = self.plan, step % self.plan.schedule.num_batches
-        rows = plan.schedule.batch_size
-        shares = np.zeros((2, rows, plan.width + 1), dtype=np.uint64)
-        clients = []
+        shares = np.zeros((2, plan.schedule.batch_size, plan.width + 1), dtype=np.uint64)
+        clients: list[ClientFactors | ClientJacobian] = []
         for index, (name, shape) in enumerate(zip(plan.client_names, plan.shapes, strict=True)):
-            if shape.with_down and (index, batch) not in self._blocks:
-                self._blocks[index, batch] = await self._receive_blocks(name, shape)
-            with self.party.phase("upload"):
-                embeddings, factors = self._receive_factors(name, shape)
-            factors.blocks = self._blocks.get((index, batch))
+            client: ClientFactors | ClientJacobian
+            if isinstance(shape, JacobianShape):
+                embeddings, client = self._receive_jacobian(name, shape)
+            else:
+                if shape.with_down and (index, batch) not in self._blocks:
+                    self._blocks[index, batch] = await self._receive_blocks(name, shape)
+                embeddings, client = self._receive_factors(name, shape)
+                client.blocks = self._blocks.get((index, batch))
             shares[:, :, shape.columns] = embeddings.shares
-            clients.append(factors)
+            clients.append(client)
         ones = {0: 0, 2: 1}.get(self.party.id)  # the public column of ones is the share x_0
         if ones is not None:
             shares[ones, :, -1] = 1 << EMBEDDING_BITS
@@ -143,37 +148,45 @@ class JointRun:
 
     def _receive_factors(self, name: str, shape: AdapterShape) -> tuple[ArithmeticTensor, ClientFactors]:
         scales, rows = self.plan.adapters, self.plan.schedule.batch_size
-        parts = {
-            "embeddings": ((rows, shape.width), EMBEDDING_BITS),
-            "projected": ((rows, shape.stacked_rank), scales.projected_bits),
-            "up": ((shape.width, shape.stacked_rank), scales.up_bits),
-            "row_factors": ((rows,), scales.row_factor_bits),
-        }
-        sizes = [int(np.prod(size)) for size, _ in parts.values()]
-        words = refmpc.input_from_client(self.party, name, (sum(sizes),), 0)
-        ends = np.cumsum(sizes)
-        found = {
-            part: words[end - count : end].reshape(*size).reinterpret(bits)
-            for (part, (size, bits)), count, end in zip(parts.items(), sizes, ends.tolist(), strict=True)
-        }
-        return found.pop("embeddings"), ClientFactors(shape, blocks=None, **found)
+        embeddings, projected, up, row_factors = self._receive_parts(
+            name,
+            ((rows, shape.width), EMBEDDING_BITS),
+            ((rows, shape.stacked_rank), scales.projected_bits),
+            ((shape.width, shape.stacked_rank), scales.up_bits),
+            ((rows,), scales.row_factor_bits),
+        )
+        return embeddings, ClientFactors(shape, projected, up, row_factors, None)
+
+    def _receive_jacobian(self, name: str, shape: JacobianShape) -> tuple[ArithmeticTensor, ClientJacobian]:
+        rows = self.plan.schedule.batch_size
+        embeddings, jacobian = self._receive_parts(
+            name,
+            ((rows, shape.width), EMBEDDING_BITS),
+            ((rows, shape.width, shape.parameters), self.plan.adapters.jacobian_bits),
+        )
+        return embeddings, ClientJacobian(shape, jacobian)
+
+    def _receive_parts(self, name: str, *parts: tuple[tuple[int, ...], int]) -> list[ArithmeticTensor]:
+        """One message of a client, divided into tensors of these shapes and scales."""
+        sizes = [int(np.prod(shape)) for shape, _ in parts]
+        with self.party.phase("upload"):
+            words = refmpc.input_from_client(self.party, name, (sum(sizes),), 0)
+        ends = np.cumsum(sizes).tolist()
+        return [
+            words[end - size : end].reshape(*shape).reinterpret(bits)
+            for (shape, bits), size, end in zip(parts, sizes, ends, strict=True)
+        ]
 
     async def _receive_blocks(self, name: str, shape: AdapterShape) -> BlockOutputs:
         rows = self.plan.schedule.batch_size
-        with self.party.phase("upload"):
-            words = refmpc.input_from_client(self.party, name, (rows * sum(shape.block_widths),), 0)
-        inputs, start = [], 0
-        for width in shape.block_widths:
-            layer = words[start : start + rows * width].reshape(rows, width)
-            inputs.append(layer.reinterpret(EMBEDDING_BITS))
-            start += rows * width
+        inputs = self._receive_parts(name, *(((rows, width), EMBEDDING_BITS) for width in shape.block_widths))
         with self.party.phase("norms"):
             return BlockOutputs(inputs, await block_norms(inputs, self.plan))
 
     # server MPC ----------------------------------------------------------------------------------
 
     async def step(
-        self, embeddings: ArithmeticTensor, labels: ArithmeticTensor, clients: list[ClientFactors]
+        self, embeddings: ArithmeticTensor, labels: ArithmeticTensor, clients: list[ClientFactors | ClientJacobian]
     ) -> list[np.ndarray]:
         """One noised step; returns this server's words of each client's layer gradient."""
         rate = self.plan.learning_rate(self.party.step)

@@ -18,6 +18,7 @@ from protocols.adapters import joint_step_cost
 from protocols.checkpoint import ServerDirectory
 from protocols.gl_client import JointClientJob, TrainedClient, client_program
 from protocols.gl_plan import JointPlan, plan_joint_run
+from protocols.gl_scales import JacobianShape
 from protocols.launch import _progress, _run_directory
 from protocols.noise import insecure_total_noise
 from protocols.options import RunOptions, parse_options
@@ -107,7 +108,7 @@ def launch(options: RunOptions, federation: Federation, console: Console) -> Run
     trained = federation.fresh()
     for client in trained.clients:
         output: TrainedClient = result.client_outputs[client.name]
-        client.lora = output.lora
+        client.load_adapter_state(output.layers)
     accuracy = GlobalModel([weights]).accuracy(trained.test_rows(), federation.test_labels)
     twin = None
     if options.twin:  # given the servers' own noise, which lies on this machine
@@ -128,8 +129,9 @@ def launch(options: RunOptions, federation: Federation, console: Console) -> Run
 
 
 def _notes(plan: JointPlan, keep: bool) -> list[str]:
-    layers = sum(len(shape.block_widths) for shape in plan.shapes)
-    notes = [f"local update: {plan.local_update.kind}, {layers} LoRA layers, each client gets its own gradient only"]
+    written_out = sum(isinstance(shape, JacobianShape) for shape in plan.shapes)
+    how = f", Jacobians of {written_out} clients written out" if written_out else ""
+    notes = [f"local update: {plan.local_update.kind}{how}; each client gets the gradient of its own layers only"]
     if keep:
         notes.append("every step is on disk: a release is written before it is opened")
     return notes
@@ -139,10 +141,14 @@ def joint_estimate(plan: JointPlan) -> dict[str, float]:
     """Rounds, bytes and memory of a run, from the declared costs; uploads and layer gradients are per step here."""
     step = joint_step_cost(plan)
     steps, batch = plan.schedule.num_steps, plan.schedule.batch_size
-    upload = 16 * sum(
-        batch * (shape.width + shape.stacked_rank + 1) + shape.width * shape.stacked_rank for shape in plan.shapes
-    )
-    blocks = 16 * plan.schedule.num_samples * sum(sum(shape.block_widths) for shape in plan.shapes if shape.with_down)
+    upload, blocks = 0, 0
+    for shape in plan.shapes:
+        upload += 16 * batch * shape.width
+        if isinstance(shape, JacobianShape):
+            upload += 16 * batch * shape.width * shape.parameters
+        else:
+            upload += 16 * (batch * (shape.stacked_rank + 1) + shape.width * shape.stacked_rank)
+            blocks += 16 * plan.schedule.num_samples * sum(shape.block_widths) if shape.with_down else 0
     opening = refmpc.opening_bytes(plan.scales.truncated_bits) * sum(shape.parameters for shape in plan.shapes)
     history = 8 * plan.parameters * (plan.factorisation.bands + 128)
     bytes_per_step = step.bytes + upload + opening
