@@ -18,7 +18,7 @@ from refmpc import Party
 __all__ = ["servers"]
 
 
-async def servers(party: Party, job: ServerJob) -> np.ndarray:
+async def servers(party: Party, job: ServerJob) -> list[np.ndarray]:
     """What each server runs."""
     plan = job.plan
     rows = await receive_rows(party, plan, ServerDirectory(job.directory))

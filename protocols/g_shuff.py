@@ -28,7 +28,7 @@ async def shuffle_rows(rows: SharedRows) -> SharedRows:
     return SharedRows(embeddings, labels, norms)
 
 
-async def servers(party: Party, job: ServerJob) -> np.ndarray:
+async def servers(party: Party, job: ServerJob) -> list[np.ndarray]:
     """What each server runs."""
     plan = job.plan
     rows = await receive_rows(party, plan, ServerDirectory(job.directory))

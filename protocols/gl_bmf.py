@@ -84,7 +84,7 @@ class JointRun:
     def _start(self) -> Weights:
         plan, bits = self.plan, self.plan.scales.weight_bits
         if self.first_step:
-            return self._directory.load(self.party, self.first_step, bits, RELEASE_BITS)
+            return self._directory.load(self.party, self.first_step, bits, RELEASE_BITS)[0]
         zeros = np.zeros((2, plan.width + 1, plan.classes), dtype=np.uint64)  # the public starting point
         velocity = ArithmeticTensor(self.party, zeros, RELEASE_BITS) if plan.training.momentum else None
         return Weights(ArithmeticTensor(self.party, zeros, bits), velocity)

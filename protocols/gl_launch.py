@@ -119,7 +119,7 @@ def launch(options: RunOptions, federation: Federation, console: Console) -> Run
         options,
         plan,
         directory,
-        weights,
+        [weights],
         accuracy,
         twin,
         result.ledgers,

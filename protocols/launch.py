@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 import refmpc
-from accel.validate import require_integer
+from accel.validate import require, require_integer
 from protocols.checkpoint import ServerDirectory
 from protocols.noise import insecure_total_noise
 from protocols.options import RunOptions, parse_options
@@ -34,11 +34,14 @@ __all__ = ["launch", "main", "main_in_the_clear", "make_federation"]
 
 def _twin_accuracy(options: RunOptions, plan: Plan, federation: Federation, directory: Path) -> float:
     """Train the plaintext twin. G-BMF's gets the servers' own noise, which lies on this machine; the secret order of
-    G-Shuff lies nowhere, so its twin draws order and noise of its own."""
+    G-Shuff, and joint noise, lie nowhere, so their twins draw their own."""
     if options.protocol == "g_shuff":
-        return train_g_shuff(federation, options.training).test_accuracy
+        return train_g_shuff(federation, options.training, norm_limit=plan.scales.norm_limit).test_accuracy
+    if options.training.noise == "joint":
+        return train_g_bmf(federation, options.training, norm_limit=plan.scales.norm_limit).test_accuracy
     streams = [ServerDirectory(directory / f"server-{i}").noise_stream(plan.fingerprint) for i in range(3)]
-    return train_g_bmf(federation, options.training, noise=insecure_total_noise(plan, streams)).test_accuracy
+    noise = insecure_total_noise(plan, streams)
+    return train_g_bmf(federation, options.training, noise=noise, norm_limit=plan.scales.norm_limit).test_accuracy
 
 
 def make_federation(options: RunOptions) -> Federation:
@@ -95,11 +98,10 @@ def launch(options: RunOptions, federation: Federation, console: Console) -> Run
             on_report=on_report,
         )
     seconds = time.perf_counter() - begun
-    weights: np.ndarray = result.outputs[0]
-    model = GlobalModel([weights])
-    accuracy = model.accuracy(federation.test_rows(), federation.test_labels)
+    layers: list[np.ndarray] = result.outputs[0]
+    accuracy = GlobalModel(layers).accuracy(federation.test_rows(), federation.test_labels)
     twin = _twin_accuracy(options, plan, federation, directory) if options.twin else None
-    return RunReport(options, plan, directory, weights, accuracy, twin, result.ledgers, seconds, federation.notes)
+    return RunReport(options, plan, directory, layers, accuracy, twin, result.ledgers, seconds, federation.notes)
 
 
 def _run_directory(options: RunOptions) -> Path:
@@ -168,17 +170,20 @@ def _launch_beside_mpspdz(options: RunOptions, federation: Federation, console: 
 
     try:
         system = MpSpdz()
+        require(options.training.noise == "distributed", "noise", options.training.noise, "distributed with MP-SPDZ")
+        require(not options.training.hidden, "hidden", options.training.hidden, "empty with MP-SPDZ")
         require_small(plan_run(options.protocol, federation, options.training))
         report = launch(options, federation, console)
         noise = noise_of_the_servers(report.plan, report.directory)
         theirs = train_with_mpspdz(system, report.plan, federation, noise, options.network)
     except MpSpdzError as error:
         raise ValueError(f"--backend mpspdz: {error}") from None
-    gap = float(np.abs(theirs.weights - report.weights).max())
+    (ours,) = report.layers
+    gap = float(np.abs(theirs.weights - ours).max())
     note = (
         f"MP-SPDZ executed the same {report.plan.schedule.num_steps} steps with the same noise in {theirs.seconds:.2f} s,"
         f" {theirs.bytes / 1e6:.1f} MB and {theirs.rounds} rounds: its weights differ from ours by at most {gap:.2e}"
-        f" (largest weight {np.abs(report.weights).max():.3g})"
+        f" (largest weight {np.abs(ours).max():.3g})"
     )
     return replace(report, notes=(*report.notes, note))
 

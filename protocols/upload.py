@@ -44,21 +44,22 @@ def _columns(job: ClientJob) -> Iterator[np.ndarray]:
             yield encode(job.one_hot[rows], 0, name="labels")
 
 
-def client_program(client: Client, job: ClientJob) -> np.ndarray:
-    """What a client does: commit to its columns, share them, wait, receive the released model."""
+def client_program(client: Client, job: ClientJob) -> list[np.ndarray]:
+    """What a client does: commit to its columns, share them, wait, receive the released model, layer by layer."""
     commit_to_columns(client, job.plan.client_names, _columns(job))
     for rows in _chunks(job.plan):
         client.share(job.embeddings[rows], EMBEDDING_BITS)
         if job.one_hot is not None:
             client.share(job.one_hot[rows], 0)
     plan = job.plan
-    return client.receive((plan.width + 1, plan.classes), plan.scales.weight_bits, timeout=PATIENCE)
+    return plan.unflatten(client.receive((plan.parameters,), plan.scales.weight_bits, timeout=PATIENCE))
 
 
 async def receive_rows(party: Party, plan: Plan, directory: ServerDirectory) -> SharedRows:
     """Take in all clients' columns side by side, append the column of ones, and compute the row norms.
 
-    ``directory`` keeps what tells a resumed run that a client's columns are still the same. The shares go straight into their place: memory stays at one copy and a chunk.
+    ``directory`` keeps what tells a resumed run that a client's columns are still the same. The shares go straight into
+    their place: memory stays at one copy and a chunk.
     """
     rows = plan.schedule.num_samples
     shares = np.zeros((2, rows, plan.width + 1), dtype=np.uint64)

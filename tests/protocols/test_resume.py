@@ -45,7 +45,7 @@ def test_a_resumed_run_ends_where_an_uninterrupted_one_would(federation, tmp_pat
     result = run_secure(plan, federation, tmp_path)
     assert [(tmp_path / f"server-{i}" / "noise.key").read_bytes() for i in range(3)] == keys
     twin = train_g_bmf(federation, plan.training, noise=noise_of_the_servers(plan, tmp_path))
-    assert np.abs(result.outputs[0] - twin.model.layers[0]).max() <= weight_bound(plan)
+    assert np.abs(result.outputs[0][0] - twin.model.layers[0]).max() <= weight_bound(plan)
     steps = plan.schedule.num_steps - crash_at // 2 * 2
     assert result.ledgers[0].phases["training"].rounds % steps == 0  # only what was missing is computed
 
@@ -56,14 +56,14 @@ def test_servers_one_checkpoint_apart_agree_on_the_older(federation, tmp_path, m
     (tmp_path / "server-2" / "checkpoint-00000004.npz").unlink()
     result = run_secure(plan, federation, tmp_path)
     twin = train_g_bmf(federation, plan.training, noise=noise_of_the_servers(plan, tmp_path))
-    assert np.abs(result.outputs[0] - twin.model.layers[0]).max() <= weight_bound(plan)
+    assert np.abs(result.outputs[0][0] - twin.model.layers[0]).max() <= weight_bound(plan)
 
 
 def test_g_shuff_resumes_at_an_epoch_boundary(federation, tmp_path, monkeypatch):
     plan = plan_run("g_shuff", federation, small_training(epochs=3, learning_rate=0.2))
     run_until_crash(plan, federation, tmp_path, monkeypatch, 4, g_shuff.servers, every=plan.schedule.num_batches)
     result = run_secure(plan, federation, tmp_path, g_shuff.servers)
-    assert "shuffle" in result.ledgers[0].phases and np.isfinite(result.outputs[0]).all()
+    assert "shuffle" in result.ledgers[0].phases and np.isfinite(result.outputs[0][0]).all()
     assert result.ledgers[0].phases["shuffle"].rounds == 2 * 2  # epochs 1 and 2; epoch 0 was done
 
 
@@ -72,7 +72,7 @@ def test_a_finished_run_resumed_sends_the_same_release_again(federation, tmp_pat
     plan = plan_run("g_bmf", federation, small_training(epochs=2, learning_rate=0.2))
     first = run_secure(plan, federation, tmp_path)
     again = run_secure(plan, federation, tmp_path)
-    assert (again.outputs[0] == first.outputs[0]).all()
+    assert (again.outputs[0][0] == first.outputs[0][0]).all()
     assert "training" not in again.ledgers[0].phases
 
 
@@ -94,17 +94,17 @@ def test_a_crash_around_the_release_never_gives_two_values(federation, tmp_path,
         with pytest.raises(refmpc.PartyFailed):
             run_secure(plan, federation, tmp_path)
     again = run_secure(plan, federation, tmp_path)
-    assert opened and all((value == again.outputs[0]).all() for value in opened.values())
+    assert opened and all((plan.unflatten(value)[0] == again.outputs[0][0]).all() for value in opened.values())
 
 
 def test_a_server_that_has_not_written_the_release_means_nobody_opened_it(federation, tmp_path, monkeypatch):
     plan = plan_run("g_bmf", federation, small_training(learning_rate=0.2))
     real, opened = ServerDirectory.save, []
 
-    def failing(self, step, weights):
+    def failing(self, step, *layers):
         if self.path.name == "server-2":
             raise OSError("disk full")
-        real(self, step, weights)
+        real(self, step, *layers)
 
     async def watching(party, plan, weights):
         opened.append(party.id)
