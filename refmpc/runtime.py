@@ -37,7 +37,8 @@ from refmpc.io import Client
 from refmpc.ledger import Ledger
 from refmpc.network import NetworkProfile, network_profile
 from refmpc.party import Party
-from refmpc.transport import Peer, SocketTransport, ThreadTransport, Transport, thread_links, title
+from refmpc.sockets import SocketTransport
+from refmpc.transport import Peer, ThreadTransport, Transport, thread_links, title
 
 __all__ = ["RunResult", "run"]
 
