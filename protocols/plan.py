@@ -165,6 +165,7 @@ def _joint_claim(noise: CalibratedNoise) -> Claim:
     unbounded = noise.noise_multiplier * reach < 2  # replacing a record shifts twice as far
     return replace(
         claim,
+        adversary="everybody who sees the releases and one corrupted server, to which all noise counted here is unknown",
         public=(*claim.public, assumed),
         epsilon_replace_one=math.inf if unbounded else claim.epsilon_replace_one,
     )

@@ -134,8 +134,8 @@ async def explicit_gradient(
 ) -> ArithmeticTensor:
     """The same sum as the paper computes it: all B·(d+1)·S entries of the per-sample gradients, their norms, their clip.
 
-    The reference for ``factored_gradients``, one layer only, at about 60 times its bytes. The norm is that of the rounded gradient itself,
-    so the clip needs no slack.
+    The reference for ``factored_gradients``, one layer only, at about 60 times its bytes. The norm is that of the rounded
+    gradient itself, so the clip needs no slack.
     """
     batch, width = rows.embeddings.shape
     classes = errors.shape[1]

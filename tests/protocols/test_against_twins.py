@@ -162,6 +162,20 @@ def test_a_clip_norm_above_every_gradient_clips_nothing(federation, tmp_path):
     assert twin.clipped_share == 0
 
 
+def test_the_ranges_of_independent_noise_count_momentum(federation):
+    """v = Σ β^k y_{t−k}, so the noise of one step reaches W up to 1/(1−β) times."""
+    training = small_training(momentum=0.9, epochs=20, learning_rate=0.1, accounting="proven", batch_size=96)
+    plan = plan_run("g_shuff", federation, training)
+    weights, velocity = np.zeros(20), np.zeros(20)  # response of W to the noise of each step
+    for step in range(20):
+        velocity *= 0.9
+        velocity[step] += 1.0
+        weights += velocity
+    deviation = 0.1 / 96 * plan.noise.outsider_std * np.linalg.norm(weights)
+    drift = 0.1 * 20 / (1 - 0.9)
+    assert plan.scales.logit_bound >= np.hypot(plan.scales.row_bound, 1) * (drift + 12 * deviation) * (1 - 1e-6)
+
+
 def test_scales_of_the_paper_fit_and_absurd_ones_are_refused(federation):
     assert PROBABILITY_BITS == 18
     with pytest.raises(ValueError, match="learning_rate = 1000000000.0: must be small enough"):

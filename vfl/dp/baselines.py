@@ -142,6 +142,7 @@ def shuffled_claim(
             ("clip rounding", slack.clip_slack),
             ("grid per step", slack.grid_slack(1.0, 1)),
             ("δ of sampler and overflow", proven_slack),
+            *((("slope of the joint sampler", slack.slope_error),) if slack.slope_error else ()),
         ),
         caveats=(_SHUFFLE_GAP,),
         sources=(
