@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 import refmpc
+from protocols.clip import beside, clipped_updates, shaped
 from protocols.gl_plan import JointPlan
 from protocols.gl_scales import ROUND_UP, SAMPLE_BITS, AdapterScales, AdapterShape, JacobianShape
 from protocols.jacobians import (
@@ -34,11 +35,10 @@ from protocols.jacobians import (
     norms_over_clip,
     norms_over_clip_cost,
     sample_opening,
-    shaped,
     written_out_cost,
 )
-from protocols.scales import EMBEDDING_BITS, GRADIENT_BITS, PROBABILITY_BITS, RELEASE_BITS, UPDATE_BITS
-from protocols.step import SharedRows, Weights, logit_errors, squared_norms
+from protocols.scales import EMBEDDING_BITS, PROBABILITY_BITS, UPDATE_BITS
+from protocols.step import DECAY_BITS, SharedRows, Weights, logit_errors, own_addends, squared_norms, updated
 from refmpc import ArithmeticTensor, Cost
 from refmpc.normalise import MANTISSA_BITS
 
@@ -52,8 +52,6 @@ __all__ = [
     "joint_step_cost",
     "weight_products",
 ]
-
-CLIPPED_CUT = MANTISSA_BITS + PROBABILITY_BITS - UPDATE_BITS  # of u = c·δ
 
 
 @dataclass
@@ -222,18 +220,12 @@ async def joint_step(
     factor, at_layers, found = await clip_factors(
         errors, norms, list(factored.values()), [products[i] for i in factored], layers, samples
     )
-    cut = MANTISSA_BITS + layers.layer_bits - UPDATE_BITS
-    clipped = await refmpc.gather(
-        *(refmpc.multiply_truncate(factor, t, cut) for t in at_layers.values()),
-        *([] if explicit else [refmpc.multiply_truncate(factor, errors, CLIPPED_CUT)]),
-    )
+    wanted = [*at_layers.values(), *([] if explicit else [errors])]
+    clipped = await refmpc.gather(*(clipped_updates(factor, each) for each in wanted))
     updates = None if explicit else clipped.pop()
 
     # backward, with each server's own noise
-    addend = noise[: plan.global_parameters].reshape(weights.values.shape).view(np.uint64)
-    if weights.velocity is not None:
-        beta = np.uint64(round(training.momentum * 2.0 ** (GRADIENT_BITS - RELEASE_BITS)))
-        addend = np.add(addend, weights.velocity.first * beta)
+    (addend,) = own_addends(noise, [weights], training.momentum)
     bits = scales.truncated_bits
     if updates is None:
         velocity = await clipped_sum(factor, found[-1], bits, addend, weights.values.shape)
@@ -251,14 +243,7 @@ async def joint_step(
         layer = clipped_layers.get(place)
         openings[i] = _layer_opening(client, products[i].block, sums[place], layer, noise[parts[i]], bits)
 
-    # update, local unless weights decay
-    values = weights.values
-    if training.weight_decay != 1.0:
-        bits = 16
-        decayed = values.scale_by_integers(round(training.weight_decay * 2**bits))
-        values = await refmpc.truncate(decayed.reinterpret(scales.weight_bits + bits), bits)
-    change = velocity.scale_by_integers(scales.rate_word(learning_rate)).reinterpret(scales.weight_bits)
-    after = Weights(values - change, velocity if weights.velocity is not None else None)
+    (after,) = await updated([weights], [velocity], learning_rate, training, scales)
     return after, [openings[i] for i in range(len(clients))]
 
 
@@ -294,13 +279,6 @@ def _layer_opening(
 # cost --------------------------------------------------------------------------------------------
 
 
-def _beside(costs: list[Cost]) -> Cost:
-    total = Cost(0, 0)
-    for cost in costs:
-        total = total.beside(cost)
-    return total
-
-
 def joint_step_cost(plan: JointPlan) -> Cost:
     """The declared cost of ``joint_step`` between the servers; nothing runs. Uploads and openings come on top."""
     training, scales, layers = plan.training, plan.scales, plan.adapters
@@ -324,7 +302,7 @@ def joint_step_cost(plan: JointPlan) -> Cost:
         under.append(norms)
         q_cut = 2 * PROBABILITY_BITS + scales.norm_bits - MANTISSA_BITS
         clip.append(refmpc.dot.cost(errors, errors) + multiply(column, column, q_cut))
-        tails.append(multiply(column.reshape(-1, 1), errors, CLIPPED_CUT))
+        tails.append(multiply(column.reshape(-1, 1), errors, MANTISSA_BITS + PROBABILITY_BITS - UPDATE_BITS))
         sums.append(product(rows.T, shaped(batch, classes, bits=UPDATE_BITS), scales.truncated_bits))
     for shape in plan.shapes:
         if isinstance(shape, JacobianShape):
@@ -365,8 +343,8 @@ def joint_step_cost(plan: JointPlan) -> Cost:
             clip.append(piece)
             at_layers = shaped(batch, stacked, bits=layers.layer_bits)
             tails.append(multiply(column.reshape(-1, 1), at_layers, MANTISSA_BITS + layers.layer_bits - UPDATE_BITS))
-    total = _beside(under) + _beside(clip) + refmpc.clip_factor.cost(column, layers.clip_bound)
-    total += _beside(tails) + _beside(sums)
+    total = beside(under) + beside(clip) + refmpc.clip_factor.cost(column, layers.clip_bound)
+    total += (beside(tails) if tails else Cost(0, 0)) + beside(sums)
     if training.weight_decay != 1.0:
-        total += truncate(weights, 16)
+        total += truncate(weights, DECAY_BITS)
     return total

@@ -7,21 +7,12 @@ from typing import Any
 
 from accel.validate import require
 from protocols.gl_scales import AdapterScales, AdapterShape, FactorBounds, JacobianShape, plan_joint_scales
-from protocols.plan import MODEL_RELEASE, Plan
+from protocols.plan import MODEL_RELEASE, Plan, calibrate_factorised, factorise_workload
 from protocols.scales import GRADIENT_BITS, RELEASE_BITS
 from vfl.client import Client, LocalUpdate
-from vfl.dp import (
-    CalibratedNoise,
-    Claim,
-    Factorisation,
-    FixedPointSlack,
-    calibrate_matrix_factorisation,
-    default_bands,
-    factorise,
-    labels_only_claim,
-)
+from vfl.dp import CalibratedNoise, Claim, FixedPointSlack, labels_only_claim
 from vfl.federation import Federation
-from vfl.twins.config import Schedule, TrainingConfig
+from vfl.twins.config import TrainingConfig
 
 __all__ = ["JointPlan", "layer_release", "plan_joint_run"]
 
@@ -88,7 +79,7 @@ def plan_joint_run(federation: Federation, training: TrainingConfig, bounds: Fac
     updates = {client.update for client in federation.clients}
     require(len(updates) == 1, "local_update", updates, "the same at all clients")
     update = updates.pop()
-    factorisation = _factorise(training, schedule)
+    factorisation = factorise_workload(training, schedule, training.factorisation)
     parameters = (federation.width + 1) * federation.classes + sum(shape.parameters for shape in shapes)
 
     def calibrate(row_bound: float, clip_rounding: float, overflow: float) -> CalibratedNoise:
@@ -103,16 +94,7 @@ def plan_joint_run(federation: Federation, training: TrainingConfig, bounds: Fac
             clip_rounding=clip_rounding,
             overflow_probability=overflow,
         )
-        return calibrate_matrix_factorisation(
-            training.epsilon,
-            training.delta,
-            training.clip_norm,
-            factorisation,
-            schedule.epochs,
-            schedule.num_batches,
-            slack,
-            training.noise,
-        )
+        return calibrate_factorised(training, schedule, factorisation, slack)
 
     # the ranges depend on the noise, and the noise (a little) on the ranges: plan for 1 % more noise than was found
     noise = calibrate(federation.row_bound, 0.0, 0.0)
@@ -167,19 +149,3 @@ def _shape_of(client: Client, gradients: str) -> AdapterShape | JacobianShape:
     layers = [client.lora.layers[index] for index in client.shared_layers]
     widths = tuple(layer.down.shape[1] for layer in layers)
     return AdapterShape(client.columns, widths, layers[0].down.shape[0], client.update.parts == "UV")
-
-
-def _factorise(training: TrainingConfig, schedule: Schedule) -> Factorisation:
-    if training.factorisation == "identity":
-        return factorise("identity", schedule.num_steps)
-    bands = training.bands
-    if bands is None:
-        whole = training.factorisation == "bsr"
-        bands = schedule.num_batches if whole else default_bands(schedule.num_batches)
-    return factorise(
-        training.factorisation,
-        schedule.num_steps,
-        weight_decay=training.weight_decay,
-        momentum=training.momentum,
-        bands=bands,
-    )

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 import refmpc
+from protocols.clip import shaped
 from protocols.gl_plan import JointPlan
 from protocols.gl_scales import SAMPLE_BITS, JacobianShape, inverse_clip_bits
 from protocols.scales import EMBEDDING_BITS, PROBABILITY_BITS
@@ -28,7 +29,6 @@ __all__ = [
     "norms_over_clip",
     "norms_over_clip_cost",
     "sample_opening",
-    "shaped",
     "written_out_cost",
 ]
 
@@ -100,11 +100,6 @@ def sample_opening(factor: ArithmeticTensor, samples: Samples, noise: np.ndarray
 
 
 # cost --------------------------------------------------------------------------------------------
-
-
-def shaped(*shape: int, bits: int) -> ArithmeticTensor:
-    """A tensor without values, to ask for costs."""
-    return ArithmeticTensor(None, np.broadcast_to(np.uint64(0), (2, *shape)), bits)  # type: ignore[arg-type]
 
 
 def norms_over_clip_cost(rows: int, fraction_bits: int, clip_norm: float, bound: float, bits: int) -> Cost:

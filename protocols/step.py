@@ -40,8 +40,10 @@ __all__ = [
     "gradient_step",
     "hidden_layer",
     "logit_errors",
+    "own_addends",
     "squared_norms",
     "step_cost",
+    "updated",
 ]
 
 
@@ -180,13 +182,24 @@ async def gradient_step(
     errors = await hidden_errors(await logit_errors(last, layers[-1].values, scales), layers, active, scales)
 
     # clip, backward with noise
-    addends = _addends(noise, layers, training.momentum)
+    addends = own_addends(noise, layers, training.momentum)
     if training.gradients == "factored":
         velocities = await factored_gradients(inputs, errors, rows.norms, addends, training, scales)
     else:
         velocities = [await explicit_gradient(rows, errors[0], addends[0], training, scales)]
 
     # update
+    return await updated(layers, velocities, learning_rate, training, scales)
+
+
+async def updated(
+    layers: Sequence[Weights],
+    velocities: Sequence[ArithmeticTensor],
+    learning_rate: float,
+    training: TrainingConfig,
+    scales: Scales,
+) -> list[Weights]:
+    """W ← αW − (η/B)·v: local and exact, 1 round if weights decay."""
     values = await refmpc.gather(*(_decayed(weights.values, training.weight_decay) for weights in layers))
     word = scales.rate_word(learning_rate)
     return [
@@ -198,7 +211,7 @@ async def gradient_step(
     ]
 
 
-def _addends(noise: np.ndarray, layers: Sequence[Weights], momentum: float) -> list[np.ndarray]:
+def own_addends(noise: np.ndarray, layers: Sequence[Weights], momentum: float) -> list[np.ndarray]:
     """This server's own summand of every layer's sum: its slice of the noise, and β times its share of the momentum."""
     found, start = [], 0
     for weights in layers:

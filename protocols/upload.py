@@ -16,7 +16,7 @@ from protocols.step import SharedRows, squared_norms
 from refmpc import ArithmeticTensor, Client, Party
 from refmpc.fixed import encode
 
-__all__ = ["ClientJob", "client_program", "receive_rows", "release_model"]
+__all__ = ["ClientJob", "client_program", "receive_rows", "release_model", "with_ones_column"]
 
 CHUNK_ROWS = 4096
 PATIENCE = 30 * 24 * 3600.0  # a client waits for the model as long as the training takes
@@ -77,13 +77,18 @@ async def receive_rows(party: Party, plan: Plan, directory: ServerDirectory) -> 
             )
             labels[:, chunk] = one_hot.shares
             party.report({"phase": "upload", "done": chunk.stop, "total": rows})
-    ones = {0: 0, 2: 1}.get(party.id)  # the public column of ones is the share x_0
-    if ones is not None:
-        shares[ones, :, -1] = 1 << EMBEDDING_BITS
-    embeddings = ArithmeticTensor(party, shares, EMBEDDING_BITS)
+    embeddings = with_ones_column(party, shares)
     with party.phase("norms"):
         norms = await squared_norms(embeddings, plan.training.clip_norm, plan.scales)
     return SharedRows(embeddings, ArithmeticTensor(party, labels, 0), norms)
+
+
+def with_ones_column(party: Party, shares: np.ndarray) -> ArithmeticTensor:
+    """[H 1] from shares whose last column is still zero: the public ones are the share x_0."""
+    ones = {0: 0, 2: 1}.get(party.id)
+    if ones is not None:
+        shares[ones, :, -1] = 1 << EMBEDDING_BITS
+    return ArithmeticTensor(party, shares, EMBEDDING_BITS)
 
 
 async def release_model(party: Party, plan: Plan, weights: ArithmeticTensor) -> np.ndarray:

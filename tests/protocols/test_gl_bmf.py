@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import protocols.gl_client
+import protocols.training
 import refmpc
 from protocols import gl_bmf
 from protocols.adapters import joint_step_cost
@@ -359,13 +360,13 @@ def test_after_a_crash_no_step_is_released_with_two_values(tmp_path, monkeypatch
 def test_a_server_that_has_not_written_the_last_step_means_nobody_opened_the_model(tmp_path, monkeypatch):
     federation, plan = make(epochs=1)
     opened = []
-    real = gl_bmf.release_model
+    real = protocols.training.release_model
 
     async def watching(party, plan, weights):
         opened.append(await real(party, plan, weights))
         return opened[-1]
 
-    monkeypatch.setattr(gl_bmf, "release_model", watching)
+    monkeypatch.setattr(protocols.training, "release_model", watching)
     crash_once(monkeypatch, "before writing", 1, step=plan.schedule.num_steps - 1)
     with pytest.raises(PartyFailed, match="Crash"):
         run_secure(plan, federation, tmp_path, keep=True)
