@@ -25,7 +25,7 @@ import numpy as np
 import refmpc
 from protocols.clip import beside, clipped_updates, shaped
 from protocols.gl_plan import JointPlan
-from protocols.gl_scales import ROUND_UP, SAMPLE_BITS, AdapterScales, AdapterShape, JacobianShape
+from protocols.gl_scales import ROUND_UP, AdapterScales, AdapterShape, JacobianShape
 from protocols.jacobians import (
     ClientJacobian,
     Samples,
@@ -38,7 +38,16 @@ from protocols.jacobians import (
     written_out_cost,
 )
 from protocols.scales import EMBEDDING_BITS, PROBABILITY_BITS, UPDATE_BITS
-from protocols.step import DECAY_BITS, SharedRows, Weights, logit_errors, own_addends, squared_norms, updated
+from protocols.step import (
+    DECAY_BITS,
+    EXPLICIT_BITS,
+    SharedRows,
+    Weights,
+    logit_errors,
+    own_addends,
+    squared_norms,
+    updated,
+)
 from refmpc import ArithmeticTensor, Cost
 from refmpc.normalise import MANTISSA_BITS
 
@@ -296,7 +305,7 @@ def joint_step_cost(plan: JointPlan) -> Cost:
     under, clip, tails, sums = [forward], [], [], []
     if training.gradients == "explicit":
         clip.append(written_out_cost(plan, None))
-        flat = shaped(batch, plan.global_parameters, bits=SAMPLE_BITS)
+        flat = shaped(batch, plan.global_parameters, bits=EXPLICIT_BITS)
         sums.append(product(column.reshape(1, -1), flat, scales.truncated_bits))
     else:
         under.append(norms)

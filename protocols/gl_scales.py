@@ -57,6 +57,7 @@ from protocols.scales import (
     Scales,
     plan_scales,
 )
+from protocols.step import EXPLICIT_BITS
 from refmpc.normalise import MANTISSA_BITS
 from vfl.client import LocalUpdate
 from vfl.dp import Factorisation
@@ -75,7 +76,6 @@ __all__ = [
 DELTA_NORM = 1.42  # ‖δ‖ ≤ √2, and the softmax is off by at most 2^-14 an entry
 ROUND_UP = 4  # further bits of M̂δ, so that its rounding stays below half a unit of e
 JACOBIAN_BITS = 16
-SAMPLE_BITS = GRADIENT_BITS - MANTISSA_BITS  # of a written-out gradient: times the clip factor it has the noise's scale
 ROOM = 61  # |value| < 2^61 in the ring, half of what truncation allows
 
 
@@ -263,7 +263,7 @@ def plan_joint_scales(
     signal_bits = min(20, PROBABILITY_BITS + block_bits - 1, math.floor(ROOM - JACOBIAN_BITS - _log2(sample_bound)))
     # room for 1/γ² at a scale where rounding it up costs 3 % at most
     for_clip = _log2(1.1 * (sample_bound + 0.1) ** 2) + 6
-    sample_bits = min(SAMPLE_BITS, signal_bits + JACOBIAN_BITS - 1, math.floor((ROOM - for_clip) / 2))
+    sample_bits = min(EXPLICIT_BITS, signal_bits + JACOBIAN_BITS - 1, math.floor((ROOM - for_clip) / 2))
     too_far = "lower the learning rate, the epochs or the noise (larger epsilon), or raise the clip norm"
     require(
         block_bits >= 8
@@ -284,7 +284,7 @@ def plan_joint_scales(
     )
     squared = [(projected_bits, limits.projected), (EMBEDDING_BITS, limits.block), (EMBEDDING_BITS, reach)]
     if len(factored) < len(shapes):
-        squared += [(sample_bits, sample_bound), (SAMPLE_BITS, 2 * reach)]
+        squared += [(sample_bits, sample_bound), (EXPLICIT_BITS, 2 * reach)]
     inverse_bits = min(inverse_clip_bits(bits, gamma, bound) for bits, bound in squared)
     require(
         2.0**inverse_bits >= 32 * gamma**2,

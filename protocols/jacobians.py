@@ -15,8 +15,9 @@ import numpy as np
 import refmpc
 from protocols.clip import shaped
 from protocols.gl_plan import JointPlan
-from protocols.gl_scales import SAMPLE_BITS, JacobianShape, inverse_clip_bits
+from protocols.gl_scales import JacobianShape, inverse_clip_bits
 from protocols.scales import EMBEDDING_BITS, PROBABILITY_BITS
+from protocols.step import EXPLICIT_BITS, written_out
 from refmpc import ArithmeticTensor, Cost
 from refmpc.normalise import MANTISSA_BITS
 
@@ -70,15 +71,12 @@ async def layer_samples(
     found = found.reshape(batch, client.shape.parameters)
     norms = await norms_over_clip(found, plan.training.clip_norm, scales.sample_bound, MANTISSA_BITS)
     # exact: a coarser grid, written with the bits that the noise asks for
-    return Samples(found.scale_by_integers(1 << (SAMPLE_BITS - scales.sample_bits)).reinterpret(SAMPLE_BITS), norms)
+    return Samples(found.scale_by_integers(1 << (EXPLICIT_BITS - scales.sample_bits)).reinterpret(EXPLICIT_BITS), norms)
 
 
 async def global_samples(embeddings: ArithmeticTensor, errors: ArithmeticTensor, plan: JointPlan) -> Samples:
     """[h_j 1] ⊗ δ_j, all B·(d+1)·S entries. 4 rounds."""
-    batch, width = embeddings.shape
-    cut = EMBEDDING_BITS + PROBABILITY_BITS - SAMPLE_BITS
-    found = await refmpc.multiply_truncate(embeddings.reshape(batch, width, 1), errors.reshape(batch, 1, -1), cut)
-    found = found.reshape(batch, plan.global_parameters)
+    found = await written_out(embeddings, errors)
     return Samples(found, await norms_over_clip(found, plan.training.clip_norm, _global_bound(plan), MANTISSA_BITS))
 
 
@@ -113,9 +111,9 @@ def written_out_cost(plan: JointPlan, shape: JacobianShape | None) -> Cost:
     batch, classes, gamma, scales = plan.training.batch_size, plan.classes, plan.training.clip_norm, plan.adapters
     errors = shaped(batch, classes, bits=PROBABILITY_BITS)
     if shape is None:
-        flat = shaped(batch, plan.global_parameters, bits=SAMPLE_BITS)
-        cost = refmpc.multiply_truncate.cost(flat, flat, EMBEDDING_BITS + PROBABILITY_BITS - SAMPLE_BITS)
-        return cost + norms_over_clip_cost(batch, SAMPLE_BITS, gamma, _global_bound(plan), MANTISSA_BITS)
+        flat = shaped(batch, plan.global_parameters, bits=EXPLICIT_BITS)
+        cost = refmpc.multiply_truncate.cost(flat, flat, EMBEDDING_BITS + PROBABILITY_BITS - EXPLICIT_BITS)
+        return cost + norms_over_clip_cost(batch, EXPLICIT_BITS, gamma, _global_bound(plan), MANTISSA_BITS)
     block = shaped(classes, shape.width, bits=scales.block_bits)
     cost = refmpc.matmul_truncate.cost(errors, block, PROBABILITY_BITS + scales.block_bits - scales.signal_bits)
     signal = shaped(batch, 1, shape.width, bits=scales.signal_bits)

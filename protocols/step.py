@@ -44,6 +44,7 @@ __all__ = [
     "squared_norms",
     "step_cost",
     "updated",
+    "written_out",
 ]
 
 
@@ -131,6 +132,14 @@ EXPLICIT_BITS = (
 )  # of a per-sample gradient: times the clip factor it has the noise's scale
 
 
+async def written_out(embeddings: ArithmeticTensor, errors: ArithmeticTensor) -> ArithmeticTensor:
+    """[h_j 1] ⊗ δ_j of every sample, flat, (B×(d+1)S) at 20 bits. 2 rounds."""
+    batch, width = embeddings.shape
+    cut = EMBEDDING_BITS + PROBABILITY_BITS - EXPLICIT_BITS
+    found = await refmpc.multiply_truncate(embeddings.reshape(batch, width, 1), errors.reshape(batch, 1, -1), cut)
+    return found.reshape(batch, -1)
+
+
 async def explicit_gradient(
     rows: SharedRows, errors: ArithmeticTensor, addend: np.ndarray, training: TrainingConfig, scales: Scales
 ) -> ArithmeticTensor:
@@ -139,13 +148,7 @@ async def explicit_gradient(
     The reference for ``factored_gradients``, one layer only, at about 60 times its bytes. The norm is that of the rounded
     gradient itself, so the clip needs no slack.
     """
-    batch, width = rows.embeddings.shape
-    classes = errors.shape[1]
-    bits = EMBEDDING_BITS + PROBABILITY_BITS - EXPLICIT_BITS
-    gradients = await refmpc.multiply_truncate(
-        rows.embeddings.reshape(batch, width, 1), errors.reshape(batch, 1, classes), bits
-    )
-    flat = gradients.reshape(batch, width * classes)
+    flat = await written_out(rows.embeddings, errors)
     squares = await refmpc.dot(flat, flat)
     spare = math.floor(61 - 2 * EXPLICIT_BITS - math.log2(4 * scales.norm_bound))
     inverse = math.ceil(2.0 ** min(20, spare) / training.clip_norm**2)
@@ -153,9 +156,9 @@ async def explicit_gradient(
     q = await refmpc.truncate(scaled, scaled.fraction_bits - MANTISSA_BITS)
     factor = await refmpc.clip_factor(q + 2.0**-MANTISSA_BITS, scales.clip_bound)
     total = await refmpc.matmul_truncate(
-        factor.reshape(1, batch), flat, scales.truncated_bits, addend=addend.reshape(1, -1)
+        factor.reshape(1, -1), flat, scales.truncated_bits, addend=addend.reshape(1, -1)
     )
-    return total.reshape(width, classes)
+    return total.reshape(*addend.shape)
 
 
 async def gradient_step(

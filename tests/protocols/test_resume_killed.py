@@ -30,6 +30,9 @@ def interrupted(protocol: str, words: list[str], out: Path) -> tuple[Path, str]:
     text = str(caught.value)
     assert text.startswith(f"{protocol}: ")
     assert "Traceback of" not in text
+    assert text.endswith(f"continue with: python -m protocols.{protocol} --resume {run}")
+    log = (run / "run.log").read_text()
+    assert "failed: " in log and "killed by signal 9" in log
     return run, text
 
 
@@ -41,6 +44,7 @@ def resumed(protocol: str, run: Path, capsys, parties: str = "processes") -> dic
     run_command(protocol, ["--resume", str(run), "--json"])
     report = json.loads(capsys.readouterr().out)
     assert Path(report["directory"]) == run
+    assert f"{protocol} resumed: " in (run / "run.log").read_text()
     return report
 
 
