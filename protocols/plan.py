@@ -213,7 +213,38 @@ def _digest(layers: list[np.ndarray], fraction_bits: int) -> str:
     return hashlib.sha256(b"".join(words)).hexdigest()
 
 
+<<<<<<< HEAD
 def plan_run(protocol: str, federation: PublicFacts, training: TrainingConfig) -> Plan:
+=======
+def factorise_workload(training: TrainingConfig, schedule: Schedule, kind: str) -> Factorisation:
+    """The factorisation of SGD's workload on this schedule, with the default number of bands unless one is given."""
+    if kind == "identity":
+        return factorise("identity", schedule.num_steps)
+    bands = training.bands
+    if bands is None:
+        bands = schedule.num_batches if kind == "bsr" else default_bands(schedule.num_batches)
+    decay, momentum = training.weight_decay, training.momentum
+    return factorise(kind, schedule.num_steps, weight_decay=decay, momentum=momentum, bands=bands)
+
+
+def calibrate_factorised(
+    training: TrainingConfig, schedule: Schedule, factorisation: Factorisation, slack: FixedPointSlack
+) -> CalibratedNoise:
+    """Noise for batches in a fixed order, every record once an epoch."""
+    return calibrate_matrix_factorisation(
+        training.epsilon,
+        training.delta,
+        training.clip_norm,
+        factorisation,
+        schedule.epochs,
+        schedule.num_batches,
+        slack,
+        training.noise,
+    )
+
+
+def plan_run(protocol: str, federation: Federation, training: TrainingConfig) -> Plan:
+>>>>>>> refs/heads/gl
     """Calibrate the noise with the slack of the arithmetic that will run, and choose all scales; or refuse."""
     require(
         not training.hidden or training.gradients == "factored",
@@ -232,20 +263,7 @@ def plan_run(protocol: str, federation: PublicFacts, training: TrainingConfig) -
     )
     schedule = training.steps(federation.num_samples)
     shuffled = protocol == "g_shuff"
-    if shuffled or training.factorisation == "identity":
-        factorisation = factorise("identity", schedule.num_steps)
-    else:
-        bands = training.bands
-        if bands is None:
-            whole = training.factorisation == "bsr"
-            bands = schedule.num_batches if whole else default_bands(schedule.num_batches)
-        factorisation = factorise(
-            training.factorisation,
-            schedule.num_steps,
-            weight_decay=training.weight_decay,
-            momentum=training.momentum,
-            bands=bands,
-        )
+    factorisation = factorise_workload(training, schedule, "identity" if shuffled else training.factorisation)
     sizes = (federation.width, *training.hidden, federation.classes)
     start_norms = [
         float(np.linalg.norm(layer, 2)) for layer in _start(training, federation.width, federation.classes).layers
@@ -274,16 +292,7 @@ def plan_run(protocol: str, federation: PublicFacts, training: TrainingConfig) -
                 split=training.noise,
                 accounting=training.accounting,
             )
-        return calibrate_matrix_factorisation(
-            training.epsilon,
-            training.delta,
-            training.clip_norm,
-            factorisation,
-            schedule.epochs,
-            schedule.num_batches,
-            slack,
-            training.noise,
-        )
+        return calibrate_factorised(training, schedule, factorisation, slack)
 
     # the ranges depend on the noise, and the claim on the ranges: plan once with a guess, then with the real figures
     noise = calibrate(slack)

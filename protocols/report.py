@@ -11,6 +11,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from protocols.curves import Timeline, draw_curves
 from protocols.joint_noise import MOST_SAMPLES, SAMPLE_MEMORY, joint_block_rows, joint_noise_cost
 from protocols.options import RunOptions
 from protocols.plan import Plan
@@ -34,6 +35,7 @@ class RunReport:
     ledgers: list[Ledger]
     seconds: float
     notes: tuple[str, ...]
+    timeline: Timeline
 
     def phases(self) -> list[dict[str, Any]]:
         """Rounds, bytes of all servers and seconds waited, by phase."""
@@ -72,12 +74,14 @@ class RunReport:
 
 
 def write_report(report: RunReport) -> None:
-    """Model, claim, ledger and facts into the run's directory."""
+    """Model, claim, ledger, facts and curves into the run's directory."""
     directory = report.directory
     layers = {f"layer_{index}": layer for index, layer in enumerate(report.layers, 1)}
     np.savez(directory / "model.npz", **layers)  # type: ignore[arg-type]
     (directory / "claim.txt").write_text(report.plan.claim.paragraph() + "\n")
     (directory / "ledger.json").write_text(report.ledgers[0].to_json())
+    if not draw_curves(report.plan, report.timeline, directory / "curves.png"):
+        report.notes = (*report.notes, "no curves.png: matplotlib is not installed (pip install 'ppvfl[plots]')")
     (directory / "report.json").write_text(json.dumps(report.to_dict(), indent=2))
     if report.options.plot:
         _plot(report, directory / "costs.png")

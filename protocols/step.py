@@ -40,8 +40,11 @@ __all__ = [
     "gradient_step",
     "hidden_layer",
     "logit_errors",
+    "own_addends",
     "squared_norms",
     "step_cost",
+    "updated",
+    "written_out",
 ]
 
 
@@ -129,6 +132,14 @@ EXPLICIT_BITS = (
 )  # of a per-sample gradient: times the clip factor it has the noise's scale
 
 
+async def written_out(embeddings: ArithmeticTensor, errors: ArithmeticTensor) -> ArithmeticTensor:
+    """[h_j 1] ⊗ δ_j of every sample, flat, (B×(d+1)S) at 20 bits. 2 rounds."""
+    batch, width = embeddings.shape
+    cut = EMBEDDING_BITS + PROBABILITY_BITS - EXPLICIT_BITS
+    found = await refmpc.multiply_truncate(embeddings.reshape(batch, width, 1), errors.reshape(batch, 1, -1), cut)
+    return found.reshape(batch, -1)
+
+
 async def explicit_gradient(
     rows: SharedRows, errors: ArithmeticTensor, addend: np.ndarray, training: TrainingConfig, scales: Scales
 ) -> ArithmeticTensor:
@@ -137,13 +148,7 @@ async def explicit_gradient(
     The reference for ``factored_gradients``, one layer only, at about 60 times its bytes. The norm is that of the rounded
     gradient itself, so the clip needs no slack.
     """
-    batch, width = rows.embeddings.shape
-    classes = errors.shape[1]
-    bits = EMBEDDING_BITS + PROBABILITY_BITS - EXPLICIT_BITS
-    gradients = await refmpc.multiply_truncate(
-        rows.embeddings.reshape(batch, width, 1), errors.reshape(batch, 1, classes), bits
-    )
-    flat = gradients.reshape(batch, width * classes)
+    flat = await written_out(rows.embeddings, errors)
     squares = await refmpc.dot(flat, flat)
     spare = math.floor(61 - 2 * EXPLICIT_BITS - math.log2(4 * scales.norm_bound))
     inverse = math.ceil(2.0 ** min(20, spare) / training.clip_norm**2)
@@ -151,9 +156,9 @@ async def explicit_gradient(
     q = await refmpc.truncate(scaled, scaled.fraction_bits - MANTISSA_BITS)
     factor = await refmpc.clip_factor(q + 2.0**-MANTISSA_BITS, scales.clip_bound)
     total = await refmpc.matmul_truncate(
-        factor.reshape(1, batch), flat, scales.truncated_bits, addend=addend.reshape(1, -1)
+        factor.reshape(1, -1), flat, scales.truncated_bits, addend=addend.reshape(1, -1)
     )
-    return total.reshape(width, classes)
+    return total.reshape(*addend.shape)
 
 
 async def gradient_step(
@@ -180,13 +185,24 @@ async def gradient_step(
     errors = await hidden_errors(await logit_errors(last, layers[-1].values, scales), layers, active, scales)
 
     # clip, backward with noise
-    addends = _addends(noise, layers, training.momentum)
+    addends = own_addends(noise, layers, training.momentum)
     if training.gradients == "factored":
         velocities = await factored_gradients(inputs, errors, rows.norms, addends, training, scales)
     else:
         velocities = [await explicit_gradient(rows, errors[0], addends[0], training, scales)]
 
     # update
+    return await updated(layers, velocities, learning_rate, training, scales)
+
+
+async def updated(
+    layers: Sequence[Weights],
+    velocities: Sequence[ArithmeticTensor],
+    learning_rate: float,
+    training: TrainingConfig,
+    scales: Scales,
+) -> list[Weights]:
+    """W ← αW − (η/B)·v: local and exact, 1 round if weights decay."""
     values = await refmpc.gather(*(_decayed(weights.values, training.weight_decay) for weights in layers))
     word = scales.rate_word(learning_rate)
     return [
@@ -198,7 +214,7 @@ async def gradient_step(
     ]
 
 
-def _addends(noise: np.ndarray, layers: Sequence[Weights], momentum: float) -> list[np.ndarray]:
+def own_addends(noise: np.ndarray, layers: Sequence[Weights], momentum: float) -> list[np.ndarray]:
     """This server's own summand of every layer's sum: its slice of the noise, and β times its share of the momentum."""
     found, start = [], 0
     for weights in layers:

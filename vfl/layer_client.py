@@ -8,18 +8,20 @@ this is for small layers and for reference; LoRA layers share factors instead (`
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from accel.validate import require
+from accel.validate import require, require_real
 from vfl.client import Client, EstimateRecord
 from vfl.estimate import ErrorBound, estimate_from_jacobian, regulariser
 from vfl.gradients import Adapter, AdapterJacobian
 from vfl.local_config import LocalModelConfig
 from vfl.local_models import LocalModel, embed_rows, to_tensor
+from vfl.scaling import bound_jacobians
 
 __all__ = ["LayerClient"]
 
@@ -33,13 +35,15 @@ class LayerClient(Client):
 
     ``layer`` is a prefix of parameter names ("last" for the MLP's output layer). ``released`` updates touch
     that layer only; ``estimated`` ones back-propagate the estimate through the whole model, as in the paper.
-    ``embeddings`` must be the model's output at the start; it only fixes the shapes.
+    ``embeddings`` must be the model's output at the start; it only fixes the shapes. ``largest_jacobian`` is a
+    public bound on the spectral norm of ∂H_j/∂φ: fixed-point ranges need it, and a longer one is shrunk to it.
     """
 
     model: LocalModel | None = None
     rows: np.ndarray = field(default_factory=lambda: np.empty((0, 0), dtype=np.float32))
     layer: str = "last"
     config: LocalModelConfig = field(default_factory=lambda: LocalModelConfig("mlp"))
+    largest_jacobian: float = 16.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -50,6 +54,7 @@ class LayerClient(Client):
             len(self.rows),
             f"{self.num_samples} rows",
         )
+        require_real("largest_jacobian", self.largest_jacobian, 0.0, open_low=True)
         names = [n for n, _ in self._named()]
         known = sorted({n.split(".")[0] for n, _ in self._model.named_parameters()})
         require(bool(names), "layer", self.layer, f"one of {', '.join(known)}")
@@ -71,6 +76,14 @@ class LayerClient(Client):
     @property
     def shared_layers(self) -> list[int]:
         return [0]
+
+    @property
+    def shared_parameters(self) -> int:
+        return sum(parameter.numel() for _, parameter in self._named())
+
+    @property
+    def jacobian_bound(self) -> float:
+        return self.largest_jacobian
 
     def fixed_columns(self, count: int) -> list[Floats]:
         rows = self.rows[:count]
@@ -103,7 +116,7 @@ class LayerClient(Client):
         return [AdapterJacobian(self.columns, self.layer_jacobian(rows))]
 
     def layer_jacobian(self, rows: npt.ArrayLike | slice, layer: int | None = None) -> Floats:
-        """∂H_j/∂φ_L for these rows, (B, d_i, n_L), rows shrunk by the row bound included."""
+        """∂H_j/∂φ_L for these rows, (B, d_i, n_L), rows shrunk by the row bound included, each within its bound."""
         inputs = to_tensor(self.rows[rows], self.config)  # type: ignore[index]
         named = dict(self._named())
 
@@ -113,7 +126,22 @@ class LayerClient(Client):
         jacobians = torch.func.vmap(torch.func.jacrev(output), in_dims=(None, 0))(named, inputs)
         parts = [j.reshape(j.shape[0], j.shape[1], -1) for j in jacobians.values()]
         whole = torch.cat(parts, dim=2).detach().numpy().astype(self.embeddings.dtype)
-        return whole * self.row_bound.factors(self._unbounded(rows))[:, None, None]
+        whole *= self.row_bound.factors(self._unbounded(rows))[:, None, None]
+        return bound_jacobians(whole, self.largest_jacobian)
+
+    def jacobians(self, rows: npt.ArrayLike | slice) -> Floats:
+        return self.layer_jacobian(rows)
+
+    def adapter_state(self) -> dict[str, Floats]:
+        state = {n: p.detach().numpy().copy() for n, p in self._model.named_parameters()}
+        return state | {f"velocity {n}": speed.numpy().copy() for n, speed in self._speed.items()}
+
+    def load_adapter_state(self, state: Mapping[str, Floats]) -> None:
+        with torch.no_grad():
+            for name, parameter in self._model.named_parameters():
+                parameter.copy_(torch.from_numpy(np.array(state[name])))
+                if f"velocity {name}" in state:
+                    self._speed[name] = torch.from_numpy(np.array(state[f"velocity {name}"]))
 
     def receive_gradient(
         self,
@@ -127,7 +155,7 @@ class LayerClient(Client):
         clip_norm: float = 1.0,
     ) -> None:
         """Apply the released mean gradient of the layer (``released``) or its estimate (``estimated``)."""
-        expected = sum(p.numel() for _, p in self._named())
+        expected = self.shared_parameters
         require(released.shape == (expected,), f"{self.name}: released", released.shape, f"of shape ({expected},)")
         if self.update.kind == "released":
             gradients, start = {}, 0

@@ -56,7 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
         failed = _wait(running, deadline)
     if failed:
         name = failed[0]
-        console.print((out / f"{name}.out").read_text()[-4000:], markup=False)
+        console.print((out / f"{name}.err").read_text()[-4000:], markup=False)
         console.print(f"[red]{name} failed[/red]; its output is above, and the logs of all are in {out}")
         return 1
     last = config.ordered_clients[-1].name
@@ -99,8 +99,8 @@ def processes(commands: dict[str, Sequence[str]] | dict[str, list[str]], out: Pa
     running: dict[str, subprocess.Popen[bytes]] = {}
     try:
         for name, command in commands.items():
-            with (out / f"{name}.out").open("wb") as file:
-                running[name] = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT)
+            with (out / f"{name}.out").open("wb") as file, (out / f"{name}.err").open("wb") as errors:
+                running[name] = subprocess.Popen(command, stdout=file, stderr=errors)
         yield running
     finally:
         for process in running.values():

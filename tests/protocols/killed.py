@@ -42,8 +42,8 @@ def _client(protocol: str, victim: str, shares: int, marker: Path, client: Any, 
 def _server(victim: int, step: int, marker: Path, party: Any, job: Any) -> Any:
     real = ServerDirectory.save
 
-    def save(self: ServerDirectory, at: int, weights: Any) -> None:
-        real(self, at, weights)
+    def save(self: ServerDirectory, at: int, *layers: Any) -> None:
+        real(self, at, *layers)
         if party.id == victim and at == step:
             _die_once(marker)
 

@@ -30,6 +30,9 @@ def interrupted(protocol: str, words: list[str], out: Path) -> tuple[Path, str]:
     text = str(caught.value)
     assert text.startswith(f"{protocol}: ")
     assert "Traceback of" not in text
+    assert text.endswith(f"continue with: python -m protocols.{protocol} --resume {run}")
+    log = (run / "run.log").read_text()
+    assert "failed: " in log and "killed by signal 9" in log
     return run, text
 
 
@@ -41,6 +44,7 @@ def resumed(protocol: str, run: Path, capsys, parties: str = "processes") -> dic
     run_command(protocol, ["--resume", str(run), "--json"])
     report = json.loads(capsys.readouterr().out)
     assert Path(report["directory"]) == run
+    assert f"{protocol} resumed: " in (run / "run.log").read_text()
     return report
 
 
@@ -80,4 +84,5 @@ def test_a_killed_client_is_named_and_resume_finishes(tmp_path, monkeypatch, cap
     done = 7 if shares == 15 else 0  # every step of GL-BMF is on disk before its gradients are released
     assert training["rounds"] % (11 - done) == 0 and training["rounds"] < 71 * (11 - done)
     with np.load(run / "model.npz") as model:
-        assert np.isfinite(model["layer"]).all() and np.abs(model["layer"]).max() > 0
+        (layer,) = model.values()
+        assert np.isfinite(layer).all() and np.abs(layer).max() > 0
