@@ -213,9 +213,6 @@ def _digest(layers: list[np.ndarray], fraction_bits: int) -> str:
     return hashlib.sha256(b"".join(words)).hexdigest()
 
 
-<<<<<<< HEAD
-def plan_run(protocol: str, federation: PublicFacts, training: TrainingConfig) -> Plan:
-=======
 def factorise_workload(training: TrainingConfig, schedule: Schedule, kind: str) -> Factorisation:
     """The factorisation of SGD's workload on this schedule, with the default number of bands unless one is given."""
     if kind == "identity":
@@ -243,8 +240,7 @@ def calibrate_factorised(
     )
 
 
-def plan_run(protocol: str, federation: Federation, training: TrainingConfig) -> Plan:
->>>>>>> refs/heads/gl
+def plan_run(protocol: str, federation: PublicFacts, training: TrainingConfig) -> Plan:
     """Calibrate the noise with the slack of the arithmetic that will run, and choose all scales; or refuse."""
     require(
         not training.hidden or training.gradients == "factored",

@@ -16,11 +16,15 @@ from protocols.step import SharedRows, squared_norms
 from refmpc import ArithmeticTensor, Client, Party
 from refmpc.fixed import encode
 
-<<<<<<< HEAD
-__all__ = ["ClientJob", "client_program", "receive_model", "receive_rows", "release_model", "share_columns"]
-=======
-__all__ = ["ClientJob", "client_program", "receive_rows", "release_model", "with_ones_column"]
->>>>>>> refs/heads/gl
+__all__ = [
+    "ClientJob",
+    "client_program",
+    "receive_model",
+    "receive_rows",
+    "release_model",
+    "share_columns",
+    "with_ones_column",
+]
 
 CHUNK_ROWS = 4096
 PATIENCE = 30 * 24 * 3600.0  # a client waits for the model as long as the training takes
@@ -51,15 +55,12 @@ def _columns(job: ClientJob) -> Iterator[np.ndarray]:
 def client_program(client: Client, job: ClientJob) -> list[np.ndarray]:
     """What a client does: commit to its columns, share them, wait, receive the released model, layer by layer."""
     commit_to_columns(client, job.plan.client_names, _columns(job))
-<<<<<<< HEAD
     share_columns(client, job)
     return receive_model(client, job.plan)
 
 
 def share_columns(client: Client, job: ClientJob, advance: Callable[[int], None] = lambda rows: None) -> None:
     """Share all columns, chunk by chunk; ``advance`` is told of the rows that are gone."""
-=======
->>>>>>> refs/heads/gl
     for rows in _chunks(job.plan):
         client.share(job.embeddings[rows], EMBEDDING_BITS)
         if job.one_hot is not None:
@@ -75,14 +76,9 @@ def receive_model(client: Client, plan: Plan) -> list[np.ndarray]:
 async def receive_rows(party: Party, plan: Plan, directory: ServerDirectory | None = None) -> SharedRows:
     """Take in all clients' columns side by side, append the column of ones, and compute the row norms.
 
-<<<<<<< HEAD
     ``directory`` keeps what tells a resumed run that a client's columns are still the same; None if the servers have kept
     the shares themselves (``protocols.deploy``). The shares go straight into their place: memory stays at one copy and a
     chunk.
-=======
-    ``directory`` keeps what tells a resumed run that a client's columns are still the same. The shares go straight into
-    their place: memory stays at one copy and a chunk.
->>>>>>> refs/heads/gl
     """
     rows = plan.schedule.num_samples
     shares = np.zeros((2, rows, plan.width + 1), dtype=np.uint64)

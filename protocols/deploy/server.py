@@ -35,7 +35,7 @@ from refmpc.connect import listen
 from refmpc.errors import HandshakeError, PeerAborted, RefmpcError
 from refmpc.network import PROFILES
 from refmpc.runtime import Options, keep_freed_memory, play_party
-from refmpc.transport import SocketTransport
+from refmpc.sockets import SocketTransport
 
 __all__ = ["Server", "add_parser", "run"]
 

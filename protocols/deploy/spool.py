@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 
 from refmpc.errors import OutOfStep
-from refmpc.transport import Peer, SocketTransport
+from refmpc.sockets import SocketTransport
+from refmpc.transport import Peer
 
 __all__ = ["START", "Spool", "SpoolTransport", "chain", "publish", "published", "write_private"]
 
