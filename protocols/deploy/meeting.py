@@ -6,6 +6,7 @@ take the first that all three hold. Then they compare its parameters field by fi
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import secrets
 import socket
@@ -26,6 +27,7 @@ __all__ = ["DONE", "READY", "Different", "Meeting", "Met"]
 READY, DONE = "ready", "done"
 _PAUSE = 0.3  # seconds between two calls
 _OFFER = 15.0  # seconds for the others to come to the meeting once connected
+_WAKE = 1.0  # seconds after which a server that has not come is told that it is needed
 _QUIET = 30.0  # seconds between two lines in the log on a peer that does not answer
 
 
@@ -57,6 +59,7 @@ class Meeting:
         self._others: list[int] = [peer for peer in range(3) if peer != self._me]
         self._arrived: dict[int, Channel] = {}
         self.changed = threading.Condition()
+        self._woken = False
         self._complained: dict[int, tuple[str, float]] = {}
 
     def arrive(self, channel: Channel) -> None:
@@ -69,11 +72,16 @@ class Meeting:
         if older is not None:
             older.close()
 
+    def wake(self) -> None:
+        """A server with a lower number waits for this one."""
+        with self.changed:
+            self._woken = True
+
     @property
     def somebody_waits(self) -> bool:
         """Whether another server has called since the last meeting."""
         with self.changed:
-            return bool(self._arrived)
+            return bool(self._arrived) or self._woken
 
     def hold(
         self,
@@ -86,6 +94,8 @@ class Meeting:
         ``offers`` maps sessions to READY or DONE; ``parameters`` are the public parameters of one.
         """
         channels: dict[int, Channel] = {}
+        with self.changed:
+            self._woken = False
         try:
             for peer in self._others:
                 channel = self._call(peer) if peer < self._me else self._wait_for(peer, stop)
@@ -125,16 +135,28 @@ class Meeting:
             self._log.warning("waiting for a server", peer=name_of(peer), reason=why)
 
     def _wait_for(self, peer: int, stop: threading.Event) -> Channel | None:
-        until = time.monotonic() + _OFFER
-        with self.changed:
-            while peer not in self._arrived and time.monotonic() < until and not stop.is_set():
-                self.changed.wait(0.5)
-            channel = self._arrived.pop(peer, None)
+        channel = self._await_arrival(peer, _WAKE, stop)
+        if channel is None and not stop.is_set():
+            self._ring(peer)
+            channel = self._await_arrival(peer, _OFFER, stop)
         if channel is None:
             self._complain(peer, "it has not called")
         else:
             channel.timeout = _OFFER
         return channel
+
+    def _await_arrival(self, peer: int, seconds: float, stop: threading.Event) -> Channel | None:
+        until = time.monotonic() + seconds
+        with self.changed:
+            while peer not in self._arrived and time.monotonic() < until and not stop.is_set():
+                self.changed.wait(0.5)
+            return self._arrived.pop(peer, None)
+
+    def _ring(self, peer: int) -> None:
+        """Servers call lower numbers only: one that has nothing to do itself must be told that another needs it."""
+        address = self._identity.config.addresses[peer]
+        with contextlib.suppress(RefmpcError):
+            call(self._identity, peer, address, "wake", timeout=_OFFER)[0].close()
 
     def _agree(
         self,

@@ -103,6 +103,7 @@ class Server:
             "result": self._hand_out,
             "taken": self._note_taken,
             "party": self._let_server_in,
+            "wake": self._wake,
         }
         begun = self._store.training
         doctor = Answerer(self.config, self._identity.credentials, self._identity.name, state=self._state_in_words)
@@ -256,6 +257,13 @@ class Server:
         with self._store.changed:
             self._store.changed.notify_all()
 
+    def _wake(self, channel: Channel, hello: Mapping[str, Any]) -> None:
+        channel.answer(ok=True)
+        if isinstance(channel.peer, int):
+            self._meeting.wake()
+            with self._store.changed:
+                self._store.changed.notify_all()
+
     def _session_of(self, channel: Channel, hello: Mapping[str, Any]) -> Session:
         """The session that a client names in its first message; refuses in a sentence."""
         try:
@@ -336,7 +344,7 @@ class Server:
                 channel.refuse(session.failed)
                 return
             found = session.result(client)
-            if found is None or found[0]["attempt"] in hello.get("not", []):
+            if found is None:
                 channel.send({"progress": session.progress, "complete": session.complete})
                 channel.receive()
                 with self._store.changed:

@@ -56,7 +56,7 @@ class Session:
     @property
     def begun(self) -> bool:
         """Whether anything may have been computed from what clients sent."""
-        return (self.complete or self.done) and not self.failed
+        return self.done or (self.complete and not self.failed)
 
     @property
     def taken(self) -> bool:

@@ -189,18 +189,17 @@ class UplinkTransport:
     def _fetch(self) -> list[list[tuple[str, bytes]]]:
         """Wait for the three servers' parts of one and the same attempt, and tell them that they arrived."""
         pause = _FIRST_PAUSE
-        stale: set[str] = set()  # attempts that not all servers finished
         while True:
             self._hang_up()
             try:
                 for server in _SERVERS:
-                    self._call(server, "result", {**self._facts, "not": sorted(stale)})
+                    self._call(server, "result", self._facts)
                 results = self._wait_for_results()
                 attempts = {str(head["attempt"]) for head, _ in results.values()}
                 if len(attempts) == 1:
                     self._confirm(attempts.pop())
                     return [_split(*results[server]) for server in _SERVERS]
-                stale = attempts
+                self._complain("the servers are between two attempts: their results do not belong together yet")
             except (PeerLost, PeerTimeout) as error:
                 self._complain(str(error))
             time.sleep(pause)

@@ -1,0 +1,206 @@
+"""Three servers and their clients as threads of one process: what happens when one of them fails at a bad moment."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import secrets
+import struct
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from protocols.deploy.client import take_part
+from protocols.deploy.columns import OwnColumns
+from protocols.deploy.config import FederationConfig, load
+from protocols.deploy.credentials import load_credentials
+from protocols.deploy.facts import plan_for
+from protocols.deploy.log import Log
+from protocols.deploy.server import Server
+from protocols.deploy.sessions import Session
+from protocols.deploy.wire import Identity, Refused, call
+from refmpc.errors import HandshakeError, PeerLost
+from tests.deploy.federations import make_federation
+from vfl.columns import ClientTable
+
+ROWS = 96
+
+
+class Federation:
+    """Servers that run until the test ends, and clients to be started."""
+
+    def __init__(self, directory: Path, **run: Any):
+        make_federation(directory)
+        file = directory / "federation.toml"
+        text = file.read_text().replace("epochs = 40", "epochs = 1").replace("batch_size = 128", "batch_size = 32")
+        for name, value in run.items():
+            text = text.replace(f"{name} = ", f"{name} = {value} # ", 1)
+        file.write_text(text)
+        self.directory = directory
+        self.config: FederationConfig = load(file)
+        self.servers: dict[int, tuple[Server, threading.Thread]] = {}
+
+    def start(self, number: int) -> Server:
+        name = f"server-{number}"
+        identity = Identity(self.config, number, load_credentials(self.config, name))
+        log = Log(name, self.directory / f"{name}.log")
+        server = Server(identity, self.directory / name / "state", log, host="127.0.0.1")
+        thread = threading.Thread(target=server.serve, daemon=True, name=name)
+        thread.start()
+        self.servers[number] = server, thread
+        return server
+
+    def stop(self) -> None:
+        for server, _ in self.servers.values():
+            server.stop.set()
+        for _, thread in self.servers.values():
+            thread.join(10)
+
+    def identity(self, name: str) -> Identity:
+        return Identity(self.config, name, load_credentials(self.config, name))
+
+    def client(self, name: str, session: str, outcome: dict[str, Any], rows: int = ROWS) -> threading.Thread:
+        """A client that has aligned its rows already; its model, or its error, goes into ``outcome``."""
+        entry = self.config.participant(name)
+        random = np.random.default_rng(len(name))
+        embeddings = random.uniform(-0.3, 0.3, size=(rows, entry.width))  # type: ignore[union-attr]
+        labels = tuple(str(i % 2) for i in range(rows))
+        table = ClientTable(f"{name}.csv", tuple(map(str, range(rows))), (), np.empty((rows, 0), np.float32), labels)
+        own = OwnColumns(table, embeddings, "a test")
+
+        def work() -> None:
+            log = Log(name, self.directory / f"{name}.log")
+            try:
+                plan = plan_for(self.config, rows)
+                outcome[name] = take_part(self.identity(name), plan, own, np.arange(rows), session, log)
+            except Exception as error:
+                outcome[name] = error
+
+        thread = threading.Thread(target=work, daemon=True, name=name)
+        thread.start()
+        return thread
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in (self.directory / f"{name}.log").read_text().splitlines()]
+
+
+@pytest.fixture
+def federation(tmp_path: Path) -> Iterator[Federation]:
+    found = Federation(tmp_path)
+    yield found
+    found.stop()
+
+
+def train(federation: Federation, session: str) -> np.ndarray:
+    outcome: dict[str, Any] = {}
+    for thread in [federation.client(name, session, outcome) for name in ("bank", "card")]:
+        thread.join(90)
+        assert not thread.is_alive()
+    assert all(isinstance(found, list) for found in outcome.values()), outcome
+    assert np.array_equal(outcome["bank"][0], outcome["card"][0])
+    return outcome["bank"][0]
+
+
+def test_a_server_that_fails_after_the_release_is_helped_by_the_others(
+    federation: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two servers have published, the third lost its result: they compute the release again, the same one, for it."""
+    finish, failed = Session.finish, []
+
+    def fail_once(session: Session, attempt: str, outbox: Any) -> None:
+        if "server-1" in str(session.directory) and not failed:
+            failed.append(attempt)
+            time.sleep(1.0)  # the two others are done
+            raise PeerLost("the disk was full")
+        finish(session, attempt, outbox)
+
+    monkeypatch.setattr(Session, "finish", fail_once)
+    for number in range(3):
+        federation.start(number)
+    layer = train(federation, secrets.token_hex(16))
+    assert failed
+    for _, thread in federation.servers.values():
+        thread.join(20)
+        assert not thread.is_alive()
+    for number in range(3):
+        (file,) = federation.directory.glob(f"server-{number}/state/*/training-*/model.npz")
+        with np.load(file) as model:
+            assert np.array_equal(model["layer_1"], layer)
+        attempts = [e for e in federation.events(f"server-{number}") if e["event"] == "all servers agree"]
+        assert len(attempts) == 2
+
+
+def test_a_client_that_stalls_holds_up_nobody_and_may_come_back(federation: Federation) -> None:
+    """Half a message, then silence: the server keeps nothing of it, and goes on when the client calls again."""
+    for number in range(3):
+        federation.start(number)
+    session = secrets.token_hex(16)
+    facts = {"kind": "training", "session": session, "rows": ROWS, "output": None}
+    address = federation.config.addresses[2]
+    channel, answer = call(federation.identity("bank"), 2, address, "upload", timeout=5.0, **facts)
+    with channel:
+        head = json.dumps({"message": 0, "operation": "input_from_client", "token": "0" * 32}).encode()
+        channel.connection.sendall(struct.pack("<IQ", len(head), 2000) + head + bytes(1000))
+        train(federation, session)
+        with pytest.raises(PeerLost):
+            channel.receive()
+    assert answer["kept"] == 0
+
+
+def test_a_second_training_of_a_configuration_is_refused(federation: Federation) -> None:
+    """Another alignment would be another release, with an ε of its own. So would fewer rows under the same name."""
+    for number in range(3):
+        federation.start(number)
+    session = secrets.token_hex(16)
+    outcome: dict[str, Any] = {}
+    threads = [federation.client("bank", session, outcome)]
+    _wait(lambda: any("upload complete" in e["event"] for e in federation.events("server-0")))
+    federation.client("card", session, outcome, rows=64).join(30)
+    assert isinstance(outcome["card"], Refused) and "as another client says" in str(outcome["card"])
+    threads.append(federation.client("card", session, outcome))
+    _wait(lambda: any("all servers agree" in e["event"] for e in federation.events("server-0")))
+    with pytest.raises(Refused, match="trained already.*every release spends its own ε"):
+        facts = {"kind": "training", "session": secrets.token_hex(16), "rows": ROWS, "output": None}
+        address = federation.config.addresses[0]
+        call(federation.identity("bank"), 0, address, "upload", timeout=5.0, **facts)[0].close()
+    for thread in threads:
+        thread.join(60)
+    assert np.array_equal(outcome["bank"][0], outcome["card"][0])
+
+
+def test_servers_that_do_not_agree_say_so_and_stay(federation: Federation, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One server would compute with another version of the software: nothing is computed, the clients are told."""
+    parameters = Session.parameters
+
+    def differing(session: Session) -> dict[str, Any]:
+        found = parameters(session)
+        return {**found, "clip_norm": 2.0} if "server-2" in str(session.directory) else found
+
+    monkeypatch.setattr(Session, "parameters", differing)
+    for number in range(3):
+        federation.start(number)
+    session, outcome = secrets.token_hex(16), {}
+    for thread in [federation.client(name, session, outcome) for name in ("bank", "card")]:
+        thread.join(60)
+    for found in outcome.values():
+        assert isinstance(found, HandshakeError) and "clip_norm" in str(found)
+    assert all(thread.is_alive() for _, thread in federation.servers.values())
+    assert not list(federation.directory.glob("server-*/state/*/training-*/done.json"))
+
+
+def test_a_state_directory_belongs_to_one_process(federation: Federation) -> None:
+    federation.start(0)
+    with pytest.raises(ValueError, match="another process"), contextlib.suppress(OSError):
+        federation.start(0)
+
+
+def _wait(condition: Any, timeout: float = 30.0) -> None:
+    until = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.02)
