@@ -1,19 +1,23 @@
 """The three servers meet: connections between all of them, one session that all hold, every public parameter compared.
 
-A session is something to compute (a training, a request for predictions). Each server offers those it is ready for; all
-take the first that all three hold. Then they compare its parameters field by field. Nothing is computed before.
+A session is something to compute (a training, a request for predictions). Each server offers those it is ready for, on
+every connection as soon as it is made. Whoever has the offers of both others takes the first session that all hold and says so,
+together with its parameters and with the three nonces it has seen: all begin only if all have seen the same three. A
+connection that breaks is made again on its own, so servers may come in any order, and again. Nothing is computed before.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import random
 import secrets
+import select
 import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from protocols.deploy.audit import AuditLog
@@ -25,8 +29,9 @@ from refmpc.transport import Peer
 __all__ = ["DONE", "READY", "Different", "Meeting", "Met"]
 
 READY, DONE = "ready", "done"
+_MEETING = 20.0  # seconds for the others to come
+_COMMIT = 5.0  # seconds for them to say what they take, once they have come
 _PAUSE = 0.3  # seconds between two calls
-_OFFER = 15.0  # seconds for the others to come to the meeting once connected
 _WAKE = 1.0  # seconds after which a server that has not come is told that it is needed
 _QUIET = 30.0  # seconds between two lines in the log on a peer that does not answer
 
@@ -49,39 +54,50 @@ class Met:
     heads: dict[Peer, tuple[str, int]]  # of the others' audit logs, to be noted
 
 
+@dataclass
+class _Talk:
+    """A connection to another server, and what it has offered on it."""
+
+    channel: Channel
+    offer: dict[str, Any] = field(default_factory=dict)
+
+
 class Meeting:
     """Meetings of one server with the two others, as often as needed."""
 
     def __init__(self, identity: Identity, log: Log, audit: AuditLog):
         assert isinstance(identity.me, int)
-        self._audit = audit
-        self._identity, self._me, self._log = identity, identity.me, log
+        self._identity, self._me, self._log, self._audit = identity, identity.me, log, audit
         self._others: list[int] = [peer for peer in range(3) if peer != self._me]
         self._arrived: dict[int, Channel] = {}
-        self.changed = threading.Condition()
+        self._lock = threading.Lock()
         self._woken = False
         self._complained: dict[int, tuple[str, float]] = {}
 
     def arrive(self, channel: Channel) -> None:
         """A server with a higher number has called; the newest call counts."""
         assert isinstance(channel.peer, int)
-        with self.changed:
+        with self._lock:
             older = self._arrived.pop(channel.peer, None)
             self._arrived[channel.peer] = channel
-            self.changed.notify_all()
         if older is not None:
             older.close()
 
     def wake(self) -> None:
         """A server with a lower number waits for this one."""
-        with self.changed:
-            self._woken = True
+        self._woken = True
 
     @property
     def somebody_waits(self) -> bool:
         """Whether another server has called since the last meeting."""
-        with self.changed:
-            return bool(self._arrived) or self._woken
+        return bool(self._arrived) or self._woken
+
+    def close(self) -> None:
+        """Let those go who wait."""
+        with self._lock:
+            for channel in self._arrived.values():
+                channel.close()
+            self._arrived.clear()
 
     def hold(
         self,
@@ -93,40 +109,107 @@ class Meeting:
 
         ``offers`` maps sessions to READY or DONE; ``parameters`` are the public parameters of one.
         """
-        channels: dict[int, Channel] = {}
-        with self.changed:
-            self._woken = False
+        self._woken = False
+        talks: dict[int, _Talk] = {}
+        offer = {
+            "offers": dict(offers()),
+            "nonce": secrets.token_hex(16),
+            "head": self._audit.head,
+            "count": self._audit.count,
+        }
         try:
-            for peer in self._others:
-                channel = self._call(peer) if peer < self._me else self._wait_for(peer, stop)
-                if channel is None:
-                    return None
-                channels[peer] = channel
-            met = self._agree(channels, offers(), parameters)
-            if met is not None:
-                channels.clear()  # their connections are the attempt's now
-            return met
-        except HandshakeError:
+            if self._gather(talks, offer, stop):
+                met = self._commit(talks, offer, parameters)
+                if met is not None:
+                    talks.clear()  # their connections are the attempt's now
+                    return met
+        except Different:
             raise
         except RefmpcError as error:
             self._log.warning("the servers could not meet", reason=str(error))
-            return None
         finally:
-            for channel in channels.values():
-                channel.close()
-
-    def _call(self, peer: int) -> Channel | None:
-        address = self._identity.config.addresses[peer]
-        try:
-            channel, _ = call(self._identity, peer, address, "party", timeout=_OFFER)
-            self._complained.pop(peer, None)
-            return channel
-        except (
-            RefmpcError
-        ) as error:  # also a refusal: its operator may put it right, and this server need not be restarted
-            self._complain(peer, str(error))
-        time.sleep(_PAUSE)
+            for talk in talks.values():
+                talk.channel.close()
+        time.sleep(random.uniform(0.05, _PAUSE))  # not all at the same pace
         return None
+
+    # offers --------------------------------------------------------------------------------------
+
+    def _gather(self, talks: dict[int, _Talk], offer: Mapping[str, Any], stop: threading.Event) -> bool:
+        """Talk with both others and hear their offers."""
+        begun = time.monotonic()
+        again = dict.fromkeys(self._others, begun)  # when a peer is called, or rung, next
+        again |= {peer: begun + _WAKE for peer in self._others if peer > self._me}
+        while time.monotonic() < begun + _MEETING and not stop.is_set():
+            with self._lock:
+                arrived, self._arrived = self._arrived, {}
+            for peer, channel in arrived.items():
+                if peer in talks:  # it has begun anew
+                    talks[peer].channel.close()
+                self._begin(talks, peer, channel, offer)
+            for peer in self._others:
+                if peer not in talks and time.monotonic() >= again[peer]:
+                    again[peer] = time.monotonic() + (_PAUSE if peer < self._me else 5 * _WAKE)
+                    called = self._call(peer, "party" if peer < self._me else "wake")
+                    if called is not None and peer < self._me:
+                        self._begin(talks, peer, called, offer)
+                    elif called is not None:
+                        called.close()
+            self._listen(talks)
+            if len(talks) == 2 and all(talk.offer for talk in talks.values()):
+                return True
+        for peer in self._others:
+            if peer not in talks and not stop.is_set():
+                self._complain(peer, "it has not come to the meeting")
+        return False
+
+    def _begin(self, talks: dict[int, _Talk], peer: int, channel: Channel, offer: Mapping[str, Any]) -> None:
+        channel.timeout = _COMMIT
+        try:
+            channel.send(offer)
+            talks[peer] = _Talk(channel)
+        except RefmpcError:
+            channel.close()
+            talks.pop(peer, None)
+
+    def _listen(self, talks: dict[int, _Talk]) -> None:
+        """Take offers that have arrived; drop connections that have ended."""
+        poll = select.poll()
+        for talk in talks.values():
+            poll.register(talk.channel.connection, select.POLLIN)
+        ready = {number for number, _ in poll.poll(50)}
+        for peer, talk in list(talks.items()):
+            if talk.channel.connection.fileno() not in ready:
+                continue
+            try:
+                if talk.offer:  # what it takes may be here already, to be read later; or its end
+                    self._require_open(talk.channel)
+                else:
+                    message, _ = talk.channel.receive()
+                    good = isinstance(message.get("offers"), dict) and isinstance(message.get("nonce"), str)
+                    if not good:
+                        raise HandshakeError(f"{name_of(peer)} sent no offer of sessions: it runs another version")
+                    talk.offer = message
+            except (RefmpcError, OSError) as error:
+                self._complain(peer, str(error))
+                talk.channel.close()
+                del talks[peer]
+
+    def _require_open(self, channel: Channel) -> None:
+        channel.connection.settimeout(1.0)
+        if not socket.socket.recv(channel.connection, 1, socket.MSG_PEEK):  # below TLS: is there anything at all?
+            raise HandshakeError(f"{name_of(channel.peer)} has gone again")
+        time.sleep(0.02)
+
+    def _call(self, peer: int, purpose: str) -> Channel | None:
+        """Servers call lower numbers only; one that has nothing to do itself must be told that another needs it (wake)."""
+        try:
+            channel, _ = call(self._identity, peer, self._identity.config.addresses[peer], purpose, timeout=_COMMIT)
+        except RefmpcError as error:  # also a refusal: its operator may put it right, and this server goes on waiting
+            self._complain(peer, str(error))
+            return None
+        self._complained.pop(peer, None)
+        return channel
 
     def _complain(self, peer: int, why: str) -> None:
         before, when = self._complained.get(peer, ("", 0.0))
@@ -134,61 +217,33 @@ class Meeting:
             self._complained[peer] = why, time.monotonic()
             self._log.warning("waiting for a server", peer=name_of(peer), reason=why)
 
-    def _wait_for(self, peer: int, stop: threading.Event) -> Channel | None:
-        channel = self._await_arrival(peer, _WAKE, stop)
-        if channel is None and not stop.is_set():
-            self._ring(peer)
-            channel = self._await_arrival(peer, _OFFER, stop)
-        if channel is None:
-            self._complain(peer, "it has not called")
-        else:
-            channel.timeout = _OFFER
-        return channel
+    # agreement -----------------------------------------------------------------------------------
 
-    def _await_arrival(self, peer: int, seconds: float, stop: threading.Event) -> Channel | None:
-        until = time.monotonic() + seconds
-        with self.changed:
-            while peer not in self._arrived and time.monotonic() < until and not stop.is_set():
-                self.changed.wait(0.5)
-            return self._arrived.pop(peer, None)
-
-    def _ring(self, peer: int) -> None:
-        """Servers call lower numbers only: one that has nothing to do itself must be told that another needs it."""
-        address = self._identity.config.addresses[peer]
-        with contextlib.suppress(RefmpcError):
-            call(self._identity, peer, address, "wake", timeout=_OFFER)[0].close()
-
-    def _agree(
-        self,
-        channels: Mapping[int, Channel],
-        mine: Mapping[str, str],
-        parameters: Callable[[str], Mapping[str, Any]],
+    def _commit(
+        self, talks: Mapping[int, _Talk], mine: Mapping[str, Any], parameters: Callable[[str], Mapping[str, Any]]
     ) -> Met | None:
-        nonce = secrets.token_hex(16)
-        offers, nonces = [dict(mine)], [nonce]
-        heads: dict[Peer, tuple[str, int]] = {}
-        for channel in channels.values():
-            channel.send({"offers": dict(mine), "nonce": nonce, "head": self._audit.head, "count": self._audit.count})
-        for peer, channel in channels.items():
-            message, _ = channel.receive()
-            theirs = message.get("offers")
-            if not isinstance(theirs, dict) or not isinstance(message.get("nonce"), str):
-                raise HandshakeError(f"{name_of(peer)} sent no offer of sessions: it runs another version")
-            offers.append(theirs)
-            nonces.append(message["nonce"])
-            heads[peer] = str(message.get("head"))[:64], int(message.get("count", 0))
-        common = sorted(name for name in set.intersection(*map(set, offers)) if READY in {o[name] for o in offers})
+        """Take the first session that all hold, if all take it in the same meeting."""
+        every = [mine, *(talk.offer for talk in talks.values())]
+        nonces = sorted(offer["nonce"] for offer in every)
+        offered = [offer["offers"] for offer in every]
+        common = sorted(name for name in set.intersection(*map(set, offered)) if READY in {o[name] for o in offered})
         if not common:
             return None
         session = common[0]
         own = parameters(session)
-        for channel in channels.values():
-            channel.send({"parameters": dict(own)})
+        for talk in talks.values():
+            talk.channel.send({"takes": session, "nonces": nonces, "parameters": dict(own)})
         differences = []
-        for peer, channel in channels.items():
-            message, _ = channel.receive()
+        for peer, talk in talks.items():
+            message, _ = talk.channel.receive()
+            if message.get("takes") != session or message.get("nonces") != nonces:
+                return None  # it met an earlier life of the third
             differences.append(self._identity.difference(peer, message.get("parameters"), own))
         if any(differences):  # whichever it is, each of the three sees at least one
             raise Different(next(filter(None, differences)), session)
-        attempt = hashlib.sha256(" ".join([session, *sorted(nonces)]).encode()).hexdigest()[:32]
-        return Met(session, attempt, {peer: channel.connection for peer, channel in channels.items()}, heads)
+        heads: dict[Peer, tuple[str, int]] = {}
+        for peer, talk in talks.items():
+            with contextlib.suppress(TypeError, ValueError):
+                heads[peer] = str(talk.offer.get("head"))[:64], int(talk.offer.get("count", 0))
+        attempt = hashlib.sha256(" ".join([session, *nonces]).encode()).hexdigest()[:32]
+        return Met(session, attempt, {peer: talk.channel.connection for peer, talk in talks.items()}, heads)

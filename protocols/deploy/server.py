@@ -120,6 +120,7 @@ class Server:
                 if self._wait_for_work():
                     self._meet_and_compute()
             self._log.info("stopped" if self.stop.is_set() else "finished: every client has the model")
+        self._meeting.close()
         self._audit.append("stopped" if self.stop.is_set() else "finished")
         self._audit.close()
         return 0
@@ -163,7 +164,6 @@ class Server:
             self._audit.append("session failed", session=error.session)
             return
         if met is None:
-            time.sleep(0.05)
             return
         session = self._store[met.session]
         for peer, (head, count) in met.heads.items():

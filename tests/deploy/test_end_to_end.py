@@ -214,6 +214,7 @@ def _check_wire(streams: dict[str, bytes], hosts: dict[str, Host]) -> None:
     assert sum(map(len, inside.values())) > 100_000
 
 
+@pytest.mark.heavy
 @pytest.mark.timeout(240)
 def test_everybody_is_interrupted_and_the_run_goes_on(tmp_path: Path) -> None:
     """A client's connection breaks in the middle of its upload, a client and a server die: the model comes all the same."""

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import secrets
 import struct
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from accel.prg import KEY_BYTES
 from protocols.deploy.client import take_part
 from protocols.deploy.columns import OwnColumns
 from protocols.deploy.config import FederationConfig, load
@@ -24,8 +27,10 @@ from protocols.deploy.log import Log
 from protocols.deploy.server import Server
 from protocols.deploy.sessions import Session
 from protocols.deploy.wire import Identity, Refused, call
+from protocols.step import step_cost
 from refmpc.errors import HandshakeError, PeerLost
 from tests.deploy.federations import make_federation
+from tests.deploy.wiretap import APPLICATION, HANDSHAKE, Relay, record_types
 from vfl.columns import ClientTable
 
 ROWS = 96
@@ -37,13 +42,15 @@ class Federation:
     def __init__(self, directory: Path, **run: Any):
         make_federation(directory)
         file = directory / "federation.toml"
-        text = file.read_text().replace("epochs = 40", "epochs = 1").replace("batch_size = 128", "batch_size = 32")
-        for name, value in run.items():
-            text = text.replace(f"{name} = ", f"{name} = {value} # ", 1)
+        text = file.read_text()
+        for name, value in {"epochs": 1, "batch_size": 32, **run}.items():
+            text, count = re.subn(rf"(?m)^{name} = .*$", f"{name} = {value}", text)
+            assert count == 1
         file.write_text(text)
         self.directory = directory
         self.config: FederationConfig = load(file)
         self.servers: dict[int, tuple[Server, threading.Thread]] = {}
+        self.seen_by: dict[tuple[str, int], dict[str, Any]] = {}  # other addresses of a server, for one client
 
     def start(self, number: int) -> Server:
         name = f"server-{number}"
@@ -62,7 +69,8 @@ class Federation:
             thread.join(10)
 
     def identity(self, name: str) -> Identity:
-        return Identity(self.config, name, load_credentials(self.config, name))
+        servers = [replace(s, **self.seen_by.get((name, s.id), {})) for s in self.config.servers]
+        return Identity(replace(self.config, servers=tuple(servers)), name, load_credentials(self.config, name))
 
     def client(self, name: str, session: str, outcome: dict[str, Any], rows: int = ROWS) -> threading.Thread:
         """A client that has aligned its rows already; its model, or its error, goes into ``outcome``."""
@@ -96,9 +104,9 @@ def federation(tmp_path: Path) -> Iterator[Federation]:
     found.stop()
 
 
-def train(federation: Federation, session: str) -> np.ndarray:
+def train(federation: Federation, session: str, rows: int = ROWS) -> np.ndarray:
     outcome: dict[str, Any] = {}
-    for thread in [federation.client(name, session, outcome) for name in ("bank", "card")]:
+    for thread in [federation.client(name, session, outcome, rows) for name in ("bank", "card")]:
         thread.join(90)
         assert not thread.is_alive()
     assert all(isinstance(found, list) for found in outcome.values()), outcome
@@ -133,6 +141,61 @@ def test_a_server_that_fails_after_the_release_is_helped_by_the_others(
             assert np.array_equal(model["layer_1"], layer)
         attempts = [e for e in federation.events(f"server-{number}") if e["event"] == "all servers agree"]
         assert len(attempts) == 2
+
+
+def test_a_server_that_is_stopped_resumes_from_its_checkpoint(tmp_path: Path) -> None:
+    federation = Federation(tmp_path, epochs=60, checkpoint_every=10)
+    for number in range(3):
+        federation.start(number)
+    outcome: dict[str, Any] = {}
+    session = secrets.token_hex(16)
+    threads = [federation.client(name, session, outcome) for name in ("bank", "card")]
+    _wait(lambda: list(tmp_path.glob("server-1/state/*/training-*/server/checkpoint-*.npz")), 60.0)
+    server, thread = federation.servers[1]
+    server.stop.set()
+    thread.join(10)
+    assert not thread.is_alive()
+    federation.start(1)
+    for thread in threads:
+        thread.join(60)
+    assert np.array_equal(outcome["bank"][0], outcome["card"][0])
+    for number in range(3):
+        events = federation.events(f"server-{number}")
+        attempts = [event["attempt"] for event in events if event["event"] == "all servers agree"]
+        (computed,) = [event for event in events if event["event"] == "computed and released"]
+        assert len(attempts) == 2
+        assert computed["rounds"] < 0.97 * 180 * _rounds_of_a_step(federation.config)  # ten steps at least were there
+    said = [event["reason"] for event in federation.events("server-0") if event["level"] == "warning"]
+    assert any("this server was asked to stop" in reason for reason in said)
+    federation.stop()
+
+
+def _rounds_of_a_step(config: FederationConfig) -> int:
+    plan = plan_for(config, ROWS)
+    return step_cost(plan.training, plan.width, plan.classes, plan.scales).rounds
+
+
+def test_an_upload_goes_on_where_its_connection_broke(tmp_path: Path) -> None:
+    """Two chunks; the bank's connection to server 1 breaks within the second one, and nothing but TLS crossed it."""
+    federation = Federation(tmp_path, batch_size=1500)
+    for number in range(3):
+        federation.start(number)
+    relay = Relay(federation.config.addresses[1], cut_after=140_000)
+    federation.seen_by["bank", 1] = {"host": relay.address[0], "port": relay.address[1]}
+    rows, width = 4500, 4
+    train(federation, secrets.token_hex(16), rows)
+    relay.close()
+    interrupted = [e for e in federation.events("bank") if e["event"] == "an upload was interrupted"]
+    assert relay.cuts == 1 and [event["kept"] for event in interrupted] == [1]
+    (sent,) = [e["bytes_sent"] for e in federation.events("bank") if "bytes_sent" in e]
+    assert sent == 2 * 8 * rows * width + 2 * 4 * KEY_BYTES  # every chunk counts once
+    begins = [
+        e["kept"] for e in federation.events("server-1") if e["event"] == "upload begins" and e["client"] == "bank"
+    ]
+    assert begins[0] == 0 and begins[-1] >= 1  # 2 if only the acknowledgement was lost
+    for stream in relay.streams:
+        assert set(record_types(bytes(stream))) <= {20, 21, HANDSHAKE, APPLICATION}
+    federation.stop()
 
 
 def test_a_client_that_stalls_holds_up_nobody_and_may_come_back(federation: Federation) -> None:
