@@ -60,6 +60,7 @@ class _Talk:
 
     channel: Channel
     offer: dict[str, Any] = field(default_factory=dict)
+    since: float = field(default_factory=time.monotonic)
 
 
 class Meeting:
@@ -71,15 +72,16 @@ class Meeting:
         self._others: list[int] = [peer for peer in range(3) if peer != self._me]
         self._arrived: dict[int, Channel] = {}
         self._lock = threading.Lock()
-        self._woken = False
+        self._woken = self._closed = False
         self._complained: dict[int, tuple[str, float]] = {}
 
     def arrive(self, channel: Channel) -> None:
         """A server with a higher number has called; the newest call counts."""
         assert isinstance(channel.peer, int)
         with self._lock:
-            older = self._arrived.pop(channel.peer, None)
-            self._arrived[channel.peer] = channel
+            older = channel if self._closed else self._arrived.pop(channel.peer, None)
+            if not self._closed:
+                self._arrived[channel.peer] = channel
         if older is not None:
             older.close()
 
@@ -93,8 +95,9 @@ class Meeting:
         return bool(self._arrived) or self._woken
 
     def close(self) -> None:
-        """Let those go who wait."""
+        """Let those go who wait, and who come later."""
         with self._lock:
+            self._closed = True
             for channel in self._arrived.values():
                 channel.close()
             self._arrived.clear()
@@ -103,11 +106,12 @@ class Meeting:
         self,
         offers: Callable[[], Mapping[str, str]],
         parameters: Callable[[str], Mapping[str, Any]],
-        stop: threading.Event,
+        over: Callable[[], bool],
     ) -> Met | None:
         """Meet once; None if it came to nothing (a peer is not there, or holds no common session), to be tried again.
 
-        ``offers`` maps sessions to READY or DONE; ``parameters`` are the public parameters of one.
+        ``offers`` maps sessions to READY or DONE; ``parameters`` are the public parameters of one; ``over`` says whether
+        this server need not meet anybody any more.
         """
         self._woken = False
         talks: dict[int, _Talk] = {}
@@ -118,7 +122,7 @@ class Meeting:
             "count": self._audit.count,
         }
         try:
-            if self._gather(talks, offer, stop):
+            if self._gather(talks, offer, over):
                 met = self._commit(talks, offer, parameters)
                 if met is not None:
                     talks.clear()  # their connections are the attempt's now
@@ -135,12 +139,12 @@ class Meeting:
 
     # offers --------------------------------------------------------------------------------------
 
-    def _gather(self, talks: dict[int, _Talk], offer: Mapping[str, Any], stop: threading.Event) -> bool:
+    def _gather(self, talks: dict[int, _Talk], offer: Mapping[str, Any], over: Callable[[], bool]) -> bool:
         """Talk with both others and hear their offers."""
         begun = time.monotonic()
         again = dict.fromkeys(self._others, begun)  # when a peer is called, or rung, next
         again |= {peer: begun + _WAKE for peer in self._others if peer > self._me}
-        while time.monotonic() < begun + _MEETING and not stop.is_set():
+        while time.monotonic() < begun + _MEETING and not over():
             with self._lock:
                 arrived, self._arrived = self._arrived, {}
             for peer, channel in arrived.items():
@@ -159,7 +163,7 @@ class Meeting:
             if len(talks) == 2 and all(talk.offer for talk in talks.values()):
                 return True
         for peer in self._others:
-            if peer not in talks and not stop.is_set():
+            if peer not in talks and not over():
                 self._complain(peer, "it has not come to the meeting")
         return False
 
@@ -180,6 +184,9 @@ class Meeting:
         ready = {number for number, _ in poll.poll(50)}
         for peer, talk in list(talks.items()):
             if talk.channel.connection.fileno() not in ready:
+                if not talk.offer and time.monotonic() > talk.since + _COMMIT:  # it is busy, or died without a word
+                    talk.channel.close()
+                    del talks[peer]
                 continue
             try:
                 if talk.offer:  # what it takes may be here already, to be read later; or its end

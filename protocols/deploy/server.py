@@ -116,7 +116,7 @@ class Server:
                 protocol=self.config.run.protocol,
                 resumes=None if begun is None else begun.name[:8],
             )
-            while not self.stop.is_set() and not self._finished():
+            while not self._over():
                 if self._wait_for_work():
                     self._meet_and_compute()
             self._log.info("stopped" if self.stop.is_set() else "finished: every client has the model")
@@ -139,9 +139,12 @@ class Server:
 
     # the main thread -----------------------------------------------------------------------------
 
-    def _finished(self) -> bool:
+    def _over(self) -> bool:
+        """Asked to stop, or nothing left to do."""
         training = self._store.training
-        return not self._predictions and training is not None and training.done and training.taken
+        return self.stop.is_set() or (
+            not self._predictions and training is not None and training.done and training.taken
+        )
 
     def _wait_for_work(self) -> bool:
         with self._store.changed:
@@ -157,7 +160,7 @@ class Server:
 
     def _meet_and_compute(self) -> None:
         try:
-            met = self._meeting.hold(self._offers, lambda name: self._store[name].parameters(), self.stop)
+            met = self._meeting.hold(self._offers, lambda name: self._store[name].parameters(), self._over)
         except Different as error:  # nothing was computed: clients may begin another one
             self._store[error.session].failed = str(error)
             self._log.error("the servers cannot compute this session together", reason=str(error))
