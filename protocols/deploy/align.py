@@ -21,6 +21,7 @@ import numpy as np
 
 from accel.validate import require
 from protocols.checkpoint import write_arrays
+from protocols.deploy.answer import Answerer
 from protocols.deploy.door import Door, Handler
 from protocols.deploy.log import Log
 from protocols.deploy.wire import Channel, Identity, Refused, call, name_of
@@ -91,8 +92,11 @@ class Aligner:
         )
         assert address is not None
         listener = listen(self._listen_on or address[0], address[1])
-        timeout = self._identity.config.run.timeout
-        with Door(self._identity, listener, self._handlers, self._log, timeout=timeout) as self._door:
+        identity, timeout = self._identity, self._identity.config.run.timeout
+        doctor = Answerer(
+            identity.config, identity.credentials, identity.name, state=lambda: f"aligns for {self._kind}"
+        )
+        with Door(identity, listener, self._handlers, self._log, timeout=timeout, doctor=doctor) as self._door:
             yield self
 
     def agree(self, advance: Advance, *, again: bool = False) -> Agreed:

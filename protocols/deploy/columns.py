@@ -70,6 +70,13 @@ def read_columns(
     label_column: str | None,
 ) -> OwnColumns:
     """Read, scale, embed and bound the rows of one client."""
+    require(
+        arguments.scaled or arguments.public is not None or arguments.value_range is not None,
+        "scaling",
+        "none",
+        "by public constants, since anything fitted on private rows would void the claim",
+        "give --public FILE, --value-range LOW,HIGH or --scaled",
+    )
     table = read_client_file(file, id_column=arguments.id, label_column=label_column)
     public = None
     if arguments.public is not None:
