@@ -62,6 +62,8 @@ class RunReport:
             "accuracy_is_of": "the released model",
             "twin_accuracy": self.twin_accuracy,
             "steps": self.plan.schedule.num_steps,
+            "hidden": list(training.hidden),
+            "norm_limit": self.plan.scales.norm_limit,
             "learning_rate_used": self.plan.scales.learning_rate_used(training.learning_rate),
             "claim": json.loads(self.plan.claim.to_json()),
             "phases": self.phases(),
@@ -108,7 +110,10 @@ def print_report(report: RunReport, console: Console) -> None:
             twin_noise = "noise of its own: nobody knows that of the run"
         view.add_row("plaintext twin", f"{report.twin_accuracy:.2%} ({twin_noise})")
     if plan.training.hidden:
-        view.add_row("layers", " → ".join(map(str, (plan.width, *plan.training.hidden, plan.classes))) + ", ReLU")
+        sizes = " → ".join(map(str, (plan.width, *plan.training.hidden, plan.classes)))
+        view.add_row(
+            "layers", f"{sizes}, ReLU; samples with hidden norms above {plan.scales.norm_limit:g} do not count"
+        )
     view.add_row("privacy", f"ε = {plan.claim.epsilon:.4g}, δ = {plan.claim.delta:g}; {plan.claim.neighbouring}")
     used = plan.scales.learning_rate_used(plan.training.learning_rate)
     view.add_row("learning rate used", f"{used:.6g} (asked for {plan.training.learning_rate:g})")
