@@ -285,7 +285,9 @@ def _run_processes(
     on_report: Callable[[Peer, Any], None],
 ) -> _Outcomes:
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["refmpc.preload"])
+    context.set_forkserver_preload(
+        ["refmpc.preload", *_modules([program, *(client for client, _ in clients.values())])]
+    )
     peers: list[Peer] = [0, 1, 2, *clients]
     listeners = [listen() for _ in range(3)]
     addresses = {i: ("127.0.0.1", listeners[i].getsockname()[1]) for i in range(3)}
@@ -324,6 +326,12 @@ def _run_processes(
         for listener in listeners:
             listener.close()  # only the party itself keeps it: when it dies, callers notice at once
         return _collect(workers, pipes, options, on_report)
+
+
+def _modules(programs: Sequence[Callable[..., Any]]) -> list[str]:
+    """Where the programs are defined: the fork server imports that once, instead of every participant for itself."""
+    found = {getattr(getattr(program, "func", program), "__module__", None) for program in programs}
+    return sorted(name for name in found if name not in (None, "__main__"))
 
 
 def _collect(
