@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
@@ -18,23 +19,31 @@ _COUNTERS = np.arange(_ZEROS.size // _BLOCK, dtype=">u8").view(np.uint64)
 
 
 class StreamKey:
-    """A key, expanded once. Many short streams under one key then cost no key schedule each."""
+    """A key, expanded once. Many short streams under one key then cost no key schedule each. For one thread."""
 
-    __slots__ = ("_cipher", "_encrypt")
+    __slots__ = ("_cipher", "_encrypt", "_input", "_numbered")
 
     def __init__(self, key: bytes):
         if len(key) != KEY_BYTES:
             raise ValueError(f"a stream takes a key of {KEY_BYTES} bytes, got {len(key)}")
         self._cipher = algorithms.AES(key)
         self._encrypt: CipherContext = Cipher(self._cipher, modes.ECB()).encryptor()
+        self._prepare(64)
 
-    def blocks(self, nonce: np.uint64, first: int, count: int) -> np.ndarray:
+    def _prepare(self, count: int) -> None:
+        """Blocks (nonce, number) for the numbers below ``count``; the nonces are filled in when they are used."""
+        self._numbered = np.empty((count, 2), dtype=np.uint64)
+        self._numbered[:, 1] = _COUNTERS[:count]
+        self._input = self._numbered.data.cast("B")
+
+    def blocks(self, nonce: int, first: int, count: int) -> np.ndarray:
         """Blocks ``first`` to ``first + count`` of the key stream, of those that the table counts."""
-        numbered = np.empty((count, 2), dtype=np.uint64)
-        numbered[:, 0] = nonce
-        numbered[:, 1] = _COUNTERS[first : first + count]
+        end = first + count
+        if end > len(self._numbered):
+            self._prepare(min(2 * end, _COUNTERS.size))
+        self._numbered[first:end, 0] = nonce
         out = np.empty((count + 1) * _BLOCK, dtype=np.uint8)  # the library asks for a spare block
-        self._encrypt.update_into(memoryview(numbered).cast("B"), memoryview(out))  # type: ignore[arg-type]
+        self._encrypt.update_into(self._input[_BLOCK * first : _BLOCK * end], out.data)
         return out
 
     def counting(self, nonce: bytes, first: int) -> CipherContext:
@@ -57,7 +66,7 @@ class Stream:
             raise ValueError(f"a stream takes a nonce of {NONCE_BYTES} bytes, got {len(nonce)}")
         self._key = key if isinstance(key, StreamKey) else StreamKey(key)
         self._nonce = nonce
-        self._word = np.frombuffer(nonce, dtype=np.uint64)[0]
+        self._word = int.from_bytes(nonce, sys.byteorder)
         self._position = 0  # in bytes, as long as there is no context
         self._context: CipherContext | None = None
 
