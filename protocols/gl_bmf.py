@@ -63,6 +63,7 @@ class JointRun(TrainingRun):
     """
 
     plan: JointPlan
+    report_every = 0.0  # after every step: each talks to the clients, so a message more does not matter
 
     def __init__(self, party: Party, job: JointServerJob):
         # without its releases on disk, a run must not be begun again: the same noise would cover two different values

@@ -32,7 +32,8 @@ __all__ = ["client_jobs", "joint_estimate", "launch", "main", "make_federation",
 
 
 def make_federation(options: RunOptions) -> Federation:
-    """Data, frozen local models with their block outputs, and fresh LoRA layers, as the clients hold them."""
+    """Data, frozen local models with their block outputs, and fresh LoRA layers (or the layer to be trained), as the
+    clients hold them."""
     require(
         options.embeddings is None, "embeddings", options.embeddings, "absent: GL-BMF needs the local models' blocks"
     )
@@ -44,9 +45,22 @@ def make_federation(options: RunOptions) -> Federation:
         momentum=training.momentum,
         weight_decay=training.weight_decay,
     )
+    config = LocalModelConfig(kind=options.local_model, weights=options.local_weights)
+    if options.train_layer is not None:
+        from vfl.layer_client import build_layer_federation
+
+        return build_layer_federation(
+            data,
+            config,
+            options.train_layer,
+            update=update,
+            row_bound=options.row_bound,
+            row_rule=options.row_rule,
+            largest_jacobian=options.jacobian_bound,
+        )
     return build_federation(
         data,
-        LocalModelConfig(kind=options.local_model, weights=options.local_weights),
+        config,
         row_bound=options.row_bound,
         row_rule=options.row_rule,
         lora=True,
@@ -148,11 +162,12 @@ def joint_estimate(plan: JointPlan) -> dict[str, float]:
     """Rounds, bytes and memory of a run, from the declared costs; uploads and layer gradients are per step here."""
     step = joint_step_cost(plan)
     steps, batch = plan.schedule.num_steps, plan.schedule.batch_size
-    upload, blocks = 0, 0
+    upload, blocks, written_out = 0, 0, 0
     for shape in plan.shapes:
         upload += 16 * batch * shape.width
         if isinstance(shape, JacobianShape):
             upload += 16 * batch * shape.width * shape.parameters
+            written_out += 16 * batch * shape.width * shape.parameters
         else:
             upload += 16 * (batch * (shape.stacked_rank + 1) + shape.width * shape.stacked_rank)
             blocks += 16 * plan.schedule.num_samples * sum(shape.block_widths) if shape.with_down else 0
@@ -166,7 +181,7 @@ def joint_estimate(plan: JointPlan) -> dict[str, float]:
         "bytes": (step.bytes + opening) * steps,
         "upload_bytes": upload * steps + blocks + 16 * plan.schedule.num_samples * plan.classes,
         "shuffle_bytes_per_epoch": 0,
-        "memory_per_server": blocks + 16 * plan.schedule.num_samples * plan.classes + history,
+        "memory_per_server": written_out + blocks + 16 * plan.schedule.num_samples * plan.classes + history,
         "seconds_lan": step.rounds * steps * 1e-3 + bytes_per_step * steps / 3 / (1e9 / 8),
         "seconds_wan": step.rounds * steps * 20e-3 + bytes_per_step * steps / 3 / (200e6 / 8),
     }

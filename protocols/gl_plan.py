@@ -16,6 +16,8 @@ from vfl.twins.config import TrainingConfig
 
 __all__ = ["JointPlan", "layer_release", "plan_joint_run"]
 
+MOST_ENTRIES = 1 << 24
+
 
 def layer_release(client: str) -> str:
     """The name of what a client is told in every step."""
@@ -76,6 +78,15 @@ def plan_joint_run(federation: Federation, training: TrainingConfig, bounds: Fac
     require(training.noise == "distributed", "noise", training.noise, "'distributed' in the secure protocols")
     schedule = training.steps(federation.num_samples)
     shapes = tuple(_shape_of(client, training.gradients) for client in federation.clients)
+    for client, shape in zip(federation.clients, shapes, strict=True):
+        entries = training.batch_size * shape.width * shape.parameters
+        require(
+            isinstance(shape, AdapterShape) or entries <= MOST_ENTRIES,
+            f"{client.name}: entries of the Jacobians of a batch",
+            entries,
+            f"at most {MOST_ENTRIES}, 256 MB of shares at each server",
+            "train a smaller layer, use smaller batches, or LoRA layers with factored gradients",
+        )
     updates = {client.update for client in federation.clients}
     require(len(updates) == 1, "local_update", updates, "the same at all clients")
     update = updates.pop()
@@ -118,12 +129,12 @@ def plan_joint_run(federation: Federation, training: TrainingConfig, bounds: Fac
     kept = []
     if any(isinstance(shape, AdapterShape) for shape in shapes):
         kept.append(
-            f"layer factors within public bounds (block outputs {limits.block:g}, projections {limits.projected:g}, "
+            f"their layer factors within public bounds (block outputs {limits.block:g}, projections {limits.projected:g}, "
             f"U {limits.up:g}, row factor {limits.row_factor:g})"
         )
     if any(isinstance(shape, JacobianShape) for shape in shapes):
-        kept.append(f"Jacobians of their layers within a public bound ({limits.jacobian:g})")
-    enforced = f"the clients keep their {' and their '.join(kept)}"
+        kept.append(f"the Jacobians of their layers within a public bound ({limits.jacobian:g})")
+    enforced = f"the clients keep {' and '.join(kept)}"
     return JointPlan(
         protocol="gl_bmf",
         training=training,

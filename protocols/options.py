@@ -35,6 +35,8 @@ class RunOptions:
     local_learning_rate: float = 0.05
     rank: int = 8
     lora_alpha: float = 8.0
+    train_layer: str | None = None
+    jacobian_bound: float = 4.0
     parties: str = "processes"
     network: str = "loopback"
     backend: str = "refmpc"
@@ -157,6 +159,17 @@ def parse_options(protocol: str, description: str | None, argv: list[str] | None
         local.add_argument("--local-learning-rate", type=float, default=run.local_learning_rate)
         local.add_argument("--rank", type=int, default=run.rank, help="rank of the LoRA layers")
         local.add_argument("--lora-alpha", type=float, default=run.lora_alpha, help="α_LoRA; the layers count α/rank")
+        local.add_argument(
+            "--train-layer",
+            metavar="NAME",
+            help="instead of LoRA layers, train this layer of the local model by its Jacobians (cnn: one; small layers only)",
+        )
+        local.add_argument(
+            "--jacobian-bound",
+            type=float,
+            default=run.jacobian_bound,
+            help="public bound on the Jacobian of that layer, per row",
+        )
     where = parser.add_argument_group("where and how")
     where.add_argument("--parties", choices=("processes", "threads"), default=run.parties)
     where.add_argument("--network", choices=("loopback", "lan", "wan"), default=run.network, help="emulated network")

@@ -22,8 +22,6 @@ from refmpc import ArithmeticTensor, Party
 
 __all__ = ["ServerJob", "TrainingRun"]
 
-REPORT_EVERY = 0.2  # seconds between progress messages
-
 
 @dataclass(frozen=True)
 class ServerJob:
@@ -36,6 +34,8 @@ class ServerJob:
 
 class TrainingRun:
     """State of the training at one server; use as a context manager around the loop over ``steps()``."""
+
+    report_every = 0.2  # seconds between progress messages
 
     def __init__(self, party: Party, job: ServerJob):
         self.party = party
@@ -77,7 +77,7 @@ class TrainingRun:
             self.party.step = step
             yield step
             now = time.monotonic()
-            if now - reported > REPORT_EVERY or step + 1 == total:
+            if now - reported > self.report_every or step + 1 == total:
                 reported = now
                 sent = self.party.ledger.total().bytes_sent
                 self.party.report({"phase": "training", "done": step + 1, "total": total, "bytes": sent})

@@ -201,13 +201,15 @@ def _explain(failures: Mapping[Peer, tuple[BaseException, str]]) -> PartyFailed:
     """One exception for the caller: the root cause first, that is one not caused by another party's end."""
 
     def rank(peer: Peer) -> tuple[int, str]:
-        echoes = (PeerTimeout, PeerLost, PeerAborted)  # the later, the more of an echo
+        # the later, the more of an echo; one that did not end may have had nothing to do with a peer that died
+        echoes = (_DidNotEnd, PeerTimeout, PeerLost, PeerAborted)
         return next((i for i, kind in enumerate(echoes, 1) if isinstance(failures[peer][0], kind)), 0), str(peer)
 
     order = sorted(failures, key=rank)
     first = order[0]
     error, text = failures[first]
-    lines = [f"{title(first)} failed: {type(error).__name__}: {error}"]
+    kind = PartyFailed if isinstance(error, PartyFailed) else type(error)
+    lines = [f"{title(first)} failed: {kind.__name__}: {error}"]
     lines += [f"{title(peer)} ended too: {failures[peer][0]}" for peer in order[1:]]
     explained = PartyFailed("\n".join([*lines, "", f"Traceback of {title(first)}:", text]))
     explained.tracebacks = {peer: failures[peer][1] for peer in order}
@@ -215,8 +217,14 @@ def _explain(failures: Mapping[Peer, tuple[BaseException, str]]) -> PartyFailed:
     return explained
 
 
+class _DidNotEnd(PartyFailed):
+    """A participant that was still running when the time of the others was over."""
+
+
 def _hanging() -> tuple[BaseException, str]:
-    return PartyFailed("it did not end when the others had: it hangs, or is stopped"), "(no traceback: it did not end)"
+    return _DidNotEnd(
+        "it did not end when the others had: it hangs, is stopped or was still computing"
+    ), "(no traceback: it did not end)"
 
 
 # threads ----------------------------------------------------------------------------------------
@@ -278,7 +286,9 @@ def _run_processes(
     on_report: Callable[[Peer, Any], None],
 ) -> _Outcomes:
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["refmpc.preload"])
+    context.set_forkserver_preload(
+        ["refmpc.preload", *_modules([program, *(client for client, _ in clients.values())])]
+    )
     peers: list[Peer] = [0, 1, 2, *clients]
     listeners = [listen() for _ in range(3)]
     addresses = {i: ("127.0.0.1", listeners[i].getsockname()[1]) for i in range(3)}
@@ -317,6 +327,12 @@ def _run_processes(
         for listener in listeners:
             listener.close()  # only the party itself keeps it: when it dies, callers notice at once
         return _collect(workers, pipes, options, on_report)
+
+
+def _modules(programs: Sequence[Callable[..., Any]]) -> list[str]:
+    """Where the programs are defined: the fork server imports that once, instead of every participant for itself."""
+    found = {getattr(getattr(program, "func", program), "__module__", None) for program in programs}
+    return sorted(name for name in found if name not in (None, "__main__"))
 
 
 def _collect(

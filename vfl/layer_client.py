@@ -10,20 +10,24 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from accel.validate import require, require_real
-from vfl.client import Client, EstimateRecord
+from vfl.client import Client, EstimateRecord, LocalUpdate
+from vfl.data import VerticalData
+from vfl.embeddings import input_scaling, scale_rows
 from vfl.estimate import ErrorBound, estimate_from_jacobian, regulariser
+from vfl.federation import Federation
 from vfl.gradients import Adapter, AdapterJacobian
 from vfl.local_config import LocalModelConfig
-from vfl.local_models import LocalModel, embed_rows, to_tensor
-from vfl.scaling import bound_jacobians
+from vfl.local_models import LocalModel, build_local_model, embed_rows, to_tensor
+from vfl.scaling import RowBound, bound_jacobians, split_row_bound
 
-__all__ = ["LayerClient"]
+__all__ = ["LayerClient", "build_layer_federation"]
 
 Floats = npt.NDArray[np.floating]
 
@@ -206,3 +210,51 @@ class LayerClient(Client):
             allow_unused=True,
         )
         return {n: g for n, g in zip(names, found, strict=True) if g is not None}
+
+
+def build_layer_federation(
+    data: VerticalData,
+    config: LocalModelConfig,
+    layer: str,
+    *,
+    update: LocalUpdate,
+    row_bound: float = 1.0,
+    row_rule: str = "normalise",
+    largest_jacobian: float = 16.0,
+) -> Federation:
+    """Every client trains ``layer`` of its own copy of the local model; the rest of the model stays as it is.
+
+    Row bounds as in ``build_federation``: each client gets R/√N.
+    """
+    require(config.kind != "identity", "local_model", config.kind, "a network", "choose mlp, cnn or resnet18")
+    clients: list[Client] = []
+    tests: list[Any] = []  # input rows of the local model, which embeds them as it is by then
+    sources, start = [], 0
+    bounds = split_row_bound(row_bound, data.num_clients)
+    for index in range(data.num_clients):
+        images = data.train[index].dtype == np.uint8  # they have the model's own public pixel constants
+        scaling = None if images else input_scaling(data, index)
+        train, test = (rows if images else scale_rows(rows, scaling) for rows in (data.train[index], data.test[index]))
+        model = build_local_model(config, train.shape[1:])
+        last = index == data.num_clients - 1
+        clients.append(
+            LayerClient(
+                name=f"client {index + 1}",
+                embeddings=np.zeros((len(train), model.output_width)),
+                row_bound=RowBound(bounds[index], row_rule),
+                columns=slice(start, start + model.output_width),
+                labels=data.train_labels if last else None,
+                update=update,
+                model=model,
+                rows=train,
+                layer=layer,
+                config=config,
+                largest_jacobian=largest_jacobian,
+            )
+        )
+        tests.append(test)
+        sources.append(f"{config.describe()}, but for its layer {layer}" + (f"; {scaling.source}" if scaling else ""))
+        start += model.output_width
+    note = f"row bound R = {row_bound:g} ({row_rule}; per client {', '.join(f'{b:.4g}' for b in bounds)})"
+    public = tuple(dict.fromkeys(sources))
+    return Federation(clients, data.classes, data.test_labels, tests, [], row_bound, public, (*data.notes, note))

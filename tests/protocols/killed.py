@@ -35,7 +35,13 @@ def _client(protocol: str, victim: str, shares: int, marker: Path, client: Any, 
                 _die_once(marker)
         real(*arguments)
 
-    client.share = share
+    def receive(*arguments: Any, **options: Any) -> Any:
+        if client.name == victim:
+            _die_once(marker)
+        return wait(*arguments, **options)
+
+    wait = client.receive
+    client.share, client.receive = share, receive
     return PROGRAMS[protocol](client, job)
 
 
@@ -52,7 +58,8 @@ def _server(victim: int, step: int, marker: Path, party: Any, job: Any) -> Any:
 
 
 def killed_client(protocol: str, victim: str, shares: int, marker: Path) -> Callable[..., Any]:
-    """The clients' program; ``victim`` dies when it has shared ``shares`` arrays and is about to share another."""
+    """The clients' program; ``victim`` dies when it has shared ``shares`` arrays and is about to share another, at the
+    latest when it waits for the model."""
     return functools.partial(_client, protocol, victim, shares, marker)
 
 

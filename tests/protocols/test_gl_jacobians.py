@@ -293,3 +293,20 @@ def test_explicit_from_the_command_line(tmp_path, capsys):
     report = json.loads(capsys.readouterr().out)
     assert abs(report["test_accuracy"] - report["twin_accuracy"]) <= 0.01
     assert any("Jacobians of 2 clients written out" in note for note in report["notes"])
+
+
+def test_a_convolution_from_the_command_line(capsys):
+    main(None, ["--local-model", "cnn", "--train-layer", "one", "--estimate", "--json"])
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["memory_per_server"] > 2 * 16 * 128 * 60 * 192  # the Jacobians of a batch, of both clients
+    assert any("but for its layer one" in text for text in printed["claim"]["public"])
+    for words, sentence in (
+        (["--train-layer", "one"], "local_model = 'identity': must be a network"),
+        (["--local-model", "cnn", "--train-layer", "three"], "layer = 'three': must be one of last, one, two"),
+        (
+            ["--local-model", "mlp", "--train-layer", "last"],
+            "entries of the Jacobians of a batch = 59443200: must be at",
+        ),
+    ):
+        with pytest.raises(SystemExit, match=sentence):
+            main(None, [*words, "--estimate"])

@@ -14,7 +14,7 @@ import refmpc
 from accel.prg import KEY_BYTES
 from refmpc import runtime
 from refmpc.errors import OutOfStep, PartyFailed, PeerAborted
-from refmpc.runtime import _explain
+from refmpc.runtime import _explain, _hanging
 
 WHERE = ["threads", "processes"]
 CLAIM = {"squares": "a test, no claim"}
@@ -245,6 +245,8 @@ def test_the_root_cause_comes_before_its_echoes():
     echoes = {0: (PeerAborted("party 1 gave up"), "-"), 1: (refmpc.PeerTimeout("party 2 sent nothing"), "-")}
     assert str(_explain(echoes)).startswith("party 1 failed: PeerTimeout")
     assert str(_explain({**echoes, 2: (KeyError("x"), "-")})).startswith("party 2 failed: KeyError")
+    waiting = {0: _hanging(), "a": (PartyFailed("its process died (killed by signal 9)"), "-"), 1: _hanging()}
+    assert str(_explain(waiting)).startswith("client 'a' failed: PartyFailed: its process died")
 
 
 # processes --------------------------------------------------------------------------------------
