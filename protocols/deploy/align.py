@@ -32,6 +32,7 @@ from vfl.alignment import AlignmentError, align_as_leader, align_as_member, enco
 __all__ = ["Agreed", "Aligner"]
 
 _PATIENCE = 600.0  # seconds for one message of the intersection: long lists take time to blind
+_ATTEMPTS = 5
 _PAUSE = 0.5
 _QUIET = 30.0
 
@@ -60,6 +61,7 @@ class Aligner:
         log: Log,
         *,
         listen_on: str | None,
+        pad_to: int | None = None,
         handlers: Mapping[str, Handler] | None = None,
     ):
         self._identity, self._kind, self._ids, self._log = identity, kind, ids, log
@@ -71,7 +73,7 @@ class Aligner:
         clients = identity.config.ordered_clients
         self._names = [client.name for client in clients]
         self._leader = clients[-1]
-        self._listen_on = listen_on
+        self._listen_on, self._pad_to = listen_on, pad_to
         self._handlers = {"align": self._arrive, **(handlers or {})}
         self._arrived: dict[str, Channel] = {}
         self._changed = threading.Condition()
@@ -114,14 +116,17 @@ class Aligner:
         if len(self._names) == 1:
             order = np.argsort(np.frombuffer(os.urandom(8 * len(self._ids)), dtype=np.uint64), kind="stable")
             return Agreed(order, session)
-        while True:
+        for left in range(_ATTEMPTS - 1, -1, -1):
             try:
                 if self._identity.name == self._leader.name:
                     return Agreed(self._lead(advance), session)
                 return self._follow(advance)
             except (AlignmentError, PeerLost, PeerTimeout) as error:
+                if not left:
+                    raise PeerLost(f"the alignment failed {_ATTEMPTS} times, at last because {error}") from error
                 self._log.warning("the alignment was interrupted, it begins again", reason=str(error))
                 time.sleep(_PAUSE)
+        raise AssertionError("unreachable")
 
     # the label client ----------------------------------------------------------------------------
 
@@ -129,6 +134,10 @@ class Aligner:
         name = name_of(channel.peer)
         if name not in self._names or hello.get("kind") != self._kind:
             channel.answer(refused=f"{self._identity.name} aligns for {self._kind} here")
+            return
+        if hello.get("pad_to") != self._pad_to:
+            both = f"{name} has --pad-to {hello.get('pad_to')}, {self._identity.name} has {self._pad_to}"
+            channel.answer(refused=f"{both}: they must agree")
             return
         if self._agreed is not None:
             channel.answer(
@@ -158,7 +167,10 @@ class Aligner:
         try:
             links = {name: channel.connection for name, channel in self._members.items()}
             name = self._identity.name
-            return align_as_leader(self._ids, links, name=name, timeout=_PATIENCE, advance=advance).rows
+            found = align_as_leader(
+                self._ids, links, name=name, pad_to=self._pad_to, timeout=_PATIENCE, advance=advance
+            )
+            return found.rows
         except BaseException:
             self._hang_up()
             raise
@@ -184,7 +196,9 @@ class Aligner:
         with self._call_leader() as channel:
             name = self._identity.name
             link = channel.connection
-            found = align_as_member(self._ids, link, name=name, clients=self._names, timeout=_PATIENCE, advance=advance)
+            found = align_as_member(
+                self._ids, link, name=name, clients=self._names, pad_to=self._pad_to, timeout=_PATIENCE, advance=advance
+            )
             message, _ = channel.receive()
             agreed = Agreed(found.rows, str(message.get("session")))
             require(message.get("rows") == len(agreed.rows), "aligned rows", message.get("rows"), str(len(agreed.rows)))
@@ -205,7 +219,15 @@ class Aligner:
         while True:
             try:
                 timeout = self._identity.config.run.timeout
-                channel, _ = call(self._identity, self._leader.name, address, "align", timeout=timeout, kind=self._kind)
+                channel, _ = call(
+                    self._identity,
+                    self._leader.name,
+                    address,
+                    "align",
+                    timeout=timeout,
+                    kind=self._kind,
+                    pad_to=self._pad_to,
+                )
                 return channel
             except (PeerLost, PeerTimeout) as error:
                 if time.monotonic() - said > _QUIET:

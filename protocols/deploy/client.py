@@ -53,6 +53,9 @@ def add_client_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--credentials", metavar="DIR", help="where key.pem and certificate.pem lie (default: ./NAME)")
     parser.add_argument("--state", metavar="DIR", help="what survives a restart is kept here (default: ./NAME/state)")
     parser.add_argument("--listen", metavar="HOST", help="address to listen on while rows are aligned (label client)")
+    parser.add_argument(
+        "--pad-to", type=int, metavar="N", help="hide how many rows there are behind N (at all clients)"
+    )
     parser.add_argument("--align-again", action="store_true", help="forget an earlier alignment (at all clients)")
     parser.add_argument("--log", metavar="FILE", help="structured log, a JSON object a line (default: stderr)")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
@@ -84,7 +87,9 @@ def run(arguments: argparse.Namespace) -> int:
     label = (arguments.label_column or "label") if entry.label else None
     own = read_columns(config, entry, arguments.columns, arguments, label_column=label)
     log.info("columns read", rows=len(own.ids), width=entry.width, public=own.source)
-    with Aligner(identity, TRAINING, own.ids, state, log, listen_on=arguments.listen).open() as aligner:
+    with Aligner(
+        identity, TRAINING, own.ids, state, log, listen_on=arguments.listen, pad_to=arguments.pad_to
+    ).open() as aligner:
         with progress_bar("aligning rows", 2 * len(own.ids)) as advance:
             agreed = aligner.agree(advance, again=arguments.align_again)
         log.info("rows aligned", common=len(agreed.rows), of=len(own.ids), from_disk=agreed.from_disk)

@@ -69,7 +69,16 @@ def run(arguments: argparse.Namespace) -> int:
     )
     kind = f"{PREDICTION}-in-the-clear" if arguments.clear else PREDICTION
     sums = _Sums(identity, layers)
-    aligner = Aligner(identity, kind, own.ids, state, log, listen_on=arguments.listen, handlers={"sums": sums.take})
+    aligner = Aligner(
+        identity,
+        kind,
+        own.ids,
+        state,
+        log,
+        listen_on=arguments.listen,
+        pad_to=arguments.pad_to,
+        handlers={"sums": sums.take},
+    )
     with aligner.open():
         with progress_bar("aligning rows", 2 * len(own.ids)) as advance:
             agreed = aligner.agree(advance, again=arguments.align_again)

@@ -54,9 +54,10 @@ def together(work: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def aligner(config: FederationConfig, directory: Path, name: str, ids: list[str]) -> Aligner:
+def aligner(config: FederationConfig, directory: Path, name: str, ids: list[str], pad_to: int | None = None) -> Aligner:
     identity = Identity(config, name, load_credentials(config, name))
-    return Aligner(identity, "training", ids, directory / name, Log(name, directory / f"{name}.log"), listen_on=None)
+    log = Log(name, directory / f"{name}.log")
+    return Aligner(identity, "training", ids, directory / name, log, listen_on=None, pad_to=pad_to)
 
 
 def agree(config: FederationConfig, directory: Path, ids: dict[str, list[str]], **options: Any) -> dict[str, Any]:
@@ -91,6 +92,20 @@ def test_a_client_that_lost_its_alignment_is_told_what_to_do(config: FederationC
             pytest.raises(HandshakeError, match="start all clients with --align-again"),
         ):
             bank.agree(lambda count: None)
+
+
+def test_the_number_of_rows_is_hidden_only_if_all_agree_to_it(config: FederationConfig, tmp_path: Path) -> None:
+    ids = {"bank": ["p1", "p2", "p3"], "card": ["p2", "p4"]}
+    with aligner(config, tmp_path, "card", ids["card"], pad_to=16).open() as card:
+        with (
+            aligner(config, tmp_path, "bank", ids["bank"]).open() as careless,
+            pytest.raises(HandshakeError, match="bank has --pad-to None, card has 16: they must agree"),
+        ):
+            careless.agree(lambda count: None)
+        with aligner(config, tmp_path, "bank", ids["bank"], pad_to=16).open() as bank:
+            work = {"card": lambda: card.agree(lambda n: None), "bank": lambda: bank.agree(lambda n: None)}
+            found = together(work)
+    assert [ids[name][int(found[name].rows[0])] for name in ids] == ["p2", "p2"]
 
 
 def test_predictions_in_the_clear_are_those_of_the_model(config: FederationConfig, tmp_path: Path) -> None:
