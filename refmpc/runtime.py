@@ -330,9 +330,11 @@ def _run_processes(
 
 
 def _modules(programs: Sequence[Callable[..., Any]]) -> list[str]:
-    """Where the programs are defined: the fork server imports that once, instead of every participant for itself."""
-    found = {getattr(getattr(program, "func", program), "__module__", None) for program in programs}
-    return sorted(name for name in found if name not in (None, "__main__"))
+    """Where the programs are defined: the fork server imports that once, instead of every participant for itself. The
+    module that runs as the command is left out: a participant runs it again, and Python warns if it was imported."""
+    command = getattr(sys.modules["__main__"], "__spec__", None)
+    found = {str(getattr(getattr(program, "func", program), "__module__", "__main__")) for program in programs}
+    return sorted(found - {"__main__", getattr(command, "name", "__main__")})
 
 
 def _collect(

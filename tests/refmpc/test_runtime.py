@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+import importlib.machinery
+import json
 import multiprocessing
+import sys
+import textwrap
 import threading
 import time
+import types
 import warnings
 
 import numpy as np
@@ -14,7 +20,7 @@ import refmpc
 from accel.prg import KEY_BYTES
 from refmpc import runtime
 from refmpc.errors import OutOfStep, PartyFailed, PeerAborted
-from refmpc.runtime import _explain, _hanging
+from refmpc.runtime import _explain, _hanging, _modules
 
 WHERE = ["threads", "processes"]
 CLAIM = {"squares": "a test, no claim"}
@@ -317,3 +323,13 @@ def test_processes_start_from_a_warm_fork_server():
     for preloaded, seconds in refmpc.run(loaded, parties="processes").outputs:
         assert preloaded
         assert seconds < 0.3, "the first kernel call is not warm"
+
+
+def test_the_fork_server_imports_the_programs_but_not_the_command(monkeypatch):
+    """A participant runs the command's module again, and Python warns on its terminal if that was imported before."""
+    programs = [json.dumps, functools.partial(textwrap.dedent, "x"), lambda: None]
+    assert _modules(programs) == sorted({"json", "textwrap", __name__})
+    command = types.ModuleType("__main__")
+    command.__spec__ = importlib.machinery.ModuleSpec("textwrap", None)
+    monkeypatch.setitem(sys.modules, "__main__", command)
+    assert _modules(programs) == sorted({"json", __name__})
