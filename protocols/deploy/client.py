@@ -7,6 +7,7 @@ The client may be stopped and started again at any time, with the same ``--state
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -25,6 +26,7 @@ from protocols.deploy.config import ClientEntry, FederationConfig, load
 from protocols.deploy.credentials import load_credentials, own_directory
 from protocols.deploy.facts import plan_for
 from protocols.deploy.log import Log
+from protocols.deploy.spool import write_private
 from protocols.deploy.tasks import TRAINING
 from protocols.deploy.uplink import UplinkTransport, UploadLost
 from protocols.deploy.wire import Identity
@@ -94,7 +96,7 @@ def run(arguments: argparse.Namespace) -> int:
             agreed = aligner.agree(advance, again=arguments.align_again)
         log.info("rows aligned", common=len(agreed.rows), of=len(own.ids), from_disk=agreed.from_disk)
         plan = plan_for(config, len(agreed.rows))
-        layers = take_part(identity, plan, own, agreed.rows, agreed.session, log)
+        layers = take_part(identity, plan, own, agreed.rows, agreed.session, log, state)
     file = Path(arguments.model_out or f"model-{entry.name}.npz")
     write_model(file, config, plan, layers)
     _print(arguments, config, plan, file, len(agreed.rows))
@@ -102,14 +104,15 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def take_part(
-    identity: Identity, plan: Plan, own: OwnColumns, rows: np.ndarray, session: str, log: Log
+    identity: Identity, plan: Plan, own: OwnColumns, rows: np.ndarray, session: str, log: Log, state: Path
 ) -> list[np.ndarray]:
-    """Share the aligned rows, and wait for the released model."""
+    """Share the aligned rows, and wait for the released model. ``state`` keeps what tells that columns have changed."""
     config = identity.config
     used = rows[: plan.schedule.num_samples]
     one_hot = own.one_hot(used, config.run.classes) if identity.name == config.label_client.name else None
     job = ClientJob(plan, own.embeddings[used], one_hot)
     parameters = plan.public_parameters()
+    shared = _Shared(state / "shared.json", session, job)
     with _waiting() as on_beat:
         while True:
             transport = UplinkTransport(
@@ -120,8 +123,10 @@ def take_part(
                 rows=len(rows),
                 parameters=parameters,
                 largest_result=8 * plan.parameters,
+                anew=shared.differs,
                 on_beat=on_beat,
             )
+            shared.note()
             log.info("servers reached, parameters agree", already_kept=transport.resumed)
             try:
                 client = Client(identity.name, transport)
@@ -137,6 +142,28 @@ def take_part(
                 transport.close()
     log.info("model received")
     return model
+
+
+class _Shared:
+    """What this client shares in a session, as a hash on its own disk: parts of two different uploads must not be mixed."""
+
+    def __init__(self, file: Path, session: str, job: ClientJob):
+        digest = hashlib.sha256(np.ascontiguousarray(job.embeddings).data)
+        if job.one_hot is not None:
+            digest.update(np.ascontiguousarray(job.one_hot).data)
+        self._file = file
+        self._facts = {"session": session, "digest": digest.hexdigest()}
+
+    @property
+    def differs(self) -> bool:
+        """Whether other columns were shared in the same session before."""
+        before = json.loads(self._file.read_text()) if self._file.exists() else {}
+        return before.get("session") == self._facts["session"] and before != self._facts
+
+    def note(self) -> None:
+        """The servers take these from now on."""
+        self._file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        write_private(self._file, json.dumps(self._facts).encode())
 
 
 def write_model(file: Path, config: FederationConfig, plan: Plan, layers: list[np.ndarray]) -> None:

@@ -305,9 +305,9 @@ class Server:
                 parameters=session.task.plan.public_parameters(),
                 kept=spool.count,
                 digest=spool.digest,
-                complete=spool.complete,
+                complete=spool.complete or session.done,
             )
-            while not spool.complete:
+            while not (spool.complete or session.done):
                 message, payload = channel.receive(session.task.largest_message)
                 if "from" in message:
                     begin = message["from"]

@@ -48,12 +48,14 @@ class UplinkTransport:
         output: str | None = None,
         parameters: Mapping[str, Any],
         largest_result: int,
+        anew: bool = False,
         on_beat: Beat = lambda progress: None,
     ):
         self._identity, self._log = identity, log
         self._facts = {"kind": kind, "session": session, "rows": rows, "output": output}
         self._parameters = parameters
         self._largest_result = largest_result
+        self._anew = anew  # what the servers have is of other columns than these
         self._on_beat = on_beat
         self.timeout = identity.config.run.timeout
         self.bytes_sent = self.frames_sent = 0
@@ -134,6 +136,8 @@ class UplinkTransport:
             self._compare(server, answer.get("parameters"))
         self._sealed = {server for server in _SERVERS if answers[server]["complete"]}
         begin = min(answer["kept"] for answer in answers.values())
+        if self._anew and newest is None:
+            return self._start_again(newest)
         if len(self._sealed) == 3:
             self._complete = True
             return begin
@@ -155,7 +159,8 @@ class UplinkTransport:
         """The servers hold different sharings (an upload of this client was mixed up with an earlier one)."""
         if self._sealed:
             raise HandshakeError(
-                "the servers hold different uploads of this client, and one is closed: start a new run"
+                "the servers hold an upload of other columns than these, and it is closed: use the file and the options "
+                "that were shared, or start a new run"
             )
         for server in _SERVERS:
             self._channels[server].send({"from": 0})

@@ -72,11 +72,13 @@ class Federation:
         servers = [replace(s, **self.seen_by.get((name, s.id), {})) for s in self.config.servers]
         return Identity(replace(self.config, servers=tuple(servers)), name, load_credentials(self.config, name))
 
-    def client(self, name: str, session: str, outcome: dict[str, Any], rows: int = ROWS) -> threading.Thread:
+    def client(
+        self, name: str, session: str, outcome: dict[str, Any], rows: int = ROWS, scale: float = 1.0
+    ) -> threading.Thread:
         """A client that has aligned its rows already; its model, or its error, goes into ``outcome``."""
         entry = self.config.participant(name)
         random = np.random.default_rng(len(name))
-        embeddings = random.uniform(-0.3, 0.3, size=(rows, entry.width))  # type: ignore[union-attr]
+        embeddings = scale * random.uniform(-0.3, 0.3, size=(rows, entry.width))  # type: ignore[union-attr]
         labels = tuple(str(i % 2) for i in range(rows))
         table = ClientTable(f"{name}.csv", tuple(map(str, range(rows))), (), np.empty((rows, 0), np.float32), labels)
         own = OwnColumns(table, embeddings, "a test")
@@ -85,7 +87,9 @@ class Federation:
             log = Log(name, self.directory / f"{name}.log")
             try:
                 plan = plan_for(self.config, rows)
-                outcome[name] = take_part(self.identity(name), plan, own, np.arange(rows), session, log)
+                outcome[name] = take_part(
+                    self.identity(name), plan, own, np.arange(rows), session, log, self.directory / f"state-{name}"
+                )
             except Exception as error:
                 outcome[name] = error
 
@@ -233,6 +237,21 @@ def test_a_second_training_of_a_configuration_is_refused(federation: Federation)
         call(federation.identity("bank"), 0, address, "upload", timeout=5.0, **facts)[0].close()
     for thread in threads:
         thread.join(60)
+    assert np.array_equal(outcome["bank"][0], outcome["card"][0])
+
+
+def test_a_client_with_other_columns_than_it_shared_is_refused(federation: Federation) -> None:
+    for number in range(3):
+        federation.start(number)
+    session = secrets.token_hex(16)
+    outcome: dict[str, Any] = {}
+    first = federation.client("bank", session, outcome)
+    _wait(lambda: any("upload complete" in e["event"] for e in federation.events("server-2")))
+    for _ in range(2):  # however often it tries
+        federation.client("bank", session, changed := {}, scale=0.5).join(30)
+        assert isinstance(changed["bank"], HandshakeError) and "other columns than these" in str(changed["bank"])
+    federation.client("card", session, outcome).join(60)
+    first.join(60)
     assert np.array_equal(outcome["bank"][0], outcome["card"][0])
 
 
