@@ -159,8 +159,8 @@ class UplinkTransport:
         """The servers hold different sharings (an upload of this client was mixed up with an earlier one)."""
         if self._sealed:
             raise HandshakeError(
-                "the servers hold an upload of other columns than these, and it is closed: use the file and the options "
-                "that were shared, or start a new run"
+                "the servers have closed an upload of this client that cannot be continued: these are other columns than "
+                "those shared then (use that file and those options), or a server has lost its state (start a new run)"
             )
         for server in _SERVERS:
             self._channels[server].send({"from": 0})
