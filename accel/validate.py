@@ -23,6 +23,8 @@ def require_integer(
     argument: str, value: Any, low: int | None = None, high: int | None = None, way_out: str = ""
 ) -> int:
     """``value`` as an int within ``low..high`` (both included)."""
+    if type(value) is int and (low is None or value >= low) and (high is None or value <= high):
+        return value
     allowed = f"an integer{_interval(low, high)}"
     integral = not isinstance(value, bool) and hasattr(value, "__index__")
     require(integral, argument, value, allowed, way_out)

@@ -126,7 +126,7 @@ CURVES = {
         _powers(-8, 8),
         lambda x: refmpc.reciprocal(x, 2.0**-8, 2.0**8),
         lambda x: 1 / x,
-        lambda x: 2.0**-15 + 2.1 * 2.0**-26 * x,
+        lambda x: 2.0**-18 + 2.1 * 2.0**-26 * x,
         relative=True,
     ),
     "inverse_sqrt": Curve(

@@ -93,7 +93,7 @@ class _Step:
         embeddings = _share(party, rows, EMBEDDING_BITS)
         norms = party.complete(squared_norms(embeddings, plan.training.clip_norm, plan.scales))
         self.rows = SharedRows(embeddings, _share(party, one_hot, 0), norms)
-        self.weights = Weights(_share(party, weights, plan.scales.weight_bits), None)
+        self.weights = [Weights(_share(party, weights, plan.scales.weight_bits), None)]
         self._source = self._noise_source()
         block = [self._next_row() for _ in range(BLOCK)]  # compile, fill caches
         times = []
@@ -124,7 +124,7 @@ class _Step:
     async def __call__(self) -> ArithmeticTensor:
         self.last_noise = self._rows.pop() if self._rows else self._next_row()
         rate = self.training.learning_rate
-        after = await gradient_step(self.rows, self.weights, self.last_noise, rate, self.training, self.plan.scales)
+        (after,) = await gradient_step(self.rows, self.weights, self.last_noise, rate, self.training, self.plan.scales)
         return after.values
 
     def noise_in_weights(self) -> np.ndarray:

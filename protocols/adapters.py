@@ -9,20 +9,45 @@ Formulas (DESIGN §5), for client i with W̃_i its rows of W, and a, U already m
     ‖g_j‖² = (‖h_j‖²+1)‖δ_j‖² + Σ_i δ_jᵀ(W̃_iᵀW̃_i)δ_j·‖a_ij‖² + Σ_i Σ_l ‖t_ilj‖²·‖x_ilj‖²,   t_ilj = (U_lᵀW̃_i)·φ_ij·δ_j
     Σ_j c_j g_j = [H 1]ᵀu,   W̃_i(uᵀA_i),   T_ilᵀX_il        with u_j = c_jδ_j and T_ilj = c_j t_ilj
 
-Which rounding costs what is in ``protocols.gl_plan``.
+Layers without factors, and everything under ``explicit``, are written out sample by sample (``protocols.jacobians``) and join
+the same clip. Which rounding costs what is in ``protocols.gl_scales``.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 import refmpc
-from protocols.gl_plan import ROUND_UP, AdapterScales, AdapterShape, JointPlan, inverse_clip_bits
-from protocols.scales import EMBEDDING_BITS, GRADIENT_BITS, PROBABILITY_BITS, RELEASE_BITS, UPDATE_BITS
-from protocols.step import SharedRows, Weights, logit_errors, squared_norms
+from protocols.clip import beside, clipped_updates, shaped
+from protocols.gl_plan import JointPlan
+from protocols.gl_scales import ROUND_UP, AdapterScales, AdapterShape, JacobianShape
+from protocols.jacobians import (
+    ClientJacobian,
+    Samples,
+    clipped_sum,
+    global_samples,
+    layer_samples,
+    norms_over_clip,
+    norms_over_clip_cost,
+    sample_opening,
+    written_out_cost,
+)
+from protocols.scales import EMBEDDING_BITS, PROBABILITY_BITS, UPDATE_BITS
+from protocols.step import (
+    DECAY_BITS,
+    EXPLICIT_BITS,
+    SharedRows,
+    Weights,
+    logit_errors,
+    own_addends,
+    squared_norms,
+    updated,
+)
 from refmpc import ArithmeticTensor, Cost
 from refmpc.normalise import MANTISSA_BITS
 
@@ -59,58 +84,54 @@ class ClientFactors:
 
 @dataclass
 class WeightProducts:
-    """W-only products of one client: W̃ (d_i×S), M̂ (S×S), K (Lr×S), and ‖a_j‖²/γ² (B)."""
+    """W-only products of one client: W̃ (d_i×S), M̂ (S×S), K (Lr×S), and ‖a_j‖²/γ² (B). Jacobians need W̃ alone."""
 
     block: ArithmeticTensor
-    gram: ArithmeticTensor
-    up_weights: ArithmeticTensor | None
-    projected_norms: ArithmeticTensor
-
-
-async def _norms_over_clip(rows: ArithmeticTensor, clip_norm: float, bound: float, bits: int) -> ArithmeticTensor:
-    """‖row‖²/γ² at ``bits``, never below the true value, for rows of norm at most ``bound``. 2 rounds."""
-    inverse_bits = inverse_clip_bits(rows.fraction_bits, clip_norm, bound)
-    squares = await refmpc.dot(rows, rows)
-    inverse = math.ceil(2.0**inverse_bits / clip_norm**2)
-    scaled = squares.scale_by_integers(inverse).reinterpret(2 * rows.fraction_bits + inverse_bits)
-    return await refmpc.truncate(scaled, scaled.fraction_bits - bits) + 2.0**-bits
+    gram: ArithmeticTensor | None = None
+    up_weights: ArithmeticTensor | None = None
+    projected_norms: ArithmeticTensor | None = None
 
 
 async def block_norms(inputs: list[ArithmeticTensor], plan: JointPlan) -> ArithmeticTensor:
     """‖x_lj‖²/γ² for every layer, (B×L): once per batch, when its X arrives."""
     scales = plan.adapters
     limits = plan.training.clip_norm, scales.bounds.block, scales.block_norm_bits
-    return refmpc.stack(await refmpc.gather(*(_norms_over_clip(x, *limits) for x in inputs)), axis=1)
+    return refmpc.stack(await refmpc.gather(*(norms_over_clip(x, *limits) for x in inputs)), axis=1)
 
 
 async def weight_products(
-    client: ClientFactors, weights: ArithmeticTensor, clip_norm: float, scales: AdapterScales
+    client: ClientFactors | ClientJacobian, weights: ArithmeticTensor, clip_norm: float, scales: AdapterScales
 ) -> WeightProducts:
     """Everything that needs no δ: runs under the rounds of the softmax."""
+    rows = weights[client.shape.columns]
+    cut = rows.fraction_bits - scales.block_bits
+    if isinstance(client, ClientJacobian):
+        return WeightProducts(await refmpc.truncate(rows, cut))
 
-    async def products() -> tuple[ArithmeticTensor, ArithmeticTensor, ArithmeticTensor | None]:
-        rows = weights[client.shape.columns]
-        block = await refmpc.truncate(rows, rows.fraction_bits - scales.block_bits)
+    async def products() -> WeightProducts:
+        block = await refmpc.truncate(rows, cut)
         wanted = [refmpc.matmul_truncate(block.T, block, 2 * scales.block_bits - scales.gram_bits)]
         if client.blocks is not None:
-            cut = scales.up_bits + scales.block_bits - scales.up_weights_bits
-            wanted.append(refmpc.matmul_truncate(client.up.T, block, cut))
+            bits = scales.up_bits + scales.block_bits - scales.up_weights_bits
+            wanted.append(refmpc.matmul_truncate(client.up.T, block, bits))
         gram, *rest = await refmpc.gather(*wanted)
         classes = gram.shape[0]
         # δᵀM̂δ ≥ δᵀMδ: each entry of the cut matrix is off by at most one unit
-        return block, gram + classes * 2.0**-scales.gram_bits * np.eye(classes), (rest[0] if rest else None)
+        safe = gram + classes * 2.0**-scales.gram_bits * np.eye(classes)
+        return WeightProducts(block, safe, rest[0] if rest else None)
 
-    (block, gram, up_weights), norms = await refmpc.gather(
+    found, found.projected_norms = await refmpc.gather(
         products(),
-        _norms_over_clip(client.projected, clip_norm, scales.bounds.projected, scales.projected_norm_bits),
+        norms_over_clip(client.projected, clip_norm, scales.bounds.projected, scales.projected_norm_bits),
     )
-    return WeightProducts(block, gram, up_weights, norms)
+    return found
 
 
 async def _up_norms(
     errors: ArithmeticTensor, products: WeightProducts, scales: AdapterScales
 ) -> tuple[ArithmeticTensor, None]:
     """‖W̃δ_j‖²‖a_j‖²/γ², rounded up. 6 rounds."""
+    assert products.gram is not None and products.projected_norms is not None
     fine = scales.curvature_bits + ROUND_UP
     turned = await refmpc.matmul_truncate(errors, products.gram, PROBABILITY_BITS + scales.gram_bits - fine)
     cut = PROBABILITY_BITS + fine - scales.curvature_bits
@@ -144,32 +165,40 @@ async def _global_norms(errors: ArithmeticTensor, norms: ArithmeticTensor) -> tu
     return q + 2.0**-MANTISSA_BITS, None
 
 
+async def _written_out(samples: Coroutine[Any, Any, Samples]) -> tuple[ArithmeticTensor, Samples]:
+    found = await samples
+    return found.norms, found
+
+
 async def clip_factors(
     errors: ArithmeticTensor,
-    norms: ArithmeticTensor,
+    norms: ArithmeticTensor | None,
     clients: list[ClientFactors],
     products: list[WeightProducts],
     scales: AdapterScales,
-) -> tuple[ArithmeticTensor, dict[int, ArithmeticTensor]]:
-    """c_j ≤ 1/max(1, ‖g_j‖/γ) as a column, and t of every client whose ∂L/∂V is asked for. 25 rounds."""
+    written_out: Sequence[Coroutine[Any, Any, Samples]] = (),
+) -> tuple[ArithmeticTensor, dict[int, ArithmeticTensor], list[Samples]]:
+    """c_j ≤ 1/max(1, ‖g_j‖/γ) as a column, t of every client whose ∂L/∂V is asked for, and what was written out.
+    25 rounds. ``norms`` None: the global gradient is among ``written_out``."""
     down = [index for index, client in enumerate(clients) if client.blocks is not None]
     pieces = await refmpc.gather(
-        _global_norms(errors, norms),
+        *([] if norms is None else [_global_norms(errors, norms)]),
         *(_up_norms(errors, product, scales) for product in products),
         *(_down_norms(errors, clients[index], products[index], scales) for index in down),
+        *map(_written_out, written_out),
     )
     q = pieces[0][0]
     for piece, _ in pieces[1:]:
         q = q + piece
     factor = await refmpc.clip_factor(q, scales.clip_bound)
-    at_layers = dict(zip(down, (piece[1] for piece in pieces[1 + len(clients) :]), strict=True))
-    return factor.reshape(-1, 1), at_layers
+    found = [rest for _, rest in pieces if rest is not None]
+    return factor.reshape(-1, 1), dict(zip(down, found[: len(down)], strict=True)), found[len(down) :]
 
 
 async def joint_step(
     embeddings: ArithmeticTensor,
     labels: ArithmeticTensor,
-    clients: list[ClientFactors],
+    clients: Sequence[ClientFactors | ClientJacobian],
     weights: Weights,
     noise: np.ndarray,
     learning_rate: float,
@@ -180,47 +209,51 @@ async def joint_step(
     ``noise`` is this server's own row of filtered integer noise at 46 bits, in the flat layout of ``vfl.gradients``.
     """
     training, scales, layers = plan.training, plan.scales, plan.adapters
+    explicit = training.gradients == "explicit"
 
     # forward; products of W alone and row norms share the rounds of the softmax
     rows = SharedRows(embeddings, labels, labels)
-    errors, norms, *products = await refmpc.gather(
+    errors, *products = await refmpc.gather(
         logit_errors(rows, weights.values, scales),
-        squared_norms(embeddings, training.clip_norm, scales),
         *(weight_products(client, weights.values, training.clip_norm, layers) for client in clients),
+        *([] if explicit else [squared_norms(embeddings, training.clip_norm, scales)]),
     )
+    norms = None if explicit else products.pop()
 
     # clip, over the global layer and all clients' layers together
-    factor, at_layers = await clip_factors(errors, norms, clients, products, layers)
-    cut = MANTISSA_BITS + layers.layer_bits - UPDATE_BITS
-    updates, *clipped = await refmpc.gather(
-        refmpc.multiply_truncate(factor, errors, MANTISSA_BITS + PROBABILITY_BITS - UPDATE_BITS),
-        *(refmpc.multiply_truncate(factor, t, cut) for t in at_layers.values()),
+    factored = {i: client for i, client in enumerate(clients) if isinstance(client, ClientFactors)}
+    written = {i: client for i, client in enumerate(clients) if isinstance(client, ClientJacobian)}
+    samples = [layer_samples(errors, products[i].block, client, plan) for i, client in written.items()]
+    if explicit:
+        samples.append(global_samples(embeddings, errors, plan))
+    factor, at_layers, found = await clip_factors(
+        errors, norms, list(factored.values()), [products[i] for i in factored], layers, samples
     )
-    clipped_layers = dict(zip(at_layers, clipped, strict=True))
+    wanted = [*at_layers.values(), *([] if explicit else [errors])]
+    clipped = await refmpc.gather(*(clipped_updates(factor, each) for each in wanted))
+    updates = None if explicit else clipped.pop()
 
     # backward, with each server's own noise
-    addend = noise[: plan.global_parameters].reshape(weights.values.shape).view(np.uint64)
-    if weights.velocity is not None:
-        beta = np.uint64(round(training.momentum * 2.0 ** (GRADIENT_BITS - RELEASE_BITS)))
-        addend = np.add(addend, weights.velocity.first * beta)
-    cut = UPDATE_BITS + layers.projected_bits - layers.product_bits
-    velocity, *sums = await refmpc.gather(
-        refmpc.matmul_truncate(embeddings.T, updates, scales.truncated_bits, addend=addend),
-        *(refmpc.matmul_truncate(updates.T, client.projected, cut) for client in clients),
-    )
-    openings = [
-        _layer_opening(client, products[i].block, sums[i], clipped_layers.get(i), noise[part], scales.truncated_bits)
-        for i, (client, part) in enumerate(zip(clients, plan.noise_slices(), strict=True))
-    ]
+    (addend,) = own_addends(noise, [weights], training.momentum)
+    bits = scales.truncated_bits
+    if updates is None:
+        velocity = await clipped_sum(factor, found[-1], bits, addend, weights.values.shape)
+        sums = []
+    else:
+        cut = UPDATE_BITS + layers.projected_bits - layers.product_bits
+        velocity, *sums = await refmpc.gather(
+            refmpc.matmul_truncate(embeddings.T, updates, bits, addend=addend),
+            *(refmpc.matmul_truncate(updates.T, client.projected, cut) for client in factored.values()),
+        )
+    parts = plan.noise_slices()
+    openings = {i: sample_opening(factor, each, noise[parts[i]], bits) for i, each in zip(written, found, strict=False)}
+    clipped_layers = dict(zip(at_layers, clipped, strict=True))
+    for place, (i, client) in enumerate(factored.items()):
+        layer = clipped_layers.get(place)
+        openings[i] = _layer_opening(client, products[i].block, sums[place], layer, noise[parts[i]], bits)
 
-    # update, local unless weights decay
-    values = weights.values
-    if training.weight_decay != 1.0:
-        bits = 16
-        decayed = values.scale_by_integers(round(training.weight_decay * 2**bits))
-        values = await refmpc.truncate(decayed.reinterpret(scales.weight_bits + bits), bits)
-    change = velocity.scale_by_integers(scales.rate_word(learning_rate)).reinterpret(scales.weight_bits)
-    return Weights(values - change, velocity if weights.velocity is not None else None), openings
+    (after,) = await updated([weights], [velocity], learning_rate, training, scales)
+    return after, [openings[i] for i in range(len(clients))]
 
 
 def _layer_opening(
@@ -255,78 +288,72 @@ def _layer_opening(
 # cost --------------------------------------------------------------------------------------------
 
 
-def _shaped(*shape: int, bits: int) -> ArithmeticTensor:
-    return ArithmeticTensor(None, np.broadcast_to(np.uint64(0), (2, *shape)), bits)  # type: ignore[arg-type]
-
-
-def _beside(costs: list[Cost]) -> Cost:
-    total = Cost(0, 0)
-    for cost in costs:
-        total = total.beside(cost)
-    return total
-
-
-def _norm_cost(rows: int, fraction_bits: int, clip_norm: float, bound: float, bits: int) -> Cost:
-    column = _shaped(rows, bits=MANTISSA_BITS)
-    cut = 2 * fraction_bits + inverse_clip_bits(fraction_bits, clip_norm, bound) - bits
-    return Cost(1, 24 * rows) + refmpc.truncate.cost(column, cut)
-
-
 def joint_step_cost(plan: JointPlan) -> Cost:
     """The declared cost of ``joint_step`` between the servers; nothing runs. Uploads and openings come on top."""
     training, scales, layers = plan.training, plan.scales, plan.adapters
     batch, width, classes, gamma = training.batch_size, plan.width, plan.classes, training.clip_norm
-    rows = _shaped(batch, width + 1, bits=EMBEDDING_BITS)
-    weights = _shaped(width + 1, classes, bits=scales.weight_bits)
-    errors = _shaped(batch, classes, bits=PROBABILITY_BITS)
-    column = _shaped(batch, bits=MANTISSA_BITS)
+    rows = shaped(batch, width + 1, bits=EMBEDDING_BITS)
+    weights = shaped(width + 1, classes, bits=scales.weight_bits)
+    errors = shaped(batch, classes, bits=PROBABILITY_BITS)
+    column = shaped(batch, bits=MANTISSA_BITS)
     product, multiply, truncate = refmpc.matmul_truncate.cost, refmpc.multiply_truncate.cost, refmpc.truncate.cost
 
     forward = product(rows, weights, EMBEDDING_BITS + scales.weight_bits - 16)
-    forward += refmpc.softmax.cost(_shaped(batch, classes, bits=16), PROBABILITY_BITS, scales.logit_high_bit)
+    forward += refmpc.softmax.cost(shaped(batch, classes, bits=16), PROBABILITY_BITS, scales.logit_high_bit)
     spare = min(20, math.floor(61 - 2 * EMBEDDING_BITS - math.log2(max(1.0, scales.norm_bound))))
     norms = refmpc.dot.cost(rows, rows) + truncate(column, 2 * EMBEDDING_BITS + spare - scales.norm_bits)
-    under, clip, tails, sums = [forward, norms], [], [], []
-    q_cut = 2 * PROBABILITY_BITS + scales.norm_bits - MANTISSA_BITS
-    clip.append(refmpc.dot.cost(errors, errors) + multiply(column, column, q_cut))
-    tails.append(multiply(column.reshape(-1, 1), errors, MANTISSA_BITS + PROBABILITY_BITS - UPDATE_BITS))
-    sums.append(product(rows.T, _shaped(batch, classes, bits=UPDATE_BITS), scales.truncated_bits))
+    under, clip, tails, sums = [forward], [], [], []
+    if training.gradients == "explicit":
+        clip.append(written_out_cost(plan, None))
+        flat = shaped(batch, plan.global_parameters, bits=EXPLICIT_BITS)
+        sums.append(product(column.reshape(1, -1), flat, scales.truncated_bits))
+    else:
+        under.append(norms)
+        q_cut = 2 * PROBABILITY_BITS + scales.norm_bits - MANTISSA_BITS
+        clip.append(refmpc.dot.cost(errors, errors) + multiply(column, column, q_cut))
+        tails.append(multiply(column.reshape(-1, 1), errors, MANTISSA_BITS + PROBABILITY_BITS - UPDATE_BITS))
+        sums.append(product(rows.T, shaped(batch, classes, bits=UPDATE_BITS), scales.truncated_bits))
     for shape in plan.shapes:
+        if isinstance(shape, JacobianShape):
+            weight_rows = shaped(shape.width, classes, bits=scales.weight_bits)
+            under.append(truncate(weight_rows, scales.weight_bits - layers.block_bits))
+            clip.append(written_out_cost(plan, shape))
+            continue
         stacked = shape.stacked_rank
-        block = _shaped(shape.width, classes, bits=layers.block_bits)
-        up = _shaped(shape.width, stacked, bits=layers.up_bits)
+        block = shaped(shape.width, classes, bits=layers.block_bits)
+        up = shaped(shape.width, stacked, bits=layers.up_bits)
         wanted = product(block.T, block, 2 * layers.block_bits - layers.gram_bits)
         if shape.with_down:
             wanted = wanted.beside(product(up.T, block, layers.up_bits + layers.block_bits - layers.up_weights_bits))
         cut = scales.weight_bits - layers.block_bits
-        under.append(truncate(_shaped(shape.width, classes, bits=scales.weight_bits), cut) + wanted)
+        under.append(truncate(shaped(shape.width, classes, bits=scales.weight_bits), cut) + wanted)
         bounds = gamma, layers.bounds.projected, layers.projected_norm_bits
-        under.append(_norm_cost(batch, layers.projected_bits, *bounds))
+        under.append(norms_over_clip_cost(batch, layers.projected_bits, *bounds))
         fine = layers.curvature_bits + ROUND_UP
-        gram = _shaped(classes, classes, bits=layers.gram_bits)
+        gram = shaped(classes, classes, bits=layers.gram_bits)
         piece = product(errors, gram, PROBABILITY_BITS + layers.gram_bits - fine)
-        turned = _shaped(batch, classes, bits=fine)
+        turned = shaped(batch, classes, bits=fine)
         piece += refmpc.dot_truncate.cost(errors, turned, PROBABILITY_BITS + fine - layers.curvature_bits)
         piece += multiply(column, column, layers.curvature_bits + layers.projected_norm_bits - MANTISSA_BITS)
         clip.append(piece)
-        projected = _shaped(batch, stacked, bits=layers.projected_bits)
+        projected = shaped(batch, stacked, bits=layers.projected_bits)
         cut = UPDATE_BITS + layers.projected_bits - layers.product_bits
-        sums.append(product(_shaped(classes, batch, bits=UPDATE_BITS), projected, cut))
+        sums.append(product(shaped(classes, batch, bits=UPDATE_BITS), projected, cut))
         if shape.with_down:
             depth = len(shape.block_widths)
-            up_weights = _shaped(classes, stacked, bits=layers.up_weights_bits)
+            up_weights = shaped(classes, stacked, bits=layers.up_weights_bits)
             piece = multiply(column.reshape(-1, 1), errors, layers.row_factor_bits)
             piece += product(errors, up_weights, PROBABILITY_BITS + layers.up_weights_bits - layers.layer_bits)
-            squares = _shaped(batch, depth, bits=2 * layers.layer_bits)
+            squares = shaped(batch, depth, bits=2 * layers.layer_bits)
             piece += Cost(1, 24 * batch * depth)
             piece += truncate(squares, 2 * layers.layer_bits - layers.layer_norm_bits)
             cut = layers.layer_norm_bits + layers.block_norm_bits - MANTISSA_BITS
             piece += refmpc.dot_truncate.cost(squares, squares, cut)
             clip.append(piece)
-            at_layers = _shaped(batch, stacked, bits=layers.layer_bits)
+            at_layers = shaped(batch, stacked, bits=layers.layer_bits)
             tails.append(multiply(column.reshape(-1, 1), at_layers, MANTISSA_BITS + layers.layer_bits - UPDATE_BITS))
-    total = _beside(under) + _beside(clip) + refmpc.clip_factor.cost(column, layers.clip_bound)
-    total += _beside(tails) + _beside(sums)
+    total = beside(under) + beside(clip) + refmpc.clip_factor.cost(column, layers.clip_bound)
+    total += (beside(tails) if tails else Cost(0, 0)) + beside(sums)
     if training.weight_decay != 1.0:
-        total += truncate(weights, 16)
+        total += truncate(weights, DECAY_BITS)
     return total

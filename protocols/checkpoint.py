@@ -22,7 +22,7 @@ from protocols.step import Weights
 from refmpc import ArithmeticTensor, Party
 from refmpc.rounds import Round
 
-__all__ = ["ServerDirectory", "agree_on_step", "write_arrays"]
+__all__ = ["ServerDirectory", "agree_on_count", "agree_on_step", "confirm_on_disk", "write_arrays"]
 
 _KEEP = 2  # a crash may leave servers one checkpoint apart
 
@@ -65,11 +65,13 @@ class ServerDirectory:
         derived = HKDF(hashes.SHA256(), KEY_BYTES, salt=None, info=info).derive(key)
         return lambda step: Stream(derived, step.to_bytes(8, "little"))
 
-    def save(self, step: int, weights: Weights) -> None:
-        """Keep the state before ``step``; older checkpoints but one are removed."""
-        arrays = {"values": weights.values.shares}
-        if weights.velocity is not None:
-            arrays["velocity"] = weights.velocity.shares
+    def save(self, step: int, *layers: Weights) -> None:
+        """Keep the state before ``step``, layer by layer; older checkpoints but one are removed."""
+        arrays = {}
+        for index, weights in enumerate(layers):
+            arrays[f"values-{index}"] = weights.values.shares
+            if weights.velocity is not None:
+                arrays[f"velocity-{index}"] = weights.velocity.shares
         write_arrays(self.path / f"checkpoint-{step:08d}.npz", arrays)
         for old in self.steps()[:-_KEEP]:
             (self.path / f"checkpoint-{old:08d}.npz").unlink()
@@ -85,12 +87,17 @@ class ServerDirectory:
             if late > step:
                 (self.path / f"checkpoint-{late:08d}.npz").unlink()
 
-    def load(self, party: Party, step: int, weight_bits: int, velocity_bits: int) -> Weights:
-        """The state before ``step``."""
+    def load(self, party: Party, step: int, weight_bits: int, velocity_bits: int) -> list[Weights]:
+        """The layers before ``step``."""
+        layers: list[Weights] = []
         with np.load(self.path / f"checkpoint-{step:08d}.npz") as file:
-            values = ArithmeticTensor(party, file["values"], weight_bits)
-            velocity = ArithmeticTensor(party, file["velocity"], velocity_bits) if "velocity" in file else None
-        return Weights(values, velocity)
+            while (name := f"values-{len(layers)}") in file:
+                values = ArithmeticTensor(party, file[name], weight_bits)
+                name = f"velocity-{len(layers)}"
+                layers.append(
+                    Weights(values, ArithmeticTensor(party, file[name], velocity_bits) if name in file else None)
+                )
+        return layers
 
     def _write(self, file: Path, content: bytes) -> None:
         temporary = file.with_suffix(".part")
@@ -107,11 +114,32 @@ def agree_on_step(party: Party, directory: ServerDirectory) -> int:
     mine = np.zeros(_KEEP + 1, dtype=np.int64)
     steps = directory.steps()[-_KEEP:]
     mine[1 : 1 + len(steps)] = steps  # entry 0 stands for the start
-    round_ = Round("agree on checkpoint")
-    round_.send_next(mine)
-    round_.send_previous(mine)
-    others = round_.expect_next(mine.shape, np.int64), round_.expect_previous(mine.shape, np.int64)
-    party.deliver(round_)
+    others = _exchanged(party, mine, "agree on checkpoint")
     step = max(set(mine.tolist()) & set(others[0].tolist()) & set(others[1].tolist()))
     directory.discard_after(step)
     return step
+
+
+def agree_on_count(party: Party, count: int) -> int:
+    """The smallest of the three servers' counts. 1 round."""
+    mine = np.array([count], dtype=np.int64)
+    return min(count, *(int(other[0]) for other in _exchanged(party, mine, "agree on count")))
+
+
+def _exchanged(party: Party, mine: np.ndarray, operation: str) -> tuple[np.ndarray, np.ndarray]:
+    round_ = Round(operation)
+    round_.send_next(mine)
+    round_.send_previous(mine)
+    others = round_.expect_next(mine.shape, mine.dtype), round_.expect_previous(mine.shape, mine.dtype)
+    party.deliver(round_)
+    return others
+
+
+async def confirm_on_disk(operation: str) -> None:
+    """Go on when all three servers have come this far: what they wrote before is on all disks. 1 round."""
+    round_ = Round(operation)
+    token = np.zeros(1, dtype=np.uint8)
+    for send, expect in ((round_.send_next, round_.expect_next), (round_.send_previous, round_.expect_previous)):
+        send(token)
+        expect(1, np.uint8)
+    await round_

@@ -9,18 +9,24 @@ from __future__ import annotations
 
 import numpy as np
 
+from protocols.checkpoint import ServerDirectory
 from protocols.launch import main
+from protocols.step import SharedRows
 from protocols.training import ServerJob, TrainingRun
 from protocols.upload import receive_rows
 from refmpc import Party
 
-__all__ = ["servers"]
+__all__ = ["servers", "train"]
 
 
-async def servers(party: Party, job: ServerJob) -> np.ndarray:
+async def servers(party: Party, job: ServerJob) -> list[np.ndarray]:
     """What each server runs."""
+    return await train(party, job, await receive_rows(party, job.plan, ServerDirectory(job.directory)))
+
+
+async def train(party: Party, job: ServerJob, rows: SharedRows) -> list[np.ndarray]:
+    """Train on rows that are shared, and release the model."""
     plan = job.plan
-    rows = await receive_rows(party, plan)
     with TrainingRun(party, job) as run:
         for step in run.steps():
             await run.gradient_step(rows.batch(plan.schedule.rows(step)))

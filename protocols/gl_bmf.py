@@ -10,24 +10,23 @@ labels only.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
 
 import numpy as np
 
 import refmpc
 from accel.validate import require
 from protocols.adapters import BlockOutputs, ClientFactors, block_norms, joint_step
-from protocols.checkpoint import ServerDirectory, agree_on_step, write_arrays
-from protocols.gl_plan import AdapterShape, JointPlan, layer_release
-from protocols.noise import NoiseAhead
-from protocols.scales import EMBEDDING_BITS, RELEASE_BITS
-from protocols.step import Weights
-from protocols.upload import release_model
+from protocols.checkpoint import ServerDirectory, write_arrays
+from protocols.commitment import check_columns
+from protocols.gl_plan import JointPlan, layer_release
+from protocols.gl_scales import AdapterShape, JacobianShape
+from protocols.jacobians import ClientJacobian
+from protocols.scales import EMBEDDING_BITS
+from protocols.training import ServerJob, TrainingRun
+from protocols.upload import with_ones_column
 from refmpc import ArithmeticTensor, Party
-from refmpc.rounds import Round
 
 __all__ = ["JointRun", "JointServerJob", "servers"]
 
@@ -50,10 +49,11 @@ async def servers(party: Party, job: JointServerJob) -> np.ndarray:
             embeddings, clients = await run.receive_batch(step)
             openings = await run.step(embeddings, labels[job.plan.schedule.rows(step)], clients)
             run.release_gradients(step, openings)
-    return await run.release_model()
+    (model,) = await run.release()
+    return model
 
 
-class JointRun:
+class JointRun(TrainingRun):
     """State of the training at one server; use as a context manager around the loop over ``steps()``.
 
     A release is written to disk before it is opened: ``release_gradients`` first writes this server's words of it, then the
@@ -62,49 +62,28 @@ class JointRun:
     again. One that not all had written was not opened, and its step may be computed anew (PROTOCOLS §5.4).
     """
 
+    plan: JointPlan
+    report_every = 0.0  # after every step: each talks to the clients, so a message more does not matter
+
     def __init__(self, party: Party, job: JointServerJob):
-        self.party, self.plan, self._keep = party, job.plan, job.keep
-        self._directory = ServerDirectory(job.directory)
         # without its releases on disk, a run must not be begun again: the same noise would cover two different values
         require(
-            job.keep or not self._directory.has_noise,
+            job.keep or not ServerDirectory(job.directory).has_noise,
             "directory",
             str(job.directory),
             "fresh for a run without checkpoints",
             "start a new run",
         )
-        self.first_step = agree_on_step(party, self._directory)
-        self.weights = self._start()
-        self._noise = NoiseAhead(job.plan, self._directory.noise_stream(job.plan.fingerprint), self.first_step)
+        super().__init__(party, ServerJob(job.plan, job.directory, 0))  # every step is written by release_gradients
+        self._keep = job.keep
         self._blocks: dict[tuple[int, int], BlockOutputs] = {}  # by (client, batch): shared once
-
-    def _start(self) -> Weights:
-        plan, bits = self.plan, self.plan.scales.weight_bits
-        if self.first_step:
-            return self._directory.load(self.party, self.first_step, bits, RELEASE_BITS)
-        zeros = np.zeros((2, plan.width + 1, plan.classes), dtype=np.uint64)  # the public starting point
-        velocity = ArithmeticTensor(self.party, zeros, RELEASE_BITS) if plan.training.momentum else None
-        return Weights(ArithmeticTensor(self.party, zeros, bits), velocity)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._noise.close()
-
-    def steps(self) -> Iterator[int]:
-        """All steps that are left; reports progress."""
-        total = self.plan.schedule.num_steps
-        for step in range(self.first_step, total):
-            self.party.step = step
-            yield step
-            sent = self.party.ledger.total().bytes_sent
-            self.party.report({"phase": "training", "done": step + 1, "total": total, "bytes": sent})
 
     # client-server phase -------------------------------------------------------------------------
 
     def greet_clients(self) -> None:
-        """Tell every client where training begins; after a crash, send the last release again."""
+        """Make sure that every client has the columns it began with, and tell it where training begins; after a crash,
+        send the last release again."""
+        check_columns(self.party, self._directory, self.plan.client_names)
         with self.party.phase("greeting"):
             for name in self.plan.client_names:
                 self.party.send("first step", name, [np.array([self.first_step], dtype=np.int64)])
@@ -119,64 +98,72 @@ class JointRun:
         with self.party.phase("upload"):
             return refmpc.input_from_client(self.party, self.plan.client_names[-1], shape, 0)
 
-    async def receive_batch(self, step: int) -> tuple[ArithmeticTensor, list[ClientFactors]]:
-        """[H 1] of this step's rows and every client's factors; X when the batch comes up for the first time."""
+    async def receive_batch(self, step: int) -> tuple[ArithmeticTensor, list[ClientFactors | ClientJacobian]]:
+        """[H 1] of this step's rows and every client's factors (X when the batch comes up for the first time), or
+        Jacobians."""
         plan, batch = self.plan, step % self.plan.schedule.num_batches
-        rows = plan.schedule.batch_size
-        shares = np.zeros((2, rows, plan.width + 1), dtype=np.uint64)
-        clients = []
+        shares = np.zeros((2, plan.schedule.batch_size, plan.width + 1), dtype=np.uint64)
+        clients: list[ClientFactors | ClientJacobian] = []
         for index, (name, shape) in enumerate(zip(plan.client_names, plan.shapes, strict=True)):
-            if shape.with_down and (index, batch) not in self._blocks:
-                self._blocks[index, batch] = await self._receive_blocks(name, shape)
-            with self.party.phase("upload"):
-                embeddings, factors = self._receive_factors(name, shape)
-            factors.blocks = self._blocks.get((index, batch))
+            client: ClientFactors | ClientJacobian
+            if isinstance(shape, JacobianShape):
+                embeddings, client = self._receive_jacobian(name, shape)
+            else:
+                if shape.with_down and (index, batch) not in self._blocks:
+                    self._blocks[index, batch] = await self._receive_blocks(name, shape)
+                embeddings, client = self._receive_factors(name, shape)
+                client.blocks = self._blocks.get((index, batch))
             shares[:, :, shape.columns] = embeddings.shares
-            clients.append(factors)
-        ones = {0: 0, 2: 1}.get(self.party.id)  # the public column of ones is the share x_0
-        if ones is not None:
-            shares[ones, :, -1] = 1 << EMBEDDING_BITS
-        return ArithmeticTensor(self.party, shares, EMBEDDING_BITS), clients
+            clients.append(client)
+        return with_ones_column(self.party, shares), clients
 
     def _receive_factors(self, name: str, shape: AdapterShape) -> tuple[ArithmeticTensor, ClientFactors]:
         scales, rows = self.plan.adapters, self.plan.schedule.batch_size
-        parts = {
-            "embeddings": ((rows, shape.width), EMBEDDING_BITS),
-            "projected": ((rows, shape.stacked_rank), scales.projected_bits),
-            "up": ((shape.width, shape.stacked_rank), scales.up_bits),
-            "row_factors": ((rows,), scales.row_factor_bits),
-        }
-        sizes = [int(np.prod(size)) for size, _ in parts.values()]
-        words = refmpc.input_from_client(self.party, name, (sum(sizes),), 0)
-        ends = np.cumsum(sizes)
-        found = {
-            part: words[end - count : end].reshape(*size).reinterpret(bits)
-            for (part, (size, bits)), count, end in zip(parts.items(), sizes, ends.tolist(), strict=True)
-        }
-        return found.pop("embeddings"), ClientFactors(shape, blocks=None, **found)
+        embeddings, projected, up, row_factors = self._receive_parts(
+            name,
+            ((rows, shape.width), EMBEDDING_BITS),
+            ((rows, shape.stacked_rank), scales.projected_bits),
+            ((shape.width, shape.stacked_rank), scales.up_bits),
+            ((rows,), scales.row_factor_bits),
+        )
+        return embeddings, ClientFactors(shape, projected, up, row_factors, None)
+
+    def _receive_jacobian(self, name: str, shape: JacobianShape) -> tuple[ArithmeticTensor, ClientJacobian]:
+        rows = self.plan.schedule.batch_size
+        embeddings, jacobian = self._receive_parts(
+            name,
+            ((rows, shape.width), EMBEDDING_BITS),
+            ((rows, shape.width, shape.parameters), self.plan.adapters.jacobian_bits),
+        )
+        return embeddings, ClientJacobian(shape, jacobian)
+
+    def _receive_parts(self, name: str, *parts: tuple[tuple[int, ...], int]) -> list[ArithmeticTensor]:
+        """One message of a client, divided into tensors of these shapes and scales."""
+        sizes = [int(np.prod(shape)) for shape, _ in parts]
+        with self.party.phase("upload"):
+            words = refmpc.input_from_client(self.party, name, (sum(sizes),), 0)
+        ends = np.cumsum(sizes).tolist()
+        return [
+            words[end - size : end].reshape(*shape).reinterpret(bits)
+            for (shape, bits), size, end in zip(parts, sizes, ends, strict=True)
+        ]
 
     async def _receive_blocks(self, name: str, shape: AdapterShape) -> BlockOutputs:
         rows = self.plan.schedule.batch_size
-        with self.party.phase("upload"):
-            words = refmpc.input_from_client(self.party, name, (rows * sum(shape.block_widths),), 0)
-        inputs, start = [], 0
-        for width in shape.block_widths:
-            layer = words[start : start + rows * width].reshape(rows, width)
-            inputs.append(layer.reinterpret(EMBEDDING_BITS))
-            start += rows * width
+        inputs = self._receive_parts(name, *(((rows, width), EMBEDDING_BITS) for width in shape.block_widths))
         with self.party.phase("norms"):
             return BlockOutputs(inputs, await block_norms(inputs, self.plan))
 
     # server MPC ----------------------------------------------------------------------------------
 
     async def step(
-        self, embeddings: ArithmeticTensor, labels: ArithmeticTensor, clients: list[ClientFactors]
+        self, embeddings: ArithmeticTensor, labels: ArithmeticTensor, clients: list[ClientFactors | ClientJacobian]
     ) -> list[np.ndarray]:
         """One noised step; returns this server's words of each client's layer gradient."""
         rate = self.plan.learning_rate(self.party.step)
         with self.party.phase("training"):
-            self.weights, openings = await joint_step(
-                embeddings, labels, clients, self.weights, self._noise.next_row(), rate, self.plan
+            self.layers[0], openings = await joint_step(
+                embeddings, labels, clients, self.layers[0], self._noise.next_row(), rate, self.plan
             )
         return openings
 
@@ -189,23 +176,11 @@ class JointRun:
         """Write this server's words and the state after the step to disk, then open each client's gradient to it."""
         if self._keep:
             write_arrays(self._release_file(step), {str(index): words for index, words in enumerate(openings)})
-            self._directory.save(step + 1, self.weights)
+            self._directory.save(step + 1, *self.layers)
             self._release_file(step - 2).unlink(missing_ok=True)
         with self.party.phase("layer gradients"):
             for name, words in zip(self.plan.client_names, openings, strict=True):
                 refmpc.open_to_client(self.party, words, name, layer_release(name))
-
-    async def release_model(self) -> np.ndarray:
-        """Open the global model to all. Two servers could open it without the third, so all three say first that the
-        state after the last step is on their disks."""
-        round_ = Round("the release is on disk")
-        token = np.zeros(1, dtype=np.uint8)
-        for send, expect in ((round_.send_next, round_.expect_next), (round_.send_previous, round_.expect_previous)):
-            send(token)
-            expect(1, np.uint8)
-        with self.party.phase("release"):
-            await round_
-        return await release_model(self.party, self.plan, self.weights.values)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,13 @@
 """What a client of GL-BMF does: share its batch and its layer factors, receive its own layer gradient, apply it.
 
-Who sees what: the servers get shares of H, A, X, U and of the labels. The client gets the noised gradient of its own
+Who sees what: the servers get shares of H, A, X, U (or of ∂H/∂φ, for a layer without factors) and of the labels. The client gets the noised gradient of its own
 layers in each step, and the global model at the end; nothing of any other client.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,15 +16,17 @@ import numpy.typing as npt
 
 from accel.validate import require
 from protocols.checkpoint import write_arrays
-from protocols.gl_plan import FactorBounds, JointPlan
+from protocols.commitment import commit_to_columns
+from protocols.gl_plan import JointPlan
+from protocols.gl_scales import AdapterShape, FactorBounds
 from protocols.scales import EMBEDDING_BITS, RELEASE_BITS
 from refmpc import Client, receive_opening
+from refmpc.fixed import encode
 from vfl.client import Client as LocalClient
 from vfl.client import EstimateRecord
-from vfl.lora import ParallelLora
-from vfl.scaling import bound_rows
+from vfl.scaling import bound_jacobians, bound_rows
 
-__all__ = ["JointClientJob", "TrainedClient", "client_program", "shared_blocks", "shared_factors"]
+__all__ = ["JointClientJob", "TrainedClient", "client_program", "shared_blocks", "shared_factors", "shared_jacobians"]
 
 PATIENCE = 30 * 24 * 3600.0  # a client waits as long as the servers take; one that dies is noticed at once
 Words = npt.NDArray[np.int64]
@@ -40,10 +43,10 @@ class JointClientJob:
 
 @dataclass
 class TrainedClient:
-    """What a client has at the end: the global model, its own adapters, and its log of estimates."""
+    """What a client has at the end: the global model, its own trained layers, and its log of estimates."""
 
     model: npt.NDArray[np.float64]
-    lora: ParallelLora
+    layers: dict[str, npt.NDArray[np.floating]]  # for ``load_adapter_state`` of such a client
     estimate_log: list[EstimateRecord]
 
 
@@ -78,6 +81,13 @@ def shared_factors(local: LocalClient, rows: slice, plan: JointPlan) -> Words:
             _integers(row_factors, scales.row_factor_bits),
         ]
     )
+
+
+def shared_jacobians(local: LocalClient, rows: slice, plan: JointPlan) -> Words:
+    """What a client shares in a step whose layers have no factors: H, and ∂H_j/∂φ within its public bound."""
+    jacobians = bound_jacobians(local.jacobians(rows), plan.adapters.bounds.jacobian)
+    embeddings = _integers(local.embedding_rows(rows), EMBEDDING_BITS)
+    return np.concatenate([embeddings, _integers(jacobians, plan.adapters.jacobian_bits)])
 
 
 def shared_blocks(local: LocalClient, rows: slice, plan: JointPlan) -> Words:
@@ -134,6 +144,7 @@ def client_program(client: Client, job: JointClientJob) -> TrainedClient:
         )
         memory.applied(step)
 
+    commit_to_columns(client, plan.client_names, _fixed_columns(job))
     first = _first_step(client)
     if first > 0:
         require(
@@ -150,13 +161,24 @@ def client_program(client: Client, job: JointClientJob) -> TrainedClient:
         client.share(local.one_hot_rows(slice(0, schedule.num_samples), plan.classes), 0)
     for step in range(first, schedule.num_steps):
         rows = schedule.rows(step)
-        if shape.with_down and step < first + schedule.num_batches:
-            client.share(shared_blocks(local, rows, plan), 0)
-        client.share(shared_factors(local, rows, plan), 0)
+        if isinstance(shape, AdapterShape):
+            if shape.with_down and step < first + schedule.num_batches:
+                client.share(shared_blocks(local, rows, plan), 0)
+            client.share(shared_factors(local, rows, plan), 0)
+        else:
+            client.share(shared_jacobians(local, rows, plan), 0)
         receive_gradient(step)
     model = client.receive((plan.width + 1, plan.classes), plan.scales.weight_bits, timeout=PATIENCE)
-    assert local.lora is not None
-    return TrainedClient(model, local.lora, local.estimate_log)
+    return TrainedClient(model, local.adapter_state(), local.estimate_log)
+
+
+def _fixed_columns(job: JointClientJob) -> Iterator[Words]:
+    """What this client's shares are computed from and training never changes: frozen outputs, blocks, labels."""
+    local, count = job.client, job.plan.schedule.num_samples
+    for columns in local.fixed_columns(count):
+        yield encode(columns, EMBEDDING_BITS, name=f"{local.name}: columns").view(np.int64)
+    if local.is_label_client:
+        yield local.label_rows(slice(0, count))
 
 
 def _first_step(client: Client) -> int:

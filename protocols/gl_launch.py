@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +12,15 @@ import refmpc
 from accel.validate import require, require_integer
 from protocols import gl_bmf
 from protocols.adapters import joint_step_cost
-from protocols.checkpoint import ServerDirectory
+from protocols.checkpoint import ServerDirectory, write_arrays
 from protocols.gl_client import JointClientJob, TrainedClient, client_program
 from protocols.gl_plan import JointPlan, plan_joint_run
-from protocols.launch import _progress, _run_directory
+from protocols.gl_scales import JacobianShape
+from protocols.launch import Command, execute, run_directory
+from protocols.launch import main as main_of_protocol
 from protocols.noise import insecure_total_noise
-from protocols.options import RunOptions, parse_options
-from protocols.report import RunReport, print_estimate, print_report, write_report
+from protocols.options import RunOptions
+from protocols.report import RunReport
 from vfl.client import LocalUpdate
 from vfl.data import load_data
 from vfl.federation import Federation, build_federation
@@ -33,7 +32,8 @@ __all__ = ["client_jobs", "joint_estimate", "launch", "main", "make_federation",
 
 
 def make_federation(options: RunOptions) -> Federation:
-    """Data, frozen local models with their block outputs, and fresh LoRA layers, as the clients hold them."""
+    """Data, frozen local models with their block outputs, and fresh LoRA layers (or the layer to be trained), as the
+    clients hold them."""
     require(
         options.embeddings is None, "embeddings", options.embeddings, "absent: GL-BMF needs the local models' blocks"
     )
@@ -45,9 +45,22 @@ def make_federation(options: RunOptions) -> Federation:
         momentum=training.momentum,
         weight_decay=training.weight_decay,
     )
+    config = LocalModelConfig(kind=options.local_model, weights=options.local_weights)
+    if options.train_layer is not None:
+        from vfl.layer_client import build_layer_federation
+
+        return build_layer_federation(
+            data,
+            config,
+            options.train_layer,
+            update=update,
+            row_bound=options.row_bound,
+            row_rule=options.row_rule,
+            largest_jacobian=options.jacobian_bound,
+        )
     return build_federation(
         data,
-        LocalModelConfig(kind=options.local_model, weights=options.local_weights),
+        config,
         row_bound=options.row_bound,
         row_rule=options.row_rule,
         lora=True,
@@ -63,6 +76,11 @@ def server_jobs(plan: JointPlan, directory: Path, keep: bool) -> list[gl_bmf.Joi
     return [gl_bmf.JointServerJob(plan, directory / f"server-{i}", keep) for i in range(3)]
 
 
+def client_directory(directory: Path, name: str) -> Path:
+    """Where a client of a run on this machine keeps what is its own."""
+    return directory / name.replace(" ", "-")
+
+
 def client_jobs(
     plan: JointPlan, federation: Federation, directory: Path | None
 ) -> dict[str, tuple[Any, JointClientJob]]:
@@ -70,7 +88,7 @@ def client_jobs(
     return {
         client.name: (
             client_program,
-            JointClientJob(plan, client.fresh(), directory and directory / client.name.replace(" ", "-")),
+            JointClientJob(plan, client.fresh(), directory and client_directory(directory, client.name)),
         )
         for client in federation.clients
     }
@@ -87,27 +105,30 @@ def launch(options: RunOptions, federation: Federation, console: Console) -> Run
         "the directory of a run with --checkpoint-every",
         "without checkpoints its releases are not on disk, and releasing again would spend the claim twice",
     )
-    directory = _run_directory(options)
-    begun = time.perf_counter()
-    with _progress(console, options.json) as on_report:
-        result = refmpc.run(
-            gl_bmf.servers,
-            server_jobs(plan, directory, keep),
-            parties=options.parties,
-            clients=client_jobs(plan, federation, directory if keep else None),
-            network=options.network,
-            releases=plan.releases,
-            parameters=plan.public_parameters(),
-            tls=options.tls,
-            timeout=options.timeout,
-            on_report=on_report,
-        )
-    seconds = time.perf_counter() - begun
+    directory = run_directory(options)
+    way_on = (
+        f"continue with: python -m protocols.gl_bmf --resume {directory}"
+        if keep
+        else "it cannot be continued: only a run with --checkpoint-every keeps what it has released"
+    )
+    result, seconds, timeline = execute(
+        options,
+        plan,
+        directory,
+        gl_bmf.servers,
+        server_jobs(plan, directory, keep),
+        client_jobs(plan, federation, directory if keep else None),
+        console,
+        way_on,
+    )
     weights: np.ndarray = result.outputs[0]
     trained = federation.fresh()
     for client in trained.clients:
         output: TrainedClient = result.client_outputs[client.name]
-        client.lora = output.lora
+        client.load_adapter_state(output.layers)
+        own = client_directory(directory, client.name)
+        own.mkdir(mode=0o700, exist_ok=True)
+        write_arrays(own / "layers.npz", output.layers)  # without them the global model is of no use to this client
     accuracy = GlobalModel([weights]).accuracy(trained.test_rows(), federation.test_labels)
     twin = None
     if options.twin:  # given the servers' own noise, which lies on this machine
@@ -118,18 +139,20 @@ def launch(options: RunOptions, federation: Federation, console: Console) -> Run
         options,
         plan,
         directory,
-        weights,
+        [weights],
         accuracy,
         twin,
         result.ledgers,
         seconds,
         (*federation.notes, *_notes(plan, keep)),
+        timeline,
     )
 
 
 def _notes(plan: JointPlan, keep: bool) -> list[str]:
-    layers = sum(len(shape.block_widths) for shape in plan.shapes)
-    notes = [f"local update: {plan.local_update.kind}, {layers} LoRA layers, each client gets its own gradient only"]
+    written_out = sum(isinstance(shape, JacobianShape) for shape in plan.shapes)
+    how = f", Jacobians of {written_out} clients written out" if written_out else ""
+    notes = [f"local update: {plan.local_update.kind}{how}; each client gets the gradient of its own layers only"]
     if keep:
         notes.append("every step is on disk: a release is written before it is opened")
     return notes
@@ -139,10 +162,15 @@ def joint_estimate(plan: JointPlan) -> dict[str, float]:
     """Rounds, bytes and memory of a run, from the declared costs; uploads and layer gradients are per step here."""
     step = joint_step_cost(plan)
     steps, batch = plan.schedule.num_steps, plan.schedule.batch_size
-    upload = 16 * sum(
-        batch * (shape.width + shape.stacked_rank + 1) + shape.width * shape.stacked_rank for shape in plan.shapes
-    )
-    blocks = 16 * plan.schedule.num_samples * sum(sum(shape.block_widths) for shape in plan.shapes if shape.with_down)
+    upload, blocks, written_out = 0, 0, 0
+    for shape in plan.shapes:
+        upload += 16 * batch * shape.width
+        if isinstance(shape, JacobianShape):
+            upload += 16 * batch * shape.width * shape.parameters
+            written_out += 16 * batch * shape.width * shape.parameters
+        else:
+            upload += 16 * (batch * (shape.stacked_rank + 1) + shape.width * shape.stacked_rank)
+            blocks += 16 * plan.schedule.num_samples * sum(shape.block_widths) if shape.with_down else 0
     opening = refmpc.opening_bytes(plan.scales.truncated_bits) * sum(shape.parameters for shape in plan.shapes)
     history = 8 * plan.parameters * (plan.factorisation.bands + 128)
     bytes_per_step = step.bytes + upload + opening
@@ -153,28 +181,17 @@ def joint_estimate(plan: JointPlan) -> dict[str, float]:
         "bytes": (step.bytes + opening) * steps,
         "upload_bytes": upload * steps + blocks + 16 * plan.schedule.num_samples * plan.classes,
         "shuffle_bytes_per_epoch": 0,
-        "memory_per_server": blocks + 16 * plan.schedule.num_samples * plan.classes + history,
+        "memory_per_server": written_out + blocks + 16 * plan.schedule.num_samples * plan.classes + history,
         "seconds_lan": step.rounds * steps * 1e-3 + bytes_per_step * steps / 3 / (1e9 / 8),
         "seconds_wan": step.rounds * steps * 20e-3 + bytes_per_step * steps / 3 / (200e6 / 8),
     }
 
 
+def _estimate(options: RunOptions, federation: Federation) -> tuple[JointPlan, dict[str, float]]:
+    plan = plan_joint_run(federation, options.training)
+    return plan, joint_estimate(plan)
+
+
 def main(description: str | None, argv: list[str] | None = None) -> None:
     """The command ``python -m protocols.gl_bmf``."""
-    options = parse_options("gl_bmf", description, argv)
-    if options.resume is not None:
-        stored = json.loads((Path(options.resume) / "config.json").read_text())
-        options = replace(RunOptions.from_dict(stored), resume=options.resume, json=options.json, twin=options.twin)
-    console = Console()
-    try:
-        federation = make_federation(options)
-        if options.estimate:
-            plan = plan_joint_run(federation, options.training)
-            print_estimate(plan, options, console, joint_estimate(plan))
-            return
-        report = launch(options, federation, console)
-    except (ValueError, refmpc.RefmpcError) as error:
-        lines = str(error).split("\n\nTraceback of")[0]
-        raise SystemExit(f"gl_bmf: {lines}") from (error if isinstance(error, refmpc.RefmpcError) else None)
-    write_report(report)
-    print_report(report, console)
+    main_of_protocol("gl_bmf", description, argv, Command(make_federation, _estimate, launch))

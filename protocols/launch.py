@@ -5,8 +5,8 @@ from __future__ import annotations
 import importlib
 import json
 import time
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +15,14 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 import refmpc
-from accel.validate import require_integer
+from accel.validate import require, require_integer
 from protocols.checkpoint import ServerDirectory
+from protocols.curves import Timeline
 from protocols.noise import insecure_total_noise
 from protocols.options import RunOptions, parse_options
 from protocols.plan import Plan, plan_run
-from protocols.report import RunReport, print_estimate, print_report, write_report
+from protocols.report import RunReport, estimate, print_estimate, print_report, write_report
+from protocols.run_log import RunLog
 from protocols.training import ServerJob
 from protocols.upload import ClientJob, client_program
 from vfl.data import load_data, load_embeddings
@@ -29,16 +31,19 @@ from vfl.gradients import GlobalModel
 from vfl.local_config import LocalModelConfig
 from vfl.twins import TwinResult, train_g_bmf, train_g_shuff
 
-__all__ = ["launch", "main", "main_in_the_clear", "make_federation"]
+__all__ = ["Command", "execute", "launch", "main", "main_in_the_clear", "make_federation", "run_directory"]
 
 
 def _twin_accuracy(options: RunOptions, plan: Plan, federation: Federation, directory: Path) -> float:
     """Train the plaintext twin. G-BMF's gets the servers' own noise, which lies on this machine; the secret order of
-    G-Shuff lies nowhere, so its twin draws order and noise of its own."""
+    G-Shuff, and joint noise, lie nowhere, so their twins draw their own."""
     if options.protocol == "g_shuff":
-        return train_g_shuff(federation, options.training).test_accuracy
+        return train_g_shuff(federation, options.training, norm_limit=plan.scales.norm_limit).test_accuracy
+    if options.training.noise == "joint":
+        return train_g_bmf(federation, options.training, norm_limit=plan.scales.norm_limit).test_accuracy
     streams = [ServerDirectory(directory / f"server-{i}").noise_stream(plan.fingerprint) for i in range(3)]
-    return train_g_bmf(federation, options.training, noise=insecure_total_noise(plan, streams)).test_accuracy
+    noise = insecure_total_noise(plan, streams)
+    return train_g_bmf(federation, options.training, noise=noise, norm_limit=plan.scales.norm_limit).test_accuracy
 
 
 def make_federation(options: RunOptions) -> Federation:
@@ -66,7 +71,7 @@ def launch(options: RunOptions, federation: Federation, console: Console) -> Run
         # within an epoch the order is one secret permutation: only its boundaries can be resumed from
         batches = plan.schedule.num_batches
         every = max(batches, every // batches * batches)
-    directory = _run_directory(options)
+    directory = run_directory(options)
     servers = importlib.import_module(f"protocols.{options.protocol}").servers
     used = slice(0, plan.schedule.num_samples)
     clients = {
@@ -80,29 +85,57 @@ def launch(options: RunOptions, federation: Federation, console: Console) -> Run
         )
         for client in federation.clients
     }
-    begun = time.perf_counter()
-    with _progress(console, options.json) as on_report:
-        result = refmpc.run(
-            servers,
-            [ServerJob(plan, directory / f"server-{i}", every) for i in range(3)],
-            parties=options.parties,
-            clients=clients,
-            network=options.network,
-            releases=plan.releases,
-            parameters=plan.public_parameters(),
-            tls=options.tls,
-            timeout=options.timeout,
-            on_report=on_report,
-        )
-    seconds = time.perf_counter() - begun
-    weights: np.ndarray = result.outputs[0]
-    model = GlobalModel([weights])
-    accuracy = model.accuracy(federation.test_rows(), federation.test_labels)
+    jobs = [ServerJob(plan, directory / f"server-{i}", every) for i in range(3)]
+    way_on = f"continue with: python -m protocols.{options.protocol} --resume {directory}"
+    result, seconds, timeline = execute(options, plan, directory, servers, jobs, clients, console, way_on)
+    layers: list[np.ndarray] = result.outputs[0]
+    accuracy = GlobalModel(layers).accuracy(federation.test_rows(), federation.test_labels)
     twin = _twin_accuracy(options, plan, federation, directory) if options.twin else None
-    return RunReport(options, plan, directory, weights, accuracy, twin, result.ledgers, seconds, federation.notes)
+    notes = federation.notes
+    return RunReport(options, plan, directory, layers, accuracy, twin, result.ledgers, seconds, notes, timeline)
 
 
-def _run_directory(options: RunOptions) -> Path:
+def execute(
+    options: RunOptions,
+    plan: Plan,
+    directory: Path,
+    servers: Callable[..., Any],
+    jobs: Sequence[Any],
+    clients: Mapping[str, tuple[Callable[..., Any], Any]],
+    console: Console,
+    way_on: str,
+) -> tuple[refmpc.RunResult, float, Timeline]:
+    """Run servers and clients with progress and log. A failure is noted in the log and carries ``way_on``."""
+    timeline, begun = Timeline(), time.perf_counter()
+    with RunLog(directory / "run.log") as log, _progress(console, options.json) as show:
+        log.begin(plan, options.resume is not None)
+
+        def on_report(peer: Any, message: dict[str, Any]) -> None:
+            for listener in (show, timeline.listen, log.listen):
+                listener(peer, message)
+
+        try:
+            result = refmpc.run(
+                servers,
+                jobs,
+                parties=options.parties,
+                clients=clients,
+                network=options.network,
+                releases=plan.releases,
+                parameters=plan.public_parameters(),
+                tls=options.tls,
+                timeout=options.timeout,
+                on_report=on_report,
+            )
+        except refmpc.RefmpcError as error:
+            error.add_note(way_on)
+            raise
+        seconds = time.perf_counter() - begun
+        log.end(result.ledgers[0], seconds)
+    return result, seconds, timeline
+
+
+def run_directory(options: RunOptions) -> Path:
     if options.resume is not None:
         return Path(options.resume)
     stamp = time.strftime("%Y%m%d-%H%M%S")
@@ -168,37 +201,58 @@ def _launch_beside_mpspdz(options: RunOptions, federation: Federation, console: 
 
     try:
         system = MpSpdz()
+        require(options.training.noise == "distributed", "noise", options.training.noise, "distributed with MP-SPDZ")
+        require(not options.training.hidden, "hidden", options.training.hidden, "empty with MP-SPDZ")
         require_small(plan_run(options.protocol, federation, options.training))
         report = launch(options, federation, console)
         noise = noise_of_the_servers(report.plan, report.directory)
         theirs = train_with_mpspdz(system, report.plan, federation, noise, options.network)
     except MpSpdzError as error:
         raise ValueError(f"--backend mpspdz: {error}") from None
-    gap = float(np.abs(theirs.weights - report.weights).max())
+    (ours,) = report.layers
+    gap = float(np.abs(theirs.weights - ours).max())
     note = (
         f"MP-SPDZ executed the same {report.plan.schedule.num_steps} steps with the same noise in {theirs.seconds:.2f} s,"
         f" {theirs.bytes / 1e6:.1f} MB and {theirs.rounds} rounds: its weights differ from ours by at most {gap:.2e}"
-        f" (largest weight {np.abs(report.weights).max():.3g})"
+        f" (largest weight {np.abs(ours).max():.3g})"
     )
     return replace(report, notes=(*report.notes, note))
 
 
-def main(protocol: str, description: str | None, argv: list[str] | None = None) -> None:
+@dataclass(frozen=True)
+class Command:
+    """What differs between the commands: how data are prepared, what a run would cost, and the run."""
+
+    federation: Callable[[RunOptions], Federation]
+    estimate: Callable[[RunOptions, Federation], tuple[Plan, dict[str, float]]]
+    launch: Callable[[RunOptions, Federation, Console], RunReport]
+
+
+def _estimate(options: RunOptions, federation: Federation) -> tuple[Plan, dict[str, float]]:
+    plan = plan_run(options.protocol, federation, options.training)
+    return plan, estimate(plan)
+
+
+def main(protocol: str, description: str | None, argv: list[str] | None = None, command: Command | None = None) -> None:
     """The command ``python -m protocols.<name>``."""
+    command = command or Command(make_federation, _estimate, _launch_beside_mpspdz)
     options = parse_options(protocol, description, argv)
     if options.resume is not None:
         stored = json.loads((Path(options.resume) / "config.json").read_text())
         options = replace(RunOptions.from_dict(stored), resume=options.resume, json=options.json, twin=options.twin)
     console = Console()
     try:
-        federation = make_federation(options)
+        federation = command.federation(options)
         if options.estimate:
-            print_estimate(plan_run(protocol, federation, options.training), options, console)
+            plan, found = command.estimate(options, federation)
+            print_estimate(plan, options, console, found)
             return
-        report = _launch_beside_mpspdz(options, federation, console)
+        report = command.launch(options, federation, console)
     except (ValueError, refmpc.RefmpcError) as error:
-        lines = str(error).split("\n\nTraceback of")[0]
-        raise SystemExit(f"{protocol}: {lines}") from (error if isinstance(error, refmpc.RefmpcError) else None)
+        lines = [str(error).split("\n\nTraceback of")[0].rstrip(), *getattr(error, "__notes__", ())]
+        raise SystemExit(f"{protocol}: " + "\n".join(lines)) from (
+            error if isinstance(error, refmpc.RefmpcError) else None
+        )
     write_report(report)
     print_report(report, console)
 

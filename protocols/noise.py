@@ -27,7 +27,7 @@ class NoiseAhead:
             NoiseSource,
             plan.factorisation,
             plan.parameters,
-            plan.noise.server_std_in_grid_units,
+            plan.server_noise_std,
             open_stream,
             start=start,
             block=BLOCK,
@@ -62,8 +62,8 @@ def insecure_total_noise(plan: Plan, streams: Sequence[Callable[[int], Stream]])
     """The sum of all servers' filtered noise, step by step, in the units of the gradients.
 
     Whoever has all servers' noise streams can subtract the noise: this is for comparing a run on one machine with its
-    twin, never for a deployment.
+    twin, never for a deployment. Of joint noise it is only what the servers add themselves.
     """
-    std = plan.noise.server_std_in_grid_units
+    std = plan.server_noise_std
     sources = [NoiseSource(plan.factorisation, plan.parameters, std, stream, block=BLOCK) for stream in streams]
     return lambda step: np.sum([source.next_row() * 2.0**-GRADIENT_BITS for source in sources], axis=0)

@@ -11,11 +11,13 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from protocols.curves import Timeline, draw_curves
+from protocols.joint_noise import MOST_SAMPLES, SAMPLE_MEMORY, joint_block_rows, joint_noise_cost
 from protocols.options import RunOptions
 from protocols.plan import Plan
 from protocols.scales import EMBEDDING_BITS
 from protocols.step import step_cost
-from refmpc import Ledger
+from refmpc import Cost, Ledger
 
 __all__ = ["RunReport", "estimate", "print_estimate", "print_report", "write_report"]
 
@@ -27,12 +29,13 @@ class RunReport:
     options: RunOptions
     plan: Plan
     directory: Path
-    weights: np.ndarray
+    layers: list[np.ndarray]
     accuracy: float
     twin_accuracy: float | None
     ledgers: list[Ledger]
     seconds: float
     notes: tuple[str, ...]
+    timeline: Timeline
 
     def phases(self) -> list[dict[str, Any]]:
         """Rounds, bytes of all servers and seconds waited, by phase."""
@@ -59,6 +62,8 @@ class RunReport:
             "accuracy_is_of": "the released model",
             "twin_accuracy": self.twin_accuracy,
             "steps": self.plan.schedule.num_steps,
+            "hidden": list(training.hidden),
+            "norm_limit": self.plan.scales.norm_limit,
             "learning_rate_used": self.plan.scales.learning_rate_used(training.learning_rate),
             "claim": json.loads(self.plan.claim.to_json()),
             "phases": self.phases(),
@@ -69,11 +74,14 @@ class RunReport:
 
 
 def write_report(report: RunReport) -> None:
-    """Model, claim, ledger and facts into the run's directory."""
+    """Model, claim, ledger, facts and curves into the run's directory."""
     directory = report.directory
-    np.savez(directory / "model.npz", layer=report.weights)
+    layers = {f"layer_{index}": layer for index, layer in enumerate(report.layers, 1)}
+    np.savez(directory / "model.npz", **layers)  # type: ignore[arg-type]
     (directory / "claim.txt").write_text(report.plan.claim.paragraph() + "\n")
     (directory / "ledger.json").write_text(report.ledgers[0].to_json())
+    if not draw_curves(report.plan, report.timeline, directory / "curves.png"):
+        report.notes = (*report.notes, "no curves.png: matplotlib is not installed (pip install 'ppvfl[plots]')")
     (directory / "report.json").write_text(json.dumps(report.to_dict(), indent=2))
     if report.options.plot:
         _plot(report, directory / "costs.png")
@@ -98,7 +106,14 @@ def print_report(report: RunReport, console: Console) -> None:
     view.add_row("test accuracy", f"{report.accuracy:.2%} (of the released model, on rows that took no part)")
     if report.twin_accuracy is not None:
         twin_noise = "its own order and noise" if plan.protocol == "g_shuff" else "given the servers' noise"
+        if plan.training.noise == "joint":
+            twin_noise = "noise of its own: nobody knows that of the run"
         view.add_row("plaintext twin", f"{report.twin_accuracy:.2%} ({twin_noise})")
+    if plan.training.hidden:
+        sizes = " → ".join(map(str, (plan.width, *plan.training.hidden, plan.classes)))
+        view.add_row(
+            "layers", f"{sizes}, ReLU; samples with hidden norms above {plan.scales.norm_limit:g} do not count"
+        )
     view.add_row("privacy", f"ε = {plan.claim.epsilon:.4g}, δ = {plan.claim.delta:g}; {plan.claim.neighbouring}")
     used = plan.scales.learning_rate_used(plan.training.learning_rate)
     view.add_row("learning rate used", f"{used:.6g} (asked for {plan.training.learning_rate:g})")
@@ -128,16 +143,22 @@ def estimate(plan: Plan) -> dict[str, float]:
     shuffle = 32 * rows * (plan.width + 1 + plan.classes + 1)
     share = 16 * rows * (plan.width + 1 + plan.classes)
     history = 8 * plan.parameters * (plan.factorisation.bands + 128)
+    noise = Cost(0, 0)
+    if plan.training.noise == "joint":
+        noise, block = joint_noise_cost(plan), joint_block_rows(plan.parameters)
+        history += 8 * plan.parameters * (plan.factorisation.bands + 2 * block) + SAMPLE_MEMORY * MOST_SAMPLES
+    rounds, total = step.rounds * steps + noise.rounds, step.bytes * steps + noise.bytes
     return {
         "rounds_per_step": step.rounds,
         "bytes_per_step": step.bytes,
-        "rounds": step.rounds * steps,
-        "bytes": step.bytes * steps + shuffles * shuffle,
+        "noise_bytes": noise.bytes,
+        "rounds": rounds,
+        "bytes": total + shuffles * shuffle,
         "upload_bytes": upload,
         "shuffle_bytes_per_epoch": shuffle if shuffles else 0,
         "memory_per_server": share * (2 if shuffles else 1) + history,
-        "seconds_lan": step.rounds * steps * 1e-3 + step.bytes * steps / 3 / (1e9 / 8),
-        "seconds_wan": step.rounds * steps * 20e-3 + step.bytes * steps / 3 / (200e6 / 8),
+        "seconds_lan": rounds * 1e-3 + total / 3 / (1e9 / 8),
+        "seconds_wan": rounds * 20e-3 + total / 3 / (200e6 / 8),
     }
 
 
@@ -152,6 +173,8 @@ def print_estimate(plan: Plan, options: RunOptions, console: Console, found: dic
     view.add_column()
     view.add_row("one step", f"{found['rounds_per_step']:.0f} rounds, {_size(found['bytes_per_step'])} in all")
     view.add_row("training", f"{found['rounds']:,.0f} rounds, {_size(found['bytes'])} between the servers")
+    if found.get("noise_bytes"):
+        view.add_row("joint noise", f"{_size(found['noise_bytes'])} (in the training's bytes)")
     view.add_row("upload", f"{_size(found['upload_bytes'])} from the clients")
     if found["shuffle_bytes_per_epoch"]:
         view.add_row("shuffle", f"{_size(found['shuffle_bytes_per_epoch'])} an epoch (in the training's bytes)")
@@ -159,7 +182,9 @@ def print_estimate(plan: Plan, options: RunOptions, console: Console, found: dic
     view.add_row(
         "network time", f"LAN {found['seconds_lan']:,.0f} s, WAN {found['seconds_wan']:,.0f} s, computing on top"
     )
-    view.add_row("scales", f"embeddings {EMBEDDING_BITS} bits, weights {plan.scales.weight_bits} bits")
+    limit = plan.scales.norm_limit
+    hidden = "" if limit is None else f"; samples with hidden norms above {limit:g} do not count"
+    view.add_row("scales", f"embeddings {EMBEDDING_BITS} bits, weights {plan.scales.weight_bits} bits{hidden}")
     console.print(view)
     console.print(plan.claim.paragraph())
 

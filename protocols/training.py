@@ -10,18 +10,17 @@ from typing import Self
 
 import numpy as np
 
-from protocols.checkpoint import ServerDirectory, agree_on_step
+import refmpc
+from protocols.checkpoint import ServerDirectory, agree_on_step, confirm_on_disk
+from protocols.joint_noise import MOST_ROWS, JointNoise
 from protocols.noise import NoiseAhead
 from protocols.plan import Plan
 from protocols.scales import RELEASE_BITS
 from protocols.step import SharedRows, Weights, gradient_step
 from protocols.upload import release_model
 from refmpc import ArithmeticTensor, Party
-from refmpc.rounds import Round
 
 __all__ = ["ServerJob", "TrainingRun"]
-
-REPORT_EVERY = 0.2  # seconds between progress messages
 
 
 @dataclass(frozen=True)
@@ -36,22 +35,30 @@ class ServerJob:
 class TrainingRun:
     """State of the training at one server; use as a context manager around the loop over ``steps()``."""
 
+    report_every = 0.2  # seconds between progress messages
+
     def __init__(self, party: Party, job: ServerJob):
         self.party = party
         self.plan = job.plan
         self._directory = ServerDirectory(job.directory)
         self._every = job.checkpoint_every
         self.first_step = agree_on_step(party, self._directory)
-        self.weights = self._start()
+        self.layers = self._start()
+        self._joint = None
+        if job.plan.training.noise == "joint":
+            self._joint = JointNoise(party, job.plan, self._directory, self.first_step, keep=self._every > 0)
         self._noise = NoiseAhead(job.plan, self._directory.noise_stream(job.plan.fingerprint), self.first_step)
 
-    def _start(self) -> Weights:
+    def _start(self) -> list[Weights]:
         plan, bits = self.plan, self.plan.scales.weight_bits
         if self.first_step:
             return self._directory.load(self.party, self.first_step, bits, RELEASE_BITS)
-        zeros = np.zeros((2, plan.width + 1, plan.classes), dtype=np.uint64)  # the public starting point
-        velocity = ArithmeticTensor(self.party, zeros, RELEASE_BITS) if plan.training.momentum else None
-        return Weights(ArithmeticTensor(self.party, zeros, bits), velocity)
+        layers = []
+        for start in plan.start:
+            zeros = np.zeros((2, *start.shape), dtype=np.uint64)
+            velocity = ArithmeticTensor(self.party, zeros, RELEASE_BITS) if plan.training.momentum else None
+            layers.append(Weights(ArithmeticTensor(self.party, zeros, bits) + start, velocity))
+        return layers
 
     def __enter__(self) -> Self:
         return self
@@ -64,37 +71,41 @@ class TrainingRun:
         total, reported = self.plan.schedule.num_steps, 0.0
         for step in range(self.first_step, total):
             if self._every and step % self._every == 0 and step > self.first_step:
-                self._directory.save(step, self.weights)
+                self._directory.save(step, *self.layers)
+                if self._joint is not None:
+                    self._joint.forget_before(self._directory.steps()[0])
             self.party.step = step
             yield step
             now = time.monotonic()
-            if now - reported > REPORT_EVERY or step + 1 == total:
+            if now - reported > self.report_every or step + 1 == total:
                 reported = now
                 sent = self.party.ledger.total().bytes_sent
                 self.party.report({"phase": "training", "done": step + 1, "total": total, "bytes": sent})
 
     async def gradient_step(self, rows: SharedRows) -> None:
         """One noised step of SGD on these rows."""
+        noise = self._noise.next_row()
+        if self._joint is not None:
+            await self._joint.prepare()
+            noise = noise + self._joint.next_row()
         with self.party.phase("training"):
-            self.weights = await gradient_step(
+            self.layers = await gradient_step(
                 rows,
-                self.weights,
-                self._noise.next_row(),
+                self.layers,
+                noise,
                 self.plan.learning_rate(self.party.step),
                 self.plan.training,
                 self.plan.scales,
             )
 
-    async def release(self) -> np.ndarray:
-        """Open the model, once: what is opened lies on all three disks before."""
+    async def release(self) -> list[np.ndarray]:
+        """Open the model, all layers, once: what is opened lies on all three disks before."""
         last = self.plan.schedule.num_steps
         if self.first_step < last:
-            self._directory.save(last, self.weights)
-        round_ = Round("the release is on disk")
-        token = np.zeros(1, dtype=np.uint8)
-        for send, expect in ((round_.send_next, round_.expect_next), (round_.send_previous, round_.expect_previous)):
-            send(token)
-            expect(1, np.uint8)
+            self._directory.save(last, *self.layers)
         with self.party.phase("release"):
-            await round_
-        return await release_model(self.party, self.plan, self.weights.values)
+            await confirm_on_disk("the release is on disk")
+        if self._joint is not None:
+            self._joint.forget_before(self.plan.schedule.num_steps + self.plan.factorisation.bands + MOST_ROWS)
+        flat = refmpc.concatenate([layer.values.reshape(-1) for layer in self.layers])
+        return self.plan.unflatten(await release_model(self.party, self.plan, flat))

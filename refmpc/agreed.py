@@ -34,6 +34,7 @@ def ceil_log2(value: float) -> int:
     return exponent - 1 if mantissa == 0.5 else exponent
 
 
+@functools.cache
 def agreed_exp_constant(value: float) -> float:
     """e^value, correctly rounded."""
     return float(Decimal(value).exp(_PRECISE))

@@ -7,6 +7,8 @@ this party's own contribution to the product, at the product's scale: noise that
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from accel import kernels
@@ -20,9 +22,12 @@ __all__ = [
     "dot",
     "dot_truncate",
     "matmul",
+    "matmul_shape",
+    "matmul_summand",
     "matmul_truncate",
     "multiply",
     "multiply_truncate",
+    "own_addend",
     "reshare",
 ]
 
@@ -46,12 +51,18 @@ async def reshare(operation: Operation, summand: np.ndarray) -> np.ndarray:
 # summands ---------------------------------------------------------------------------------------
 
 
+def _shape(x: ArithmeticTensor, y: ArithmeticTensor) -> tuple[int, ...]:
+    """The shape of x·y."""
+    return x.shape if x.shape == y.shape else np.broadcast_shapes(x.shape, y.shape)
+
+
 def _broadcast(x: ArithmeticTensor, y: ArithmeticTensor) -> Pair:
-    shape = np.broadcast_shapes(x.shape, y.shape)
+    shape = _shape(x, y)
     return x.broadcast_to(shape), y.broadcast_to(shape)
 
 
-def _matmul_shape(x: ArithmeticTensor, y: ArithmeticTensor) -> tuple[int, ...]:
+def matmul_shape(x: ArithmeticTensor, y: ArithmeticTensor) -> tuple[int, ...]:
+    """The shape of x@y."""
     require(x.ndim >= 1 and y.ndim >= 1, "matmul operands", (x.shape, y.shape), "of at least one axis each")
     inner = x.shape[-1], y.shape[-2 if y.ndim > 1 else -1]
     require(inner[0] == inner[1], "matmul operands", (x.shape, y.shape), "of matching inner sizes")
@@ -59,19 +70,29 @@ def _matmul_shape(x: ArithmeticTensor, y: ArithmeticTensor) -> tuple[int, ...]:
     return (*batch, *x.shape[-2:-1], *(y.shape[-1:] if y.ndim > 1 else ()))
 
 
-def _product_summand(x: ArithmeticTensor, y: ArithmeticTensor, mask: np.ndarray) -> np.ndarray:
+def _product_summand(
+    x: ArithmeticTensor, y: ArithmeticTensor, shape: tuple[int, ...], mask: np.ndarray | None
+) -> np.ndarray:
     x, y = _broadcast(x, y)
-    return kernels.product_pair(x.first, x.second, y.first, y.second, mask)
+    return kernels.product_pair(x.shares, y.shares, mask)
 
 
-def _dot_summand(x: ArithmeticTensor, y: ArithmeticTensor, mask: np.ndarray) -> np.ndarray:
+def _dot_summand(
+    x: ArithmeticTensor, y: ArithmeticTensor, shape: tuple[int, ...], mask: np.ndarray | None
+) -> np.ndarray:
     x, y = _broadcast(x, y)
-    zeros = np.zeros(x.shape, dtype=np.uint64)
-    products = kernels.product_pair(x.first, x.second, y.first, y.second, zeros)
-    return products.sum(axis=-1, dtype=np.uint64) + mask
+    inner = x.shape[-1]
+    left, right = (t.shares.reshape(2, math.prod(shape), inner) for t in (x, y))
+    start = np.zeros(shape, dtype=np.uint64) if mask is None else mask
+    return kernels.dot_pair(left, right, start.reshape(-1)).reshape(shape)
 
 
-def _matmul_summand(x: ArithmeticTensor, y: ArithmeticTensor, mask: np.ndarray) -> np.ndarray:
+def matmul_summand(
+    x: ArithmeticTensor, y: ArithmeticTensor, shape: tuple[int, ...], mask: np.ndarray | None
+) -> np.ndarray:
+    """This party's summand of x@y, plus ``mask``."""
+    if mask is None:
+        mask = np.zeros(shape, dtype=np.uint64)
     left = x.shares if x.ndim > 1 else x.shares[:, np.newaxis, :]
     right = y.shares if y.ndim > 1 else y.shares[:, :, np.newaxis]
     if left.ndim == 3 and right.ndim == 3:
@@ -94,9 +115,10 @@ def _matmul_summand(x: ArithmeticTensor, y: ArithmeticTensor, mask: np.ndarray) 
     return out.reshape(mask.shape)
 
 
-def _own_addend(shape: tuple[int, ...], addend: np.ndarray | None) -> np.ndarray:
+def own_addend(shape: tuple[int, ...], addend: np.ndarray | None) -> np.ndarray | None:
+    """This party's addend as ring words, checked."""
     if addend is None:
-        return np.zeros(shape, dtype=np.uint64)
+        return None
     require(addend.shape == shape, "addend.shape", addend.shape, f"the shape of the product, {shape}")
     require(addend.dtype in (np.int64, np.uint64), "addend.dtype", addend.dtype, "int64 or uint64 ring words")
     return addend.view(np.uint64)
@@ -106,7 +128,7 @@ async def _plain(
     name: str, x: ArithmeticTensor, y: ArithmeticTensor, shape: tuple[int, ...], summand
 ) -> ArithmeticTensor:
     operation = x.party.operation(name)
-    shares = await reshare(operation, summand(x, y, operation.zero_share(shape)))
+    shares = await reshare(operation, summand(x, y, shape, operation.zero_share(shape)))
     return ArithmeticTensor(x.party, shares, x.fraction_bits + y.fraction_bits)
 
 
@@ -116,7 +138,7 @@ async def _truncated(
     scale = x.fraction_bits + y.fraction_bits
     require_integer("bits", bits, 1, min(62, scale) or 62, way_out="bits is what the product's scale loses")
     operation = x.party.operation(name)
-    z = summand(x, y, _own_addend(shape, addend))
+    z = summand(x, y, shape, own_addend(shape, addend))
     if x.party.insecure_check_ranges:
         from refmpc.debug import check_summand_range
 
@@ -129,33 +151,33 @@ async def _truncated(
 
 
 def _outputs(x: ArithmeticTensor, y: ArithmeticTensor) -> int:
-    return int(np.prod(np.broadcast_shapes(x.shape, y.shape)))
+    return math.prod(_shape(x, y))
 
 
 def _dot_outputs(x: ArithmeticTensor, y: ArithmeticTensor) -> int:
-    return int(np.prod(np.broadcast_shapes(x.shape, y.shape)[:-1]))
+    return math.prod(_shape(x, y)[:-1])
 
 
 def _matmul_outputs(x: ArithmeticTensor, y: ArithmeticTensor) -> int:
-    return int(np.prod(_matmul_shape(x, y)))
+    return math.prod(matmul_shape(x, y))
 
 
 @protocol(cost=lambda x, y: Cost(1, 24 * _outputs(x, y)), source=SOURCE)
 async def multiply(x: ArithmeticTensor, y: ArithmeticTensor) -> ArithmeticTensor:
     """x·y element by element; the scale is the sum of the scales. 1 round, 24 bytes. Exact modulo 2^64."""
-    return await _plain("multiply", x, y, np.broadcast_shapes(x.shape, y.shape), _product_summand)
+    return await _plain("multiply", x, y, _shape(x, y), _product_summand)
 
 
 @protocol(cost=lambda x, y: Cost(1, 24 * _dot_outputs(x, y)), source=SOURCE)
 async def dot(x: ArithmeticTensor, y: ArithmeticTensor) -> ArithmeticTensor:
     """Σ x·y along the last axis. 1 round, 24 bytes an *output*. Exact modulo 2^64."""
-    return await _plain("dot", x, y, np.broadcast_shapes(x.shape, y.shape)[:-1], _dot_summand)
+    return await _plain("dot", x, y, _shape(x, y)[:-1], _dot_summand)
 
 
 @protocol(cost=lambda x, y: Cost(1, 24 * _matmul_outputs(x, y)), source=SOURCE)
 async def matmul(x: ArithmeticTensor, y: ArithmeticTensor) -> ArithmeticTensor:
     """x@y as in numpy, batches included. 1 round, 24 bytes an *output*. Exact modulo 2^64."""
-    return await _plain("matmul", x, y, _matmul_shape(x, y), _matmul_summand)
+    return await _plain("matmul", x, y, matmul_shape(x, y), matmul_summand)
 
 
 @protocol(cost=lambda x, y, bits, addend=None: truncated_product_cost(_outputs(x, y), bits), source=SOURCE_TRUNCATED)
@@ -164,8 +186,7 @@ async def multiply_truncate(
 ) -> ArithmeticTensor:
     """x·y / 2^bits element by element. 2 rounds, 24 + 3·bits/8 bytes. Domain |x·y| < 2^62 in the ring; error at
     most one unit of the result, unbiased."""
-    shape = np.broadcast_shapes(x.shape, y.shape)
-    return await _truncated("multiply_truncate", x, y, shape, _product_summand, bits, addend)
+    return await _truncated("multiply_truncate", x, y, _shape(x, y), _product_summand, bits, addend)
 
 
 @protocol(
@@ -175,7 +196,7 @@ async def dot_truncate(
     x: ArithmeticTensor, y: ArithmeticTensor, bits: int, addend: np.ndarray | None = None
 ) -> ArithmeticTensor:
     """Σ x·y / 2^bits along the last axis. 2 rounds, 24 + 3·bits/8 bytes an *output*. Domain and error as above."""
-    shape = np.broadcast_shapes(x.shape, y.shape)[:-1]
+    shape = _shape(x, y)[:-1]
     return await _truncated("dot_truncate", x, y, shape, _dot_summand, bits, addend)
 
 
@@ -186,4 +207,4 @@ async def matmul_truncate(
     x: ArithmeticTensor, y: ArithmeticTensor, bits: int, addend: np.ndarray | None = None
 ) -> ArithmeticTensor:
     """x@y / 2^bits. 2 rounds, 24 + 3·bits/8 bytes an *output*. Domain and error as above."""
-    return await _truncated("matmul_truncate", x, y, _matmul_shape(x, y), _matmul_summand, bits, addend)
+    return await _truncated("matmul_truncate", x, y, matmul_shape(x, y), matmul_summand, bits, addend)

@@ -9,6 +9,7 @@ others are uniform non-zero values, so a secret rotation hides where it is; a fu
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -41,6 +42,7 @@ class _Layout:
     prime_bits: int
 
     @classmethod
+    @functools.cache
     def of(cls, width: int, digit_bits: int) -> _Layout:
         digits, thresholds = kernels.comparison_digits(width, digit_bits)
         prime = next(p for p in _PRIMES if p > digits)

@@ -18,6 +18,7 @@ import socket
 import ssl
 import threading
 import time
+from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
@@ -43,7 +44,8 @@ __all__ = ["Credentials", "Greeting", "connect_client", "connect_party", "is_loo
 
 PROTOCOL_VERSION = 1
 _PATIENCE = 5.0  # seconds for a caller to say who it is
-_STRANGERS = 64  # callers that may be at the door at the same time
+_STRANGERS = 64  # callers that may be at the door at the same time; the next one replaces another
+_TOLD = 20  # different refusals that are remembered
 _STAY = 1.0  # seconds that one who cannot take part stays, to tell the others why
 _GRACE = 0.3  # seconds in which a peer whose time is up as well may still name the one it waited for
 
@@ -143,8 +145,8 @@ class _Meeting:
         self._failure: Exception | None = None
         self._until = float("inf")
         self._outcomes: queue.SimpleQueue[tuple[Peer | None, socket.socket | Exception]] = queue.SimpleQueue()
-        self._at_the_door: set[socket.socket] = set()
-        self._refused: list[str] = []
+        self._at_the_door: dict[socket.socket, str | None] = {}  # the caller's host; None: called from here, or leaving
+        self._refused: dict[str, int] = {}
         self._over = False
         self._lock = threading.Lock()
         self._woken, self._waker = socket.socketpair()
@@ -193,7 +195,7 @@ class _Meeting:
         while not self._outcomes.empty():
             peer, outcome = self._outcomes.get()
             if isinstance(outcome, _Refused):
-                self._refused.append(str(outcome))
+                self._count_refusal(str(outcome))
             elif isinstance(outcome, socket.socket) and (peer is None or peer in self._greeted or peer not in missing):
                 outcome.close()  # it called twice
             else:
@@ -205,6 +207,12 @@ class _Meeting:
                 else:
                     self._note(outcome)
         return done
+
+    def _count_refusal(self, why: str) -> None:
+        """Strangers may come as often as they like, and say something new every time: memory stays bounded."""
+        if why not in self._refused and len(self._refused) >= _TOLD:
+            why = "others"
+        self._refused[why] = self._refused.get(why, 0) + 1
 
     def _agree_on_start(self) -> None:
         for connection in self._greeted.values():
@@ -238,7 +246,7 @@ class _Meeting:
     def _conclude(self) -> NoReturn:
         assert self._failure is not None
         if self._refused and isinstance(self._failure, PeerTimeout | PeerAborted):
-            refused = "; ".join(dict.fromkeys(self._refused))
+            refused = "; ".join(why if times == 1 else f"{why} ({times} times)" for why, times in self._refused.items())
             raise HandshakeError(f"{self._failure}; refused meanwhile: {refused}") from self._failure
         raise self._failure
 
@@ -274,7 +282,7 @@ class _Meeting:
     def _wait(self, listener: socket.socket | None, until: float) -> set[int]:
         poll = select.poll()
         poll.register(self._woken, select.POLLIN)
-        if listener is not None and len(self._at_the_door) < _STRANGERS:
+        if listener is not None and len(self._at_the_door) < 2 * _STRANGERS:  # those sent away need a moment to go
             poll.register(listener, select.POLLIN)
         for peer in self._greeted.keys() - self._heard:
             poll.register(self._greeted[peer], select.POLLIN)
@@ -287,15 +295,26 @@ class _Meeting:
         listener.setblocking(False)
         with contextlib.suppress(OSError):  # a caller that has gone again
             connection, source = listener.accept()
-            self._start(self._answer, connection, f"a caller at {source[0]}", frozenset(callers))
+            self._make_room()
+            self._start(self._answer, connection, source[0], frozenset(callers))
+
+    def _make_room(self) -> None:
+        """Send away the oldest caller of the host that has most of them at the door: a participant says who it is within
+        a moment, so a crowd that says nothing keeps neither it out nor those of other hosts."""
+        with self._lock:
+            hosts = Counter(host for host in self._at_the_door.values() if host is not None)
+            if hosts.total() >= _STRANGERS:
+                crowded = hosts.most_common(1)[0][0]
+                oldest = next(c for c, host in self._at_the_door.items() if host == crowded)
+                self._at_the_door[oldest] = None
+                _hang_up(oldest)
 
     def _end(self) -> None:
         """Send away who is still at the door; connections that were just made are to be left like the others."""
         with self._lock:
             self._over = True
             for connection in self._at_the_door:
-                with contextlib.suppress(OSError):
-                    connection.shutdown(socket.SHUT_RDWR)  # its thread notices and closes it
+                _hang_up(connection)
             self._woken.close()
             self._waker.close()
         self._take_outcomes(set(range(3)))
@@ -357,8 +376,9 @@ class _Meeting:
                     ) from error
                 time.sleep(0.02)
 
-    def _answer(self, connection: socket.socket, caller: str, callers: frozenset[Peer]) -> None:
-        with _Door(self, None) as door:
+    def _answer(self, connection: socket.socket, host: str, callers: frozenset[Peer]) -> None:
+        caller = f"a caller at {host}"
+        with _Door(self, None, host) as door:
             deadline = min(self._deadline, time.monotonic() + _PATIENCE)
             door.enter(connection)
             try:
@@ -423,7 +443,8 @@ class _Meeting:
             return False, differs("version", repr(version), repr(PROTOCOL_VERSION))
         for name, want in (("from", peer), ("to", self._me)):
             if theirs.get(name) != want:
-                return False, f"{title(peer)} greets as {theirs.get('from')!r} to {theirs.get('to')!r}: wrong addresses"
+                shown = printable(f"{theirs.get('from')!r} to {theirs.get('to')!r}", 200)
+                return False, f"{title(peer)} greets as {shown}: wrong addresses"
         if not hmac.compare_digest(str(theirs.get("run", "")).encode(), self._proof(peer, self._me).encode()):
             return (
                 False,
@@ -441,8 +462,9 @@ class _Meeting:
 class _Door:
     """One greeting under way: reports its outcome, and closes its socket unless it is left open."""
 
-    def __init__(self, meeting: _Meeting, peer: Peer | None):
+    def __init__(self, meeting: _Meeting, peer: Peer | None, host: str | None = None):
         self._meeting = meeting
+        self._host = host
         self._connection: socket.socket | None = None
         self._open: socket.socket | None = None
         self.peer = peer
@@ -453,10 +475,12 @@ class _Door:
     def enter(self, connection: socket.socket) -> socket.socket:
         """Put a socket (or the TLS layer around it) at the door."""
         with self._meeting._lock:
-            if self._connection is not None:
-                self._meeting._at_the_door.discard(self._connection)
+            at_the_door = self._meeting._at_the_door
+            host = self._host if self._connection is None else at_the_door.pop(self._connection)
             self._connection = connection
-            self._meeting._at_the_door.add(connection)
+            at_the_door[connection] = host
+            if self._meeting._over or (host is None and self._host is not None):
+                _hang_up(connection)  # sent away before it stood here, or under its other layer
         return connection
 
     def leave_open(self, connection: socket.socket) -> None:
@@ -467,7 +491,7 @@ class _Door:
         meeting = self._meeting
         with meeting._lock:
             if self._connection is not None:
-                meeting._at_the_door.discard(self._connection)
+                del meeting._at_the_door[self._connection]
                 if self._open is None or meeting._over:
                     self._connection.close()
             if not meeting._over:
@@ -477,6 +501,13 @@ class _Door:
                 with contextlib.suppress(OSError):
                     meeting._waker.send(b".")
         return isinstance(error, Exception)
+
+
+def _hang_up(connection: socket.socket) -> None:
+    """End a connection whose thread is at work on it: the thread notices, and closes it. (TLS sockets have a ``shutdown``
+    that would let the thread go on in the clear for a moment.)"""
+    with contextlib.suppress(OSError):
+        socket.socket.shutdown(connection, socket.SHUT_RDWR)
 
 
 def _titles(peers: Collection[Peer]) -> str:

@@ -13,7 +13,7 @@ import numpy as np
 from accel import kernels
 from accel.validate import require, require_integer
 
-__all__ = ["DEFAULT_FRACTION_BITS", "decode", "encode", "largest_value"]
+__all__ = ["DEFAULT_FRACTION_BITS", "decode", "encode", "encode_number", "largest_value"]
 
 DEFAULT_FRACTION_BITS = 16
 
@@ -43,6 +43,14 @@ def encode(values: Any, fraction_bits: int = DEFAULT_FRACTION_BITS, name: str = 
         position = tuple(int(i) for i in np.unravel_index(first_bad, array.shape))
         _refuse(f"{name}{list(position)}" if position else name, float(array[position]), limit, fraction_bits)
     return words.reshape(array.shape)
+
+
+def encode_number(value: float, fraction_bits: int, name: str = "value") -> np.uint64:
+    """One Python number as a ring word, like ``encode``."""
+    limit = largest_value(fraction_bits)
+    if not -limit < value < limit:  # not a number is not in between either
+        _refuse(name, value, limit, fraction_bits)
+    return np.uint64(round(value * 2**fraction_bits) % 2**64)
 
 
 def decode(words: np.ndarray, fraction_bits: int) -> np.ndarray:

@@ -22,12 +22,14 @@ __all__ = [
     "LENGTH",
     "MAX_MESSAGE",
     "Credentials",
+    "dress",
     "parse",
     "receive",
     "secure",
     "send",
     "send_small",
     "shake_hands",
+    "tls_context",
     "tune",
     "wrong_pin",
 ]
@@ -41,13 +43,13 @@ _BUFFER = 4 << 20
 class Credentials:
     """One participant's certificate and key (PEM files), and the pinned certificates of the others.
 
-    ``pinned`` maps each peer to the SHA-256 of its certificate (DER), in hex; ``trusted`` is a PEM file with those
-    certificates or with the authority that signed them.
+    ``pinned`` maps each peer to the SHA-256 of its certificate (DER), in hex; ``trusted`` is a PEM file, or PEM text,
+    with those certificates (self-signed or not) or with the authority that signed them.
     """
 
     certificate: Path
     key: Path = field(repr=False)
-    trusted: Path
+    trusted: Path | str = field(repr=False)
     pinned: Mapping[Peer, str]
 
 
@@ -58,18 +60,32 @@ def tune(connection: socket.socket) -> None:
 
 
 def secure(connection: socket.socket, credentials: Credentials, *, server_side: bool) -> ssl.SSLSocket:
+    return dress(connection, tls_context(credentials, server_side=server_side), server_side=server_side)
+
+
+def dress(connection: socket.socket, context: ssl.SSLContext, *, server_side: bool) -> ssl.SSLSocket:
+    """TLS around a connection, before its handshake."""
+    return context.wrap_socket(connection, server_side=server_side, do_handshake_on_connect=False)
+
+
+def tls_context(credentials: Credentials, *, server_side: bool) -> ssl.SSLContext:
+    """TLS 1.3 with this participant's certificate, for peers that have one of those pinned. Reads the files."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server_side else ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.check_hostname = False  # the certificate itself is pinned, which is stronger than a name in it
     context.verify_mode = ssl.CERT_REQUIRED
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # a pinned certificate is trusted without its authority
     if server_side:
         context.num_tickets = 0  # nothing is resumed
     try:
-        context.load_cert_chain(credentials.certificate, credentials.key)
-        context.load_verify_locations(credentials.trusted)
+        context.load_cert_chain(credentials.certificate, credentials.key, password="")  # never asks at a terminal
+        if isinstance(credentials.trusted, str):
+            context.load_verify_locations(cadata=credentials.trusted)
+        else:
+            context.load_verify_locations(credentials.trusted)
     except (OSError, ssl.SSLError) as error:
         raise HandshakeError(f"the certificate {credentials.certificate} cannot be used: {error}") from error
-    return context.wrap_socket(connection, server_side=server_side, do_handshake_on_connect=False)
+    return context
 
 
 def shake_hands(connection: socket.socket, who: str) -> None:

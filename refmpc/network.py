@@ -26,6 +26,11 @@ class NetworkProfile:
         require_real("delay", self.delay, 0)
         require(self.bandwidth > 0, "bandwidth", self.bandwidth, "a positive number of bytes per second")
 
+    @property
+    def is_slow(self) -> bool:
+        """Whether the profile imposes anything."""
+        return self.delay > 0 or self.bandwidth < float("inf")
+
 
 PROFILES = {
     "loopback": NetworkProfile("loopback", 0.0, float("inf")),
@@ -56,7 +61,7 @@ class ReceivingLine:
     def wait_for_arrival(self, sent_at: float, size: int) -> float:
         """Sleep until a message sent at ``sent_at`` (monotonic seconds) would be here; returns the seconds slept."""
         remaining = self.arrival(sent_at, size) - time.monotonic()
-        if remaining <= 0 or (self._profile.delay == 0.0 and self._profile.bandwidth == float("inf")):
+        if remaining <= 0 or not self._profile.is_slow:
             return 0.0
         time.sleep(remaining)
         return remaining

@@ -86,10 +86,9 @@ class Exponents:
     def high_bit(self) -> int:
         return 2 * (self.last + 1) + self.fraction_bits + 1
 
-    @property
-    def scale(self) -> int:
+    def scale(self, mantissa_bits: int = MANTISSA_BITS) -> int:
         """Bits at which 4^-k is exact and leaves something to truncate."""
-        return max(0, 2 * self.last, MANTISSA_BITS + 1 - self.fraction_bits)
+        return max(0, 2 * self.last, mantissa_bits + 1 - self.fraction_bits)
 
     def words(self, value: Callable[[int], float], bits: int) -> list[int]:
         """The values at all exponents as integers at a scale."""
@@ -101,14 +100,21 @@ def require_room(bits: int, name: str, value: object, way_out: str) -> None:
     require(bits <= 61, name, value, f"{bits - 61} bits smaller: a product would have {bits} bits, 61 fit", way_out)
 
 
-def normalise_cost(x: ArithmeticTensor, low: float, high: float, outputs: int, signed: bool = False) -> Cost:
+def normalise_cost(
+    x: ArithmeticTensor,
+    low: float,
+    high: float,
+    outputs: int,
+    signed: bool = False,
+    mantissa_bits: int = MANTISSA_BITS,
+) -> Cost:
     """Thermometer, weighted sums (one for 4^-k and the outputs), one product."""
     exponents = Exponents.of(low, high, x.fraction_bits, signed)
     total = Cost(0, 0)
     if exponents.thresholds:
         total += thermometer.cost(x, exponents.thresholds, exponents.low_bits, exponents.high_bit)
         total += Cost(2, (8 * len(exponents.thresholds) + 16 * (1 + outputs)) * x.size)
-    bits = x.fraction_bits + exponents.scale - MANTISSA_BITS
+    bits = x.fraction_bits + exponents.scale(mantissa_bits) - mantissa_bits
     return total + truncated_product_cost(x.size, bits)
 
 
@@ -121,8 +127,9 @@ async def normalise(
     *,
     signed: bool = False,
     zero: bool = False,
+    mantissa_bits: int = MANTISSA_BITS,
 ) -> tuple[ArithmeticTensor, list[ArithmeticTensor]]:
-    """The mantissa m = |x|·4^-k at 26 bits, and for each (function, bits) of ``outputs`` the value function(k),
+    """The mantissa m = |x|·4^-k at ``mantissa_bits``, and for each (function, bits) of ``outputs`` the value function(k),
     negative if x is.
 
     6 rounds; 42 bytes, about 15 bytes an exponent (30 if signed), 16 an output and 24 + 3·bits/8 for the product.
@@ -134,7 +141,8 @@ async def normalise(
         from refmpc.debug import check_bounds
 
         await check_bounds(x, low, high, name, signed=signed, zero=zero)
-    wanted = [(lambda k: 4.0**-k, exponents.scale), *outputs]
+    scale = exponents.scale(mantissa_bits)
+    wanted = [(lambda k: 4.0**-k, scale), *outputs]
     tables = [exponents.weights(exponents.words(value, bits)) for value, bits in wanted]
     if exponents.thresholds:
         reached = await thermometer(x, exponents.thresholds, exponents.low_bits, exponents.high_bit)
@@ -146,5 +154,5 @@ async def normalise(
         (sums[index] + constant).reinterpret(bits)
         for index, ((constant, _), (_, bits)) in enumerate(zip(tables, wanted, strict=True))
     ]
-    shift = x.fraction_bits + exponents.scale - MANTISSA_BITS
+    shift = x.fraction_bits + scale - mantissa_bits
     return await multiply_truncate(x, values[0], shift), values[1:]

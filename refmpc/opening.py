@@ -17,7 +17,7 @@ from __future__ import annotations
 import numpy as np
 
 from accel.validate import require_integer
-from refmpc.arithmetic import _matmul_shape, _matmul_summand, _own_addend
+from refmpc.arithmetic import matmul_shape, matmul_summand, own_addend
 from refmpc.io import Client
 from refmpc.party import Party
 from refmpc.tensor import ArithmeticTensor
@@ -40,9 +40,12 @@ def matmul_opening(x: ArithmeticTensor, y: ArithmeticTensor, bits: int, addend: 
 
     Domain |z| < 2^62 in the ring, addends included. The opened value is z/2^bits off by at most 1.5 units, unbiased.
     """
-    shape = _matmul_shape(x, y)
+    shape = matmul_shape(x, y)
     operation = x.party.operation("matmul_opening")
-    z = _matmul_summand(x, y, _own_addend(shape, addend) + operation.zero_share(shape))
+    z = matmul_summand(x, y, shape, operation.zero_share(shape))
+    own = own_addend(shape, addend)
+    if own is not None:
+        z = z + own
     return (z >> np.uint64(bits)).astype(_word_type(bits))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping
@@ -13,7 +14,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from accel import kernels
-from accel.prg import KEY_BYTES, Stream
+from accel.prg import KEY_BYTES, Stream, StreamKey
 from accel.validate import require_integer
 from refmpc.ledger import Counters, Ledger
 from refmpc.rounds import Round, complete
@@ -88,17 +89,17 @@ class Operation:
 
     def zero_share(self, shape: tuple[int, ...]) -> np.ndarray:
         """This party's summand of a random sharing of zero."""
-        count = int(np.prod(shape))
+        count = math.prod(shape)
         return (self.with_next.words(count) - self.with_previous.words(count)).reshape(shape)
 
     def zero_share_xor(self, shape: tuple[int, ...]) -> np.ndarray:
         """The same for XOR."""
-        count = int(np.prod(shape))
+        count = math.prod(shape)
         return (self.with_next.words(count) ^ self.with_previous.words(count)).reshape(shape)
 
     def uniform_below(self, stream: Stream, bound: int, shape: tuple[int, ...]) -> np.ndarray:
         """Values uniform in 0..bound−1 (uint8, no bias) that both holders of ``stream`` draw alike."""
-        count = int(np.prod(shape))
+        count = math.prod(shape)
         accepted = (256 - 256 % bound) / 256
         pieces: list[np.ndarray] = []
         while count > 0:
@@ -145,7 +146,7 @@ class Party:
         self._step = 0
         self._operations = 0
         self._phase = "set-up"
-        self._keys: dict[str, bytes] = {}
+        self._keys: dict[str, StreamKey] = {}
         self._own_key = os.urandom(KEY_BYTES) if insecure_seed is None else self._seeded(f"own {id}")
         self._used_nonces: set[tuple[str, bytes]] | None = set() if insecure_check_ranges else None
         self._agree_on_keys()
@@ -169,7 +170,7 @@ class Party:
         self.deliver(round_)
         label = b"refmpc masks" + self.run_id + self.attempt.to_bytes(4, "little")
         for side, key in (("next", fresh), ("previous", received.tobytes())):
-            self._keys[side] = HKDF(hashes.SHA256(), KEY_BYTES, salt=None, info=label).derive(key)
+            self._keys[side] = StreamKey(HKDF(hashes.SHA256(), KEY_BYTES, salt=None, info=label).derive(key))
         if self.transcript is not None:
             self.transcript.clear()  # the record is of protocol messages, not of keys
 

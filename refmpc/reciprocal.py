@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 
 from accel.validate import require_integer, require_real
@@ -25,11 +27,10 @@ from refmpc.truncation import truncate, truncated_product_cost
 __all__ = ["divide", "reciprocal", "reciprocal_narrow"]
 
 CENTRE = 2.5
-DEGREE = 3
+DEGREE, NARROW_DEGREE = 4, 3
+NORMAL_BITS = 22  # of the mantissa
+SERIES_BITS = 20  # of 1 + e + e², which corrects the start by 1 %
 INVERSE_BITS = 26
-
-
-SERIES_BITS = 20  # of 1 + e + e², which corrects the start by 3 %
 
 
 def _product(count: int) -> Cost:
@@ -42,14 +43,14 @@ def _plan(
     """Exponents, the scale of 4^-k, and the bits that the four products after the start lose."""
     exponents = Exponents.of(low, high, x.fraction_bits, signed)
     require_integer("fraction_bits", fraction_bits, 1, 48)
-    scale = max(0, 2 * exponents.last, fraction_bits - MANTISSA_BITS + 1)
-    require_room(MANTISSA_BITS + 1 + scale - 2 * exponents.first, "high / low", high / low, "give narrower bounds")
+    scale = max(0, 2 * exponents.last, fraction_bits - NORMAL_BITS + 1)
+    require_room(NORMAL_BITS + 1 + scale - 2 * exponents.first, "high / low", high / low, "give narrower bounds")
     room = fraction_bits - 2 * exponents.first + 1 + SERIES_BITS
     require_room(room, "fraction_bits", fraction_bits, "raise low, or ask for fewer fraction bits")
     return (
         exponents,
         scale,
-        [2 * MANTISSA_BITS - SERIES_BITS, MANTISSA_BITS + scale - fraction_bits, *[SERIES_BITS] * 2],
+        [2 * NORMAL_BITS - SERIES_BITS, NORMAL_BITS + scale - fraction_bits, *[SERIES_BITS] * 2],
     )
 
 
@@ -57,9 +58,9 @@ def _reciprocal_cost(
     x: ArithmeticTensor, low: float, high: float, fraction_bits: int = 26, signed: bool = False
 ) -> Cost:
     _, _, (residual, start, square, last) = _plan(x, low, high, fraction_bits, signed)
-    mantissa = ArithmeticTensor(x.party, x.shares, MANTISSA_BITS)
+    mantissa = ArithmeticTensor(x.party, x.shares, NORMAL_BITS)
     return (
-        normalise_cost(x, low, high, 1, signed)
+        normalise_cost(x, low, high, 1, signed, NORMAL_BITS)
         + polynomial.cost(mantissa, [0.0] * (DEGREE + 1))
         + truncated_product_cost(x.size, residual).beside(truncated_product_cost(x.size, start))
         + truncated_product_cost(x.size, square)
@@ -73,16 +74,18 @@ async def reciprocal(
 ) -> ArithmeticTensor:
     """1/x for low ≤ x ≤ high (public positive bounds), or for low ≤ |x| ≤ high with ``signed``.
 
-    17 rounds. About 260 bytes and 16 for each factor 4 between the bounds (32 if signed): 387 for 2^-8..2^8.
-    Relative error below 2^-15, plus 2.1 units of the result. Domain: besides the bounds, 1/low at fraction_bits below
+    17 rounds. About 286 bytes and 16 for each factor 4 between the bounds (32 if signed): 412 for 2^-8..2^8.
+    Relative error below 2^-18, plus 2.1 units of the result. Domain: besides the bounds, 1/low at fraction_bits below
     2^41. Outside the bounds the result is arbitrary (``insecure_check_ranges`` finds such inputs).
 
-    With x = ±m·4^k the cubic start y has e = 1 − m·y of at most 0.0293, so y(1 + e + e²) is off by e³ < 2^-15.2;
-    e and e² at 20 bits and the mantissa's truncation add less than 2^-17.9. Multiplying the start by ±4^-k in the round
+    With x = ±m·4^k the quartic start y has e = 1 − m·y of at most 0.0103, so y(1 + e + e²) is off by e³ < 2^-19.8;
+    e and e² at 20 bits add 2^-18.9 and the mantissa's truncation 2^-21.9. Multiplying the start by ±4^-k in the round
     that finds e saves a product at the end: it adds 1.03 units, the last truncation one.
     """
     _, scale, (residual, start, square, last) = _plan(x, low, high, fraction_bits, signed)
-    m, (power,) = await normalise(x, low, high, [(lambda k: 4.0**-k, scale)], "reciprocal", signed=signed)
+    m, (power,) = await normalise(
+        x, low, high, [(lambda k: 4.0**-k, scale)], "reciprocal", signed=signed, mantissa_bits=NORMAL_BITS
+    )
     coefficients, _ = reciprocal_start(MANTISSA_LOW, MANTISSA_HIGH, DEGREE, CENTRE)
     y = await polynomial(m - CENTRE, coefficients)
     product, scaled = await gather(multiply_truncate(m, y, residual), multiply_truncate(y, power, start))
@@ -94,12 +97,13 @@ async def reciprocal(
 # a narrow range needs no normalisation ---------------------------------------------------------------
 
 
+@functools.cache
 def _narrow_plan(low: float, high: float) -> tuple[int, float, tuple[float, ...], int]:
     """A power of two to divide by, the centre, the coefficients on the scaled range, and the number of steps."""
     exponent = ceil_log2(high)
     bounds = low / 2.0**exponent, high / 2.0**exponent
     centre = round(sum(bounds) / 2 * 2**10) / 2**10
-    coefficients, error = reciprocal_start(*bounds, DEGREE, centre)
+    coefficients, error = reciprocal_start(*bounds, NARROW_DEGREE, centre)
     steps = 1
     while error ** (2**steps) > 2.0**-18:
         steps += 1
@@ -164,7 +168,7 @@ async def divide(
     """numerator / denominator at the scale of the numerator, for low ≤ denominator ≤ high; with ``signed`` for
     low ≤ |denominator| ≤ high.
 
-    19 rounds, the bytes of ``reciprocal`` + 34. Error: relative 2^-15 of the quotient, |numerator|·2^-24.9, and one
+    19 rounds, the bytes of ``reciprocal`` + 34. Error: relative 2^-18 of the quotient, |numerator|·2^-24.9, and one
     unit. Domain: the bounds, and a quotient below 2^36 in units of the numerator's scale.
     """
     inverse = await reciprocal(denominator, low, high, INVERSE_BITS, signed)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 
 from accel.validate import require_integer
@@ -111,26 +113,27 @@ async def sqrt(x: ArithmeticTensor, low: float, high: float, fraction_bits: int 
 # the clip factor ---------------------------------------------------------------------------------
 
 
-def _clip_plan(q: ArithmeticTensor, high: float) -> tuple[Exponents, list[int], list[int], np.ndarray, int]:
+@functools.cache
+def _clip_plan(fraction_bits: int, high: float) -> tuple[Exponents, list[int], list[int], np.ndarray, int]:
     """Exponents, thresholds, low bits, weights (rows: 4^-k or 0; (1−2^-18)·2^-k; [q ≥ 1]) and the scale of row 1."""
-    exponents = Exponents.of(1.0, high, q.fraction_bits)
+    exponents = Exponents.of(1.0, high, fraction_bits)
     scale = exponents.last + MARGIN_BITS
     require_room(ROOT_BITS + 1 + scale, "high", high, "scale q down: only min(q, 2^30) matters to a clip")
     margin = 2**MARGIN_BITS - 1  # (1 − 2^-18) at 18 bits
-    normaliser = [0, *exponents.words(lambda k: 4.0**-k, exponents.scale)]
+    normaliser = [0, *exponents.words(lambda k: 4.0**-k, exponents.scale())]
     root = [word * margin for word in exponents.words(lambda k: 2.0**-k, exponents.last)]
     reached = [1] + [0] * len(exponents.inner)
     weights = np.array([np.diff(normaliser), [0, *np.diff(root)], reached], dtype=np.int64)
-    unit = 1 << q.fraction_bits
+    unit = 1 << fraction_bits
     return exponents, [unit, *exponents.thresholds], [0, *exponents.low_bits], weights, scale
 
 
 def _clip_cost(q: ArithmeticTensor, high: float, degree: int = 4) -> Cost:
-    exponents, thresholds, low_bits, weights, scale = _clip_plan(q, high)
+    exponents, thresholds, low_bits, weights, scale = _clip_plan(q.fraction_bits, high)
     return (
         thermometer.cost(q, thresholds, low_bits, exponents.high_bit)
         + Cost(2, (8 * len(thresholds) + 16 * len(weights)) * q.size)
-        + truncated_product_cost(q.size, q.fraction_bits + exponents.scale - MANTISSA_BITS)
+        + truncated_product_cost(q.size, q.fraction_bits + exponents.scale() - MANTISSA_BITS)
         + _newton_cost(q, degree)
         + truncated_product_cost(q.size, ROOT_BITS + scale - MANTISSA_BITS)
     )
@@ -157,15 +160,15 @@ async def clip_factor(q: ArithmeticTensor, high: float, degree: int = 4) -> Arit
     Too small by: the margin 2^-18, Newton's 3e²/2 < 2^-16.5 (degree 4), 5u, and at the end two units of the result,
     2u·sqrt(q) of it.
     """
-    exponents, thresholds, low_bits, weights, scale = _clip_plan(q, high)
+    exponents, thresholds, low_bits, weights, scale = _clip_plan(q.fraction_bits, high)
     if q.party.insecure_check_ranges:
         from refmpc.debug import check_bounds
 
         await check_bounds(q, -high, high, "clip_factor")
     bits = await thermometer(q, thresholds, low_bits, exponents.high_bit)
     normaliser, root, reached = await weigh_bits(bits, weights)
-    shift = q.fraction_bits + exponents.scale - MANTISSA_BITS
-    m = await multiply_truncate(q, normaliser.reinterpret(exponents.scale), shift)
+    shift = q.fraction_bits + exponents.scale() - MANTISSA_BITS
+    m = await multiply_truncate(q, normaliser.reinterpret(exponents.scale()), shift)
     m = m + 1.0 - reached.reinterpret(0)
     y = await _inverse_sqrt_of_mantissa(m, degree)
     power = (root + (2**MARGIN_BITS - 1) * 2**exponents.last).reinterpret(scale)

@@ -37,9 +37,10 @@ from refmpc.io import Client
 from refmpc.ledger import Ledger
 from refmpc.network import NetworkProfile, network_profile
 from refmpc.party import Party
-from refmpc.transport import Peer, SocketTransport, ThreadTransport, Transport, thread_links, title
+from refmpc.sockets import SocketTransport
+from refmpc.transport import Peer, ThreadTransport, Transport, thread_links, title
 
-__all__ = ["RunResult", "run"]
+__all__ = ["Options", "RunResult", "play_party", "run"]
 
 _LATER = 3.0  # seconds after the time-out in which a party whose peers failed must have ended
 _Outcomes = tuple[dict[Peer, Any], dict[Peer, tuple[BaseException, str]]]
@@ -149,7 +150,7 @@ def run(
 # one participant --------------------------------------------------------------------------------
 
 
-def _play_party(
+def play_party(
     id: int,
     transport: Transport,
     program: Callable[..., Any],
@@ -157,6 +158,7 @@ def _play_party(
     options: Options,
     report: Callable[[Any], None],
 ) -> tuple[Any, Ledger, Any]:
+    """Run a program at one party that is connected; returns its output, its ledger and its transcript."""
     try:
         party = Party(
             id,
@@ -199,13 +201,15 @@ def _explain(failures: Mapping[Peer, tuple[BaseException, str]]) -> PartyFailed:
     """One exception for the caller: the root cause first, that is one not caused by another party's end."""
 
     def rank(peer: Peer) -> tuple[int, str]:
-        echoes = (PeerTimeout, PeerLost, PeerAborted)  # the later, the more of an echo
+        # the later, the more of an echo; one that did not end may have had nothing to do with a peer that died
+        echoes = (_DidNotEnd, PeerTimeout, PeerLost, PeerAborted)
         return next((i for i, kind in enumerate(echoes, 1) if isinstance(failures[peer][0], kind)), 0), str(peer)
 
     order = sorted(failures, key=rank)
     first = order[0]
     error, text = failures[first]
-    lines = [f"{title(first)} failed: {type(error).__name__}: {error}"]
+    kind = PartyFailed if isinstance(error, PartyFailed) else type(error)
+    lines = [f"{title(first)} failed: {kind.__name__}: {error}"]
     lines += [f"{title(peer)} ended too: {failures[peer][0]}" for peer in order[1:]]
     explained = PartyFailed("\n".join([*lines, "", f"Traceback of {title(first)}:", text]))
     explained.tracebacks = {peer: failures[peer][1] for peer in order}
@@ -213,8 +217,14 @@ def _explain(failures: Mapping[Peer, tuple[BaseException, str]]) -> PartyFailed:
     return explained
 
 
+class _DidNotEnd(PartyFailed):
+    """A participant that was still running when the time of the others was over."""
+
+
 def _hanging() -> tuple[BaseException, str]:
-    return PartyFailed("it did not end when the others had: it hangs, or is stopped"), "(no traceback: it did not end)"
+    return _DidNotEnd(
+        "it did not end when the others had: it hangs, is stopped or was still computing"
+    ), "(no traceback: it did not end)"
 
 
 # threads ----------------------------------------------------------------------------------------
@@ -238,7 +248,7 @@ def _run_threads(
         try:
             if isinstance(peer, int):
                 report = functools.partial(on_report, peer)
-                results[peer] = _play_party(peer, transport, program, arguments[peer], options, report)
+                results[peer] = play_party(peer, transport, program, arguments[peer], options, report)
             else:
                 results[peer] = _play_client(str(peer), transport, *clients[str(peer)])
         except BaseException as error:
@@ -276,7 +286,9 @@ def _run_processes(
     on_report: Callable[[Peer, Any], None],
 ) -> _Outcomes:
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["refmpc.preload"])
+    context.set_forkserver_preload(
+        ["refmpc.preload", *_modules([program, *(client for client, _ in clients.values())])]
+    )
     peers: list[Peer] = [0, 1, 2, *clients]
     listeners = [listen() for _ in range(3)]
     addresses = {i: ("127.0.0.1", listeners[i].getsockname()[1]) for i in range(3)}
@@ -315,6 +327,14 @@ def _run_processes(
         for listener in listeners:
             listener.close()  # only the party itself keeps it: when it dies, callers notice at once
         return _collect(workers, pipes, options, on_report)
+
+
+def _modules(programs: Sequence[Callable[..., Any]]) -> list[str]:
+    """Where the programs are defined: the fork server imports that once, instead of every participant for itself. The
+    module that runs as the command is left out: a participant runs it again, and Python warns if it was imported."""
+    command = getattr(sys.modules["__main__"], "__spec__", None)
+    found = {str(getattr(getattr(program, "func", program), "__module__", "__main__")) for program in programs}
+    return sorted(found - {"__main__", getattr(command, "name", "__main__")})
 
 
 def _collect(
@@ -430,7 +450,7 @@ def _party_process(
     listener.close()
     transport = SocketTransport(connections, options.timeout, options.profile)
     try:
-        return _play_party(id, transport, program, arguments, options, lambda message: sender.send(("report", message)))
+        return play_party(id, transport, program, arguments, options, lambda message: sender.send(("report", message)))
     finally:
         transport.close()
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from accel.validate import require, require_integer
-from refmpc.fixed import DEFAULT_FRACTION_BITS, encode
+from refmpc.fixed import DEFAULT_FRACTION_BITS, encode, encode_number
 
 if TYPE_CHECKING:
     from refmpc.holders import TwoHolderBits
@@ -45,12 +45,12 @@ class SecretTensor:
     @property
     def size(self) -> int:
         """The number of elements."""
-        return int(np.prod(self.shape))
+        return self.shares.size // 2
 
     @property
     def ndim(self) -> int:
         """The number of axes."""
-        return len(self.shape)
+        return self.shares.ndim - 1
 
     @property
     def first(self) -> np.ndarray:
@@ -96,6 +96,8 @@ class SecretTensor:
 
     def broadcast_to(self: Kind, shape: tuple[int, ...]) -> Kind:
         """A view of a larger shape."""
+        if shape == self.shape:
+            return self
         missing = len(shape) - self.ndim
         aligned = self.shares.reshape(2, *(1,) * missing, *self.shape)
         return self._like(np.broadcast_to(aligned, (2, *shape)))
@@ -152,6 +154,8 @@ class ArithmeticTensor(SecretTensor):
 
     def _aligned(self, other: Any) -> tuple[np.ndarray, np.ndarray, int]:
         if isinstance(other, ArithmeticTensor):
+            if self.fraction_bits == other.fraction_bits and self.shares.ndim == other.shares.ndim:
+                return self.shares, other.shares, self.fraction_bits
             bits = max(self.fraction_bits, other.fraction_bits)
             mine, theirs = self.rescale(bits), other.rescale(bits)
             if mine.shares.ndim == theirs.shares.ndim:
@@ -169,17 +173,35 @@ class ArithmeticTensor(SecretTensor):
         left, right = (t.shares.reshape(2, *(1,) * (ndim - t.ndim), *t.shape) for t in (mine, theirs))
         return left, right, bits
 
+    def _is_number(self, other: Any) -> bool:
+        """A plain Python number that this scale can hold; everything else takes the general way, with its checks."""
+        kind = type(other)
+        return kind is int or (kind is float and self.fraction_bits > 0)
+
+    def _plus_number(self, shares: np.ndarray, number: float) -> ArithmeticTensor:
+        """Fresh ``shares`` plus one public number, which the share x_0 takes."""
+        word = encode_number(number, self.fraction_bits, "public operand")
+        if self.party.id != 1:
+            shares[0 if self.party.id == 0 else 1] += word
+        return self._like(shares)
+
     def __add__(self, other: Any) -> ArithmeticTensor:
+        if self._is_number(other):
+            return self._plus_number(self.shares.copy(), other)
         left, right, bits = self._aligned(other)
         return ArithmeticTensor(self.party, left + right, bits)
 
     __radd__ = __add__
 
     def __sub__(self, other: Any) -> ArithmeticTensor:
+        if self._is_number(other):
+            return self._plus_number(self.shares.copy(), -other)
         left, right, bits = self._aligned(other)
         return ArithmeticTensor(self.party, left - right, bits)
 
     def __rsub__(self, other: Any) -> ArithmeticTensor:
+        if self._is_number(other):
+            return self._plus_number(np.uint64(0) - self.shares, other)
         left, right, bits = self._aligned(other)
         return ArithmeticTensor(self.party, right - left, bits)
 

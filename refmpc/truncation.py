@@ -43,62 +43,42 @@ async def truncate_summands(operation: Operation, summand: np.ndarray, bits: int
     """
     require_integer("bits", bits, 1, 62)
     me = operation.party.id
-    z = summand.reshape(-1)
+    z = np.ascontiguousarray(summand).reshape(-1)
     shares = np.empty((2, z.size), dtype=np.uint64)
-    shift = np.uint64(64 - bits)
+    first_words, second_words = kernels.truncation_masks(bits)
     first, second = operation.round(), operation.round()
     holding: list[tuple[Any, ...]] = []
     for segment in operation.segments(z.size):
         n, at, packed = segment.size, segment.slice, kernels.packed_size(segment.size, bits)
         role = segment.role(me)
         if role == 0:  # holds c; shares r0, A0, A1, M0 with the dealer
-            dealer = operation.with_previous
-            r0, a0 = dealer.words(n), dealer.words(n)
-            a1, m0 = _narrow_masks(dealer, n, bits)
-            mine = z[at] + r0
-            mine += OFFSET
+            masks = operation.with_previous.rows(first_words, n)
+            mine = kernels.truncation_hold(z[at], masks, bits, 0)
             first.send_next(mine)
-            shares[0, at] = np.uint64(0) - a0 - (m0 << shift)
-            holding.append((at, mine, first.expect_next(n), a1, m0, second.expect_next(packed, np.uint8)))
+            holding.append((at, role, mine, first.expect_next(n), masks, None, second.expect_next(packed, np.uint8)))
         elif role == 1:  # holds c; shares r1, M2 with the dealer
-            dealer = operation.with_next
-            r1 = dealer.words(n)
-            m2 = dealer.words(n) >> shift
-            mine = z[at] + r1
+            masks = operation.with_next.rows(second_words, n)
+            mine = kernels.truncation_hold(z[at], masks, bits, 1)
             first.send_previous(mine)
-            theirs, b0 = first.expect_previous(n), first.expect_next(n)
-            b1 = first.expect_next(packed, np.uint8)
-            holding.append((at, mine, theirs, (b0, b1), m2, second.expect_previous(packed, np.uint8)))
+            theirs = first.expect_previous(n)
+            half = first.expect_next(n), first.expect_next(packed, np.uint8)
+            holding.append((at, role, mine, theirs, masks, half, second.expect_previous(packed, np.uint8)))
         else:  # deals ρ = r0 + r1 − z2, and is done: its own result shares are masks
-            r0, a0 = operation.with_next.words(n), operation.with_next.words(n)
-            a1, m0 = _narrow_masks(operation.with_next, n, bits)
-            r1 = operation.with_previous.words(n)
-            m2 = operation.with_previous.words(n) >> shift
-            rho = r0
-            rho += r1
-            rho -= z[at]
-            b0, b1 = kernels.truncate_deal(rho, a0, a1, bits)
+            with_first = operation.with_next.rows(first_words, n)
+            with_second = operation.with_previous.rows(second_words, n)
+            b0, b1 = kernels.truncation_deal(z[at], with_first, with_second, bits, shares[:, at])
             first.send_previous(b0)
-            first.send_previous(kernels.pack_bits(b1, bits))
-            shares[0, at] = np.uint64(0) - b0 - (m2 << shift)
-            shares[1, at] = np.uint64(0) - a0 - (m0 << shift)
+            first.send_previous(b1)
     await first
     open_values = []
-    for at, mine, theirs, half, mask, reply in holding:
-        mine = mine + theirs  # c = z + 2^62 + ρ
-        if isinstance(half, tuple):
-            b0, b1 = half
-            shares[1, at] = np.uint64(0) - b0 - (mask << shift)
-            answer = kernels.truncate_reply(mine, kernels.unpack_bits(b1, bits, mine.size), mask, bits)
-            second.send_previous(kernels.pack_bits(answer, bits))
-        else:
-            answer = kernels.truncate_reply(mine, half, mask, bits)
-            second.send_next(kernels.pack_bits(answer, bits))
-        open_values.append((at, mine, answer, reply, isinstance(half, tuple)))
+    for at, role, mine, theirs, masks, half, reply in holding:
+        c, share, answer, message = kernels.truncation_answer(mine, theirs, masks, half, bits)
+        shares[role, at] = share
+        (second.send_next if role == 0 else second.send_previous)(message)
+        open_values.append((at, role, c, answer, reply))
     await second
-    for at, c, answer, reply, is_role_1 in open_values:
-        wrap = answer + kernels.unpack_bits(reply, bits, c.size)
-        shares[0 if is_role_1 else 1, at] = kernels.truncate_finish(c, wrap, bits)
+    for at, role, c, answer, reply in open_values:
+        shares[1 - role, at] = kernels.truncation_result(c, answer, reply, bits)
     return shares
 
 

@@ -116,9 +116,25 @@ class Client:
         return len(self.embeddings)
 
     @property
+    def shared_parameters(self) -> int:
+        """Coordinates of the gradient that the servers release to this client."""
+        assert self.lora is not None
+        layers = [self.lora.layers[index] for index in self.shared_layers]
+        return sum(l.up.size + (l.down.size if self.update.parts == "UV" else 0) for l in layers)
+
+    @property
+    def jacobian_bound(self) -> float | None:
+        """The public bound on ‖∂H_j/∂φ‖, for layers without factors; those with factors have a bound on each."""
+        return None
+
+    @property
     def is_trainable(self) -> bool:
         """Whether the servers compute gradients for this client's layers."""
         return self.lora is not None
+
+    def fixed_columns(self, count: int) -> list[Floats]:
+        """What training never changes here, of the first ``count`` rows: a resumed run must find it as it was."""
+        return [self.embeddings[:count], *(x[:count] for x in self.block_outputs)]
 
     def adapters(self, rows: npt.ArrayLike | slice) -> list[Adapter]:
         """What the servers need about the shared layers for these rows: factors here, Jacobians elsewhere."""
@@ -207,6 +223,15 @@ class Client:
         assert self.lora is not None
         index = self.shared_layers[0] if layer is None else layer
         return self.lora.jacobian(index, self._scaled_inputs(rows)[index])
+
+    def jacobians(self, rows: npt.ArrayLike | slice) -> Floats:
+        """∂H_j/∂φ of all shared layers, (B, d_i, n), in the flat layout of ``vfl.gradients``: what ``explicit`` shares."""
+        parts = []
+        for index in self.shared_layers:
+            assert self.lora is not None
+            up = self.lora.layers[index].up.size
+            parts.append(self.layer_jacobian(rows, index)[:, :, : None if self.update.parts == "UV" else up])
+        return np.concatenate(parts, axis=2)
 
     def receive_gradient(
         self,

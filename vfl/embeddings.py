@@ -22,7 +22,7 @@ from vfl.local_config import LocalModelConfig
 from vfl.progress import progress_bar
 from vfl.scaling import PublicScaling
 
-__all__ = ["ClientEmbeddings", "apply_last_layer", "embed", "input_scaling"]
+__all__ = ["ClientEmbeddings", "apply_last_layer", "embed", "input_scaling", "scale_rows"]
 
 Floats = npt.NDArray[np.float32]
 
@@ -175,7 +175,7 @@ def _embed_client(
     arrays = {}
     with progress_bar(f"embeddings of client {client + 1}", sum(len(r) for r in parts.values()), progress) as advance:
         for name, rows in parts.items():
-            ready = rows if raw_images else _scale(rows, scaling)
+            ready = rows if raw_images else scale_rows(rows, scaling)
             arrays[name], blocks = embed_rows(
                 model, config, ready, keep_blocks=keep_blocks and name != "public", advance=advance
             )
@@ -186,10 +186,11 @@ def _embed_client(
 
 
 def _identity(rows: np.ndarray, scaling: PublicScaling | None) -> Floats:
-    return np.ascontiguousarray(_scale(rows, scaling).reshape(len(rows), -1), dtype=np.float32)
+    return np.ascontiguousarray(scale_rows(rows, scaling).reshape(len(rows), -1), dtype=np.float32)
 
 
-def _scale(rows: np.ndarray, scaling: PublicScaling | None) -> np.ndarray:
+def scale_rows(rows: np.ndarray, scaling: PublicScaling | None) -> np.ndarray:
+    """Rows of any shape, scaled column by column with public constants, as float32."""
     if scaling is None:
         return rows.astype(np.float32)
     flat = scaling.apply(rows.reshape(len(rows), -1))

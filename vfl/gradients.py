@@ -214,11 +214,14 @@ def clipped_gradient(
     adapters: Sequence[Adapter] = (),
     method: str = "factored",
     input_squared_norms: Floats | None = None,
+    norm_limit: float | None = None,
 ) -> ClippedGradient:
     """Clip every sample's gradient (all layers and adapters together) to ``clip_norm`` and add up.
 
     ``clip_norm=None`` does not clip. ``input_squared_norms`` (‖h_j‖²+1) may be given when the embeddings are
     frozen, so that it is computed once. ``rows_with_one`` must be of shape (B, d + 1), its last column one.
+    ``norm_limit``: a sample with hidden activations or errors of a larger norm contributes nothing, as in the secure
+    protocols, whose fixed-point ranges need it.
     """
     require_choice("gradients", method, ("factored", "explicit"))
     if clip_norm is not None:
@@ -236,6 +239,9 @@ def clipped_gradient(
         return ClippedGradient(factors @ gradients, factors, losses, delta)
     squared = _squared_norms(model, inputs, deltas, adapters, input_squared_norms)
     factors = _clip_factors(squared, clip_norm)
+    if norm_limit is not None:
+        for hidden in (*(rows[:, :-1] for rows in inputs[1:]), *deltas[:-1]):
+            factors = factors * (_row_squares(hidden) <= norm_limit**2)
     scaled = [factors[:, None] * d for d in deltas]
     total = np.empty(model.num_parameters + sum(a.num_parameters for a in adapters), dtype=rows_with_one.dtype)
     for out, a, d in zip(model.unflatten(total), inputs, scaled, strict=True):

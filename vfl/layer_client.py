@@ -8,20 +8,26 @@ this is for small layers and for reference; LoRA layers share factors instead (`
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from accel.validate import require
-from vfl.client import Client, EstimateRecord
+from accel.validate import require, require_real
+from vfl.client import Client, EstimateRecord, LocalUpdate
+from vfl.data import VerticalData
+from vfl.embeddings import input_scaling, scale_rows
 from vfl.estimate import ErrorBound, estimate_from_jacobian, regulariser
+from vfl.federation import Federation
 from vfl.gradients import Adapter, AdapterJacobian
 from vfl.local_config import LocalModelConfig
-from vfl.local_models import LocalModel, embed_rows, to_tensor
+from vfl.local_models import LocalModel, build_local_model, embed_rows, to_tensor
+from vfl.scaling import RowBound, bound_jacobians, split_row_bound
 
-__all__ = ["LayerClient"]
+__all__ = ["LayerClient", "build_layer_federation"]
 
 Floats = npt.NDArray[np.floating]
 
@@ -33,13 +39,15 @@ class LayerClient(Client):
 
     ``layer`` is a prefix of parameter names ("last" for the MLP's output layer). ``released`` updates touch
     that layer only; ``estimated`` ones back-propagate the estimate through the whole model, as in the paper.
-    ``embeddings`` must be the model's output at the start; it only fixes the shapes.
+    ``embeddings`` must be the model's output at the start; it only fixes the shapes. ``largest_jacobian`` is a
+    public bound on the spectral norm of ∂H_j/∂φ: fixed-point ranges need it, and a longer one is shrunk to it.
     """
 
     model: LocalModel | None = None
     rows: np.ndarray = field(default_factory=lambda: np.empty((0, 0), dtype=np.float32))
     layer: str = "last"
     config: LocalModelConfig = field(default_factory=lambda: LocalModelConfig("mlp"))
+    largest_jacobian: float = 16.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -50,6 +58,7 @@ class LayerClient(Client):
             len(self.rows),
             f"{self.num_samples} rows",
         )
+        require_real("largest_jacobian", self.largest_jacobian, 0.0, open_low=True)
         names = [n for n, _ in self._named()]
         known = sorted({n.split(".")[0] for n, _ in self._model.named_parameters()})
         require(bool(names), "layer", self.layer, f"one of {', '.join(known)}")
@@ -71,6 +80,18 @@ class LayerClient(Client):
     @property
     def shared_layers(self) -> list[int]:
         return [0]
+
+    @property
+    def shared_parameters(self) -> int:
+        return sum(parameter.numel() for _, parameter in self._named())
+
+    @property
+    def jacobian_bound(self) -> float:
+        return self.largest_jacobian
+
+    def fixed_columns(self, count: int) -> list[Floats]:
+        rows = self.rows[:count]
+        return [rows.reshape(len(rows), -1)]
 
     def fresh(self) -> LayerClient:
         twin = copy.copy(self)
@@ -99,7 +120,7 @@ class LayerClient(Client):
         return [AdapterJacobian(self.columns, self.layer_jacobian(rows))]
 
     def layer_jacobian(self, rows: npt.ArrayLike | slice, layer: int | None = None) -> Floats:
-        """∂H_j/∂φ_L for these rows, (B, d_i, n_L), rows shrunk by the row bound included."""
+        """∂H_j/∂φ_L for these rows, (B, d_i, n_L), rows shrunk by the row bound included, each within its bound."""
         inputs = to_tensor(self.rows[rows], self.config)  # type: ignore[index]
         named = dict(self._named())
 
@@ -109,7 +130,22 @@ class LayerClient(Client):
         jacobians = torch.func.vmap(torch.func.jacrev(output), in_dims=(None, 0))(named, inputs)
         parts = [j.reshape(j.shape[0], j.shape[1], -1) for j in jacobians.values()]
         whole = torch.cat(parts, dim=2).detach().numpy().astype(self.embeddings.dtype)
-        return whole * self.row_bound.factors(self._unbounded(rows))[:, None, None]
+        whole *= self.row_bound.factors(self._unbounded(rows))[:, None, None]
+        return bound_jacobians(whole, self.largest_jacobian)
+
+    def jacobians(self, rows: npt.ArrayLike | slice) -> Floats:
+        return self.layer_jacobian(rows)
+
+    def adapter_state(self) -> dict[str, Floats]:
+        state = {n: p.detach().numpy().copy() for n, p in self._model.named_parameters()}
+        return state | {f"velocity {n}": speed.numpy().copy() for n, speed in self._speed.items()}
+
+    def load_adapter_state(self, state: Mapping[str, Floats]) -> None:
+        with torch.no_grad():
+            for name, parameter in self._model.named_parameters():
+                parameter.copy_(torch.from_numpy(np.array(state[name])))
+                if f"velocity {name}" in state:
+                    self._speed[name] = torch.from_numpy(np.array(state[f"velocity {name}"]))
 
     def receive_gradient(
         self,
@@ -123,7 +159,7 @@ class LayerClient(Client):
         clip_norm: float = 1.0,
     ) -> None:
         """Apply the released mean gradient of the layer (``released``) or its estimate (``estimated``)."""
-        expected = sum(p.numel() for _, p in self._named())
+        expected = self.shared_parameters
         require(released.shape == (expected,), f"{self.name}: released", released.shape, f"of shape ({expected},)")
         if self.update.kind == "released":
             gradients, start = {}, 0
@@ -174,3 +210,51 @@ class LayerClient(Client):
             allow_unused=True,
         )
         return {n: g for n, g in zip(names, found, strict=True) if g is not None}
+
+
+def build_layer_federation(
+    data: VerticalData,
+    config: LocalModelConfig,
+    layer: str,
+    *,
+    update: LocalUpdate,
+    row_bound: float = 1.0,
+    row_rule: str = "normalise",
+    largest_jacobian: float = 16.0,
+) -> Federation:
+    """Every client trains ``layer`` of its own copy of the local model; the rest of the model stays as it is.
+
+    Row bounds as in ``build_federation``: each client gets R/√N.
+    """
+    require(config.kind != "identity", "local_model", config.kind, "a network", "choose mlp, cnn or resnet18")
+    clients: list[Client] = []
+    tests: list[Any] = []  # input rows of the local model, which embeds them as it is by then
+    sources, start = [], 0
+    bounds = split_row_bound(row_bound, data.num_clients)
+    for index in range(data.num_clients):
+        images = data.train[index].dtype == np.uint8  # they have the model's own public pixel constants
+        scaling = None if images else input_scaling(data, index)
+        train, test = (rows if images else scale_rows(rows, scaling) for rows in (data.train[index], data.test[index]))
+        model = build_local_model(config, train.shape[1:])
+        last = index == data.num_clients - 1
+        clients.append(
+            LayerClient(
+                name=f"client {index + 1}",
+                embeddings=np.zeros((len(train), model.output_width)),
+                row_bound=RowBound(bounds[index], row_rule),
+                columns=slice(start, start + model.output_width),
+                labels=data.train_labels if last else None,
+                update=update,
+                model=model,
+                rows=train,
+                layer=layer,
+                config=config,
+                largest_jacobian=largest_jacobian,
+            )
+        )
+        tests.append(test)
+        sources.append(f"{config.describe()}, but for its layer {layer}" + (f"; {scaling.source}" if scaling else ""))
+        start += model.output_width
+    note = f"row bound R = {row_bound:g} ({row_rule}; per client {', '.join(f'{b:.4g}' for b in bounds)})"
+    public = tuple(dict.fromkeys(sources))
+    return Federation(clients, data.classes, data.test_labels, tests, [], row_bound, public, (*data.notes, note))

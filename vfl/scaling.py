@@ -15,7 +15,15 @@ import numpy.typing as npt
 
 from accel.validate import require, require_choice, require_integer, require_real
 
-__all__ = ["PublicProjection", "PublicScaling", "RowBound", "bound_rows", "row_bound_from_public", "split_row_bound"]
+__all__ = [
+    "PublicProjection",
+    "PublicScaling",
+    "RowBound",
+    "bound_jacobians",
+    "bound_rows",
+    "row_bound_from_public",
+    "split_row_bound",
+]
 
 Floats = npt.NDArray[np.floating]
 
@@ -149,6 +157,18 @@ def bound_rows(rows: Floats, norm: float, rule: str = "clip") -> Floats:
     # A float32 product may round up by 2^-24 per entry; the margin keeps the row inside the bound.
     factors = np.where((factors < 1.0) | (rule == "normalise"), factors * (1.0 - 2.0**-22), 1.0)
     return (rows * factors[:, None]).astype(rows.dtype)
+
+
+def bound_jacobians(jacobians: Floats, norm: float) -> Floats:
+    """``jacobians`` (B, d, n) with the spectral norm of each at most ``norm``; looks at one sample at a time."""
+    wide = jacobians.astype(np.float64)
+    squares = np.einsum("jdn,jdn->j", wide, wide)  # Frobenius: an upper bound, which often is enough
+    long = squares > norm**2
+    if not long.any():
+        return jacobians
+    squares[long] = np.linalg.eigvalsh(np.matmul(wide[long], wide[long].transpose(0, 2, 1)))[:, -1]
+    factors = np.where(squares > norm**2, norm * (1.0 - 2.0**-22) / np.sqrt(np.maximum(squares, 1e-300)), 1.0)
+    return (jacobians * factors[:, None, None]).astype(jacobians.dtype)
 
 
 def split_row_bound(

@@ -22,8 +22,15 @@ __all__ = [
 _WHOLE = {8: np.uint8, 16: np.uint16, 32: np.uint32, 64: np.uint64}
 
 
+def whole_words(size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Fresh memory for ``size`` packed bytes, and the same memory rounded up to whole words."""
+    words = np.empty(-(-size // 8), dtype=np.uint64)
+    return words.view(np.uint8)[:size], words
+
+
 @njit(cache=True, nogil=True)
-def _pack_bits(values, width, out):
+def pack_words(values, width, out):
+    """The low ``width`` bits of each value, one behind the other, into whole words."""
     low = np.uint64(0xFFFFFFFFFFFFFFFF) >> np.uint64(64 - width)
     pending = np.uint64(0)
     filled = 0
@@ -33,54 +40,39 @@ def _pack_bits(values, width, out):
         pending |= value << np.uint64(filled)
         filled += width
         if filled >= 64:
-            for _ in range(8):
-                out[position] = pending & np.uint64(255)
-                pending >>= np.uint64(8)
-                position += 1
+            out[position] = pending
+            position += 1
             filled -= 64
-            pending = np.uint64(0)
-            if filled > 0:
-                pending = value >> np.uint64(width - filled)
-    while filled > 0:
-        out[position] = pending & np.uint64(255)
-        pending >>= np.uint64(8)
-        position += 1
-        filled -= 8
+            pending = value >> np.uint64(width - filled) if filled > 0 else np.uint64(0)
+    if filled > 0:
+        out[position] = pending
 
 
 def pack_bits(values: np.ndarray, width: int) -> np.ndarray:
     """See ``accel.reference.bits.pack_bits``."""
     if width in _WHOLE:
         return values.astype(_WHOLE[width]).view(np.uint8)
-    out = np.empty(packed_size(values.size, width), dtype=np.uint8)
-    _pack_bits(np.ascontiguousarray(values), width, out)
-    return out
+    packed, words = whole_words(packed_size(values.size, width))
+    pack_words(np.ascontiguousarray(values), width, words)
+    return packed
 
 
 @njit(cache=True, nogil=True)
-def _unpack_bits(packed, width, out):
+def unpack_words(words, tail, width, out):
+    """The inverse of ``pack_words``: whole words, and the bytes behind them that fill no word."""
     low = np.uint64(0xFFFFFFFFFFFFFFFF) >> np.uint64(64 - width)
-    pending = np.uint64(0)
-    filled = 0
-    position = 0
+    last = np.uint64(0)
+    for k in range(tail.size):
+        last |= np.uint64(tail[k]) << np.uint64(8 * k)
     for i in range(out.size):
-        value = pending
-        have = filled
-        pending = np.uint64(0)
-        filled = 0
-        while have < width:
-            byte = np.uint64(packed[position])
-            position += 1
-            value |= byte << np.uint64(have)
-            have += 8
-            if have > 64:  # the byte's top bits belong to the next value
-                pending = byte >> np.uint64(72 - have)
-                filled = have - 64
-                have = 64
+        bit = i * width
+        at = bit >> 6
+        offset = bit & 63
+        value = (words[at] if at < words.size else last) >> np.uint64(offset)
+        if offset + width > 64:
+            following = words[at + 1] if at + 1 < words.size else last
+            value |= following << np.uint64(64 - offset)
         out[i] = value & low
-        if have > width:
-            pending = (value >> np.uint64(width)) | (pending << np.uint64(have - width))
-            filled += have - width
 
 
 def unpack_bits(packed: np.ndarray, width: int, count: int) -> np.ndarray:
@@ -88,7 +80,8 @@ def unpack_bits(packed: np.ndarray, width: int, count: int) -> np.ndarray:
     if width in _WHOLE:
         return packed.view(_WHOLE[width]).astype(np.uint64)
     out = np.empty(count, dtype=np.uint64)
-    _unpack_bits(packed, width, out)
+    whole = packed.size // 8 * 8
+    unpack_words(packed[:whole].view(np.uint64), packed[whole:], width, out)
     return out
 
 

@@ -12,42 +12,9 @@ __all__ = [
     "compare_decide",
     "compare_reply",
     "comparison_digits",
-    "truncate_deal",
     "truncate_finish",
-    "truncate_reply",
     "uniform_below",
 ]
-
-
-@njit(cache=True, nogil=True)
-def _truncate_deal(rho, quotient_mask, wrap_mask, bits, quotient, wrap):
-    low = (np.uint64(1) << np.uint64(bits)) - np.uint64(1)
-    for i in range(rho.size):
-        quotient[i] = (rho[i] >> np.uint64(bits)) - quotient_mask[i]
-        wrap[i] = ((rho[i] >> np.uint64(63)) - wrap_mask[i]) & low
-
-
-def truncate_deal(
-    rho: np.ndarray, quotient_mask: np.ndarray, wrap_mask: np.ndarray, bits: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """See ``accel.reference.holders.truncate_deal``."""
-    quotient, wrap = np.empty_like(rho), np.empty_like(rho)
-    _truncate_deal(rho, quotient_mask, wrap_mask, bits, quotient, wrap)
-    return quotient, wrap
-
-
-@njit(cache=True, nogil=True)
-def _truncate_reply(c, half, mask, bits, out):
-    low = (np.uint64(1) << np.uint64(bits)) - np.uint64(1)
-    for i in range(c.size):
-        out[i] = ((np.uint64(1) - (c[i] >> np.uint64(63))) * half[i] + mask[i]) & low
-
-
-def truncate_reply(c: np.ndarray, half: np.ndarray, mask: np.ndarray, bits: int) -> np.ndarray:
-    """See ``accel.reference.holders.truncate_reply``."""
-    out = np.empty_like(c)
-    _truncate_reply(c, half, mask, bits, out)
-    return out
 
 
 @njit(cache=True, nogil=True)

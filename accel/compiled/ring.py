@@ -9,6 +9,7 @@ from accel.reference.ring import decode_fixed, gather_rows, shift_right_arithmet
 
 __all__ = [
     "decode_fixed",  # these four are single memory-bound passes: numpy's own loops are as fast
+    "dot_pair",
     "encode_fixed",
     "gather_rows",
     "matmul_pair",
@@ -20,16 +21,31 @@ __all__ = [
 
 
 @njit(cache=True, nogil=True)
-def _product_pair(x0, x1, y0, y1, mask, out):
+def _product_pair(x, y, out):
     for i in range(out.size):
-        out[i] = x0[i] * (y0[i] + y1[i]) + x1[i] * y0[i] + mask[i]
+        out[i] = x[0, i] * (y[0, i] + y[1, i]) + x[1, i] * y[0, i]
 
 
-def product_pair(x0: np.ndarray, x1: np.ndarray, y0: np.ndarray, y1: np.ndarray, mask: np.ndarray) -> np.ndarray:
+def product_pair(x: np.ndarray, y: np.ndarray, mask: np.ndarray | None) -> np.ndarray:
     """See ``accel.reference.ring.product_pair``."""
-    out = np.empty(mask.shape, dtype=np.uint64)
-    a, b, c, d, e = (np.ascontiguousarray(words).reshape(-1) for words in (x0, x1, y0, y1, mask))
-    _product_pair(a, b, c, d, e, out.reshape(-1))
+    out = np.empty(x.shape[1:], dtype=np.uint64)
+    _product_pair(x.reshape(2, out.size), y.reshape(2, out.size), out.reshape(-1))
+    return out if mask is None else np.add(out, mask, out=out)
+
+
+@njit(cache=True, nogil=True)
+def _dot_pair(x, y, out):
+    for i in range(out.size):
+        total = out[i]
+        for l in range(x.shape[2]):
+            total += x[0, i, l] * (y[0, i, l] + y[1, i, l]) + x[1, i, l] * y[0, i, l]
+        out[i] = total
+
+
+def dot_pair(x: np.ndarray, y: np.ndarray, mask: np.ndarray) -> np.ndarray:
+    """See ``accel.reference.ring.dot_pair``."""
+    out = mask.copy()
+    _dot_pair(x, y, out)
     return out
 
 
@@ -45,17 +61,31 @@ def _matmul_by_rows(x0, x1, y_columns, out):
             out[i, j] = total
 
 
+_BLOCK = 1024  # rows whose sums are kept in the cache
+
+
 @njit(cache=True, nogil=True)
 def _matmul_by_columns(x0_transposed, x1_transposed, y, out):
-    """The left factor lies transposed in memory (as in Hᵀ·u): a sum of outer products, no copy."""
+    """The left factor lies transposed in memory (as in Hᵀ·u): multiples of its contiguous rows are added up, column by
+    column of the result, no copy."""
     inner, rows = x0_transposed.shape
     columns = out.shape[1]
-    for l in range(inner):
-        for i in range(rows):
-            left0 = x0_transposed[l, i]
-            left1 = x1_transposed[l, i]
+    sums = np.empty((columns, _BLOCK), dtype=np.uint64)
+    for start in range(0, rows, _BLOCK):
+        count = min(_BLOCK, rows - start)
+        sums[:] = np.uint64(0)
+        for l in range(inner):
+            left0 = x0_transposed[l, start : start + count]
+            left1 = x1_transposed[l, start : start + count]
             for j in range(columns):
-                out[i, j] += left0 * y[0, l, j] + left1 * y[1, l, j]
+                right0 = y[0, l, j]
+                right1 = y[1, l, j]
+                total = sums[j]
+                for i in range(count):
+                    total[i] += left0[i] * right0 + left1[i] * right1
+        for i in range(count):
+            for j in range(columns):
+                out[start + i, j] += sums[j, i]
 
 
 def matmul_pair(x0: np.ndarray, x1: np.ndarray, y0: np.ndarray, y1: np.ndarray, mask: np.ndarray) -> np.ndarray:

@@ -13,9 +13,7 @@ __all__ = [
     "compare_decide",
     "compare_reply",
     "comparison_digits",
-    "truncate_deal",
     "truncate_finish",
-    "truncate_reply",
     "uniform_below",
 ]
 
@@ -25,18 +23,6 @@ ONE = np.uint64(1)
 
 def _low(bits: int) -> np.uint64:
     return np.uint64((1 << bits) - 1)
-
-
-def truncate_deal(
-    rho: np.ndarray, quotient_mask: np.ndarray, wrap_mask: np.ndarray, bits: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """The dealer's halves: (ρ≫bits) − quotient_mask, and (top bit of ρ) − wrap_mask mod 2^bits."""
-    return (rho >> np.uint64(bits)) - quotient_mask, ((rho >> TOP) - wrap_mask) & _low(bits)
-
-
-def truncate_reply(c: np.ndarray, half: np.ndarray, mask: np.ndarray, bits: int) -> np.ndarray:
-    """(1 − top bit of c)·half + mask mod 2^bits: a masked half of the wrap-around bit."""
-    return ((ONE - (c >> TOP)) * half + mask) & _low(bits)
 
 
 def truncate_finish(c: np.ndarray, wrap: np.ndarray, bits: int) -> np.ndarray:

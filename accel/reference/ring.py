@@ -6,6 +6,7 @@ import numpy as np
 
 __all__ = [
     "decode_fixed",
+    "dot_pair",
     "encode_fixed",
     "gather_rows",
     "matmul_pair",
@@ -16,9 +17,16 @@ __all__ = [
 ]
 
 
-def product_pair(x0: np.ndarray, x1: np.ndarray, y0: np.ndarray, y1: np.ndarray, mask: np.ndarray) -> np.ndarray:
-    """x0·(y0+y1) + x1·y0 + mask, element by element: one party's summand of a replicated product."""
-    return x0 * (y0 + y1) + x1 * y0 + mask
+def product_pair(x: np.ndarray, y: np.ndarray, mask: np.ndarray | None) -> np.ndarray:
+    """x0·(y0+y1) + x1·y0 + mask, element by element: one party's summand of a replicated product. ``x`` and ``y`` are
+    pairs of shares of the same shape."""
+    product = x[0] * (y[0] + y[1]) + x[1] * y[0]
+    return product if mask is None else product + mask
+
+
+def dot_pair(x: np.ndarray, y: np.ndarray, mask: np.ndarray) -> np.ndarray:
+    """The same, summed along the last axis: x and y are (2, n, k), the mask is (n,)."""
+    return product_pair(x, y, None).sum(axis=-1, dtype=np.uint64) + mask
 
 
 def matmul_pair(x0: np.ndarray, x1: np.ndarray, y0: np.ndarray, y1: np.ndarray, mask: np.ndarray) -> np.ndarray:

@@ -28,12 +28,18 @@ def random_words(seed: int, *shape: int) -> np.ndarray:
 @given(seed=st.integers(0, 2**31), count=st.integers(0, 70))
 def test_product_pair_is_the_replicated_product(kernels, seed, count):
     x0, x1, y0, y1, mask = random_words(seed, 5, count)
-    got = kernels.product_pair(x0, x1, y0, y1, mask)
+    x, y = np.stack([x0, x1]), np.stack([y0, y1])
+    got = kernels.product_pair(x, y, mask)
     want = [
         (int(a) * (int(c) + int(d)) + int(b) * int(c) + int(e)) % 2**64
         for a, b, c, d, e in zip(x0, x1, y0, y1, mask, strict=True)
     ]
     assert got.tolist() == want
+    assert kernels.product_pair(x, y, None).tolist() == (got - mask).tolist()
+    dots = kernels.dot_pair(x[:, :, np.newaxis], y[:, :, np.newaxis], mask)
+    assert dots.tolist() == want
+    whole = kernels.dot_pair(x[:, np.newaxis], y[:, np.newaxis], mask[:1] if count else np.zeros(1, np.uint64))
+    assert int(whole[0]) == (sum(want) - sum(map(int, mask[1:]))) % 2**64
 
 
 @both
@@ -156,21 +162,27 @@ def test_encode_reports_the_first_bad_position(kernels, value):
 
 
 @both
-@given(c=WORD, rho=WORD, bits=st.integers(1, 62), seed=st.integers(0, 2**31))
-def test_truncation_steps_give_the_quotient(kernels, c, rho, bits, seed):
-    """c = z + ρ with 0 ≤ z < 2^63 (z already carries the offset 2^62): the shares add up to ⌊z/2^m⌋ or one more."""
-    z = (c >> 1) % 2**63
-    c_word = np.array([(z + rho) % 2**64], dtype=np.uint64)
-    rho_word = np.array([rho], dtype=np.uint64)
-    a0, a1, m0, m2 = random_words(seed, 13)[-4:].reshape(4, 1)
-    low = np.uint64(2**bits - 1)
-    a1, m0, m2 = a1 & low, m0 & low, m2 & low
-    b0, b1 = kernels.truncate_deal(rho_word, a0, a1, bits)
-    wrap = kernels.truncate_reply(c_word, a1, m0, bits) + kernels.truncate_reply(c_word, b1, m2, bits)
-    shift = np.uint64(64 - bits)
-    total = kernels.truncate_finish(c_word, wrap, bits) - a0 - (m0 << shift) - b0 - (m2 << shift)
-    error = (int(total[0]) + (1 << (62 - bits)) - (z >> bits)) % 2**64
-    assert error in (0, 1)
+@given(bits=st.integers(1, 62), seed=st.integers(0, 2**31), count=st.integers(0, 20))
+def test_truncation_steps_give_the_quotient(kernels, bits, seed, count):
+    """Three summands of −2^62 ≤ z < 2^62 go through the three roles: the shares add up to ⌊z/2^bits⌋ or one more."""
+    z = random_words(seed, 3, count)
+    z[2] = (random_words(seed + 1, count) >> np.uint64(1)) - np.uint64(2**62) - z[0] - z[1]
+    want = [((int(a) + int(b) + int(c) + 2**62) % 2**64 - 2**62) >> bits for a, b, c in z.T]
+    first, second = (random_words(seed + 2 + k, n, count) for k, n in enumerate(kernels.truncation_masks(bits)))
+    dealer = np.empty((2, count), dtype=np.uint64)
+    half = kernels.truncation_deal(z[2], first, second, bits, dealer)
+    mine = [kernels.truncation_hold(z[role], masks, bits, role) for role, masks in enumerate((first, second))]
+    c, with_dealer_0, answer_0, message_0 = kernels.truncation_answer(mine[0], mine[1], first, None, bits)
+    d, with_dealer_1, answer_1, message_1 = kernels.truncation_answer(mine[1], mine[0], second, half, bits)
+    middle = kernels.truncation_result(c, answer_0, message_1, bits)
+    assert c.tolist() == d.tolist()
+    assert middle.tolist() == kernels.truncation_result(d, answer_1, message_0, bits).tolist()
+    assert with_dealer_0.tolist() == dealer[1].tolist()
+    assert with_dealer_1.tolist() == dealer[0].tolist()
+    total = (middle + with_dealer_0 + with_dealer_1).view(np.int64)
+    assert all(int(got) - quotient in (0, 1) for got, quotient in zip(total, want, strict=True))
+    reference = BACKENDS[0].truncation_answer(mine[1], mine[0], second, half, bits)
+    assert message_1.tolist() == reference[3].tolist()
 
 
 @both

@@ -1,4 +1,4 @@
-"""The factored GL-BMF gradients executed by MP-SPDZ against the explicit float64 reference of ``vfl.gradients``."""
+"""The factored GL-BMF gradients executed by MP-SPDZ, against the explicit float64 reference and against ours on shares."""
 
 from __future__ import annotations
 
@@ -8,7 +8,11 @@ import numpy as np
 import pytest
 
 from bench.mpspdz.runner import HOME_VARIABLE, MpSpdz
+from protocols.gl_plan import plan_joint_run
+from tests.protocols.conftest import lora_federation
+from tests.protocols.test_gl_step import make_inputs, secure_sum, step_bound
 from vfl.gradients import AdapterFactors, GlobalModel, clipped_gradient, with_ones
+from vfl.twins.config import TrainingConfig
 
 pytestmark = [
     pytest.mark.mpspdz,
@@ -49,3 +53,29 @@ def test_layer_gradients_agree_with_the_explicit_reference(seed):
     assert np.abs(found - exact.total).max() <= bound
     unclipped = clipped_gradient(model, rows, labels, None, adapters=adapters)
     assert np.abs(unclipped.total - exact.total).max() > 20 * bound
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_both_systems_compute_the_same_layer_gradients(seed):
+    """Ours is within the bound that ``step_bound`` derives; for MP-SPDZ, which states none, 1 % of the largest entry."""
+    clip, classes = 0.5, 4
+    federation = lora_federation(24, (6, 5), ((7,), (9,)), classes, rank=3, seed=seed)
+    plan = plan_joint_run(federation, TrainingConfig(epochs=1, batch_size=12, learning_rate=0.5, clip_norm=clip))
+    inputs = make_inputs(plan, weight_norm=1.0, seed=seed)
+    ours, _ = secure_sum(plan, inputs)
+    rows = with_ones(inputs.rows)
+    given = [rows, np.eye(classes)[inputs.labels], (rows**2).sum(axis=1) / clip**2, inputs.weights]
+    sizes: list[int] = []
+    for projected, up, factors, (block,) in zip(
+        inputs.projected, inputs.up, inputs.row_factors, inputs.blocks, strict=True
+    ):
+        scaled = factors[:, np.newaxis] * block
+        squares = [(part**2).sum(axis=1) / clip**2 for part in (projected, scaled)]
+        given += [projected, scaled, up, *squares]
+        sizes += [up.shape[0], up.shape[1], block.shape[1]]
+    mpspdz = MpSpdz()
+    compiled = mpspdz.compile("layer_gradients", 12, rows.shape[1], classes, 1.0, *sizes)
+    theirs = mpspdz.run(compiled, given).values
+    assert theirs.shape == ours.shape
+    assert np.abs(ours - theirs).max() <= step_bound(plan, inputs) + 0.01 * np.abs(ours).max()
+    assert np.abs(ours).max() > 10 * step_bound(plan, inputs)

@@ -75,11 +75,11 @@ def test_g_bmf_opens_the_twins_weights(federation, tmp_path, momentum, gradients
     noise = noise_of_the_servers(plan, tmp_path)
     twin = train_g_bmf(federation, plan.training, noise=noise)
     bound = weight_bound(plan)
-    difference = np.abs(result.outputs[0] - twin.model.layers[0]).max()
+    difference = np.abs(result.outputs[0][0] - twin.model.layers[0]).max()
     assert difference <= bound
     assert bound < 0.25 * np.abs(twin.model.layers[0]).max()  # the bound says something
     for name in plan.client_names:
-        assert (result.client_outputs[name] == result.outputs[0]).all()
+        assert (result.client_outputs[name][0] == result.outputs[0][0]).all()
 
 
 @settings(max_examples=5)
@@ -95,7 +95,7 @@ def test_g_bmf_agrees_for_random_shapes(tmp_path_factory, widths, classes, batch
     plan = plan_run("g_bmf", federation, small_training(batch_size=batch, clip_norm=clip, epsilon=4.0))
     result = run_secure(plan, federation, directory)
     twin = train_g_bmf(federation, plan.training, noise=noise_of_the_servers(plan, directory))
-    assert np.abs(result.outputs[0] - twin.model.layers[0]).max() <= weight_bound(plan)
+    assert np.abs(result.outputs[0][0] - twin.model.layers[0]).max() <= weight_bound(plan)
 
 
 def test_g_shuff_of_one_batch_an_epoch_is_its_twin_in_any_order(tmp_path):
@@ -104,7 +104,7 @@ def test_g_shuff_of_one_batch_an_epoch_is_its_twin_in_any_order(tmp_path):
     plan = plan_run("g_shuff", federation, small_training(epochs=2))
     result = run_secure(plan, federation, tmp_path, g_shuff.servers)
     twin = train_g_shuff(federation, plan.training, noise=noise_of_the_servers(plan, tmp_path))
-    assert np.abs(result.outputs[0] - twin.model.layers[0]).max() <= weight_bound(plan)
+    assert np.abs(result.outputs[0][0] - twin.model.layers[0]).max() <= weight_bound(plan)
 
 
 def test_the_ledger_holds_exactly_the_declared_releases(federation, tmp_path):
@@ -147,7 +147,7 @@ def test_the_contribution_of_every_sample_is_clipped(tmp_path):
     result = run_secure(plan, federation, tmp_path)
     noise = noise_of_the_servers(plan, tmp_path)[0].reshape(plan.width + 1, plan.classes)
     rate = plan.scales.learning_rate_used(plan.training.learning_rate)
-    total = -result.outputs[0] * plan.training.batch_size / rate - noise
+    total = -result.outputs[0][0] * plan.training.batch_size / rate - noise
     rounding = np.sqrt(plan.parameters) * 2.0**-RELEASE_BITS
     assert np.linalg.norm(total) <= plan.training.batch_size * plan.training.clip_norm + rounding
     assert np.linalg.norm(total) >= 0.1 * plan.training.batch_size * plan.training.clip_norm  # it did train
@@ -158,8 +158,22 @@ def test_a_clip_norm_above_every_gradient_clips_nothing(federation, tmp_path):
     assert plan.scales.norm_bound < 0.25
     result = run_secure(plan, federation, tmp_path)
     twin = train_g_bmf(federation, plan.training, noise=noise_of_the_servers(plan, tmp_path))
-    assert np.abs(result.outputs[0] - twin.model.layers[0]).max() <= weight_bound(plan)
+    assert np.abs(result.outputs[0][0] - twin.model.layers[0]).max() <= weight_bound(plan)
     assert twin.clipped_share == 0
+
+
+def test_the_ranges_of_independent_noise_count_momentum(federation):
+    """v = Σ β^k y_{t−k}, so the noise of one step reaches W up to 1/(1−β) times."""
+    training = small_training(momentum=0.9, epochs=20, learning_rate=0.1, accounting="proven", batch_size=96)
+    plan = plan_run("g_shuff", federation, training)
+    weights, velocity = np.zeros(20), np.zeros(20)  # response of W to the noise of each step
+    for step in range(20):
+        velocity *= 0.9
+        velocity[step] += 1.0
+        weights += velocity
+    deviation = 0.1 / 96 * plan.noise.outsider_std * np.linalg.norm(weights)
+    drift = 0.1 * 20 / (1 - 0.9)
+    assert plan.scales.logit_bound >= np.hypot(plan.scales.row_bound, 1) * (drift + 12 * deviation) * (1 - 1e-6)
 
 
 def test_scales_of_the_paper_fit_and_absurd_ones_are_refused(federation):

@@ -8,7 +8,8 @@ import sys
 
 import pytest
 
-from protocols import g_shuff
+from protocols import g_shuff, gl_launch
+from protocols.curves import Timeline, draw_curves
 from protocols.launch import main, make_federation
 from protocols.options import RunOptions, parse_options
 from protocols.plan import plan_run
@@ -78,17 +79,51 @@ def test_the_estimate_is_what_a_run_costs(federation, tmp_path, capsys):
     assert printed["rounds_per_step"] == 62 and printed["claim"]["epsilon"] == pytest.approx(3.0)
 
 
-def test_a_whole_run_leaves_its_files(tmp_path, capsys):
-    words = ["--epochs", "1", "--parties", "threads", "--out", str(tmp_path), "--json", "--plot", "--twin"]
-    main("g_bmf", None, words)
+@pytest.mark.parametrize("protocol", ["g_bmf", "g_shuff", "gl_bmf"])
+def test_a_whole_run_leaves_its_files(tmp_path, capsys, protocol):
+    words = ["--epochs", "1", "--parties", "threads", "--out", str(tmp_path), "--json", "--plot"]
+    words += ["--twin"] if protocol == "g_bmf" else []
+    if protocol == "gl_bmf":
+        gl_launch.main(None, [*words, "--rank", "2"])
+    else:
+        main(protocol, None, words)
     report = json.loads(capsys.readouterr().out)
     (run,) = tmp_path.iterdir()
     assert {file.name for file in run.iterdir()} >= {
-        "config.json", "model.npz", "claim.txt", "ledger.json", "report.json", "costs.png",
+        "config.json", "model.npz", "claim.txt", "ledger.json", "report.json", "costs.png", "curves.png", "run.log",
     }  # fmt: skip
-    assert abs(report["test_accuracy"] - report["twin_accuracy"]) <= 0.01
-    assert [release["name"] for release in report["releases"]] == ["global model"] * 3
+    if protocol == "g_bmf":
+        assert abs(report["test_accuracy"] - report["twin_accuracy"]) <= 0.01
+    names = [release["name"] for release in report["releases"]]
+    assert names.count("global model") == 3
+    assert len(names) == (3 if protocol != "gl_bmf" else 3 + 2 * 11)
     assert "differentially private" in (run / "claim.txt").read_text()
+    log = (run / "run.log").read_text()
+    assert f"{protocol} begun: 11 steps, 1408 rows, batches of 128, 2 clients" in log
+    assert "training: 11 of 11\n" in log and "finished in " in log
+    assert "released once: global model, 650 numbers, to all servers" in log
+    if protocol == "gl_bmf":
+        assert "released 11 times: layer gradient of client 1" in log
+        for client in ("client-1", "client-2"):
+            assert (run / client / "layers.npz").stat().st_mode & 0o777 == 0o600
+
+
+def test_curves_follow_the_reports(tmp_path):
+    """Bytes are of all servers, rates are between reports, and nothing of the computation itself is needed."""
+    timeline = Timeline()
+    for done in (1, 2, 3):
+        for server in (2, 1, 0):
+            timeline.listen(server, {"phase": "training", "done": done, "total": 3, "bytes": 10 * done + server})
+            timeline.listen(server, {"phase": "upload", "done": 7, "total": 9})
+    timeline.seconds = [0.0, 0.5, 0.6]
+    assert timeline.steps == [1, 2, 3] and timeline.bytes == [33, 63, 93]
+    steps, rates = timeline.rates()
+    assert steps.tolist() == [2, 3] and rates == pytest.approx([2.0, 10.0])
+    options = RunOptions("g_bmf", TrainingConfig(epochs=1, schedule="cosine"))
+    plan = plan_run("g_bmf", make_federation(options), options.training)
+    for points in (timeline, Timeline()):  # a resumed run may have nothing left to train
+        file = tmp_path / f"{len(points.steps)}.png"
+        assert draw_curves(plan, points, file) and file.read_bytes().startswith(b"\x89PNG")
 
 
 def test_g_shuff_says_that_its_epsilon_is_not_proven():

@@ -11,12 +11,14 @@ import numpy as np
 import pytest
 
 import protocols.gl_client
+import protocols.training
 import refmpc
 from protocols import gl_bmf
 from protocols.adapters import joint_step_cost
 from protocols.gl_client import client_program
 from protocols.gl_launch import client_jobs, joint_estimate, main, server_jobs
-from protocols.gl_plan import FactorBounds, JointPlan, plan_joint_run
+from protocols.gl_plan import JointPlan, plan_joint_run
+from protocols.gl_scales import FactorBounds
 from protocols.scales import RELEASE_BITS
 from refmpc.errors import PartyFailed
 from tests.protocols.conftest import lora_federation, small_federation
@@ -56,9 +58,17 @@ def adapters_of(clients) -> np.ndarray:
     return np.concatenate([part.ravel() for c in clients for l in c.lora.layers for part in (l.up, l.down)])
 
 
+def trained(result, twin: TwinResult) -> list:
+    """The twin's clients, with the layers that the secure run has trained."""
+    clients = [client.fresh() for client in twin.clients]
+    for client in clients:
+        client.load_adapter_state(result.client_outputs[client.name].layers)
+    return clients
+
+
 def difference(result, twin: TwinResult) -> float:
     """The norm of (W, U, V) − twin's (W, U, V), all clients."""
-    adapters = adapters_of(result.client_outputs[c.name] for c in twin.clients) - adapters_of(twin.clients)
+    adapters = adapters_of(trained(result, twin)) - adapters_of(twin.clients)
     return math.hypot(np.linalg.norm(result.outputs[0] - twin.model.layers[0]), np.linalg.norm(adapters))
 
 
@@ -147,7 +157,7 @@ def test_adapters_follow_gradients_and_not_only_noise(tmp_path, rule):
     parts = [noise[:, part].sum(axis=0) for part in plan.noise_slices()]
     only_noise = start - rate * np.concatenate(parts)
     moved = np.linalg.norm(adapters_of(twin.clients) - only_noise)
-    found = adapters_of(result.client_outputs[c.name] for c in twin.clients)
+    found = adapters_of(trained(result, twin))
     assert np.linalg.norm(found - adapters_of(twin.clients)) < 0.01 * moved
     assert moved > 0.01
 
@@ -240,6 +250,8 @@ def test_a_client_receives_its_own_gradient_and_the_model_and_nothing_else(tmp_p
     result = run_secure(plan, federation, tmp_path, clients=jobs)
     for name, shape in zip(plan.client_names, plan.shapes, strict=True):
         assert result.client_outputs[name][1] == [
+            ("salt", [0, 1, 2], [32] * 3),
+            ("verdict", [0, 1, 2], [2] * 3),
             ("first step", [0, 1, 2], [1] * 3),
             *[("open_to_client", [0, 1, 2], [shape.parameters] * 3)] * plan.schedule.num_steps,
             ("reveal_to_client", [0, 1, 2], [plan.global_parameters] * 3),
@@ -348,13 +360,13 @@ def test_after_a_crash_no_step_is_released_with_two_values(tmp_path, monkeypatch
 def test_a_server_that_has_not_written_the_last_step_means_nobody_opened_the_model(tmp_path, monkeypatch):
     federation, plan = make(epochs=1)
     opened = []
-    real = gl_bmf.release_model
+    real = protocols.training.release_model
 
     async def watching(party, plan, weights):
         opened.append(await real(party, plan, weights))
         return opened[-1]
 
-    monkeypatch.setattr(gl_bmf, "release_model", watching)
+    monkeypatch.setattr(protocols.training, "release_model", watching)
     crash_once(monkeypatch, "before writing", 1, step=plan.schedule.num_steps - 1)
     with pytest.raises(PartyFailed, match="Crash"):
         run_secure(plan, federation, tmp_path, keep=True)

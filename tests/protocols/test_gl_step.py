@@ -254,7 +254,7 @@ async def clip_only(party, job):
     errors = await logit_errors(SharedRows(embeddings, labels, labels), weights, plan.scales)
     norms = await squared_norms(embeddings, clip, plan.scales)
     products = [await weight_products(client, weights, clip, scales) for client in clients]
-    factor, at_layers = await clip_factors(errors, norms, clients, products, scales)
+    factor, at_layers, _ = await clip_factors(errors, norms, clients, products, scales)
     opened = [errors, factor, *(product.block for product in products), *at_layers.values()]
     return [await refmpc.reveal(x, release="test") for x in opened]
 

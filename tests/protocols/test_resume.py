@@ -2,14 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import os
-import signal
 import stat
-import subprocess
-import sys
-import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -52,7 +45,7 @@ def test_a_resumed_run_ends_where_an_uninterrupted_one_would(federation, tmp_pat
     result = run_secure(plan, federation, tmp_path)
     assert [(tmp_path / f"server-{i}" / "noise.key").read_bytes() for i in range(3)] == keys
     twin = train_g_bmf(federation, plan.training, noise=noise_of_the_servers(plan, tmp_path))
-    assert np.abs(result.outputs[0] - twin.model.layers[0]).max() <= weight_bound(plan)
+    assert np.abs(result.outputs[0][0] - twin.model.layers[0]).max() <= weight_bound(plan)
     steps = plan.schedule.num_steps - crash_at // 2 * 2
     assert result.ledgers[0].phases["training"].rounds % steps == 0  # only what was missing is computed
 
@@ -63,14 +56,14 @@ def test_servers_one_checkpoint_apart_agree_on_the_older(federation, tmp_path, m
     (tmp_path / "server-2" / "checkpoint-00000004.npz").unlink()
     result = run_secure(plan, federation, tmp_path)
     twin = train_g_bmf(federation, plan.training, noise=noise_of_the_servers(plan, tmp_path))
-    assert np.abs(result.outputs[0] - twin.model.layers[0]).max() <= weight_bound(plan)
+    assert np.abs(result.outputs[0][0] - twin.model.layers[0]).max() <= weight_bound(plan)
 
 
 def test_g_shuff_resumes_at_an_epoch_boundary(federation, tmp_path, monkeypatch):
     plan = plan_run("g_shuff", federation, small_training(epochs=3, learning_rate=0.2))
     run_until_crash(plan, federation, tmp_path, monkeypatch, 4, g_shuff.servers, every=plan.schedule.num_batches)
     result = run_secure(plan, federation, tmp_path, g_shuff.servers)
-    assert "shuffle" in result.ledgers[0].phases and np.isfinite(result.outputs[0]).all()
+    assert "shuffle" in result.ledgers[0].phases and np.isfinite(result.outputs[0][0]).all()
     assert result.ledgers[0].phases["shuffle"].rounds == 2 * 2  # epochs 1 and 2; epoch 0 was done
 
 
@@ -79,7 +72,7 @@ def test_a_finished_run_resumed_sends_the_same_release_again(federation, tmp_pat
     plan = plan_run("g_bmf", federation, small_training(epochs=2, learning_rate=0.2))
     first = run_secure(plan, federation, tmp_path)
     again = run_secure(plan, federation, tmp_path)
-    assert (again.outputs[0] == first.outputs[0]).all()
+    assert (again.outputs[0][0] == first.outputs[0][0]).all()
     assert "training" not in again.ledgers[0].phases
 
 
@@ -101,17 +94,17 @@ def test_a_crash_around_the_release_never_gives_two_values(federation, tmp_path,
         with pytest.raises(refmpc.PartyFailed):
             run_secure(plan, federation, tmp_path)
     again = run_secure(plan, federation, tmp_path)
-    assert opened and all((value == again.outputs[0]).all() for value in opened.values())
+    assert opened and all((plan.unflatten(value)[0] == again.outputs[0][0]).all() for value in opened.values())
 
 
 def test_a_server_that_has_not_written_the_release_means_nobody_opened_it(federation, tmp_path, monkeypatch):
     plan = plan_run("g_bmf", federation, small_training(learning_rate=0.2))
     real, opened = ServerDirectory.save, []
 
-    def failing(self, step, weights):
+    def failing(self, step, *layers):
         if self.path.name == "server-2":
             raise OSError("disk full")
-        real(self, step, weights)
+        real(self, step, *layers)
 
     async def watching(party, plan, weights):
         opened.append(party.id)
@@ -149,38 +142,3 @@ def test_a_damaged_noise_key_is_refused(federation, tmp_path):
     (tmp_path / "server-1" / "noise.key").write_bytes(b"short")
     with pytest.raises(refmpc.PartyFailed, match="noise.key has 5 bytes, expected 32: it is damaged"):
         run_secure(plan, federation, tmp_path)
-
-
-def command(*words: str) -> subprocess.Popen:
-    return subprocess.Popen(
-        [sys.executable, "-m", "protocols.g_bmf", *words],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    )
-
-
-def test_killing_a_server_is_reported_and_resume_finishes(tmp_path):
-    words = ["--epochs", "6", "--checkpoint-every", "5", "--out", str(tmp_path), "--timeout", "10"]
-    process = command(*words)
-    deadline = time.monotonic() + 60
-    while not (checkpoints := list(tmp_path.glob("*/server-1/checkpoint-*.npz"))):
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    run = checkpoints[0].parents[1]
-    os.kill(int((run / "server-1" / "pid").read_text()), signal.SIGKILL)
-    out, error = process.communicate(timeout=60)
-    assert process.returncode != 0
-    assert "party 1 failed" in error and "killed by signal 9" in error, error
-    assert "Traceback of party" not in error
-
-    resumed = command("--resume", str(run), "--json")
-    out, error = resumed.communicate(timeout=120)
-    assert resumed.returncode == 0, error
-    report = json.loads(out)
-    assert report["steps"] == 66 and 0.2 < report["test_accuracy"] <= 1.0
-    training = next(row for row in report["phases"] if row["phase"] == "training")
-    assert training["rounds"] < 66 * 62
-    assert Path(report["directory"]) == run

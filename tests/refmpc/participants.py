@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from refmpc.connect import Greeting, connect_client, connect_party, listen
-from refmpc.transport import SocketTransport, ThreadTransport, thread_links
+from refmpc.sockets import SocketTransport
+from refmpc.transport import ThreadTransport, thread_links
 
 PATIENCE = 30.0
 

@@ -135,7 +135,7 @@ def test_the_reciprocal_keeps_its_bound(seed, domain, signed, begun):
         lambda party, t: refmpc.reciprocal(t, low, high, result, signed), Secret(x, bits), seed=seed, begun=begun
     )
     assert got.scale == result
-    assert within(got.value, 1 / (x * 2.0**-bits), 2.0**-15, 2.1 * 2.0**-result)
+    assert within(got.value, 1 / (x * 2.0**-bits), 2.0**-18, 2.1 * 2.0**-result)
 
 
 @pytest.mark.parametrize("low, high, bits, result", RANGES)
@@ -149,13 +149,13 @@ def test_the_reciprocal_keeps_its_bound_for_every_way_to_round(low, high, bits, 
         assert party.truncations == 7  # eight: the patterns are all there are
         return inverse
 
-    assert within(opened(program, Secret(x, bits)).value, 1 / (x * 2.0**-bits), 2.0**-15, 2.1 * 2.0**-result)
+    assert within(opened(program, Secret(x, bits)).value, 1 / (x * 2.0**-bits), 2.0**-18, 2.1 * 2.0**-result)
 
 
 def test_the_stated_bound_of_the_reciprocal_is_not_idle():
     x = np.arange(15 * 2**10, 64 * 2**10)
     got = values_of(lambda party, t: refmpc.reciprocal(t, 0.9, 4.0, 30), x, 14)
-    assert not within(got, 1 / (x * 2.0**-14), 2.0**-15.4, 2.1 * 2.0**-30)
+    assert not within(got, 1 / (x * 2.0**-14), 2.0**-18.9, 2.1 * 2.0**-30)
 
 
 NARROW = [(1.0, 13.0, 22), (0.68, 64.7, 22), (1.0, 1.5, 30), (1.0, 128.0, 20), (0.01, 0.05, 26), (1000.0, 9000.0, 12)]
@@ -196,7 +196,7 @@ def test_a_quotient_keeps_its_bound(seed, signed, bits, begun):
     )
     numerator, quotient = top * 2.0**-bits, top * 2.0**-bits / (x * 2.0**-16)
     assert got.scale == bits
-    assert within(got.value, quotient, 2.0**-15, np.abs(numerator) * 2.0**-24.9 + 2.0**-bits)
+    assert within(got.value, quotient, 2.0**-18, np.abs(numerator) * 2.0**-24.9 + 2.0**-bits)
 
 
 def test_a_numerator_broadcasts_against_its_denominator():

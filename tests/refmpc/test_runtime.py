@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+import importlib.machinery
+import json
 import multiprocessing
+import sys
+import textwrap
 import threading
 import time
+import types
 import warnings
 
 import numpy as np
@@ -14,7 +20,7 @@ import refmpc
 from accel.prg import KEY_BYTES
 from refmpc import runtime
 from refmpc.errors import OutOfStep, PartyFailed, PeerAborted
-from refmpc.runtime import _explain
+from refmpc.runtime import _explain, _hanging, _modules
 
 WHERE = ["threads", "processes"]
 CLAIM = {"squares": "a test, no claim"}
@@ -245,6 +251,8 @@ def test_the_root_cause_comes_before_its_echoes():
     echoes = {0: (PeerAborted("party 1 gave up"), "-"), 1: (refmpc.PeerTimeout("party 2 sent nothing"), "-")}
     assert str(_explain(echoes)).startswith("party 1 failed: PeerTimeout")
     assert str(_explain({**echoes, 2: (KeyError("x"), "-")})).startswith("party 2 failed: KeyError")
+    waiting = {0: _hanging(), "a": (PartyFailed("its process died (killed by signal 9)"), "-"), 1: _hanging()}
+    assert str(_explain(waiting)).startswith("client 'a' failed: PartyFailed: its process died")
 
 
 # processes --------------------------------------------------------------------------------------
@@ -315,3 +323,13 @@ def test_processes_start_from_a_warm_fork_server():
     for preloaded, seconds in refmpc.run(loaded, parties="processes").outputs:
         assert preloaded
         assert seconds < 0.3, "the first kernel call is not warm"
+
+
+def test_the_fork_server_imports_the_programs_but_not_the_command(monkeypatch):
+    """A participant runs the command's module again, and Python warns on its terminal if that was imported before."""
+    programs = [json.dumps, functools.partial(textwrap.dedent, "x"), lambda: None]
+    assert _modules(programs) == sorted({"json", "textwrap", __name__})
+    command = types.ModuleType("__main__")
+    command.__spec__ = importlib.machinery.ModuleSpec("textwrap", None)
+    monkeypatch.setitem(sys.modules, "__main__", command)
+    assert _modules(programs) == sorted({"json", __name__})

@@ -15,7 +15,8 @@ from participants import all_end, transports
 import refmpc
 from refmpc.certificates import make_credentials
 from refmpc.errors import OutOfStep, PeerAborted, PeerLost, PeerTimeout
-from refmpc.transport import FRAME_OVERHEAD, SocketTransport
+from refmpc.sockets import SocketTransport
+from refmpc.transport import FRAME_OVERHEAD
 
 KINDS = ["threads", "sockets", "tls"]
 MEGABYTE = 1 << 20

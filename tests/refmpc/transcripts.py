@@ -92,6 +92,10 @@ class _Recorded:
     def words(self, count: int) -> np.ndarray:
         return self.note(self.stream.words(count), WORD)
 
+    def rows(self, rows: int, count: int) -> np.ndarray:
+        drawn = [self.note(row, WORD) for row in self.stream.rows(rows, count)]  # each vector is a draw of its own
+        return np.stack(drawn)
+
     def bytes(self, count: int) -> np.ndarray:
         values = self.stream.bytes(count)
         return values if self.quiet else self.note(values, 256)

@@ -51,15 +51,19 @@ def calibrate_shuffled(
     run = fixed_order(num_samples, batch_size, epochs)
     rate = batch_size / num_samples
     remaining = require_real("delta", delta, 0, 1, open_low=True, open_high=True)
+    wanted = epsilon
     for _ in range(8):
         if accounting == "proven":
-            multiplier = calibration.any_order_sigma(epsilon, remaining, epochs) * TIE
+            multiplier = calibration.any_order_sigma(wanted, remaining, epochs) * TIE
         else:
-            multiplier = calibration.poisson_sigma(epsilon, remaining, rate, run.num_steps)
+            multiplier = calibration.poisson_sigma(wanted, remaining, rate, run.num_steps)
         claim = shuffled_claim(multiplier, delta, clip_norm, num_samples, batch_size, epochs, slack, split, accounting)
         if claim.epsilon <= epsilon:
             return calibrated_noise(multiplier, claim, slack, split)
         remaining = delta - claim.slack_delta
+        addition = claim.epsilon_addition * (1 + 1e-6)
+        require(addition < epsilon, "epsilon", epsilon, f"above {addition:.3g}, the cost of the joint sampler")
+        wanted = epsilon - addition
     raise ArithmeticError(f"no noise found for epsilon = {epsilon}, delta = {delta}: the slack takes most of it")
 
 
@@ -98,17 +102,17 @@ def shuffled_claim(
         return lambda part: calibration.any_order_epsilon(multiplier, part, epochs)
 
     headline_proven = accounting == "proven"
-    paper, paper_slack = epsilon_with_slack(poisson, delta, slack, overflow, sigma, headline=not headline_proven)
-    proven, proven_slack = epsilon_with_slack(any_order(sigma), delta, slack, overflow, sigma, headline=headline_proven)
+
+    def with_slack(curve: Callable[[float], float], multiplier: float, headline: bool = False) -> tuple[float, float]:
+        return epsilon_with_slack(curve, delta, slack, overflow, multiplier, headline=headline, participations=epochs)
+
+    paper, paper_slack = with_slack(poisson, sigma, not headline_proven)
+    proven, proven_slack = with_slack(any_order(sigma), sigma, headline_proven)
     if headline_proven:
-        replace_one, _ = epsilon_with_slack(any_order(sigma / 2), delta, slack, overflow, sigma / 2)
+        replace_one, _ = with_slack(any_order(sigma / 2), sigma / 2)
     else:
-        replace_one, _ = epsilon_with_slack(
-            lambda part: calibration.group_of_two(poisson, part), delta, slack, overflow, sigma
-        )
-    outsider, _ = epsilon_with_slack(
-        any_order(sigma * math.sqrt(split.outsider_variance)), delta, slack, overflow, sigma
-    )
+        replace_one, _ = with_slack(lambda part: calibration.group_of_two(poisson, part), sigma / 2)
+    outsider, _ = with_slack(any_order(sigma * math.sqrt(split.outsider_variance)), sigma)
     poisson_source = "Poisson-subsampled RDP, Opacus' orders (dp_accounting), as the paper accounts"
     return Claim(
         mechanism="Gaussian noise on shuffled batches (DP-SGD)",
@@ -125,7 +129,7 @@ def shuffled_claim(
         gaussian_multiplier=sigma / math.sqrt(epochs),
         slack_delta=proven_slack if headline_proven else paper_slack,
         statistical_distance=slack.statistical_distance(overflow) if slack else 0.0,
-        epsilon_addition=slack.epsilon_addition(sigma) if slack else 0.0,
+        epsilon_addition=slack.epsilon_addition(sigma, epochs) if slack else 0.0,
         row_bound=slack.row_bound if slack else None,
         figures=(
             Figure("As if Poisson-sampled (the paper's number)", paper, delta, False, poisson_source),
@@ -138,6 +142,7 @@ def shuffled_claim(
             ("clip rounding", slack.clip_slack),
             ("grid per step", slack.grid_slack(1.0, 1)),
             ("δ of sampler and overflow", proven_slack),
+            *((("slope of the joint sampler", slack.slope_error),) if slack.slope_error else ()),
         ),
         caveats=(_SHUFFLE_GAP,),
         sources=(

@@ -227,6 +227,7 @@ def epsilon_with_slack(
     multiplier: float,
     *,
     headline: bool = False,
+    participations: int | None = None,
 ) -> tuple[float, float]:
     """(ε, part of δ that the arithmetic takes): the smallest fixed point of ε = ε(δ − (1+e^ε)·distance).
 
@@ -241,7 +242,7 @@ def epsilon_with_slack(
             break
         following = epsilon_of_delta(delta - addition)
         if following <= epsilon * (1 + 1e-12):
-            return epsilon + slack.epsilon_addition(multiplier), addition
+            return epsilon + slack.epsilon_addition(multiplier, participations), addition
         epsilon = following
     require(
         not headline,

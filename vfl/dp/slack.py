@@ -136,6 +136,12 @@ class FixedPointSlack:
         distance = self.statistical_distance(noise_overflow)
         return (1 + math.exp(epsilon)) * distance
 
-    def epsilon_addition(self, noise_multiplier: float) -> float:
-        """slope·√(nT)/σ: what an inexact joint sampler adds to ε (zero for the exact one)."""
+    def epsilon_addition(self, noise_multiplier: float, participations: int | None = None) -> float:
+        """What an inexact joint sampler adds to ε (zero for the exact one): slope times the l1 norm of the shift.
+
+        slope·√(nT)/σ when σ belongs to the whole run. With ``participations`` σ belongs to one step, which shifts by
+        1/σ at most, n coordinates at a time: slope·κ·√n/σ.
+        """
+        if participations is not None:
+            return self.slope_error * participations * math.sqrt(self.released_coordinates) / noise_multiplier
         return self.slope_error * math.sqrt(self.released_coordinates * self.steps) / noise_multiplier

@@ -116,6 +116,7 @@ def train_frozen(
     noise: StepNoise,
     *,
     clip: bool = True,
+    norm_limit: float | None = None,
     initial: GlobalModel | None = None,
     embeddings: Floats | None = None,
     labels: npt.NDArray[np.int64] | None = None,
@@ -144,6 +145,7 @@ def train_frozen(
                 clip_norm,
                 method=config.gradients,
                 input_squared_norms=squared[here],
+                norm_limit=norm_limit,
             )
             mean = result.total
             mean += noise(step)

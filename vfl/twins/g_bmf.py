@@ -17,6 +17,7 @@ def train_g_bmf(
     config: TrainingConfig,
     *,
     noise: GivenNoise | None = None,
+    norm_limit: float | None = None,
     initial: GlobalModel | None = None,
     num_steps: int | None = None,
     evaluate_every: int = 0,
@@ -24,7 +25,7 @@ def train_g_bmf(
 ) -> TwinResult:
     """The twin of G-BMF; ``noise`` given from outside is the *filtered* noise of each step.
 
-    ``num_steps`` stops early, for comparing weights with a secure run after k steps; the noise is that of
+    ``norm_limit``: see ``vfl.gradients.clipped_gradient``. ``num_steps`` stops early, for comparing weights with a secure run after k steps; the noise is that of
     the full run.
     """
     schedule = config.steps(federation.num_samples)
@@ -44,6 +45,7 @@ def train_g_bmf(
         schedule.rows,
         steps,
         source,
+        norm_limit=norm_limit,
         initial=initial,
         evaluate_every=evaluate_every,
         progress=progress,

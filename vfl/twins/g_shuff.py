@@ -31,6 +31,7 @@ def train_g_shuff(
     *,
     noise: GivenNoise | None = None,
     orders: npt.ArrayLike | Callable[[int], Order] | None = None,
+    norm_limit: float | None = None,
     initial: GlobalModel | None = None,
     num_steps: int | None = None,
     evaluate_every: int = 0,
@@ -39,7 +40,7 @@ def train_g_shuff(
     """The twin of G-Shuff.
 
     ``noise``: rows to add to the sum of each step instead of the seed's. ``orders``: the permutations, an
-    array (epochs, M) or a function of the epoch. ``num_steps`` stops early (comparison after k steps).
+    array (epochs, M) or a function of the epoch. ``norm_limit``: see ``vfl.gradients.clipped_gradient``. ``num_steps`` stops early (comparison after k steps).
     """
     schedule = config.steps(federation.num_samples)
     plan = plan_shuffled(config, schedule)
@@ -67,6 +68,7 @@ def train_g_shuff(
         rows_of_step,
         steps,
         source,
+        norm_limit=norm_limit,
         initial=initial,
         evaluate_every=evaluate_every,
         progress=progress,

@@ -1,0 +1,79 @@
+"""Structured logs: one JSON object a line, public facts only; on a terminal a short line for people instead."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import sys
+import threading
+from pathlib import Path
+from typing import Any, TextIO
+
+from rich.console import Console
+from rich.text import Text
+
+__all__ = ["Log"]
+
+_BURST = 20  # lines of one kind a minute; more are counted and summed up
+_STYLES = {"info": "", "warning": "yellow", "error": "red"}
+
+
+class Log:
+    """Lines go to ``file`` as JSON if given; otherwise to stderr, as JSON, or readable if that is a terminal.
+
+    Callers pass names, counts, addresses and reasons; never a value, a share or a key. A stranger who knocks a thousand
+    times does not fill the disk: lines of one kind are limited, and their number is logged afterwards.
+    """
+
+    def __init__(self, who: str, file: Path | None = None):
+        self._who = who
+        self._console = Console(stderr=True)
+        self._file: TextIO | None = None
+        if file is not None:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            self._file = file.open("a", encoding="utf-8")
+        self._lock = threading.Lock()
+        self._minute: dict[str, tuple[int, int]] = {}
+
+    def info(self, event: str, **facts: Any) -> None:
+        self._write("info", event, facts)
+
+    def warning(self, event: str, **facts: Any) -> None:
+        self._write("warning", event, facts)
+
+    def error(self, event: str, **facts: Any) -> None:
+        self._write("error", event, facts)
+
+    @property
+    def is_terminal(self) -> bool:
+        """Whether people watch: progress bars are drawn then."""
+        return self._console.is_terminal
+
+    def _write(self, level: str, event: str, facts: dict[str, Any]) -> None:
+        now = datetime.datetime.now(datetime.UTC)
+        with self._lock:
+            suppressed = self._limit(level, event, int(now.timestamp()) // 60)
+            if suppressed is None:
+                return
+            if suppressed:
+                facts = {**facts, "more_like_it_last_minute": suppressed}
+            line = {"time": now.isoformat(timespec="milliseconds"), "level": level, "who": self._who, "event": event}
+            words = json.dumps({**line, **facts}, default=str)
+            if self._file is not None:
+                self._file.write(words + "\n")
+                self._file.flush()
+            if self._console.is_terminal:
+                rest = ", ".join(f"{name} {value}" for name, value in facts.items())
+                self._console.print(Text(f"{now:%H:%M:%S} {event}{': ' if rest else ''}{rest}", style=_STYLES[level]))
+            elif self._file is None:
+                print(words, file=sys.stderr, flush=True)
+
+    def _limit(self, level: str, event: str, minute: int) -> int | None:
+        """How many like it were left out in the minute before, or None if this one is left out."""
+        if level == "info":
+            return 0
+        last, count = self._minute.get(event, (minute, 0))
+        left_out = max(0, count - _BURST) if last != minute else 0
+        count = 1 if last != minute else count + 1
+        self._minute[event] = minute, count
+        return None if count > _BURST else left_out

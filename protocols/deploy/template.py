@@ -1,0 +1,96 @@
+"""The text of a new federation.toml. Comments say what a value means and who must agree on it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+__all__ = ["federation_text"]
+
+_HEAD = """\
+# Everybody in this federation has the same copy of this file; nothing in it is secret. Keys are not in it.
+# All participants compare a hash of it before anything is shared, except for how a peer is reached (host, port,
+# alignment, timeout), which may differ behind a firewall.
+
+[federation]
+name = {name}
+version = 1 # of this file's format
+
+# The three servers compute on secret shares. At most one of them may be corrupted: they should belong to different
+# organisations. Each is recognised by the SHA-256 of its certificate, wherever it is; `ppvfl pin` writes it.
+"""
+
+_SERVER = """\
+[[server]]
+id = {id}
+host = {host}
+port = {port}
+fingerprint = ""
+
+"""
+
+_CLIENTS = """\
+# The clients hold the data. Columns are put side by side in this order, those of the label client last.
+# width: number of columns that the client shares (outputs of its local model, if it has one). alignment: where the label
+# client listens for the other clients while ids are matched (private set intersection); the others only call.
+"""
+
+_CLIENT = """\
+[[client]]
+name = {name}
+label = {label}
+width = {width}
+alignment = {alignment}
+fingerprint = ""
+
+"""
+
+_RUN = """\
+[run]
+protocol = "g_bmf"      # "g_bmf": matrix-factorisation noise, fixed order; "g_shuff": rows shuffled in secret
+classes = {classes}
+# privacy: the claim is printed before a run, and kept with the model
+epsilon = 3.0
+delta = 1e-5            # well below one over the number of people
+clip_norm = 1.0         # bound on each person's gradient
+row_bound = 1.0         # bound on the norm of each person's row, all clients together
+row_rule = "normalise"  # how rows are brought within it: "normalise" or "clip"
+# training
+epochs = 40
+batch_size = 128
+learning_rate = 2.0
+schedule = "constant"   # or "linear", "cosine"
+momentum = 0.0
+weight_decay = 1.0      # 1 means none: the weights are multiplied by it at every step
+hidden = []             # widths of hidden layers
+factorisation = "bisr"  # of the workload, for g_bmf: "bisr", "bsr" or "identity"
+# bands = 8             # of the factorisation; without it, from the number of batches
+# operation
+checkpoint_every = 0    # steps between checkpoints, from which a server that died resumes; 0: none
+timeout = 60.0          # seconds to wait for a silent peer
+
+[predict]
+receiver = {receiver} # the only client that receives predictions
+maximum_rows = 100000   # of one request
+"""
+
+
+def federation_text(
+    name: str,
+    servers: Sequence[tuple[str, int]],
+    clients: Sequence[tuple[str, int, str]],
+    classes: int | Sequence[str],
+) -> str:
+    """``servers`` are (host, port), ``clients`` (name, width, alignment address); the last client holds the labels."""
+    quoted = json.dumps  # the escapes of JSON are those of TOML's basic strings
+    parts = [_HEAD.format(name=quoted(name))]
+    parts += [_SERVER.format(id=i, host=quoted(host), port=port) for i, (host, port) in enumerate(servers)]
+    parts.append(_CLIENTS)
+    for i, (client, width, alignment) in enumerate(clients):
+        label = "true" if i == len(clients) - 1 else "false"
+        parts.append(_CLIENT.format(name=quoted(client), label=label, width=width, alignment=quoted(alignment)))
+    shown = str(classes) if isinstance(classes, int) else quoted(list(classes))
+    comment = 'labels 0, 1, …; or the label texts, ["no", "yes"]' if isinstance(classes, int) else "the label texts"
+    receiver = quoted(clients[-1][0]) if clients else '""'
+    parts.append(_RUN.format(classes=f"{shown} # {comment}", receiver=receiver))
+    return "".join(parts)

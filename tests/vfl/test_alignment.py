@@ -1,0 +1,327 @@
+"""Private alignment: the group, the protocol without sockets, and what each client sees."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from nacl.bindings import crypto_core_ed25519_from_uniform
+
+from vfl.alignment import AlignmentError, encode_ids
+from vfl.alignment.group import ELEMENT, FIELD, blind, hash_to_curve, montgomery_u, valid_elements
+from vfl.alignment.protocol import LIST, Receive, Send, Steps, Terms, leader, member
+
+ORDER = 2**252 + 27742317777372353535851937790883648493
+
+
+def silent(count: int) -> None:
+    return
+
+
+# the group ---------------------------------------------------------------------------------------
+
+
+def test_the_map_is_elligator_2_with_the_cofactor_cleared() -> None:
+    """RFC 9380, J.4.2: u[0] and P.x of curve25519_XMD:SHA-512_ELL2_NU_, all five messages."""
+    vectors = (
+        (
+            "608d892b641f0328523802a6603427c26e55e6f27e71a91a478148d45b5093cd",
+            "1bb913f0c9daefa0b3375378ffa534bda5526c97391952a7789eb976edfe4d08",
+        ),
+        (
+            "46f5b22494bfeaa7f232cc8d054be68561af50230234d7d1d63d1d9abeca8da5",
+            "7c22950b7d900fa866334262fcaea47a441a578df43b894b4625c9b450f9a026",
+        ),
+        (
+            "235fe40c443766ce7e18111c33862d66c3b33267efa50d50f9e8e5d252a40aaa",
+            "31ad08a8b0deeb2a4d8b0206ca25f567ab4e042746f792f4b7973f3ae2096c52",
+        ),
+        (
+            "001e92a544463bda9bd04ddbe3d6eed248f82de32f522669efc5ddce95f46f5b",
+            "027877759d155b1997d0d84683a313eb78bdb493271d935b622900459d52ceaa",
+        ),
+        (
+            "1a68a1af9f663592291af987203393f707305c7bac9c8d63d6a729bdc553dc19",
+            "5fd892c0958d1a75f54c3182a18d286efab784e774d1e017ba2fb252998b5dc1",
+        ),
+    )
+    for field_element, expected in vectors:
+        point = crypto_core_ed25519_from_uniform(bytes.fromhex(field_element)[::-1])
+        assert montgomery_u(point)[::-1].hex() == expected
+
+
+def ladder(scalar: int, u: int) -> tuple[int, int]:
+    """The projective u-coordinate of scalar·P, by the formulas of RFC 7748 without clamping."""
+    x2, z2, x3, z3 = 1, 0, u, 1
+    for bit in reversed(range(scalar.bit_length())):
+        swap = scalar >> bit & 1
+        if swap:
+            x2, z2, x3, z3 = x3, z3, x2, z2
+        a, b, c, d = x2 + z2, x2 - z2, x3 + z3, x3 - z3
+        e = a * a - b * b
+        x2, z2, x3, z3 = (
+            a * a * b * b % FIELD,
+            e * (a * a + 121665 * e) % FIELD,
+            (d * a + c * b) ** 2 % FIELD,
+            u * (d * a - c * b) ** 2 % FIELD,
+        )
+        if swap:
+            x2, z2, x3, z3 = x3, z3, x2, z2
+    return x2, z2
+
+
+def test_hashes_are_points_of_the_prime_order_subgroup() -> None:
+    for text in (b"a", b"b", b"customer-17", bytes(100)):
+        u = int.from_bytes(hash_to_curve(text), "little")
+        right = (u**3 + 486662 * u * u + u) % FIELD
+        assert pow(right, (FIELD - 1) // 2, FIELD) == 1  # on the curve, not on its twist
+        assert ladder(ORDER, u)[1] == 0
+    assert ladder(ORDER, 4)[1] != 0  # the check can fail: 4 is not of that order
+    assert hash_to_curve(b"a") == hash_to_curve(b"a") != hash_to_curve(b"b")
+
+
+@settings(max_examples=10)
+@given(st.binary(min_size=1), st.binary(min_size=32, max_size=32), st.binary(min_size=32, max_size=32))
+def test_blinding_commutes(value: bytes, a: bytes, b: bytes) -> None:
+    element = [hash_to_curve(value)]
+    assert blind(a, blind(b, element, silent), silent) == blind(b, blind(a, element, silent), silent)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        bytes(31),  # not an element
+        FIELD.to_bytes(32, "little"),  # zero, not in canonical form
+        (2**255 - 1).to_bytes(32, "little"),
+        b"\x09" + bytes(30) + b"\x80",
+        bytes([9] * 32) * 2,  # repeated
+    ],
+)
+def test_malformed_lists_are_seen(bad: bytes) -> None:
+    assert not valid_elements(bad)
+    assert valid_elements((FIELD - 1).to_bytes(32, "little") + bytes([9] * 32))
+
+
+# ids ---------------------------------------------------------------------------------------------
+
+
+def test_ids_have_one_documented_encoding() -> None:
+    assert encode_ids(["42", "042", "42 ", "é"]) == [b"42", b"042", b"42 ", "é".encode()]
+    assert encode_ids([42, np.int64(7), b"x"]) == [b"42", b"7", b"x"]
+
+
+@pytest.mark.parametrize(
+    ("ids", "message"),
+    [
+        (["secret", "b", "secret"], "rows 0 and 2 have the same id .1 repeated"),
+        ([1, "1"], "rows 0 and 1 have the same id"),
+        ([1.0], "row 0 has an id of type float"),
+        (["a", None], "row 1 has an id of type NoneType"),
+        ([True], "type bool"),
+        (["a", ""], "length of the id in row 1 = 0"),
+    ],
+)
+def test_bad_ids_are_refused_without_saying_them(ids: list[object], message: str) -> None:
+    with pytest.raises(ValueError, match=message) as caught:
+        encode_ids(ids)
+    assert "secret" not in str(caught.value)
+
+
+# the protocol ------------------------------------------------------------------------------------
+
+
+class Exchange:
+    """All clients in one thread; keeps what every client received."""
+
+    def __init__(self, sets: Sequence[Sequence[object]], pad_to: int | None = None, seed: int = 0):
+        names = tuple(f"client {i}" for i in range(len(sets)))
+        terms = Terms(names, pad_to)
+        coins = [random.Random(f"{seed} {i}").randbytes for i in range(len(sets))]
+        self._last = len(sets) - 1
+        self.steps: list[Steps] = [
+            member(terms, name, ids, coin, silent)
+            for name, ids, coin in zip(names[:-1], sets[:-1], coins[:-1], strict=True)
+        ]
+        self.steps.append(leader(terms, sets[-1], coins[-1], silent))
+        self.received: list[list[tuple[bytes, bytes]]] = [[] for _ in sets]
+        self.sent: list[list[tuple[bytes, bytes]]] = [[] for _ in sets]
+        self.rows: list[np.ndarray] = [np.zeros(0)] * len(sets)
+
+    def run(self) -> Exchange:
+        queues: dict[tuple[int, int], list[tuple[bytes, bytes]]] = {}
+        waiting: dict[int, Receive | None] = dict.fromkeys(range(len(self.steps)))
+        while waiting:
+            before = sum(map(len, self.received)), len(waiting), sum(map(len, self.sent))
+            for me in list(waiting):
+                self._advance(me, queues, waiting)
+            assert before != (sum(map(len, self.received)), len(waiting), sum(map(len, self.sent))), "deadlock"
+        assert not any(queues.values())
+        return self
+
+    def _advance(self, me: int, queues: dict, waiting: dict) -> None:
+        answer = None
+        wanted = waiting[me]
+        try:
+            while True:
+                if wanted is not None:
+                    source = wanted.source if me == self._last else self._last
+                    queue = queues.setdefault((source, me), [])
+                    if not queue:
+                        waiting[me] = wanted
+                        return
+                    kind, answer = queue.pop(0)
+                    self.received[me].append((kind, answer))
+                    assert kind == wanted.kind and wanted.low <= len(answer) <= wanted.high
+                step = next(self.steps[me]) if answer is None else self.steps[me].send(answer)
+                answer = wanted = None
+                if isinstance(step, Send):
+                    to = step.to if me == self._last else self._last
+                    queues.setdefault((me, to), []).append((step.kind, step.payload))
+                    self.sent[me].append((step.kind, step.payload))
+                else:
+                    wanted = step
+        except StopIteration as end:
+            self.rows[me] = end.value
+            del waiting[me]
+
+
+def elements(messages: list[tuple[bytes, bytes]]) -> list[bytes]:
+    return [data[i : i + ELEMENT] for kind, data in messages if kind == LIST for i in range(0, len(data), ELEMENT)]
+
+
+id_lists = st.lists(st.text(min_size=1, max_size=8), unique=True, max_size=12)
+
+
+@settings(max_examples=40)
+@given(st.lists(id_lists, min_size=2, max_size=4), st.sampled_from([None, 12, 15]), st.integers(0, 2**32))
+def test_equals_the_plain_intersection_in_one_order(sets: list[list[str]], pad_to: int | None, seed: int) -> None:
+    found = Exchange(sets, pad_to, seed).run()
+    orders = [[ids[row] for row in rows] for ids, rows in zip(sets, found.rows, strict=True)]
+    assert all(order == orders[0] for order in orders)
+    assert len(set(orders[0])) == len(orders[0])
+    assert set(orders[0]) == set(sets[0]).intersection(*sets[1:])
+
+
+def test_nothing_sent_contains_an_id_or_its_hash() -> None:
+    sets = [[f"person number {i}" for i in range(start, start + 20)] for start in (0, 5, 10)]
+    found = Exchange(sets).run()
+    wire = b"".join(data for messages in found.sent for _, data in messages)
+    for ids in sets:
+        for value in encode_ids(ids):
+            assert value not in wire and hash_to_curve(value) not in wire
+
+
+@pytest.mark.parametrize("clients", [2, 3, 5])
+def test_a_member_sees_no_two_equal_values(clients: int) -> None:
+    """All clients have the same ids, yet in a member's view (and with its own list) every value occurs once."""
+    ids = [f"id {i}" for i in range(10)]
+    found = Exchange([ids] * clients).run()
+    for received, sent in zip(found.received[:-1], found.sent[:-1], strict=True):
+        seen = [*elements(received), *elements(sent)]
+        assert len(seen) == len(set(seen)) > 0
+
+
+@pytest.mark.parametrize("clients", [2, 3])
+def test_every_member_shuffles_every_list_it_passes_on(clients: int) -> None:
+    """Otherwise the leader could tell by position which of its own ids another client has, or a member whose are whose."""
+    sets = [[f"{i} of client {c}" for i in range(50)] for c in range(clients)]
+    found = Exchange(sets, seed=3).run()
+    for me in range(clients - 1):
+        key = random.Random(f"3 {me}").randbytes(32)  # the first thing a client draws
+        arrived = [data for kind, data in found.received[me] if kind == LIST]
+        left = [data for kind, data in found.sent[me] if kind == LIST][1:]  # the first is its own
+        assert len(arrived) == len(left) == clients - 1
+        for before, after in zip(arrived, left, strict=True):
+            straight = blind(key, [before[i : i + ELEMENT] for i in range(0, len(before), ELEMENT)], silent)
+            back = [after[i : i + ELEMENT] for i in range(0, len(after), ELEMENT)]
+            assert sorted(straight) == sorted(back)
+            assert sum(a == b for a, b in zip(straight, back, strict=True)) < 10
+
+
+def test_padding_hides_the_number_of_ids() -> None:
+    common = [f"common {i}" for i in range(4)]
+
+    def sizes(extra: int) -> list[list[tuple[bytes, int]]]:
+        sets = [[*common, *(f"{c} {i}" for i in range(extra * (c + 1)))] for c in range(3)]
+        return [[(kind, len(data)) for kind, data in sent] for sent in Exchange(sets, pad_to=40).run().sent]
+
+    assert sizes(1) == sizes(12)
+    with pytest.raises(ValueError, match="number of ids = 41: must be at most 40; raise pad_to"):
+        Exchange([[*range(41)], [1]], pad_to=40).run()
+
+
+def test_the_order_is_that_of_a_fresh_key() -> None:
+    ids = [f"id {i}" for i in range(30)]
+    orders = [Exchange([ids, ids], seed=seed).run().rows[0].tolist() for seed in range(3)]
+    assert orders[0] != orders[1] != orders[2] != orders[0]
+
+
+@pytest.mark.parametrize(
+    ("payload", "message"),
+    [
+        (bytes(32), "point of small order"),
+        ((1).to_bytes(32, "little"), "point of small order"),
+        (FIELD.to_bytes(32, "little"), "repeated or malformed"),
+        (bytes([9] + [0] * 31) * 2, "repeated or malformed"),
+        (bytes(33), "repeated or malformed"),
+    ],
+)
+def test_the_leader_refuses_bad_points(payload: bytes, message: str) -> None:
+    terms = Terms(("a", "b"))
+    steps = leader(terms, ["x"], random.Random(0).randbytes, silent)
+    assert isinstance(next(steps), Send)
+    assert isinstance(next(steps), Receive)
+    assert steps.send(terms.encoded()) == Receive(0, LIST, *terms.list_bytes())
+    with pytest.raises(AlignmentError, match=f"client 'a'.*{message}|list of client 'a'.*{message}"):
+        steps.send(payload)
+        next(steps)
+
+
+@pytest.mark.parametrize("positions", [[0, 0], [2], [3], [2**32 - 1]])
+def test_a_member_refuses_bad_positions(positions: list[int]) -> None:
+    """Repeated, beyond its list, or of a padded entry (it has one id and one padded entry; 2 is beyond)."""
+    terms = Terms(("a", "b"), pad_to=2)
+    steps = member(terms, "a", ["x"], random.Random(0).randbytes, silent)
+    next(steps)
+    steps.send(terms.encoded())
+    next(steps)
+    assert isinstance(next(steps), Receive)
+    data = hash_to_curve(b"1") + hash_to_curve(b"2")
+    steps.send(data)
+    assert isinstance(next(steps), Receive)
+    with pytest.raises(AlignmentError, match="client 'b' sent positions"):
+        steps.send(np.array(positions, dtype="<u4").tobytes())
+
+
+def test_a_matched_padded_entry_is_refused() -> None:
+    """Of the two positions in the list one is the id, the other a padded entry."""
+    terms, ended = Terms(("a", "b"), pad_to=2), []
+    for position in (0, 1):
+        steps = member(terms, "a", ["x"], random.Random(0).randbytes, silent)
+        answers = (terms.encoded(), hash_to_curve(b"1") + hash_to_curve(b"2"), bytes(4))
+        for answer in answers:
+            while isinstance(next(steps), Send):
+                pass
+            steps.send(answer)
+        assert isinstance(next(steps), Receive)
+        try:
+            steps.send(np.array([position], dtype="<u4").tobytes())
+        except StopIteration as end:
+            ended.append(end.value.tolist())
+        except AlignmentError as error:
+            ended.append(str(error))
+    assert sorted(ended, key=str) == [[0], "client 'b' matched a padded entry: it does not follow the protocol"]
+
+
+def test_terms_are_checked() -> None:
+    for clients in (("a",), ("a", "a")):
+        with pytest.raises(ValueError, match="clients = "):
+            Terms(clients)
+    with pytest.raises(ValueError, match="pad_to = 0"):
+        Terms(("a", "b"), 0)
+    with pytest.raises(ValueError, match="name = 'b'.*leads"):
+        next(member(Terms(("a", "b")), "b", [], random.Random(0).randbytes, silent))

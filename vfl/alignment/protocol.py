@@ -1,0 +1,237 @@
+"""The intersection of n clients' ids, as generators of messages: no sockets, and no randomness but what they are given.
+
+Every list of hashed ids is blinded by every client, each with a fresh key, and only then compared; equal ids have equal
+n-fold blinded values, and by DDH on the curve everything else looks random. Members 0 … k−1 (k = n − 1) have a link to
+the leader only:
+
+1. Everybody hashes, pads, shuffles and blinds its own list, and the members send theirs to the leader.
+2. In step s = 1 … k the leader hands member j the list of member j − s (mod k; not in the last step), and its own list
+   if j = s − 1. Each is blinded and shuffled, and comes back.
+3. The leader blinds the members' lists, last of all, intersects the n lists and sorts the common values: that order is
+   random, and the same for all. It has the positions of the common values in each list led back through the shuffles,
+   the last shuffle first, and tells each member the positions in its own list.
+
+What semi-honest clients see. *A member*: lists of other clients whose sets of blinding keys all differ, so nothing can
+be compared with anything; random positions; the positions of the common ids in its own list. It learns the intersection
+and the lengths of the lists. *The leader*: with n > 2 also the sizes of the overlaps of some of the lists, because equal
+values show, but not of whom they consist, not even for its own ids, which the members have shuffled (with n = 2 the
+only overlap is the intersection). *Clients that pool what they see* learn no more than such sizes about one that does
+not, since its shuffle is in every list. ``pad_to`` hides the lengths behind a public bound.
+
+What a malicious client could do: offer ids that it only guesses (up to the bound) and learn which of them match; leave
+out, repeat or replace values, so that rows are lost or misaligned; as leader, hand a list to other members than agreed,
+and so learn the size of an overlap. Points of small order and values not in canonical form are refused; points on the
+twist are harmless, its order is four times a prime and keys are multiples of eight.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from accel.validate import require, require_integer
+from vfl.alignment.group import ELEMENT, Advance, blind, hash_to_curve, valid_elements
+from vfl.alignment.ids import encode_ids
+
+__all__ = ["AlignmentError", "Receive", "Send", "Steps", "Terms", "leader", "member"]
+
+VERSION = 1
+MAX_IDS = 10_000_000
+TERMS, LIST, OPEN, MATCHED = b"T", b"L", b"O", b"M"  # kinds of messages
+
+
+class AlignmentError(RuntimeError):
+    """The alignment cannot go on; the text names the client and holds no id."""
+
+
+@dataclass(frozen=True)
+class Send:
+    """Send a message to the client of this index."""
+
+    to: int
+    kind: bytes
+    payload: bytes
+
+
+@dataclass(frozen=True)
+class Receive:
+    """Wait for a message of this kind, of ``low`` to ``high`` bytes, from the client of this index."""
+
+    source: int
+    kind: bytes
+    low: int
+    high: int
+
+
+Steps = Generator[Send | Receive, bytes, np.ndarray]
+Randomness = Callable[[int], bytes]
+
+
+@dataclass(frozen=True)
+class Terms:
+    """Public, and compared before anything else. The last of ``clients`` leads."""
+
+    clients: tuple[str, ...]
+    pad_to: int | None = None
+
+    def __post_init__(self) -> None:
+        require(len(self.clients) >= 2, "clients", self.clients, "at least two names, the leading client last")
+        require(len(set(self.clients)) == len(self.clients), "clients", self.clients, "different names")
+        if self.pad_to is not None:
+            require_integer("pad_to", self.pad_to, 1, MAX_IDS)
+
+    def encoded(self) -> bytes:
+        return json.dumps({"version": VERSION, "clients": self.clients, "pad_to": self.pad_to}).encode()
+
+    def list_bytes(self) -> tuple[int, int]:
+        """The least and the largest size of a list that is acceptable."""
+        return (0, MAX_IDS * ELEMENT) if self.pad_to is None else (self.pad_to * ELEMENT,) * 2
+
+
+class _Blinder:
+    """One client's secrets of one run: its key, the order in which it offered its ids, its shuffle of the leader's."""
+
+    def __init__(self, terms: Terms, ids: Sequence[object], randomness: Randomness, advance: Advance):
+        self._values = encode_ids(ids)
+        limit = MAX_IDS if terms.pad_to is None else terms.pad_to
+        way_out = "raise pad_to at all clients" if terms.pad_to is not None else "align in parts"
+        require(len(self._values) <= limit, "number of ids", len(self._values), f"at most {limit}", way_out)
+        self.size = terms.pad_to or len(self._values)
+        self._key = randomness(32)
+        self._randomness = randomness
+        self._advance = advance
+
+    def offer(self) -> list[bytes]:
+        """The own list: hashed, padded with hashes of random numbers, shuffled, blinded."""
+        self._order = self.permutation(self.size)
+        padding = [b"\0" + self._randomness(32) for _ in range(self.size - len(self._values))]
+        values = [*self._values, *padding]
+        return blind(self._key, (hash_to_curve(values[i]) for i in self._order), self._advance)
+
+    def blind(self, data: bytes, owner: str) -> list[bytes]:
+        """Somebody's list with this client's key on top, in the order it came."""
+        try:
+            return blind(self._key, _elements(data), self._advance)
+        except ValueError as error:
+            raise AlignmentError(f"the list of client {owner!r} holds a point of small order: refused") from error
+
+    def rows(self, positions: np.ndarray, source: str) -> np.ndarray:
+        """Own row numbers of positions in the offered list."""
+        rows = self._order[positions]
+        if len(rows) and rows.max() >= len(self._values):
+            raise AlignmentError(f"client {source!r} matched a padded entry: it does not follow the protocol")
+        return rows
+
+    def permutation(self, count: int) -> np.ndarray:
+        """A uniform permutation: the order of random 64-bit keys."""
+        return np.argsort(np.frombuffer(self._randomness(8 * count), dtype=np.uint64), kind="stable")
+
+
+def _check_list(data: bytes, source: str) -> bytes:
+    if not valid_elements(data):
+        raise AlignmentError(f"client {source!r} sent a list with repeated or malformed values: refused")
+    return data
+
+
+def _positions(data: bytes, size: int, source: str) -> np.ndarray:
+    found = np.frombuffer(data, dtype="<u4") if len(data) % 4 == 0 else None
+    if found is None or len(np.unique(found)) != len(found) or (len(found) and found.max() >= size):
+        raise AlignmentError(f"client {source!r} sent positions that are repeated or not below {size}: refused")
+    return found.astype(np.int64)
+
+
+def _due(step: int, j: int, count: int) -> list[int]:
+    """Whose lists member j works on in a step: indices into ``clients``, the leader's is ``count``."""
+    return [(j - step) % count] * (step < count) + [count] * (step == j + 1)
+
+
+def member(terms: Terms, name: str, ids: Sequence[object], randomness: Randomness, advance: Advance) -> Steps:
+    """What a member does. Its only link, to the leader, has index 0. Returns own row numbers in the common order."""
+    *members, leading = terms.clients
+    require(name in members, "name", name, f"one of {members}", f"client {leading!r} leads")
+    mine, count = members.index(name), len(members)
+    blinder = _Blinder(terms, ids, randomness, advance)
+    theirs = yield Receive(0, TERMS, 1, 1 << 16)
+    yield Send(0, TERMS, terms.encoded())
+    _compare_terms(theirs, terms, leading)
+    yield Send(0, LIST, b"".join(blinder.offer()))
+    shuffles: dict[int, np.ndarray] = {}
+    for step in range(1, count + 1):
+        received = {}
+        for owner in _due(step, mine, count):
+            received[owner] = _check_list((yield Receive(0, LIST, *terms.list_bytes())), leading)
+        for owner, data in received.items():
+            blinded = blinder.blind(data, terms.clients[owner])
+            shuffles[owner] = blinder.permutation(len(blinded))
+            yield Send(0, LIST, b"".join(blinded[i] for i in shuffles[owner]))
+    for step in range(count, 0, -1):
+        for owner in _due(step, mine, count):
+            shuffle = shuffles[owner]
+            shuffled = _positions((yield Receive(0, OPEN, 0, 4 * len(shuffle))), len(shuffle), leading)
+            yield Send(0, OPEN, _packed(shuffle[shuffled]))
+    matched = yield Receive(0, MATCHED, 0, 4 * blinder.size)
+    return blinder.rows(_positions(matched, blinder.size, leading), leading)
+
+
+def leader(terms: Terms, ids: Sequence[object], randomness: Randomness, advance: Advance) -> Steps:
+    """What the leading client does; its links are numbered like the members."""
+    members = terms.clients[:-1]
+    count = len(members)
+    blinder = _Blinder(terms, ids, randomness, advance)
+    for j in range(count):
+        yield Send(j, TERMS, terms.encoded())
+    for j, name in enumerate(members):
+        _compare_terms((yield Receive(j, TERMS, 1, 1 << 16)), terms, name)
+    own = b"".join(blinder.offer())
+    lists = []
+    for j, name in enumerate(members):
+        lists.append(_check_list((yield Receive(j, LIST, *terms.list_bytes())), name))
+    lists.append(own)
+    blinded: list[list[bytes]] = []
+    for step in range(1, count + 1):
+        for j in range(count):
+            for owner in _due(step, j, count):
+                yield Send(j, LIST, lists[owner])
+        if step == count:  # while the last member works on the leader's list
+            blinded = [blinder.blind(data, name) for name, data in zip(members, lists[:-1], strict=True)]
+        for j, name in enumerate(members):
+            for owner in _due(step, j, count):
+                size = len(lists[owner])
+                lists[owner] = _check_list((yield Receive(j, LIST, size, size)), name)
+    blinded.append(_elements(lists[-1]))
+    common = sorted(set(blinded[-1]).intersection(*blinded[:-1]))
+    positions = [_where(common, values) for values in blinded]
+    for step in range(count, 0, -1):
+        for j, name in enumerate(members):
+            for owner in _due(step, j, count):
+                yield Send(j, OPEN, _packed(positions[owner]))
+                size = 4 * len(common)
+                answer = yield Receive(j, OPEN, size, size)
+                positions[owner] = _positions(answer, len(blinded[owner]), name)
+    for j in range(count):
+        yield Send(j, MATCHED, _packed(positions[j]))
+    return blinder.rows(positions[-1], members[0])
+
+
+def _elements(data: bytes) -> list[bytes]:
+    return [data[i : i + ELEMENT] for i in range(0, len(data), ELEMENT)]
+
+
+def _packed(positions: np.ndarray) -> bytes:
+    return positions.astype("<u4").tobytes()
+
+
+def _where(values: Sequence[bytes], among: Sequence[bytes]) -> np.ndarray:
+    index = {value: position for position, value in enumerate(among)}
+    return np.array([index[value] for value in values], dtype=np.int64)
+
+
+def _compare_terms(theirs: bytes, terms: Terms, name: str) -> None:
+    if theirs != terms.encoded():
+        shown = "".join(c if c.isprintable() else "?" for c in theirs[:300].decode(errors="replace"))
+        raise AlignmentError(
+            f"client {name!r} has the terms {shown}, this client {terms.encoded().decode()}: make them equal"
+        )
