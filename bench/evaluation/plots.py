@@ -140,7 +140,7 @@ def plot_costs(rows: Sequence[CostRow]) -> str | None:
     ]
     if not rows:
         return None
-    figure, axes = _figure(4.8, 2.7, 1, 2)
+    figure, axes = _figure(8.6, 2.7, 1, 2)
     place = np.arange(len(rows))
     for axis, what in zip(axes[0], ("seconds", "megabytes"), strict=True):
         for shift, name, source in ((-0.2, "published", "paper"), (0.2, "ours", "ours")):
@@ -148,7 +148,7 @@ def plot_costs(rows: Sequence[CostRow]) -> str | None:
             bars = axis.bar(
                 place + shift, values, 0.38, color=_COLOURS[name], label="paper" if source == "paper" else "ours"
             )
-            axis.bar_label(bars, [f"{v:.3g}" for v in values], fontsize=6.5, padding=1)
+            axis.bar_label(bars, [f"{v:,.0f}" if v >= 100 else f"{v:.3g}" for v in values], fontsize=6.5, padding=1)
         axis.set_yscale("log")
         axis.set_xticks(place, [f"{row.protocol}\n{row.network.upper()}" for row in rows])
         axis.set_title(f"{what} a batch")
