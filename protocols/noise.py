@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
+from threadpoolctl import ThreadpoolController
 
 from accel.prg import Stream
 from protocols.plan import Plan
@@ -18,11 +19,15 @@ BLOCK = 64
 
 
 class NoiseAhead:
-    """Rows of filtered noise at the gradient's scale; the next block is computed while the present one is used."""
+    """Rows of filtered noise at the gradient's scale; the next block is computed while the present one is used.
+
+    On one core: what is needed only 64 steps later must not take the cores that the present step waits for.
+    """
 
     def __init__(self, plan: Plan, open_stream: Callable[[int], Stream], start: int = 0):
         self._left = plan.schedule.num_steps - start
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="noise")
+        self._libraries = ThreadpoolController()
         self._source = self._pool.submit(
             NoiseSource,
             plan.factorisation,
@@ -43,7 +48,8 @@ class NoiseAhead:
 
     def _draw(self, count: int) -> list[np.ndarray]:
         source = self._source.result()
-        return [source.next_row() for _ in range(count)]
+        with self._libraries.limit(limits=1, user_api="blas"):
+            return [source.next_row() for _ in range(count)]
 
     def next_row(self) -> np.ndarray:
         """The noise of the next step, int64 at 46 bits."""
