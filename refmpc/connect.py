@@ -1,4 +1,4 @@
-"""Connections between participants: TCP on loopback or mutual TLS 1.3, and the greeting that compares parameters.
+"""Connections between participants: TCP on loopback or mutual TLS 1.3; everybody greets everybody (``refmpc.greeting``).
 
 Party i accepts connections from higher parties and from clients, and calls lower ones, all at once. Both ends send a
 greeting (version, who they are, run, public parameters) and compare it field by field. A caller with a wrong
@@ -9,9 +9,7 @@ with everybody says "ready", and nobody goes on before everybody is; whoever can
 from __future__ import annotations
 
 import contextlib
-import hmac
 import ipaddress
-import json
 import queue
 import select
 import socket
@@ -20,15 +18,15 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-from accel.validate import require
 from refmpc.errors import HandshakeError, PeerAborted, PeerLost, PeerTimeout, RefmpcError
+from refmpc.greeting import Greeting
 from refmpc.handshake import (
     LENGTH,
     MAX_MESSAGE,
     Credentials,
+    hang_up,
     parse,
     receive,
     secure,
@@ -40,36 +38,13 @@ from refmpc.handshake import (
 )
 from refmpc.transport import Peer, printable, title
 
-__all__ = ["Credentials", "Greeting", "connect_client", "connect_party", "is_loopback", "listen"]
+__all__ = ["Credentials", "connect_client", "connect_party", "is_loopback", "listen"]
 
-PROTOCOL_VERSION = 1
 _PATIENCE = 5.0  # seconds for a caller to say who it is
 _STRANGERS = 64  # callers that may be at the door at the same time; the next one replaces another
 _TOLD = 20  # different refusals that are remembered
 _STAY = 1.0  # seconds that one who cannot take part stays, to tell the others why
 _GRACE = 0.3  # seconds in which a peer whose time is up as well may still name the one it waited for
-
-
-@dataclass(frozen=True)
-class Greeting:
-    """What must be equal at both ends before anything is computed. ``run`` is also the shared secret of a run whose
-    channels are plain loopback sockets: only its participants know it."""
-
-    run: str = field(repr=False)
-    parameters: Mapping[str, Any]
-
-    def __post_init__(self) -> None:
-        try:
-            size = len(json.dumps(self.plain()))
-        except (TypeError, ValueError) as error:
-            raise ValueError(
-                f"parameters cannot be compared between parties, they must be plain JSON: {error}"
-            ) from None
-        require(size <= MAX_MESSAGE // 2, "size of parameters", size, f"at most {MAX_MESSAGE // 2} bytes of JSON")
-
-    def plain(self) -> dict[str, Any]:
-        """The parameters as the other end sees them."""
-        return json.loads(json.dumps(dict(self.parameters)))
 
 
 def is_loopback(host: str) -> bool:
@@ -307,14 +282,14 @@ class _Meeting:
                 crowded = hosts.most_common(1)[0][0]
                 oldest = next(c for c, host in self._at_the_door.items() if host == crowded)
                 self._at_the_door[oldest] = None
-                _hang_up(oldest)
+                hang_up(oldest)
 
     def _end(self) -> None:
         """Send away who is still at the door; connections that were just made are to be left like the others."""
         with self._lock:
             self._over = True
             for connection in self._at_the_door:
-                _hang_up(connection)
+                hang_up(connection)
             self._woken.close()
             self._waker.close()
         self._take_outcomes(set(range(3)))
@@ -351,7 +326,7 @@ class _Meeting:
                 if wrong:
                     raise HandshakeError(wrong)
             try:
-                send(connection, self._words(peer), self._deadline)
+                send(connection, self._greeting.words(self._me, peer), self._deadline)
                 theirs = parse(receive(connection, title(peer), self._deadline), title(peer))
             except OSError as error:
                 raise HandshakeError(
@@ -360,7 +335,7 @@ class _Meeting:
                 ) from error
             if "refused" in theirs:
                 raise HandshakeError(f"{title(peer)} refused this participant: {printable(str(theirs['refused']))}")
-            _, difference = self._compare(theirs, peer)
+            _, difference = self._greeting.compare(theirs, peer, self._me)
             if difference:
                 raise HandshakeError(difference)
             door.leave_open(connection)
@@ -396,10 +371,10 @@ class _Meeting:
                 wrong = self._credentials and wrong_pin(connection, self._credentials, peer)
                 if wrong:
                     self._refuse(connection, wrong)
-                known, difference = self._compare(theirs, peer)
+                known, difference = self._greeting.compare(theirs, peer, self._me)
                 if difference and not known:
                     self._refuse(connection, difference)
-                send(connection, self._words(peer), deadline)
+                send(connection, self._greeting.words(self._me, peer), deadline)
             except _Refused:
                 raise
             except Exception as error:  # whatever a stranger sends, the door stays open for the others
@@ -412,51 +387,6 @@ class _Meeting:
         with contextlib.suppress(OSError):
             send(connection, {"refused": why}, time.monotonic() + 1.0)
         raise _Refused(why)
-
-    # greetings -----------------------------------------------------------------------------------
-
-    def _words(self, peer: Peer) -> dict[str, Any]:
-        return {
-            "version": PROTOCOL_VERSION,
-            "from": self._me,
-            "to": peer,
-            "run": self._proof(self._me, peer),
-            "parameters": self._greeting.plain(),
-        }
-
-    def _proof(self, sender: Peer, receiver: Peer) -> str:
-        """Shows that the sender knows the run without saying it to somebody who does not."""
-        words = json.dumps(["refmpc", PROTOCOL_VERSION, sender, receiver]).encode()
-        return hmac.digest(self._greeting.run.encode(), words, "sha256").hex()
-
-    def _compare(self, theirs: Mapping[str, Any], peer: Peer) -> tuple[bool, str]:
-        """Whether the greeting comes from a participant of this run, and a sentence on the first field that differs."""
-
-        def differs(name: str, got: str, want: str) -> str:
-            return (
-                f"{title(peer)} has {name} = {printable(got, 200)}, {title(self._me)} has {printable(want, 200)}: "
-                "they must agree"
-            )
-
-        version = theirs.get("version")
-        if version != PROTOCOL_VERSION:
-            return False, differs("version", repr(version), repr(PROTOCOL_VERSION))
-        for name, want in (("from", peer), ("to", self._me)):
-            if theirs.get(name) != want:
-                shown = printable(f"{theirs.get('from')!r} to {theirs.get('to')!r}", 200)
-                return False, f"{title(peer)} greets as {shown}: wrong addresses"
-        if not hmac.compare_digest(str(theirs.get("run", "")).encode(), self._proof(peer, self._me).encode()):
-            return (
-                False,
-                f"{title(peer)} belongs to another run than {title(self._me)}: start all parties of a run together",
-            )
-        parameters = theirs.get("parameters")
-        got = {name: _canonical(value) for name, value in (parameters if isinstance(parameters, dict) else {}).items()}
-        want_all = {name: _canonical(value) for name, value in self._greeting.plain().items()}
-        for name in sorted({*got, *want_all}):
-            if got.get(name) != want_all.get(name):
-                return True, differs(f"parameter {name!r}", got.get(name, "missing"), want_all.get(name, "missing"))
-        return True, ""
 
 
 class _Door:
@@ -480,7 +410,7 @@ class _Door:
             self._connection = connection
             at_the_door[connection] = host
             if self._meeting._over or (host is None and self._host is not None):
-                _hang_up(connection)  # sent away before it stood here, or under its other layer
+                hang_up(connection)  # sent away before it stood here, or under its other layer
         return connection
 
     def leave_open(self, connection: socket.socket) -> None:
@@ -503,16 +433,5 @@ class _Door:
         return isinstance(error, Exception)
 
 
-def _hang_up(connection: socket.socket) -> None:
-    """End a connection whose thread is at work on it: the thread notices, and closes it. (TLS sockets have a ``shutdown``
-    that would let the thread go on in the clear for a moment.)"""
-    with contextlib.suppress(OSError):
-        socket.socket.shutdown(connection, socket.SHUT_RDWR)
-
-
 def _titles(peers: Collection[Peer]) -> str:
     return " and ".join(sorted(map(title, peers)))
-
-
-def _canonical(value: Any) -> str:
-    return json.dumps(value, sort_keys=True)

@@ -23,6 +23,7 @@ __all__ = [
     "MAX_MESSAGE",
     "Credentials",
     "dress",
+    "hang_up",
     "parse",
     "receive",
     "secure",
@@ -159,3 +160,9 @@ def parse(words: bytes, who: str) -> dict[str, Any]:
     if not isinstance(message, dict):
         raise HandshakeError(f"{who} sent something that is not a greeting")
     return message
+
+
+def hang_up(connection: socket.socket) -> None:
+    """End a connection that another thread is using. (``SSLSocket.shutdown`` would let that thread go on in the clear.)"""
+    with contextlib.suppress(OSError):
+        socket.socket.shutdown(connection, socket.SHUT_RDWR)

@@ -31,8 +31,9 @@ from typing import Any
 import numpy as np
 
 from accel.validate import require, require_choice, require_real
-from refmpc.connect import Credentials, Greeting, connect_client, connect_party, listen
+from refmpc.connect import Credentials, connect_client, connect_party, listen
 from refmpc.errors import OutOfStep, PartyFailed, PeerAborted, PeerLost, PeerTimeout
+from refmpc.greeting import Greeting
 from refmpc.io import Client
 from refmpc.ledger import Ledger
 from refmpc.network import NetworkProfile, network_profile

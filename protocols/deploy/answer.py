@@ -19,8 +19,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from protocols.deploy.config import FederationConfig, agreed_values, configuration_hash
-from refmpc.connect import PROTOCOL_VERSION
 from refmpc.errors import HandshakeError
+from refmpc.greeting import PROTOCOL_VERSION
 from refmpc.handshake import MAX_MESSAGE, Credentials, parse, receive, secure, send, shake_hands, tune, wrong_pin
 from refmpc.transport import printable
 

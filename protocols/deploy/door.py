@@ -22,9 +22,9 @@ from typing import Any, NoReturn
 from protocols.deploy.answer import PURPOSE as DOCTOR
 from protocols.deploy.answer import Answerer
 from protocols.deploy.log import Log
-from protocols.deploy.wire import Channel, Identity, caller_of, hang_up, name_of
+from protocols.deploy.wire import Channel, Identity, caller_of, name_of
 from refmpc.errors import RefmpcError
-from refmpc.handshake import dress, parse, receive, send, shake_hands, tls_context, tune
+from refmpc.handshake import dress, hang_up, parse, receive, send, shake_hands, tls_context, tune
 from refmpc.transport import Peer, printable
 
 __all__ = ["Door", "Handler"]

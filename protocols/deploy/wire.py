@@ -8,7 +8,6 @@ length the receiver bounds before it reads: nobody can make a peer hold more tha
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import math
@@ -24,10 +23,21 @@ import numpy as np
 
 from protocols.deploy.config import FederationConfig, configuration_hash
 from refmpc.errors import HandshakeError, PeerLost, PeerTimeout
-from refmpc.handshake import MAX_MESSAGE, Credentials, parse, receive, secure, send, shake_hands, tune, wrong_pin
+from refmpc.handshake import (
+    MAX_MESSAGE,
+    Credentials,
+    hang_up,
+    parse,
+    receive,
+    secure,
+    send,
+    shake_hands,
+    tune,
+    wrong_pin,
+)
 from refmpc.transport import Peer, printable
 
-__all__ = ["VERSION", "Channel", "Identity", "Refused", "call", "caller_of", "hang_up", "name_of"]
+__all__ = ["VERSION", "Channel", "Identity", "Refused", "call", "caller_of", "name_of"]
 
 VERSION = 1  # of the messages between participants
 _FRAME = struct.Struct("<IQ")
@@ -206,12 +216,6 @@ class Channel:
     def close(self) -> None:
         """Close without ceremony: what matters was acknowledged."""
         self.connection.close()
-
-
-def hang_up(connection: socket.socket) -> None:
-    """End a connection that another thread is using. (``SSLSocket.shutdown`` would let that thread go on in the clear.)"""
-    with contextlib.suppress(OSError):
-        socket.socket.shutdown(connection, socket.SHUT_RDWR)
 
 
 def _is_refusal(error: BaseException | None) -> bool:

@@ -13,8 +13,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from protocols.deploy.config import ConfigurationError, load
 from protocols.deploy.credentials import load_credentials
 from refmpc.certificates import self_signed
-from refmpc.connect import Greeting, connect_client, connect_party, listen
+from refmpc.connect import connect_client, connect_party, listen
 from refmpc.errors import HandshakeError
+from refmpc.greeting import Greeting
 from refmpc.handshake import Credentials
 from tests.deploy.federations import Authority, make_federation, rekey, write_pair
 

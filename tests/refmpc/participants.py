@@ -8,7 +8,8 @@ import traceback
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from refmpc.connect import Greeting, connect_client, connect_party, listen
+from refmpc.connect import connect_client, connect_party, listen
+from refmpc.greeting import Greeting
 from refmpc.sockets import SocketTransport
 from refmpc.transport import ThreadTransport, thread_links
 

@@ -16,8 +16,9 @@ from participants import all_end, meet
 
 from refmpc import connect, handshake
 from refmpc.certificates import fingerprint, make_certificate, make_credentials
-from refmpc.connect import Greeting, connect_client, connect_party, is_loopback, listen
+from refmpc.connect import connect_client, connect_party, is_loopback, listen
 from refmpc.errors import HandshakeError, PeerAborted, PeerTimeout, RefmpcError
+from refmpc.greeting import PROTOCOL_VERSION, Greeting
 
 SAME = Greeting("one run", {"rows": 10})
 PARTIES = (0, 1, 2)
@@ -117,12 +118,12 @@ def test_a_party_of_another_run_is_refused_and_both_sides_say_so(some_credential
 
 
 def test_a_party_with_another_version_is_named_with_both_versions(monkeypatch):
-    words = connect._Meeting._words
+    words = Greeting.words
 
-    def newer(self, peer):
-        return words(self, peer) | ({"version": 7} if self._me == 2 else {})
+    def newer(self, sender, receiver):
+        return words(self, sender, receiver) | ({"version": 7} if sender == 2 else {})
 
-    monkeypatch.setattr(connect._Meeting, "_words", newer)
+    monkeypatch.setattr(Greeting, "words", newer)
     said = sentences(meet(dict.fromkeys(PARTIES, SAME), timeout=1))
     assert "party 2 has version = 7, party 0 has 1: they must agree" in said[0]
     assert "has version = 7" in said[2]
@@ -230,8 +231,8 @@ STRANGE = {
     "unhashable name": framed({"from": [1]}),
     "name true": framed({"from": True}),
     "unknown name": framed({"from": "mallory", "to": 0}),
-    "no run": framed({"from": 2, "to": 0, "version": connect.PROTOCOL_VERSION}),
-    "odd types": framed({"from": 2, "to": 0, "version": connect.PROTOCOL_VERSION, "run": {}, "parameters": 3}),
+    "no run": framed({"from": 2, "to": 0, "version": PROTOCOL_VERSION}),
+    "odd types": framed({"from": 2, "to": 0, "version": PROTOCOL_VERSION, "run": {}, "parameters": 3}),
 }
 
 

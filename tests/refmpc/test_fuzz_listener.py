@@ -27,8 +27,9 @@ from strangers import attacks, perform
 
 import refmpc
 from refmpc.certificates import make_credentials
-from refmpc.connect import Credentials, Greeting, connect_client, connect_party, listen
+from refmpc.connect import Credentials, connect_client, connect_party, listen
 from refmpc.errors import RefmpcError
+from refmpc.greeting import Greeting
 from refmpc.sockets import SocketTransport
 from refmpc.transport import FRAME_OVERHEAD, HEADER
 
