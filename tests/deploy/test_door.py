@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from protocols.deploy.server import Server
 from protocols.deploy.wire import Channel, Identity, Refused, call
 from refmpc.connect import listen
 from refmpc.errors import PeerLost, RefmpcError
-from refmpc.handshake import secure
+from refmpc.handshake import LENGTH, secure
 from tests.deploy.federations import make_federation, rekey
 from tests.refmpc.strangers import Attack, attacks, perform
 
@@ -40,10 +41,12 @@ PATIENCE = 1.5
 class Besieged:
     """Server 0's door, with one handler that echoes; everything that knocks may be tried on it."""
 
-    def __init__(self, config: FederationConfig, directory: Path):
+    def __init__(self, config: FederationConfig, directory: Path, unpinned: str | None = None):
         self.config = config
         self._log = directory / "door.log"
-        identity = Identity(config, 0, load_credentials(config, "server-0"))
+        credentials = load_credentials(config, "server-0")
+        pinned = {peer: pin for peer, pin in credentials.pinned.items() if peer != unpinned}
+        identity = Identity(config, 0, replace(credentials, pinned=pinned))
         listener = listen(*config.addresses[0])
         handlers = {"echo": self._echo}
         self.door = Door(identity, listener, handlers, Log("server-0", self._log), timeout=5.0, patience=PATIENCE)
@@ -86,6 +89,22 @@ def besieged(tmp_path: Path) -> Iterator[Besieged]:
     server = Besieged(make_federation(tmp_path), tmp_path)
     with server.door:
         yield server
+
+
+@pytest.mark.parametrize("name", ["bank", "server-0"])
+def test_a_trusted_certificate_that_belongs_to_no_caller_is_refused(tmp_path: Path, name: str) -> None:
+    """TLS alone would let them in: a certificate whose pin was taken out of the file, and the server's own, reflected."""
+    server = Besieged(make_federation(tmp_path), tmp_path, unpinned="bank")
+    bare = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    bare.check_hostname, bare.verify_mode = False, ssl.CERT_NONE
+    own = load_credentials(server.config, name)
+    bare.load_cert_chain(own.certificate, own.key)
+    with server.door, bare.wrap_socket(socket.create_connection(server.address)) as connection:
+        connection.settimeout(5.0)
+        hello = json.dumps({"purpose": "echo"}).encode()
+        connection.sendall(LENGTH.pack(len(hello)) + hello)
+        assert b"this certificate is not pinned here" in connection.recv(1000)
+        server.wait_for_reason("this certificate is not pinned here")
 
 
 def test_a_crowd_that_says_nothing_keeps_no_participant_out(besieged: Besieged) -> None:
