@@ -85,14 +85,7 @@ class Aligner:
         if self._identity.name != self._leader.name or len(self._names) == 1:
             yield self
             return
-        address = self._leader.alignment_address
-        require(
-            address is not None,
-            f"[[client]] {self._leader.name}: alignment",
-            "",
-            "host:port where the label client listens while ids are matched",
-        )
-        assert address is not None
+        address = self._meeting_place()
         listener = listen(self._listen_on or address[0], address[1])
         identity, timeout = self._identity, self._identity.config.run.timeout
         doctor = Answerer(
@@ -206,7 +199,8 @@ class Aligner:
             channel.send({"ok": True})
             return agreed
 
-    def _call_leader(self) -> Channel:
+    def _meeting_place(self) -> tuple[str, int]:
+        """Where the leading client listens."""
         address = self._leader.alignment_address
         require(
             address is not None,
@@ -215,6 +209,10 @@ class Aligner:
             "host:port where the label client listens while ids are matched",
         )
         assert address is not None
+        return address
+
+    def _call_leader(self) -> Channel:
+        address = self._meeting_place()
         said = -_QUIET
         while True:
             try:

@@ -14,6 +14,7 @@ from scipy import stats
 import accel
 from accel.gaussian import COLUMN_UNITS, GUARD, SAMPLER_DISTANCE, STRIPS, GridGaussian
 from accel.prg import Stream
+from tests.gaussians import departures
 
 BACKENDS = ["numpy", "numba"]
 STD = 90.0 * 2**30 / math.sqrt(2)
@@ -21,24 +22,6 @@ STD = 90.0 * 2**30 / math.sqrt(2)
 
 def stream(label: int) -> Stream:
     return Stream(label.to_bytes(32, "little"))
-
-
-def departures(samples: np.ndarray, std: float) -> list[str]:
-    """What in ``samples`` contradicts round(N(0, std²)); each check errs with probability below 10^-5."""
-    found = []
-    x, n = samples / std, samples.size
-    for k in range(1, 9):
-        expected = float(stats.norm.moment(k))
-        spread = math.sqrt((float(stats.norm.moment(2 * k)) - expected**2) / n)
-        if abs(np.mean(x**k) - expected) > 4.5 * spread:
-            found.append(f"moment {k}")
-    if stats.kstest(x, "norm").pvalue < 1e-5:
-        found.append("Kolmogorov-Smirnov")
-    for bound in (3.0, 4.0, 4.5, 5.0):
-        for side, count in (("above", np.sum(x > bound)), ("below", np.sum(x < -bound))):
-            if stats.binomtest(int(count), n, float(stats.norm.sf(bound))).pvalue < 1e-5:
-                found.append(f"{side} {bound}")
-    return found
 
 
 @pytest.mark.parametrize("name", BACKENDS)

@@ -13,6 +13,7 @@ import refmpc
 from refmpc import gaussian
 from refmpc.gaussian_table import CENTRE_BITS, COEFFICIENT_BITS, TABLE
 from refmpc.party import Operation
+from tests.gaussians import departures
 
 UNIT = 2.0**-gaussian.JOINT_FRACTION_BITS
 OUTSIDE_STD = math.sqrt(1 + gaussian.SMOOTHING**2)
@@ -23,24 +24,6 @@ def run(program, inputs=None, **options):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return refmpc.run(program, inputs, **options)
-
-
-def departures(samples, std):
-    """What in ``samples`` contradicts N(0, std²); each of the checks errs with probability below 10^-5."""
-    found = []
-    x, n = samples / std, samples.size
-    for k in range(1, 9):
-        expected = float(stats.norm.moment(k))
-        spread = math.sqrt((float(stats.norm.moment(2 * k)) - expected**2) / n)
-        if abs(np.mean(x**k) - expected) > 4.5 * spread:
-            found.append(f"moment {k}")
-    if stats.kstest(x, "norm").pvalue < 1e-5:
-        found.append("Kolmogorov-Smirnov")
-    for bound in (2.0, 3.0, 3.5, 4.0, 4.5, 5.0, 5.5):
-        for side, count in (("above", np.sum(x > bound)), ("below", np.sum(x < -bound))):
-            if stats.binomtest(int(count), n, float(stats.norm.sf(bound))).pvalue < 1e-5:
-                found.append(f"{side} {bound}")
-    return found
 
 
 def open_tensors(tensors):
