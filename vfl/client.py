@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from accel.validate import require, require_choice, require_integer, require_real
 from vfl.estimate import ErrorBound, error_bound, estimate_per_sample_gradients, regulariser
-from vfl.gradients import Adapter, AdapterFactors
+from vfl.gradients import Adapter, AdapterFactors, split_layer
 from vfl.lora import LoraLayer, ParallelLora
 from vfl.scaling import RowBound, bound_rows
 
@@ -193,6 +193,14 @@ class Client:
         """By how much the row bound multiplies each of these rows, with the adapters as they are now."""
         return self.row_bound.factors(self._unbounded(rows))
 
+    def share(self, rows: npt.ArrayLike | slice) -> tuple[Floats, list[Adapter]]:
+        """``embedding_rows`` and ``adapters`` of one batch, from a single pass through the layers."""
+        if self.lora is None:
+            return self.embedding_rows(rows), self.adapters(rows)
+        unbounded = self._unbounded(rows)
+        inputs = self._shrunk_inputs(rows, self.row_bound.factors(unbounded))
+        return self.row_bound.apply(unbounded), list(self._factors(inputs))
+
     def lora_factors(self, rows: npt.ArrayLike | slice) -> list[AdapterFactors]:
         """A, X, U of every shared layer for these rows.
 
@@ -200,8 +208,10 @@ class Client:
         Jacobian up to the projection along the row, which has no factored form.
         """
         require(self.lora is not None, f"{self.name}: lora", None, "a ParallelLora", "build the client with lora")
+        return self._factors(self._scaled_inputs(rows))
+
+    def _factors(self, inputs: list[Floats]) -> list[AdapterFactors]:
         assert self.lora is not None
-        inputs = self._scaled_inputs(rows)
         projected = self.lora.project(inputs)
         if self.factor_bound is not None:
             projected = [bound_rows(a, self.factor_bound) for a in projected]
@@ -250,28 +260,32 @@ class Client:
         it), used by ``estimated`` only.
         """
         assert self.lora is not None
-        factors = self.lora_factors(rows)
-        expected = sum(f.num_parameters for f in factors)
+        expected = self.shared_parameters
         require(released.shape == (expected,), f"{self.name}: released", released.shape, f"of shape ({expected},)")
-        parts, start = [], 0
-        for factor in factors:
-            parts.append(factor.split(released[start : start + factor.num_parameters]))
-            start += factor.num_parameters
+        parts = self._split(released)
         if self.update.kind == "released":
             gradients = [
                 (up, np.zeros_like(layer.down) if down is None else down)
                 for (up, down), layer in zip(parts, self.lora.layers, strict=True)
             ]
         else:
-            gradients = self._estimated_gradients(
-                rows, factors[0], *parts[0], step, noise_std, noise_row_norm, clip_norm
-            )
+            gradients = self._estimated_gradients(rows, *parts[0], step, noise_std, noise_row_norm, clip_norm)
         self._apply(gradients, learning_rate_factor)
+
+    def _split(self, released: Floats) -> list[tuple[Floats, Floats | None]]:
+        """The released vector as gradients of (U, V) of each shared layer; None where V is not shared."""
+        assert self.lora is not None
+        parts, start = [], 0
+        for index in self.shared_layers:
+            layer = self.lora.layers[index]
+            end = start + layer.up.size + (layer.down.size if self.update.parts == "UV" else 0)
+            parts.append(split_layer(released[start:end], layer.up.shape, layer.down.shape, self.update.parts))
+            start = end
+        return parts
 
     def _estimated_gradients(
         self,
         rows: npt.ArrayLike | slice,
-        factor: AdapterFactors,
         up: Floats,
         down: Floats | None,
         step: int,
@@ -280,6 +294,8 @@ class Client:
         clip_norm: float,
     ) -> list[tuple[Floats, Floats]]:
         assert self.lora is not None
+        inputs = self._scaled_inputs(rows)
+        factor = self._factors(inputs)[0]
         batch = len(factor.inputs)
         if batch == 0:  # an empty Poisson sample carries no gradient
             return [(np.zeros_like(l.up), np.zeros_like(l.down)) for l in self.lora.layers]
@@ -309,7 +325,7 @@ class Client:
             signal_bound=clip_norm / batch**0.5,
         )
         self.estimate_log.append(EstimateRecord(step, noise_std, lam, bound))
-        return self.lora.gradients(self._scaled_inputs(rows), estimate)
+        return self.lora.gradients(inputs, estimate)
 
     def apply_gradient_at_embedding(
         self, rows: npt.ArrayLike | slice, at_embedding: Floats, learning_rate_factor: float = 1.0
@@ -356,8 +372,12 @@ class Client:
         return self.embeddings[rows] + self.lora.output(blocks)  # type: ignore[index]
 
     def _scaled_inputs(self, rows: npt.ArrayLike | slice) -> list[Floats]:
-        factors = self.row_factors(rows)[:, None]
-        return [(x[rows] * factors).astype(x.dtype) for x in self.block_outputs]  # type: ignore[index]
+        return self._shrunk_inputs(rows, self.row_factors(rows))
+
+    def _shrunk_inputs(self, rows: npt.ArrayLike | slice, factors: Floats) -> list[Floats]:
+        if (factors == 1).all():  # a bound that does not act, as the paper's
+            return [x[rows] for x in self.block_outputs]  # type: ignore[index]
+        return [(x[rows] * factors[:, None]).astype(x.dtype) for x in self.block_outputs]  # type: ignore[index]
 
     def embed_other_rows(self, embeddings: Floats, block_outputs: Sequence[Floats] = ()) -> Floats:
         """Bounded embeddings of rows that do not train (test rows), with the adapters as they are now."""

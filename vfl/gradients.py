@@ -12,6 +12,7 @@ The noise of a step and the secure protocols use the same layout.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -30,6 +31,7 @@ __all__ = [
     "clipped_gradient",
     "per_sample_gradients",
     "softmax",
+    "split_layer",
     "with_ones",
 ]
 
@@ -159,10 +161,15 @@ class AdapterFactors:
 
     def split(self, flat: Floats) -> tuple[Floats, Floats | None]:
         """(∂L/∂U, ∂L/∂V) out of this adapter's part of the flat vector."""
-        up = flat[: self.up.size].reshape(self.up.shape)
-        if self.parts == "U":
-            return up, None
-        return up, flat[self.up.size :].reshape(self.projected.shape[1], self.inputs.shape[1])
+        return split_layer(flat, self.up.shape, (self.projected.shape[1], self.inputs.shape[1]), self.parts)
+
+
+def split_layer(
+    flat: Floats, up_shape: tuple[int, ...], down_shape: tuple[int, ...], parts: str
+) -> tuple[Floats, Floats | None]:
+    """Views of U's and V's gradients in a layer's part of the flat vector; None for V where U alone is shared."""
+    up_size = math.prod(up_shape)
+    return flat[:up_size].reshape(up_shape), None if parts == "U" else flat[up_size:].reshape(down_shape)
 
 
 @dataclass(frozen=True)

@@ -71,8 +71,8 @@ class ParallelLora:
 
     def output(self, block_outputs: Sequence[Floats]) -> Floats:
         """What the adapters add to the embeddings, (B, d_i)."""
-        total = sum(a @ layer.up.T for a, layer in zip(self.project(block_outputs), self.layers, strict=True))
-        return self.scale * np.asarray(total)
+        projected = np.concatenate(self.project(block_outputs), axis=1)
+        return self.scale * (projected @ np.concatenate([layer.up for layer in self.layers], axis=1).T)
 
     def gradients(self, block_outputs: Sequence[Floats], at_embedding: Floats) -> list[tuple[Floats, Floats]]:
         """(∂/∂U_l, ∂/∂V_l) of Σ_j ⟨at_embedding_j, H_j⟩: back-propagation through all adapters."""

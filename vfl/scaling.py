@@ -151,9 +151,11 @@ class RowBound:
 
 def bound_rows(rows: Floats, norm: float, rule: str = "clip") -> Floats:
     """``rows`` with every row's l2 norm at most ``norm`` (float32 rounding included: it is rounded
-    inwards).
+    inwards). Where no row is too long these are the rows themselves, not a copy.
     """
     factors = RowBound(norm, rule).factors(rows)
+    if rule == "clip" and (factors == 1.0).all():
+        return rows
     # A float32 product may round up by 2^-24 per entry; the margin keeps the row inside the bound.
     factors = np.where((factors < 1.0) | (rule == "normalise"), factors * (1.0 - 2.0**-22), 1.0)
     return (rows * factors[:, None]).astype(rows.dtype)

@@ -209,8 +209,9 @@ def train_with_adapters(
         for step in range(num_steps):
             here = rows_of_step(step)
             # Client-server phase: embeddings and factors of this batch.
-            embeddings = federation.rows(here).astype(config.dtype, copy=False)
-            adapters = [f for c in clients for f in c.adapters(here)]
+            shared = [c.share(here) for c in clients]
+            embeddings = np.concatenate([rows for rows, _ in shared], axis=1).astype(config.dtype, copy=False)
+            adapters = [adapter for _, own in shared for adapter in own]
             # Server phase: clip over everything, add noise, update the global model.
             result = clipped_gradient(
                 model,
