@@ -24,11 +24,11 @@ from rich.console import Console
 
 from bench.evaluation.cache import ResultCache
 from bench.evaluation.cells import Cell
-from bench.evaluation.choose import OPTIONS, Trial, choose
+from bench.evaluation.choose import OPTIONS, Trial, choose, choose_baseline_rates
 from bench.evaluation.compose import compose, secure_cells
 from bench.evaluation.cost import cost_main
 from bench.evaluation.engine import ENGINES, run_sweep
-from bench.evaluation.presets import PRESETS
+from bench.evaluation.presets import BASELINE_RATES, PRESETS
 from bench.evaluation.report import rich_table, write_report
 from bench.evaluation.sources import DATA_TITLES, PRETRAININGS, DataOptions, NotThere
 from bench.evaluation.tables import TABLES, Selection, layout
@@ -107,7 +107,8 @@ def _choose(argv: list[str]) -> None:
         prog="python -m bench.paper choose", description="Search our settings on public data."
     )
     _add_data_options(parser)
-    parser.add_argument("--options", type=_names(tuple(OPTIONS)), default=tuple(OPTIONS), metavar="NAMES")
+    names = (*OPTIONS, *BASELINE_RATES)
+    parser.add_argument("--options", type=_names(names), default=names, metavar="NAMES", help=f"of {', '.join(names)}")
     parser.add_argument("--epsilon", type=_numbers, default=(1.0, 8.0), metavar="NUMBERS")
     parser.add_argument("--seeds", type=int, default=2)
     options = parser.parse_args(argv)
@@ -118,24 +119,25 @@ def _choose(argv: list[str]) -> None:
         figures = ", ".join(f"{100 * a:.2f}" for a in trial.accuracies)
         console.print(f"{trial.option} = {trial.value}: {figures}{'  kept' if trial.kept else ''}", highlight=False)
 
+    data, rates = _data_options(options), {}
     try:
-        best = choose(
-            PRESETS["ours"],
-            _data_options(options),
-            options.epsilon,
-            options=options.options,
-            seeds=options.seeds,
-            report=report,
-        )
+        ours = [name for name in options.options if name in OPTIONS]
+        best = choose(PRESETS["ours"], data, options.epsilon, options=ours, seeds=options.seeds, report=report)
+        for method in BASELINE_RATES:
+            if method in options.options:
+                rates[method] = choose_baseline_rates(method, data, options.epsilon, seeds=1, report=report)
     except NotThere as missing:
         parser.error(str(missing))
     options.out.mkdir(parents=True, exist_ok=True)
     file = options.out / "choose.json"
     before = json.loads(file.read_text(encoding="utf-8"))["trials"] if file.exists() else []
-    trials = [trial for trial in before if trial["option"] not in options.options] + trials
-    stored = {"epsilons": options.epsilon, "trials": trials, "best": asdict(best)}
+    again = {trial["option"] for trial in trials}
+    trials = [trial for trial in before if trial["option"] not in again] + trials
+    stored = {"epsilons": options.epsilon, "trials": trials, "best": asdict(best), "baseline_rates": rates}
     file.write_text(json.dumps(stored, indent=1), encoding="utf-8")
     console.print(best)
+    if rates:
+        console.print(rates)
 
 
 def _without_paths(argv: list[str]) -> list[str]:

@@ -198,7 +198,8 @@ def embed_rows(
     """Embeddings and (if wanted) pooled block outputs of all rows, frozen; ``advance`` is told of
     progress. Small batches and channels last keep a network's activations in the processor's caches: twice as fast.
     """
-    model.eval().to(memory_format=torch.channels_last)
+    model.eval()
+    model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     embeddings = np.empty((len(rows), model.output_width), dtype=np.float32)
     blocks = [np.empty((len(rows), w), dtype=np.float32) for w in model.block_widths] if keep_blocks else []
     with torch.no_grad():

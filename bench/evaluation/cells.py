@@ -11,11 +11,11 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bench.evaluation.presets import PRESETS
+from bench.evaluation.presets import BASELINE_RATES, PRESETS
 from bench.evaluation.sources import DataOptions, load_parts
 from vfl.attack import confidences, confidences_of, population_attack
 from vfl.data import VerticalData
@@ -24,13 +24,17 @@ from vfl.local_config import LocalModelConfig
 from vfl.twins import TrainingConfig, TwinResult, train_gl_bmf, train_gl_sub, train_ldp_g, train_ldp_gl, train_plain
 from vfl.twins.sweep import train_at_every_epsilon
 
-__all__ = ["RESULTS_VERSION", "Cell", "group_cells", "run_cells"]
+if TYPE_CHECKING:
+    from vfl.baselines import BaselineResult
+
+__all__ = ["RESULTS_VERSION", "Cell", "group_cells", "run_cells", "train_baseline"]
 
 # Raise whenever a change of the code changes a result: kept results of other versions are then ignored.
 RESULTS_VERSION = 1
 
 _TOGETHER = ("g_bmf", "g_shuff")  # all ε of a seed in one pass
 _WITH_LORA = ("gl_bmf", "gl_sub", "ldp_gl")
+_LDP = ("ldp_g", "ldp_gl")
 
 
 @dataclass(frozen=True)
@@ -65,6 +69,7 @@ class Cell:
             "preset": asdict(PRESETS[self.preset]),
             "data": data.identity(self.data, self.pretraining),
             "from_images": data.from_images,
+            "baseline_rates": BASELINE_RATES.get(self.method),
         }
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
@@ -80,14 +85,14 @@ def group_cells(cells: Sequence[Cell]) -> list[list[Cell]]:
 
 @lru_cache(maxsize=2)
 def _federation(
-    data: str, pretraining: str, preset: str, bound: float, lora: str, setting: int, seed: int, options: DataOptions
+    data: str, pretraining: str, preset: str, ldp: bool, lora: str, setting: int, seed: int, options: DataOptions
 ) -> Federation:
     p = PRESETS[preset]
-    rows, parts = load_parts(data, pretraining, p.features, p.projection, options)
+    rows, parts = load_parts(data, pretraining, p.features, p.ldp_projection if ldp else p.projection, options)
     return build_federation(
         rows,
         embeddings=parts,
-        row_bound=bound,
+        row_bound=p.ldp_bound if ldp else p.row_bound,
         row_rule=p.row_rule,
         lora=bool(lora),
         lora_alpha=p.lora_alpha,
@@ -100,10 +105,8 @@ def _federation(
 def federation_of(cell: Cell, options: DataOptions) -> Federation:
     """The cell's clients; those of frozen methods are shared by all seeds."""
     lora = (cell.variant or "released") if cell.method in _WITH_LORA else ""
-    preset = PRESETS[cell.preset]
-    bound = preset.ldp_bound if cell.method in ("ldp_g", "ldp_gl") else preset.row_bound
     setting, seed = (cell.setting, cell.seed) if lora else (1, 0)
-    return _federation(cell.data, cell.pretraining, cell.preset, bound, lora, setting, seed, options)
+    return _federation(cell.data, cell.pretraining, cell.preset, cell.method in _LDP, lora, setting, seed, options)
 
 
 def run_cells(cells: Sequence[Cell], options: DataOptions) -> list[dict[str, Any]]:
@@ -120,7 +123,7 @@ def run_cells(cells: Sequence[Cell], options: DataOptions) -> list[dict[str, Any
         results = [run_secure(first, federation, _config(first, federation.num_samples))]
     elif first.kind == "attack":
         results = [_attack(first, federation_of(first, options), options)]
-    elif first.method in ("admm", "fedbcd", "split", "ada_vfed"):
+    elif first.method in BASELINE_RATES:
         results = [_baseline(first, options)]
     elif first.method in _TOGETHER:
         federation = federation_of(first, options)
@@ -143,7 +146,7 @@ def _config(cell: Cell, num_samples: int) -> TrainingConfig:
     # a set too small for four batches of the preset's size takes four batches
     changes["batch_size"] = min(preset.training.batch_size, max(1, num_samples // 4))
     config = preset.config(cell.setting, **changes)
-    if cell.method in ("ldp_g", "ldp_gl"):
+    if cell.method in _LDP:
         config = config.with_(learning_rate=config.learning_rate * preset.ldp_rate)
     return config
 
@@ -204,8 +207,11 @@ def _train_fully(
 ) -> tuple[dict[str, Any], np.ndarray, np.ndarray]:
     """Plain as in the paper, local models trained too: here an MLP at each client. (summary, losses of members and
     others, losses of the population)."""
+    import torch
+
     from vfl.baselines import BaselineConfig, train_split_learning
 
+    torch.set_num_threads(1)
     rows = _feature_data(cell, options)
     everybody = np.concatenate([members, others])
     asked = dataclasses.replace(
@@ -227,9 +233,6 @@ def _train_fully(
 
 def _feature_data(cell: Cell, options: DataOptions) -> VerticalData:
     """The clients' frozen features as data, for methods that train local models of their own on them."""
-    import torch
-
-    torch.set_num_threads(1)
     rows, parts = load_parts(cell.data, cell.pretraining, "penultimate", 0, options)
     return dataclasses.replace(
         rows, train=tuple(p.train for p in parts), test=tuple(p.test for p in parts), public=None, public_labels=None,
@@ -238,24 +241,11 @@ def _feature_data(cell: Cell, options: DataOptions) -> VerticalData:
 
 
 def _baseline(cell: Cell, options: DataOptions) -> dict[str, Any]:
-    """The paper's baselines on the clients' frozen features, a small trainable MLP of 60 outputs at each client."""
-    from vfl import baselines
-
-    train = {
-        "admm": baselines.train_admm,
-        "fedbcd": baselines.train_fedbcd,
-        "split": baselines.train_split_learning,
-        "ada_vfed": baselines.train_ada_vfed,
-    }[cell.method]
-    config = baselines.BaselineConfig(
-        epochs=cell.epochs,
-        clip_norm=cell.clip_norm or 1.0,
-        epsilon=cell.epsilon,
-        seed=cell.seed,
-        learning_rate=0.05,
-        server_learning_rate=0.02,
+    """One of the paper's baselines on the clients' frozen features."""
+    data = _feature_data(cell, options)
+    found = train_baseline(
+        cell.method, data, cell.epsilon, cell.epochs, cell.clip_norm or 1.0, cell.seed, BASELINE_RATES[cell.method]
     )
-    found = train(_feature_data(cell, options), config, LocalModelConfig("mlp", output_width=60))
     claim = found.claim
     return {
         "accuracy": found.test_accuracy,
@@ -263,3 +253,35 @@ def _baseline(cell: Cell, options: DataOptions) -> dict[str, Any]:
         "covers": "nothing" if claim is None else claim.covers,
         "proven": claim is not None and claim.proven,
     }
+
+
+def train_baseline(
+    method: str,
+    features: VerticalData,
+    epsilon: float | None,
+    epochs: int,
+    clip_norm: float,
+    seed: int,
+    rates: tuple[float, float],
+) -> BaselineResult:
+    """One of the paper's baselines, a small trainable MLP of 60 outputs at each client; ``rates``: client's, server's."""
+    import torch
+
+    from vfl import baselines
+
+    torch.set_num_threads(1)
+    train = {
+        "admm": baselines.train_admm,
+        "fedbcd": baselines.train_fedbcd,
+        "split": baselines.train_split_learning,
+        "ada_vfed": baselines.train_ada_vfed,
+    }[method]
+    config = baselines.BaselineConfig(
+        epochs=epochs,
+        clip_norm=clip_norm,
+        epsilon=epsilon,
+        seed=seed,
+        learning_rate=rates[0],
+        server_learning_rate=rates[1],
+    )
+    return train(features, config, LocalModelConfig("mlp", output_width=60))

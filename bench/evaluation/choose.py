@@ -6,25 +6,28 @@ feels noise as std/B, so the stand-in takes a fifth of the batch size and a fift
 factorisation, sensitivity and noise per mean are then those of the real run, and what is best here should be best
 there.
 
-Coordinate search from the preset: one option at a time, the best mean over budgets and seeds is kept.
+Coordinate search from the preset: one option at a time, the best mean over budgets and seeds is kept. The baselines'
+learning rates are searched on the same stand-in, so that they are not beaten for want of tuning.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
 import numpy as np
 
-from bench.evaluation.presets import Preset
+from bench.evaluation.cells import train_baseline
+from bench.evaluation.presets import BASELINE_RATES, Preset
 from bench.evaluation.sources import DataOptions, public_task
 from vfl.dp import any_order_epsilon, any_order_sigma
 from vfl.federation import build_federation
 from vfl.twins import train_gl_bmf, train_ldp_g
 from vfl.twins.sweep import train_at_every_epsilon
 
-__all__ = ["OPTIONS", "Trial", "choose", "stand_in_accuracy"]
+__all__ = ["OPTIONS", "Trial", "choose", "choose_baseline_rates", "stand_in_accuracy"]
 
 Change = Callable[[Preset, Any], Preset]
 
@@ -69,7 +72,8 @@ OPTIONS: dict[str, tuple[Change, tuple[Any, ...], str, int]] = {
     "factorisation": (_training("factorisation"), ("bisr", "bsr", "identity"), "g_bmf", 1),
     "momentum_rate": (_preset("momentum_rate"), (0.05, 0.1, 0.2), "g_bmf", 2),
     "local_rate": (_preset("local_rate"), (0.2, 2.0, 20.0, 200.0), "gl_bmf", 1),
-    "ldp_rate": (_preset("ldp_rate"), (0.01, 0.05, 0.25), "ldp_g", 1),
+    "ldp_projection": (_preset("ldp_projection"), (16, 32, 64, 128, 256), "ldp_g", 1),
+    "ldp_rate": (_preset("ldp_rate"), (0.01, 0.05, 0.25, 0.5), "ldp_g", 1),
 }
 
 
@@ -84,11 +88,12 @@ def stand_in_accuracy(
     seeds: int = 2,
 ) -> tuple[float, ...]:
     """Mean accuracy of a preset on the stand-in, at noise that stands for each ε of the private set."""
-    rows, parts = public_task(data, preset.projection)
+    ldp = method == "ldp_g"
+    rows, parts = public_task(data, preset.ldp_projection if ldp else preset.projection)
     federation = build_federation(
         rows,
         embeddings=parts,
-        row_bound=preset.row_bound,
+        row_bound=preset.ldp_bound if ldp else preset.row_bound,
         row_rule=preset.row_rule,
         lora=method == "gl_bmf",
         lora_alpha=preset.lora_alpha,
@@ -101,7 +106,7 @@ def stand_in_accuracy(
     for seed in range(seeds):
         config = preset.config(setting, epochs=epochs, seed=seed)
         config = config.with_(batch_size=max(1, config.batch_size // SHRINK))
-        if method == "ldp_g":  # noise on each row: it knows no number of rows, and is not scaled
+        if ldp:  # noise on each row: it knows no number of rows, and is not scaled
             config = config.with_(learning_rate=config.learning_rate * preset.ldp_rate)
             runs = [train_ldp_g(federation, config.with_(epsilon=e)) for e in epsilons]
         elif method == "gl_bmf":
@@ -133,4 +138,41 @@ def choose(
             if kept:
                 best, score = tried, float(np.mean(accuracies))
             report(Trial(name, value, accuracies, kept))
+    return best
+
+
+# Rates tried for each baseline: those of a client, those of the server.
+_RATES = {
+    "admm": ((0.05, 0.5, 5.0), (0.002, 0.02, 0.2)),
+    "fedbcd": ((0.5, 5.0, 20.0), (0.0005, 0.002)),
+    "split": ((0.5, 5.0, 20.0), (0.0005, 0.002)),
+    "ada_vfed": ((0.005, 0.05, 0.5), (0.00005, 0.0005, 0.005)),
+}
+
+
+def choose_baseline_rates(
+    method: str,
+    data: DataOptions,
+    epsilons: Sequence[float] = (1.0, 8.0),
+    *,
+    epochs: int = 20,
+    seeds: int = 1,
+    report: Callable[[Trial], None] = lambda trial: None,
+) -> tuple[float, float]:
+    """The pair of rates with the best mean on the stand-in; noise on each row knows no number of rows, so ε is ε."""
+    rows, _ = public_task(data, 0)
+    best, score = BASELINE_RATES[method], -1.0
+    for rates in product(*_RATES[method]):
+        accuracies = tuple(
+            float(
+                np.mean(
+                    [train_baseline(method, rows, e, epochs, 2.0, seed, rates).test_accuracy for seed in range(seeds)]
+                )
+            )
+            for e in epsilons
+        )
+        kept = float(np.mean(accuracies)) > score
+        if kept:
+            best, score = rates, float(np.mean(accuracies))
+        report(Trial(f"{method} rates", f"{rates[0]:g}, {rates[1]:g}", accuracies, kept))
     return best

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from vfl.client import LocalUpdate
 from vfl.twins import SETTINGS, TrainingConfig
 
-__all__ = ["PRESETS", "Preset"]
+__all__ = ["BASELINE_RATES", "PRESETS", "Preset"]
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,8 @@ class Preset:
     """All of a run but data, method, ε, epochs and seed.
 
     ``momentum_rate`` multiplies η in Setting 2, ``ldp_rate`` in the LDP methods, whose clients bring the rows of all
-    their columns together to ``ldp_bound`` (the paper: each client to γ = 1.2).
+    their columns together to ``ldp_bound`` (the paper: each client to γ = 1.2). Noise on every coordinate of every row
+    wants fewer coordinates than noise on a gradient: ``ldp_projection`` of them.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Preset:
     momentum_rate: float
     local_rate: float
     ldp_bound: float
+    ldp_projection: int
     ldp_rate: float
     lora_alpha: float
     regularisation: str
@@ -63,7 +65,7 @@ PRESETS = {
         training=TrainingConfig(
             batch_size=128, learning_rate=0.01, clip_norm=1.2, factorisation="bsr", noise="joint", dtype="float32"
         ),
-        momentum_rate=1.0, local_rate=0.001, ldp_bound=1.2 * 2**0.5, ldp_rate=1.0, lora_alpha=1.0,
+        momentum_rate=1.0, local_rate=0.001, ldp_bound=1.2 * 2**0.5, ldp_projection=0, ldp_rate=1.0, lora_alpha=1.0,
         regularisation="paper",
     ),
     "ours": Preset(
@@ -72,6 +74,15 @@ PRESETS = {
             batch_size=1000, learning_rate=32.0, clip_norm=0.5, factorisation="bisr", noise="distributed",
             schedule="linear", dtype="float32",
         ),
-        momentum_rate=0.1, local_rate=0.2, ldp_bound=1.0, ldp_rate=0.25, lora_alpha=8.0, regularisation="mmse",
+        momentum_rate=0.1, local_rate=0.2, ldp_bound=1.0, ldp_projection=64, ldp_rate=0.25, lora_alpha=8.0,
+        regularisation="mmse",
     ),
 }  # fmt: skip
+
+# Learning rates (a client's, the server's) of the methods that are set against ours, chosen on the same public stand-in.
+BASELINE_RATES = {
+    "admm": (0.5, 0.02),
+    "fedbcd": (5.0, 0.002),
+    "split": (5.0, 0.002),
+    "ada_vfed": (0.5, 0.0005),
+}
