@@ -62,7 +62,6 @@ def _add_data_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data-root", metavar="DIR", help="folder of data sets, public data and weights")
     parser.add_argument("--weights-imagenet", metavar="FILE", help="ResNet-18, ImageNet (else found under --data-root)")
     parser.add_argument("--weights-cifar100", metavar="FILE", help="ResNet-18 pre-trained on CIFAR-100, 512 outputs")
-    parser.add_argument("--from-images", action="store_true", help="run the networks even where features are there")
     parser.add_argument("--embedding-cache", default=".cache/embeddings", metavar="DIR")
     parser.add_argument("--out", type=Path, default=Path("runs/paper"), metavar="DIR")
 
@@ -73,7 +72,6 @@ def _data_options(options: argparse.Namespace) -> DataOptions:
         options.weights_imagenet,
         options.weights_cifar100,
         options.embedding_cache,
-        options.from_images,
     )
 
 

@@ -76,12 +76,15 @@ class ParallelLora:
 
     def gradients(self, block_outputs: Sequence[Floats], at_embedding: Floats) -> list[tuple[Floats, Floats]]:
         """(∂/∂U_l, ∂/∂V_l) of Σ_j ⟨at_embedding_j, H_j⟩: back-propagation through all adapters."""
+        # thin products side by side in one wide one: several times faster than a product for each layer
+        cuts = np.cumsum([layer.up.shape[1] for layer in self.layers])[:-1]
+        up = at_embedding.T @ np.concatenate(self.project(block_outputs), axis=1)
+        through = at_embedding @ np.concatenate([layer.up for layer in self.layers], axis=1)
         return [
-            (
-                self.scale * (at_embedding.T @ a),
-                self.scale * ((at_embedding @ layer.up).T @ x),
+            (self.scale * mine, self.scale * (back.T @ x))
+            for mine, back, x in zip(
+                np.split(up, cuts, axis=1), np.split(through, cuts, axis=1), block_outputs, strict=True
             )
-            for a, x, layer in zip(self.project(block_outputs), block_outputs, self.layers, strict=True)
         ]
 
     def jacobian(self, layer_index: int, block_output: Floats) -> Floats:

@@ -21,8 +21,8 @@ from vfl.attack import confidences, confidences_of, population_attack
 from vfl.data import VerticalData
 from vfl.federation import Federation, build_federation
 from vfl.local_config import LocalModelConfig
-from vfl.twins import TrainingConfig, TwinResult, train_gl_bmf, train_gl_sub, train_ldp_g, train_ldp_gl, train_plain
-from vfl.twins.sweep import train_at_every_epsilon
+from vfl.twins import TrainingConfig, TwinResult, train_gl_sub, train_ldp_g, train_ldp_gl, train_plain
+from vfl.twins.sweep import train_adapters_at_every_epsilon, train_at_every_epsilon
 
 if TYPE_CHECKING:
     from vfl.baselines import BaselineResult
@@ -32,7 +32,7 @@ __all__ = ["RESULTS_VERSION", "Cell", "group_cells", "run_cells", "train_baselin
 # Raise whenever a change of the code changes a result: kept results of other versions are then ignored.
 RESULTS_VERSION = 1
 
-_TOGETHER = ("g_bmf", "g_shuff")  # all ε of a seed in one pass
+_TOGETHER = ("g_bmf", "g_shuff", "gl_bmf")  # all ε of a seed in one pass
 _WITH_LORA = ("gl_bmf", "gl_sub", "ldp_gl")
 _LDP = ("ldp_g", "ldp_gl")
 
@@ -68,7 +68,6 @@ class Cell:
             "cell": asdict(self),
             "preset": asdict(PRESETS[self.preset]),
             "data": data.identity(self.data, self.pretraining),
-            "from_images": data.from_images,
             "baseline_rates": BASELINE_RATES.get(self.method),
         }
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
@@ -128,7 +127,7 @@ def run_cells(cells: Sequence[Cell], options: DataOptions) -> list[dict[str, Any
     elif first.method in _TOGETHER:
         federation = federation_of(first, options)
         epsilons = [cell.epsilon for cell in cells if cell.epsilon is not None]
-        runs = train_at_every_epsilon(first.method, federation, _config(first, federation.num_samples), epsilons)
+        runs = _train_together(first, federation, epsilons)
         results = [_summary(run) for run in runs]
     else:
         results = [_summary(_train(first, federation_of(first, options)))]
@@ -154,11 +153,18 @@ def _config(cell: Cell, num_samples: int) -> TrainingConfig:
 def _train(cell: Cell, federation: Federation) -> TwinResult:
     config = _config(cell, federation.num_samples)
     if cell.method in _TOGETHER:
-        return train_at_every_epsilon(cell.method, federation, config, [config.epsilon])[0]
+        return _train_together(cell, federation, [config.epsilon])[0]
     if cell.method == "plain":
         return train_plain(federation, config)
-    train = {"gl_bmf": train_gl_bmf, "gl_sub": train_gl_sub, "ldp_g": train_ldp_g, "ldp_gl": train_ldp_gl}
+    train = {"gl_sub": train_gl_sub, "ldp_g": train_ldp_g, "ldp_gl": train_ldp_gl}
     return train[cell.method](federation, config)  # type: ignore[operator]
+
+
+def _train_together(cell: Cell, federation: Federation, epsilons: Sequence[float]) -> list[TwinResult]:
+    config = _config(cell, federation.num_samples)
+    if cell.method == "gl_bmf":
+        return train_adapters_at_every_epsilon(federation, config, epsilons)
+    return train_at_every_epsilon(cell.method, federation, config, epsilons)
 
 
 def _summary(run: TwinResult) -> dict[str, Any]:

@@ -3,13 +3,14 @@
 import numpy as np
 import pytest
 
+from vfl.client import LocalUpdate
 from vfl.data import load_data
 from vfl.dp import NoiseFilter, factorise
 from vfl.federation import build_federation
 from vfl.scaling import PublicProjection
-from vfl.twins import TrainingConfig, train_g_bmf, train_g_shuff
+from vfl.twins import TrainingConfig, train_g_bmf, train_g_shuff, train_gl_bmf
 from vfl.twins.noise import _SinglePrecisionFilter
-from vfl.twins.sweep import train_at_every_epsilon
+from vfl.twins.sweep import train_adapters_at_every_epsilon, train_at_every_epsilon
 
 
 @pytest.mark.parametrize(("method", "train"), [("g_bmf", train_g_bmf), ("g_shuff", train_g_shuff)])
@@ -22,6 +23,20 @@ def test_every_run_is_its_twin(method, train):
         np.testing.assert_allclose(run.model.layers[0], alone.model.layers[0], atol=1e-12)
         assert run.test_accuracy == alone.test_accuracy and run.plan.claim == alone.plan.claim
         assert run.clipped_share == pytest.approx(alone.clipped_share)
+
+
+@pytest.mark.parametrize("kind", ["released", "estimated"])
+def test_every_run_with_adapters_is_its_twin(kind):
+    update = LocalUpdate(kind, learning_rate=0.1, parts="UV" if kind == "released" else "U")
+    federation = build_federation(load_data("digits"), lora=True, update=update, progress=False)
+    config = TrainingConfig(epochs=2, batch_size=64, learning_rate=0.2, momentum=0.9, seed=3, dtype="float32")
+    for run, epsilon in zip(train_adapters_at_every_epsilon(federation, config, [1.0, 8.0]), (1.0, 8.0), strict=True):
+        alone = train_gl_bmf(federation, config.with_(epsilon=epsilon))
+        np.testing.assert_allclose(run.model.layers[0], alone.model.layers[0], rtol=1e-5, atol=1e-6)
+        for mine, other in zip(run.clients, alone.clients, strict=True):
+            assert np.abs(mine.lora.layers[0].up).max() > 0
+            np.testing.assert_allclose(mine.lora.layers[0].up, other.lora.layers[0].up, rtol=1e-5, atol=1e-6)
+        assert run.plan.claim == alone.plan.claim
 
 
 def test_the_average_is_of_the_last_iterates():

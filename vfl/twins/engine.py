@@ -26,7 +26,7 @@ from vfl.twins.config import TrainingConfig
 from vfl.twins.mechanisms import NoisePlan
 from vfl.twins.noise import StepNoise
 
-__all__ = ["RowsOfStep", "TwinResult", "adapter_parameters", "train_frozen", "train_with_adapters"]
+__all__ = ["AdapterRun", "RowsOfStep", "TwinResult", "adapter_parameters", "train_frozen", "train_with_adapters"]
 
 Floats = npt.NDArray[np.floating]
 Rows = slice | npt.NDArray[np.int64]
@@ -196,66 +196,92 @@ def train_with_adapters(
     The clip runs over the concatenation of the global gradient and all shared layer gradients.
     """
     started = time.perf_counter()
-    federation = federation.fresh()
-    clients, labels = federation.clients, federation.labels
-    model = start_model(federation, config, initial)
-    parameters = _Parameters(model, config)
-    widths = adapter_parameters(clients)
+    run = AdapterRun(federation, config, plan, num_steps, clip=clip, initial=initial)
     per_epoch = max(1, num_steps // config.epochs)
     curve: list[tuple[int, float]] = []
-    clipped = 0.0
-    clip_norm = config.clip_norm if clip else None
     with progress_bar(method, num_steps, progress) as advance:
         for step in range(num_steps):
-            here = rows_of_step(step)
-            # Client-server phase: embeddings and factors of this batch.
-            shared = [c.share(here) for c in clients]
-            embeddings = np.concatenate([rows for rows, _ in shared], axis=1).astype(config.dtype, copy=False)
-            adapters = [adapter for _, own in shared for adapter in own]
-            # Server phase: clip over everything, add noise, update the global model.
-            result = clipped_gradient(
-                model,
-                with_ones(embeddings),
-                labels[here],
-                clip_norm,
-                adapters=adapters,
-                method=config.gradients,
-            )
-            mean = (result.total + noise(step)) / config.batch_size
-            factor = config.learning_rate_factor(step, num_steps)
-            parameters.step(mean[: model.num_parameters], config.learning_rate * factor)
-            # Server-client phase: each client gets its own layers' gradient and nothing else.
-            start = model.num_parameters
-            for client, width in zip(clients, widths, strict=True):
-                client.receive_gradient(
-                    here,
-                    mean[start : start + width],
-                    step=step,
-                    learning_rate_factor=factor,
-                    noise_std=0.0 if plan is None else plan.step_std(step) / config.batch_size,
-                    noise_row_norm=1.0 if plan is None else plan.row_norm(step),
-                    clip_norm=config.clip_norm,
-                )
-                start += width
-            clipped += float((result.clip_factors < 1).mean()) if len(result.clip_factors) else 0.0
+            run.step(step, rows_of_step(step), noise(step))
             advance(1)
             if evaluate_every and (step + 1) % (per_epoch * evaluate_every) == 0:
-                now = model.accuracy(federation.test_rows().astype(config.dtype), federation.test_labels)
-                curve.append(((step + 1) // per_epoch, now))
-    accuracy = model.accuracy(federation.test_rows().astype(config.dtype), federation.test_labels)
-    return TwinResult(
-        method,
-        model,
-        accuracy,
-        num_steps,
-        time.perf_counter() - started,
-        None if plan is None else plan.about(federation),
-        config,
-        curve,
-        clients,
-        [config.steps(federation.num_samples).sentence],
-        clipped / num_steps,
-    )
+                curve.append(((step + 1) // per_epoch, run.accuracy()))
+    return run.result(method, time.perf_counter() - started, curve)
+
+
+class AdapterRun:
+    """One training of the global model and the adapters, a step at a time; the federation given is not touched."""
+
+    def __init__(
+        self,
+        federation: Federation,
+        config: TrainingConfig,
+        plan: NoisePlan | None,
+        num_steps: int,
+        *,
+        clip: bool = True,
+        initial: GlobalModel | None = None,
+    ) -> None:
+        self.federation = federation.fresh()
+        self._config, self._plan, self._num_steps = config, plan, num_steps
+        self._model = start_model(federation, config, initial)
+        self._parameters = _Parameters(self._model, config)
+        self._widths = adapter_parameters(self.federation.clients)
+        self._clip_norm = config.clip_norm if clip else None
+        self._clipped = 0.0
+
+    def step(self, step: int, here: Rows, noise: Floats) -> None:
+        """One batch; ``noise`` is added to the sum of clipped gradients."""
+        config, plan, clients = self._config, self._plan, self.federation.clients
+        # Client-server phase: embeddings and factors of this batch.
+        shared = [c.share(here) for c in clients]
+        embeddings = np.concatenate([rows for rows, _ in shared], axis=1).astype(config.dtype, copy=False)
+        adapters = [adapter for _, own in shared for adapter in own]
+        # Server phase: clip over everything, add noise, update the global model.
+        result = clipped_gradient(
+            self._model,
+            with_ones(embeddings),
+            self.federation.labels[here],
+            self._clip_norm,
+            adapters=adapters,
+            method=config.gradients,
+        )
+        mean = (result.total + noise) / config.batch_size
+        factor = config.learning_rate_factor(step, self._num_steps)
+        start = self._model.num_parameters
+        self._parameters.step(mean[:start], config.learning_rate * factor)
+        # Server-client phase: each client gets its own layers' gradient and nothing else.
+        for client, width in zip(clients, self._widths, strict=True):
+            client.receive_gradient(
+                here,
+                mean[start : start + width],
+                step=step,
+                learning_rate_factor=factor,
+                noise_std=0.0 if plan is None else plan.step_std(step) / config.batch_size,
+                noise_row_norm=1.0 if plan is None else plan.row_norm(step),
+                clip_norm=config.clip_norm,
+            )
+            start += width
+        self._clipped += float((result.clip_factors < 1).mean()) if len(result.clip_factors) else 0.0
+
+    def accuracy(self) -> float:
+        """Of the model as it is now, on the test rows: outside the claim."""
+        rows = self.federation.test_rows().astype(self._config.dtype)
+        return self._model.accuracy(rows, self.federation.test_labels)
+
+    def result(self, method: str, seconds: float, curve: list[tuple[int, float]]) -> TwinResult:
+        return TwinResult(
+            method,
+            self._model,
+            self.accuracy(),
+            self._num_steps,
+            seconds,
+            None if self._plan is None else self._plan.about(self.federation),
+            self._config,
+            curve,
+            self.federation.clients,
+            [self._config.steps(self.federation.num_samples).sentence],
+            self._clipped / self._num_steps,
+        )
 
 
 def _accuracy(model: GlobalModel, rows_with_one: Floats, labels: npt.NDArray[np.int64]) -> float:

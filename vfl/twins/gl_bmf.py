@@ -19,7 +19,7 @@ from vfl.twins.engine import TwinResult, adapter_parameters, start_model, train_
 from vfl.twins.mechanisms import plan_matrix_factorisation, plan_subsampled
 from vfl.twins.noise import GivenNoise, filtered_noise, given_noise
 
-__all__ = ["release_size", "train_gl_bmf", "train_gl_sub"]
+__all__ = ["is_estimated", "release_size", "train_gl_bmf", "train_gl_sub"]
 
 Rows = npt.NDArray[np.int64]
 
@@ -30,7 +30,8 @@ def release_size(federation: Federation, config: TrainingConfig, initial: Global
     return size + sum(adapter_parameters(federation.clients))
 
 
-def _is_estimated(federation: Federation) -> bool:
+def is_estimated(federation: Federation) -> bool:
+    """Whether clients estimate per-sample gradients; every client must have trainable layers."""
     for client in federation.clients:
         require(
             client.is_trainable,
@@ -55,7 +56,7 @@ def train_gl_bmf(
     """The twin of GL-BMF. The federation is copied: its adapters stay as they are, the result holds the
     trained.
     """
-    estimated = _is_estimated(federation)
+    estimated = is_estimated(federation)
     schedule = config.steps(federation.num_samples)
     plan = plan_matrix_factorisation(config, schedule, labels_only=estimated)
     steps = schedule.num_steps if num_steps is None else min(num_steps, schedule.num_steps)
@@ -94,7 +95,7 @@ def train_gl_sub(
     Every row takes part with probability B/M in each step, and the sum is divided by B, the expected size.
     The clients see who takes part, so the amplification holds only against others (the claim says so).
     """
-    estimated = _is_estimated(federation)
+    estimated = is_estimated(federation)
     schedule = config.steps(federation.num_samples)
     plan = plan_subsampled(config, schedule, labels_only=estimated)
     size = release_size(federation, config, initial)

@@ -1,8 +1,9 @@
-"""G-BMF and G-Shuff at several ε in one pass: the engine of utility tables.
+"""G-BMF, G-Shuff and GL-BMF at several ε in one pass: the engine of utility tables.
 
 At another ε the noise of a seed is the same noise, scaled, and the batches are the same. So R runs share every batch
-and every noise row, and their weights stand side by side in one matrix of R·S columns: about three times faster than
-R runs. Each run gives what its own twin gives (a test compares them); linear global models only.
+and every noise row. The weights of frozen runs stand side by side in one matrix of R·S columns, about three times
+faster than R runs (linear global models only); GL-BMF's runs, whose embeddings differ, go in step and share the noise,
+which is half of their work. Each run gives what its own twin gives (a test compares them).
 """
 
 from __future__ import annotations
@@ -18,12 +19,13 @@ from vfl.federation import Federation
 from vfl.gradients import GlobalModel, with_ones
 from vfl.progress import progress_bar
 from vfl.twins.config import TrainingConfig
-from vfl.twins.engine import TwinResult
+from vfl.twins.engine import AdapterRun, TwinResult
 from vfl.twins.g_shuff import epoch_order
+from vfl.twins.gl_bmf import is_estimated, release_size
 from vfl.twins.mechanisms import plan_matrix_factorisation, plan_shuffled
 from vfl.twins.noise import filtered_noise
 
-__all__ = ["train_at_every_epsilon"]
+__all__ = ["train_adapters_at_every_epsilon", "train_at_every_epsilon"]
 
 Floats = npt.NDArray[np.floating]
 
@@ -108,6 +110,30 @@ def train_at_every_epsilon(
             )
         )  # fmt: skip
     return results
+
+
+def train_adapters_at_every_epsilon(
+    federation: Federation, config: TrainingConfig, epsilons: Sequence[float], *, progress: bool = False
+) -> list[TwinResult]:
+    """GL-BMF, one result per ε."""
+    started = time.perf_counter()
+    require(len(epsilons) > 0, "epsilons", list(epsilons), "at least one ε")
+    estimated = is_estimated(federation)
+    schedule = config.steps(federation.num_samples)
+    configs = [config.with_(epsilon=epsilon) for epsilon in epsilons]
+    plans = [plan_matrix_factorisation(each, schedule, labels_only=estimated) for each in configs]
+    dtype, steps = np.dtype(config.dtype), schedule.num_steps
+    runs = [AdapterRun(federation, each, plan, steps) for each, plan in zip(configs, plans, strict=True)]
+    noise = filtered_noise(plans[0].factorisation, release_size(federation, config), 1.0, config.seed, dtype)
+    with progress_bar(f"gl_bmf, {len(runs)} ε", steps, progress) as advance:
+        for step in range(steps):
+            here, unit = schedule.rows(step), noise(step)
+            for run, plan in zip(runs, plans, strict=True):
+                run.step(step, here, unit * dtype.type(plan.std))
+            advance(1)
+    seconds = (time.perf_counter() - started) / len(runs)
+    name = f"GL-BMF ({'estimated' if estimated else 'released'})"
+    return [run.result(name, seconds, []) for run in runs]
 
 
 def _softmax_per_run(logits: Floats) -> Floats:
