@@ -15,6 +15,7 @@ from bench.evaluation.cells import Cell
 from bench.evaluation.cost import CostRow, load_costs, table_number
 from bench.evaluation.presets import PRESETS, Preset
 from bench.evaluation.report import Report, Section
+from bench.evaluation.sources import DATA_TITLES
 from bench.evaluation.tables import NOT_RUN, Line, Results, TableView, view
 from vfl.paper_tables import METHOD_NAMES, paper_table
 
@@ -81,17 +82,16 @@ def cost_view(rows: Sequence[CostRow], network: str) -> TableView:
 
 
 class _Figures:
-    """Accuracies in per cent of a table's first data set by seed, for (source, method, setting, variant, ε)."""
+    """Accuracies in per cent by seed of the lines of one data set, for (source, method, setting, variant, ε)."""
 
     def __init__(self, lines: Sequence[Line], results: Results) -> None:
         self._values: dict[tuple[Any, ...], dict[int, float]] = {}
         for line in lines:
-            if (line.data, line.pretraining) == (lines[0].data, lines[0].pretraining):
-                for entry in line.entries:
-                    key = (line.source, line.method, line.setting, line.variant, entry.epsilon)
-                    runs = {cell.seed: results.get(cell) for cell in entry.cells}
-                    own = {seed: 100 * run["accuracy"] for seed, run in runs.items() if isinstance(run, dict)}
-                    self._values[key] = own if entry.paper is None else {0: entry.paper}
+            for entry in line.entries:
+                key = (line.source, line.method, line.setting, line.variant, entry.epsilon)
+                runs = {cell.seed: results.get(cell) for cell in entry.cells}
+                own = {seed: 100 * run["accuracy"] for seed, run in runs.items() if isinstance(run, dict)}
+                self._values[key] = own if entry.paper is None else {0: entry.paper}
 
     def mean(
         self, source: str, method: str, setting: int = 1, variant: str = "", epsilon: float | None = None
@@ -99,12 +99,15 @@ class _Figures:
         values = self._values.get((source, method, setting, variant, epsilon))
         return float(np.mean(list(values.values()))) if values else None
 
-    def gain(self, source: str, setting: int, variant: str, epsilon: float) -> float | None:
-        """What GL-BMF gains over G-BMF: mean over the seeds that both were run with."""
+    def gain(self, source: str, setting: int, variant: str, epsilon: float) -> str:
+        """What GL-BMF gains over G-BMF: mean and standard error over the seeds that both were run with."""
         frozen = self._values.get((source, "g_bmf", setting, "", epsilon), {})
         joint = self._values.get((source, "gl_bmf", setting, variant, epsilon), {})
         both = [joint[seed] - frozen[seed] for seed in joint if seed in frozen]
-        return float(np.mean(both)) if both else None
+        if not both:
+            return NOT_RUN
+        error = f" ± {np.std(both, ddof=1) / len(both) ** 0.5:.2f}" if len(both) > 1 else ""
+        return f"{np.mean(both):+.2f}{error}"
 
 
 def _lead(figures: _Figures, epsilon: float, where: str) -> list[str]:
@@ -128,19 +131,36 @@ def _lead(figures: _Figures, epsilon: float, where: str) -> list[str]:
     return out
 
 
-def _adapters(figures: _Figures, epsilons: Sequence[float]) -> Section:
+def _of_data(lines: Sequence[Line]) -> dict[tuple[str, str], list[Line]]:
+    """The lines of a table by (data set, pre-training), in their order."""
+    out: dict[tuple[str, str], list[Line]] = {}
+    for line in lines:
+        out.setdefault((line.data, line.pretraining), []).append(line)
+    return out
+
+
+def _adapters(lines: Sequence[Line], results: Results, epsilons: Sequence[float]) -> Section:
     """GL-BMF against G-BMF at the same ε, and why the difference is what it is."""
     columns = ["settings", "local update", *(f"ε = {e:g}" for e in epsilons)]
-    gains = TableView("Points that GL-BMF gains over G-BMF, same seeds", columns, [])
-    for source in ("published", *PRESETS):
-        for setting in (1, 2):
-            for variant in ("released",) if source == "published" else ("released", "estimated"):
-                found = [figures.gain(source, setting, variant, e) for e in epsilons]
-                cells = [NOT_RUN if gain is None else f"{gain:+.2f}" for gain in found]
-                name = "paper" if source == "published" else f"ours, {PRESETS[source].title}"
-                update = "estimated" if source == "published" else variant
-                gains.rows.append((source, [f"{name}, Setting {setting}", update, *cells]))
-    return Section("GL-BMF against G-BMF", [texts.ADAPTERS], [gains])
+    section = Section("GL-BMF against G-BMF", [texts.ADAPTERS])
+    for (data, _), own in _of_data(lines).items():
+        cells = [c for line in own if line.method == "gl_bmf" for entry in line.entries for c in entry.cells]
+        if not any(isinstance(results.get(cell), dict) for cell in cells):
+            continue
+        figures = _Figures(own, results)
+        title = f"Points that GL-BMF gains over G-BMF, same seeds (mean ± standard error): {DATA_TITLES[data]}"
+        gains = TableView(title, columns, [])
+        for source in ("published", *PRESETS):
+            if not any(line.source == source for line in own):
+                continue
+            name = "paper" if source == "published" else f"ours, {PRESETS[source].title}"
+            for setting in (1, 2):
+                for variant in ("released",) if source == "published" else ("released", "estimated"):
+                    update = "estimated" if source == "published" else variant
+                    found = [figures.gain(source, setting, variant, e) for e in epsilons]
+                    gains.rows.append((source, [f"{name}, Setting {setting}", update, *found]))
+        section.tables.append(gains)
+    return section
 
 
 def _preset_table() -> TableView:
@@ -233,12 +253,12 @@ def compose(
         elif number in (3, 9):
             section.paragraphs.append(texts.BASELINES)
         elif number in (1, 7) and epsilons:
-            figures = _Figures(lines, results)
+            figures = _Figures(next(iter(_of_data(lines).values())), results)
             lead += _lead(figures, epsilons[0], f"{paper_table(number).epochs} epochs")
             if picture := plots.plot_accuracy(lines, results):
                 section.pictures.append((picture, "Accuracy against ε; bars are one standard deviation over seeds."))
             if any(line.method == "gl_bmf" for line in lines):
-                sections.append(_adapters(figures, epsilons))
+                sections.append(_adapters(lines, results, epsilons))
         if number == 1:
             sections.append(_choice(choice))
             if num_samples and epsilons:
