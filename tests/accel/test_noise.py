@@ -2,7 +2,6 @@
 
 import decimal
 import math
-import time
 from fractions import Fraction
 
 import numpy as np
@@ -29,16 +28,6 @@ def stream(label: int) -> Stream:
 def test_samples_follow_the_gaussian(name, std):
     samples = GridGaussian(std, accel.backend(name)).sample(stream(1), 1_000_000)
     assert departures(samples, std) == []
-
-
-@pytest.mark.heavy
-def test_five_million_samples_a_second():
-    """The aim is 5·10^6 on one core; 3·10^7 and more were measured, so a loaded machine passes too."""
-    sampler = GridGaussian(STD, accel.backend("numba"))
-    sampler.sample(stream(0), 1000)
-    start = time.perf_counter()
-    sampler.sample(stream(0), 10_000_000)
-    assert 10_000_000 / (time.perf_counter() - start) > 5_000_000
 
 
 @pytest.mark.heavy

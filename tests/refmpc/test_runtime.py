@@ -16,6 +16,7 @@ import warnings
 import numpy as np
 import pytest
 
+import accel
 import refmpc
 from accel.prg import KEY_BYTES
 from refmpc import runtime
@@ -313,16 +314,16 @@ def test_large_results_come_back_whole():
 def loaded(party):
     import sys
 
-    begun = time.process_time()
-    refmpc.encode([1.0], 16)
-    return "refmpc.preload" in sys.modules, time.process_time() - begun
+    from accel.compiled import ring
+
+    return "refmpc.preload" in sys.modules, len(ring._encode_fixed.overloads)
 
 
+@pytest.mark.skipif(accel.backend() is accel.backend("numpy"), reason="there is nothing to compile")
 def test_processes_start_from_a_warm_fork_server():
-    refmpc.run(alone, parties="processes")
-    for preloaded, seconds in refmpc.run(loaded, parties="processes").outputs:
+    for preloaded, compiled in refmpc.run(loaded, parties="processes").outputs:
         assert preloaded
-        assert seconds < 0.3, "the first kernel call is not warm"
+        assert compiled > 0, "a party has to load its first kernel itself"
 
 
 def test_the_fork_server_imports_the_programs_but_not_the_command(monkeypatch):

