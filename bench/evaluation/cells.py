@@ -284,6 +284,7 @@ def train_baseline(
     }[method]
     config = baselines.BaselineConfig(
         epochs=epochs,
+        batch_size=min(128, max(1, features.num_samples // 4)),
         clip_norm=clip_norm,
         epsilon=epsilon,
         seed=seed,

@@ -105,7 +105,7 @@ def stand_in_accuracy(
     found = []
     for seed in range(seeds):
         config = preset.config(setting, epochs=epochs, seed=seed)
-        config = config.with_(batch_size=max(1, config.batch_size // SHRINK))
+        config = config.with_(batch_size=max(1, min(config.batch_size // SHRINK, federation.num_samples // 4)))
         if ldp:  # noise on each row: it knows no number of rows, and is not scaled
             config = config.with_(learning_rate=config.learning_rate * preset.ldp_rate)
             runs = [train_ldp_g(federation, config.with_(epsilon=e)) for e in epsilons]

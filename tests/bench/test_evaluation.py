@@ -145,6 +145,44 @@ def test_attack_cells(changes):
     assert abs(found["auc"] - 0.5) < 0.06  # two standard deviations of 629 members and as many others are 0.03
 
 
+def test_settings_are_chosen_on_public_rows(tmp_path, capsys):
+    """From public images alone; what is kept is the best mean, for our options and for the baselines' rates."""
+    torch = pytest.importorskip("torch")
+    from vfl.local_config import LocalModelConfig
+    from vfl.local_models import build_local_model
+
+    random = np.random.default_rng(0)
+    images, labels = random.integers(0, 256, (200, 32, 32, 3), dtype=np.uint8), np.arange(200) % 100
+    np.savez(tmp_path / "cifar100_public.npz", x=images, y=labels)
+    network = build_local_model(LocalModelConfig("resnet18", output_width=1000), (32, 16, 3)).network
+    torch.save(network.state_dict(), tmp_path / "resnet18_imagenet.pth")
+    arguments = ["--data-root", str(tmp_path), "--embedding-cache", str(tmp_path), "--out", str(tmp_path)]
+    main(["choose", "--options", "ldp_projection,split", "--seeds", "1", "--epsilon", "8", *arguments])
+    stored = json.loads((tmp_path / "choose.json").read_text(encoding="utf-8"))
+    by_option = {
+        name: [t for t in stored["trials"] if t["option"] == name] for name in ("ldp_projection", "split rates")
+    }
+    for trials in by_option.values():
+        best = [t for t in trials if t["kept"]][-1]
+        assert best["accuracies"] == max(t["accuracies"] for t in trials) and len(trials) >= 5
+    kept = [t["value"] for t in by_option["ldp_projection"] if t["kept"]][-1]
+    assert stored["best"]["ldp_projection"] == kept and len(stored["baseline_rates"]["split"]) == 2
+    assert "split rates = 20, 0.002" in capsys.readouterr().out
+
+
+def test_eight_blocks_are_a_data_set_of_their_own(tmp_path):
+    """Its lines compare GL-BMF with G-BMF, and the paper's figures are not printed twice."""
+    lines = [line for line in layout(1, Selection()) if line.data == "cifar10_images"]
+    assert {line.method for line in lines} == {"plain", "g_bmf", "gl_bmf"}
+    assert {line.source for line in lines} == {"paper", "ours"}
+    assert not [line for line in layout(7, Selection()) if line.data == "cifar10_images"]
+    images = at(8.0, data="cifar10_images", pretraining="imagenet")
+    (tmp_path / "cifar10_strips_x4.npz").write_bytes(b"features")
+    packed = dataclasses.replace(images, data="cifar10").key(DataOptions(str(tmp_path)))
+    assert packed != dataclasses.replace(images, data="cifar10").key(NOWHERE)
+    assert images.key(DataOptions(str(tmp_path))) == images.key(NOWHERE)  # does not look at features
+
+
 @pytest.mark.skipif(importlib.util.find_spec("ray") is not None, reason="ray is installed")
 def test_without_ray_a_sentence(tmp_path):
     with pytest.raises(ValueError, match=r"engine = 'ray': must be local while ray is not installed.*ppvfl\[ray\]"):
