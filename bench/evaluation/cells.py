@@ -179,6 +179,16 @@ def _summary(run: TwinResult) -> dict[str, Any]:
             "noise_multiplier": plan.noise_multiplier,
             "noise_of_mean": plan.step_std(last) / run.config.batch_size,
         }
+    if run.clients and run.clients[0].estimate_log:
+        # of the last step at the first client: the signal's norm at most, the error's deviation, and how much of the
+        # released gradient the regularised estimate lets through at best
+        record = run.clients[0].estimate_log[-1]
+        top = record.error.largest_eigenvalue
+        out["estimate"] = {
+            "signal": run.config.clip_norm / run.config.batch_size**0.5,
+            "error": record.error.variance**0.5,
+            "kept": top / (top + record.regularisation),
+        }
     return out
 
 

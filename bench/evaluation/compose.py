@@ -160,7 +160,23 @@ def _adapters(lines: Sequence[Line], results: Results, epsilons: Sequence[float]
                     found = [figures.gain(source, setting, variant, e) for e in epsilons]
                     gains.rows.append((source, [f"{name}, Setting {setting}", update, *found]))
         section.tables.append(gains)
+        section.tables += _estimates(own, results)
     return section
+
+
+def _estimates(lines: Sequence[Line], results: Results) -> list[TableView]:
+    """What the estimated per-sample gradients are made of, in the last step."""
+    columns = ["settings", "ε", "signal, at most", "deviation of the error", "share of the gradient kept"]
+    out = TableView("Per-sample gradients as a client estimates them (norms of a batch, over its size)", columns, [])
+    for line in lines:
+        for entry in line.entries if line.variant == "estimated" else ():
+            found = next((r for c in entry.cells if isinstance(r := results.get(c), dict) and "estimate" in r), None)
+            if found is not None:
+                parts = found["estimate"]
+                figures = [f"{parts['signal']:.2g}", f"{parts['error']:.2g}", f"{parts['kept']:.1e}"]
+                name = f"{PRESETS[line.source].title}, Setting {line.setting}"
+                out.rows.append((line.source, [name, f"{entry.epsilon:g}", *figures]))
+    return [out] if out.rows else []
 
 
 def _preset_table() -> TableView:
