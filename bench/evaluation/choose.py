@@ -143,7 +143,7 @@ def choose(
 
 # Rates tried for each baseline: those of a client, those of the server.
 _RATES = {
-    "admm": ((0.05, 0.5, 5.0), (0.002, 0.02, 0.2)),
+    "admm": ((0.5, 5.0), (0.02, 0.2)),
     "fedbcd": ((5.0, 20.0, 80.0), (0.0005, 0.002)),
     "split": ((5.0, 20.0, 80.0), (0.0005, 0.002)),
     "ada_vfed": ((0.005, 0.05, 0.5), (0.00005, 0.0005, 0.005)),
