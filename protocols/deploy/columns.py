@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -14,18 +15,35 @@ from vfl.columns import ClientTable, read_client_file
 from vfl.data import VerticalData
 from vfl.embeddings import embed
 from vfl.local_config import LOCAL_MODELS, LocalModelConfig
-from vfl.scaling import RowBound, split_row_bound
+from vfl.lora import ParallelLora
+from vfl.scaling import RowBound, bound_rows, split_row_bound
 
 __all__ = ["OwnColumns", "add_column_options", "read_columns"]
 
 
 @dataclass(frozen=True)
 class OwnColumns:
-    """A file, and how its columns become embeddings. ``source`` says what was taken as public."""
+    """A file, and how its columns become embeddings: ``outputs`` of the local model, each row brought within ``bound``.
+    ``source`` says what was taken as public."""
 
     table: ClientTable
-    embeddings: np.ndarray = field(repr=False)
+    outputs: np.ndarray = field(repr=False)
+    bound: RowBound
     source: str
+
+    @cached_property
+    def embeddings(self) -> np.ndarray:
+        """What this client shares, as long as its local model is frozen."""
+        return self.bound.apply(self.outputs)
+
+    @cached_property
+    def block(self) -> np.ndarray:
+        """What a layer of this client reads (GL-BMF): its scaled columns, rows of norm one."""
+        return bound_rows(self.outputs, 1.0, "normalise")
+
+    def embeddings_with(self, layers: ParallelLora) -> np.ndarray:
+        """What this client shares with these layers."""
+        return self.bound.apply(self.outputs + layers.output([self.block]))
 
     @property
     def ids(self) -> tuple[str, ...]:
@@ -33,6 +51,10 @@ class OwnColumns:
 
     def one_hot(self, rows: np.ndarray, classes: tuple[str, ...]) -> np.ndarray:
         """Labels of these rows as one-hot rows."""
+        return np.eye(len(classes), dtype=np.int64)[self.label_numbers(rows, classes)]
+
+    def label_numbers(self, rows: np.ndarray, classes: tuple[str, ...]) -> np.ndarray:
+        """Labels of these rows as places in ``classes``."""
         labels = self.table.labels
         assert labels is not None
         index = {name: i for i, name in enumerate(classes)}
@@ -45,7 +67,7 @@ class OwnColumns:
             f"one of {', '.join(classes)}",
             "the classes are listed in federation.toml, [run] classes",
         )
-        return np.eye(len(classes), dtype=np.int64)[found]
+        return found
 
 
 def add_column_options(parser: argparse.ArgumentParser) -> None:
@@ -76,6 +98,13 @@ def read_columns(
         "none",
         "by public constants, since anything fitted on private rows would void the claim",
         "give --public FILE, --value-range LOW,HIGH or --scaled",
+    )
+    require(
+        config.run.layers is None or arguments.local_model == "identity",
+        "--local-model",
+        arguments.local_model,
+        "'identity' with gl_bmf, where a layer reads the scaled columns themselves",
+        "embed the rows beforehand and give them with --scaled",
     )
     table = read_client_file(file, id_column=arguments.id, label_column=label_column)
     public = None
@@ -108,8 +137,7 @@ def read_columns(
         "drop columns, or agree on another width with everybody",
     )
     bound = split_row_bound(config.run.row_bound, len(config.clients))[0]
-    embeddings = RowBound(bound, config.run.row_rule).apply(part.train.astype(np.float64))
-    return OwnColumns(table, embeddings, part.source)
+    return OwnColumns(table, part.train.astype(np.float64), RowBound(bound, config.run.row_rule), part.source)
 
 
 def _value_range(text: str | None) -> tuple[float, float] | None:

@@ -32,6 +32,7 @@ from refmpc.errors import HandshakeError, PeerLost
 from tests.deploy.federations import make_federation
 from tests.deploy.wiretap import APPLICATION, HANDSHAKE, Relay, record_types
 from vfl.columns import ClientTable
+from vfl.scaling import RowBound
 
 ROWS = 96
 
@@ -81,7 +82,7 @@ class Federation:
         embeddings = scale * random.uniform(-0.3, 0.3, size=(rows, entry.width))  # type: ignore[union-attr]
         labels = tuple(str(i % 2) for i in range(rows))
         table = ClientTable(f"{name}.csv", tuple(map(str, range(rows))), (), np.empty((rows, 0), np.float32), labels)
-        own = OwnColumns(table, embeddings, "a test")
+        own = OwnColumns(table, embeddings, RowBound(1.0, "clip"), "a test")
 
         def work() -> None:
             log = Log(name, self.directory / f"{name}.log")
