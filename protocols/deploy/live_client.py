@@ -75,6 +75,7 @@ def train_with_servers(
     def on_step(done: int) -> None:
         on_beat({"complete": True, "progress": {"phase": "training", "done": done, "total": total}})
 
+    log.info("training begins when everybody is here", steps=total, claim_covers=plan.claim.covers)
     directory = state / f"training-{session}"
     job = JointClientJob(plan, local_client(identity, plan, own, rows), directory, on_step)
     with _alone(directory):
