@@ -215,12 +215,15 @@ def _print(runs: list[Run], logs: list[Log], wrong: list[str]) -> None:
 def _print_releases(console: Console, name: str, same: list[Run]) -> None:
     ledgers = [one.ledger for one in same]
     table = Table(title=f"{name or 'run'}: releases, as recorded by {', '.join(one.server for one in same)}")
-    for column in ("what", "numbers", "to whom", "recorded by"):
-        table.add_column(column, justify="right" if column == "numbers" else "left")
+    for column in ("what", "numbers", "times", "to whom", "recorded by"):
+        table.add_column(column, justify="right" if column in ("numbers", "times") else "left")
     everything = [release for ledger in ledgers for release in ledger["releases"]]
     for release in {json.dumps(release, sort_keys=True): release for release in everything}.values():
-        by = [one.server for one in same if release in one.ledger["releases"]]
-        table.add_row(release["name"], f"{release['elements']:,}", release["receiver"], ", ".join(by))
+        counts = {
+            one.server: one.ledger["releases"].count(release) for one in same if release in one.ledger["releases"]
+        }
+        times = " ".join(f"{count:,}" for count in dict.fromkeys(counts.values()))  # one number, unless servers differ
+        table.add_row(release["name"], f"{release['elements']:,}", times, release["receiver"], ", ".join(counts))
     console.print(table)
     costs = Table(title=f"cost by phase, {len(same)} of 3 servers")
     for column in ("phase", "rounds", "bytes sent", "seconds"):

@@ -35,6 +35,7 @@ from protocols.gl_plan import JointPlan
 from protocols.plan import Plan
 from protocols.upload import ClientJob, receive_model, share_columns
 from refmpc import Client
+from refmpc.transport import printable
 from vfl.lora import LoraLayer, ParallelLora
 from vfl.progress import progress_bar
 
@@ -128,7 +129,7 @@ def take_part(
     config = identity.config
     used = rows[: plan.schedule.num_samples]
     one_hot = own.one_hot(used, config.run.classes) if identity.name == config.label_client.name else None
-    job = ClientJob(plan, own.embeddings[used], one_hot)
+    job = ClientJob(plan, own.embeddings(used), one_hot)
     parameters = plan.public_parameters()
     shared = _Shared(state / "shared.json", session, job)
     with _waiting() as on_beat:
@@ -205,15 +206,15 @@ def write_model(
     write_arrays(file, {**arrays, **facts, **trained})
 
 
-def embeddings_for(config: FederationConfig, own: OwnColumns, file: Path) -> np.ndarray:
+def embeddings_for(config: FederationConfig, own: OwnColumns, rows: np.ndarray, file: Path) -> np.ndarray:
     """What this client shares of new rows: through the layers that it has trained, if it has any."""
     if config.run.layers is None:
-        return own.embeddings
+        return own.embeddings(rows)
     with np.load(file) as model:
         names = (f"{LOCAL}up_0", f"{LOCAL}down_0")
         require(all(name in model for name in names), "--model", str(file), "the file that this client of gl_bmf wrote")
         layer = LoraLayer(*(model[name] for name in names))
-    return own.embeddings_with(ParallelLora([layer], config.run.layers.lora_alpha / config.run.layers.rank))
+    return own.embeddings(rows, ParallelLora([layer], config.run.layers.lora_alpha / config.run.layers.rank))
 
 
 @contextmanager
@@ -229,7 +230,8 @@ def _waiting() -> Iterator[Any]:
             if task is None:
                 task = bar.add_task("waiting", total=None)
             progress = message.get("progress") or {}
-            doing = "waiting for the other clients" if not message.get("complete") else progress.get("phase", "meeting")
+            others = ", ".join(map(printable, message.get("missing", ()))) or "the other clients"
+            doing = f"waiting for {others}" if not message.get("complete") else progress.get("phase", "meeting")
             bar.update(task, description=str(doing), completed=progress.get("done", 0), total=progress.get("total"))
 
         yield beat

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -31,19 +30,14 @@ class OwnColumns:
     bound: RowBound
     source: str
 
-    @cached_property
-    def embeddings(self) -> np.ndarray:
-        """What this client shares, as long as its local model is frozen."""
-        return self.bound.apply(self.outputs)
+    def embeddings(self, rows: np.ndarray, layers: ParallelLora | None = None) -> np.ndarray:
+        """What this client shares of these rows: from its frozen local model, or with the layers that it has trained."""
+        outputs = self.outputs[rows]
+        return self.bound.apply(outputs if layers is None else outputs + layers.output([self.block(rows)]))
 
-    @cached_property
-    def block(self) -> np.ndarray:
+    def block(self, rows: np.ndarray) -> np.ndarray:
         """What a layer of this client reads (GL-BMF): its scaled columns, rows of norm one."""
-        return bound_rows(self.outputs, 1.0, "normalise")
-
-    def embeddings_with(self, layers: ParallelLora) -> np.ndarray:
-        """What this client shares with these layers."""
-        return self.bound.apply(self.outputs + layers.output([self.block]))
+        return bound_rows(self.outputs[rows], 1.0, "normalise")
 
     @property
     def ids(self) -> tuple[str, ...]:

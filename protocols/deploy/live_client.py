@@ -51,7 +51,7 @@ def local_client(identity: Identity, plan: JointPlan, own: OwnColumns, rows: np.
         row_bound=own.bound,
         columns=plan.shapes[place].columns,
         labels=own.label_numbers(used, config.run.classes) if name == config.label_client.name else None,
-        block_outputs=[own.block[used]],
+        block_outputs=[own.block(used)],
         lora=starting_layers(config, place),
         update=local_update(config),
     )

@@ -84,7 +84,7 @@ def run(arguments: argparse.Namespace) -> int:
             agreed = aligner.agree(advance, again=arguments.align_again)
         log.info("rows aligned", common=len(agreed.rows), of=len(own.ids), from_disk=agreed.from_disk)
         require(len(agreed.rows) >= 1, "common rows", 0, "at least one id that every client has")
-        embeddings = embeddings_for(config, own, file)[agreed.rows]
+        embeddings = embeddings_for(config, own, agreed.rows, file)
         if arguments.clear:
             found = sums.predict(embeddings, agreed, arguments.output)
         else:

@@ -189,9 +189,10 @@ class Server:
         session = self._store[met.session]
         for peer, (head, count) in met.heads.items():
             self._audit.append(WITNESS, peer=name_of(peer), head=head, count=count)
-        uploads = {client: spool.digest for client, spool in session.spools.items()}
         facts = {"kind": session.kind, "rows": session.facts["rows"]}
-        self._audit.append("attempt", **facts, session=session.name, attempt=met.attempt, uploads=uploads)
+        uploads = {"uploads": {client: spool.digest for client, spool in session.spools.items()}}
+        more = {} if session.task.live else uploads
+        self._audit.append("attempt", **facts, session=session.name, attempt=met.attempt, **more)
         self._log.info("all servers agree", **facts, session=session.name[:8], attempt=met.attempt[:8])
         try:
             session.computing = True
@@ -214,9 +215,10 @@ class Server:
             return SpoolTransport(SocketTransport(met.connections, timeout), session.spools)
         try:
             clients = session.guests.gather(met.attempt)
-        except RefmpcError:
-            for connection in met.connections.values():
-                connection.close()
+        except RefmpcError as error:
+            servers = SocketTransport(met.connections, timeout)
+            servers.abort(str(error))
+            servers.close()
             raise
         return LiveTransport({**met.connections, **clients}, timeout)
 

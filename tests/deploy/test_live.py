@@ -52,6 +52,7 @@ class LiveFederation(Federation):
     def __init__(self, directory: Path, **run: Any):
         super().__init__(directory, protocol=f'"gl_bmf"\n{LAYERS}', **run)
         self.plan: JointPlan = joint_plan_for(self.config, ROWS)
+        self.noise_is_kept = threading.Event()
 
     def own(self, name: str, scale: float = 1.0) -> OwnColumns:
         """Columns from which the labels can be learnt, the same at every call."""
@@ -90,6 +91,10 @@ class LiveFederation(Federation):
         thread = threading.Thread(target=work, daemon=True, name=name)
         thread.start()
         return thread
+
+    def until_noise_is_kept(self, trained: TrainedClient) -> None:
+        """A client that has not confirmed the model makes the servers keep their noise."""
+        assert self.noise_is_kept.wait(60)
 
     def wait_for(self, name: str, event: str, count: int = 1) -> None:
         until = time.monotonic() + 60
@@ -133,11 +138,12 @@ def finish(federation: LiveFederation, threads: list[threading.Thread], outcome:
 
 
 def keep_noise(federation: LiveFederation) -> None:
-    """Copies of the servers' noise keys, which they throw away when everybody has the model."""
+    """Copies of the servers' noise keys, which they throw away when everybody has confirmed the model."""
     for number in range(3):
         federation.wait_for(f"server-{number}", "training begins")
         (federation.directory / "kept" / f"server-{number}").mkdir(parents=True)
         shutil.copy(federation.server_file(number, "noise.key"), federation.directory / "kept" / f"server-{number}")
+    federation.noise_is_kept.set()
 
 
 def check_twin(federation: LiveFederation, outcome: dict[str, Any]) -> None:
@@ -183,7 +189,7 @@ def test_live_clients_train_what_the_twin_trains(federation: LiveFederation) -> 
     for number in range(3):
         federation.start(number)
     session, outcome = secrets.token_hex(16), {}
-    threads = [federation.stay("bank", session, outcome)]
+    threads = [federation.stay("bank", session, outcome, on_model=federation.until_noise_is_kept)]
     federation.wait_for("server-0", "waiting for clients")
     assert federation.servers[0][0]._state_in_words() == "waits for card"
     threads.append(federation.stay("card", session, outcome))
@@ -210,7 +216,10 @@ def test_whatever_breaks_training_goes_on_where_it_was(federation: LiveFederatio
             federation.servers[2][0].stop.set()
             stopped.set()
 
-    threads = [federation.stay("bank", session, outcome, on_step=disturb), federation.stay("card", session, outcome)]
+    threads = [
+        federation.stay("bank", session, outcome, on_step=disturb, on_model=federation.until_noise_is_kept),
+        federation.stay("card", session, outcome),
+    ]
     keep_noise(federation)
     assert stopped.wait(60)
     federation.servers[2][1].join(30)

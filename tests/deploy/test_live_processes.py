@@ -87,7 +87,7 @@ def test_a_federation_trains_its_clients_layers_and_predicts_with_them(tmp_path:
 def test_a_server_and_a_client_are_killed_and_each_step_is_released_once(tmp_path: Path) -> None:
     hosts = loopback((*SERVERS, *CLIENTS))
     new = write_data(tmp_path)
-    init(hosts, tmp_path, free_block(), **PUBLIC, epochs=200)
+    init(hosts, tmp_path, free_block(), **PUBLIC, epochs=60)
     plan = joint_plan_for(load(tmp_path / "federation" / "federation.toml"), ROWS)
     with Processes(hosts, tmp_path) as run:
         for name in SERVERS:
@@ -115,12 +115,14 @@ def test_a_server_and_a_client_are_killed_and_each_step_is_released_once(tmp_pat
     assert begins["server-0"] == begins["server-1"] == begins["server-2"]
     starts = begins["server-0"]
     assert len(starts) == 3 and starts[0] == 0 and starts[1] >= 20 and starts[2] >= starts[1] + 20
-    # server 0 lived through everything: in each attempt it released the steps of that attempt, and one again
+    # server 0 lived through everything: in each attempt it sent the steps of that attempt and one again; when the attempt
+    # failed it may have sent one that another had not kept (nobody could read it), or not yet sent one that all had kept
     noted = [(r.facts["attempt"], r.facts["name"], r.facts["times"]) for r in logs["server-0"] if "times" in r.facts]
     for name in CLIENTS:
         times = [count for _, what, count in noted if what == f"layer gradient of {name}"]
         ends = [*starts[1:], plan.schedule.num_steps]
-        assert times == [end - begin + (begin > 0) for begin, end in zip(starts, ends, strict=True)]
+        extra = [count - (end - begin + (begin > 0)) for count, begin, end in zip(times, starts, ends, strict=True)]
+        assert extra[-1] == 0 and max(map(abs, extra)) <= 1
     expected_logits(tmp_path, new["values"])
 
 
