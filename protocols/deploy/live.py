@@ -121,8 +121,10 @@ class Guests:
                 if self._waiting.get(name) is guest:
                     del self._waiting[name]
             self._playing = {name: guests[name].channel for name in here}
-        for name in set(guests) - here:
-            guests[name].channel.cut()
+        for guest in [guests[name] for name in guests.keys() - here]:
+            (
+                guest.channel.close if guest.ready else guest.channel.cut
+            )()  # cut: its thread still uses it, and closes it
         if away:
             self.let_go()
             raise PeerLost(f"{' and '.join(away)} did not come to the attempt")
