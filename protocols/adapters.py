@@ -24,8 +24,9 @@ import numpy as np
 
 import refmpc
 from protocols.clip import beside, clipped_updates, shaped
+from protocols.gl_facts import AdapterShape, JacobianShape
 from protocols.gl_plan import JointPlan
-from protocols.gl_scales import ROUND_UP, AdapterScales, AdapterShape, JacobianShape
+from protocols.gl_scales import ROUND_UP, AdapterScales
 from protocols.jacobians import (
     ClientJacobian,
     Samples,

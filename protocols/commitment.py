@@ -28,11 +28,19 @@ from protocols.checkpoint import ServerDirectory, write_arrays
 from refmpc import Client, Party
 from refmpc.rounds import Round
 
-__all__ = ["check_columns", "commit_to_columns"]
+__all__ = ["ColumnsChanged", "check_columns", "commit_to_columns"]
 
 SALT_BYTES = 32
 TAG_BYTES = 32
 WAY_OUT = "give it the data it had then (rows, order, local model), or start a new run"
+
+
+class ColumnsChanged(ValueError):
+    """Some ``clients`` came back with other columns: everybody stops, and everybody knows who it was."""
+
+    def __init__(self, text: str, clients: Sequence[str] = ()):
+        super().__init__(text)
+        self.clients = tuple(clients)
 
 
 def commit_to_columns(client: Client, clients: Sequence[str], columns: Iterable[np.ndarray]) -> None:
@@ -97,10 +105,13 @@ def _others(party: Party, differs: np.ndarray) -> np.ndarray:
 
 def _require_equal(clients: Sequence[str], differs: np.ndarray) -> None:
     changed = [name for name, verdict in zip(clients, differs, strict=True) if verdict]
-    require(
-        not changed,
-        "columns of " + " and ".join(changed),
-        "others than at its first upload",
-        "the same in every attempt of a run",
-        WAY_OUT,
-    )
+    try:
+        require(
+            not changed,
+            "columns of " + " and ".join(changed),
+            "others than at its first upload",
+            "the same in every attempt of a run",
+            WAY_OUT,
+        )
+    except ValueError as error:
+        raise ColumnsChanged(str(error), changed) from None

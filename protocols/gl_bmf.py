@@ -20,15 +20,17 @@ from accel.validate import require
 from protocols.adapters import BlockOutputs, ClientFactors, block_norms, joint_step
 from protocols.checkpoint import ServerDirectory, write_arrays
 from protocols.commitment import check_columns
+from protocols.gl_facts import AdapterShape, JacobianShape
 from protocols.gl_plan import JointPlan, layer_release
-from protocols.gl_scales import AdapterShape, JacobianShape
 from protocols.jacobians import ClientJacobian
 from protocols.scales import EMBEDDING_BITS
 from protocols.training import ServerJob, TrainingRun
 from protocols.upload import with_ones_column
 from refmpc import ArithmeticTensor, Party
 
-__all__ = ["JointRun", "JointServerJob", "servers"]
+__all__ = ["GREETING", "JointRun", "JointServerJob", "servers"]
+
+GREETING = "greeting"  # the phase in which clients learn where training begins
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,8 @@ class JointRun(TrainingRun):
         """Make sure that every client has the columns it began with, and tell it where training begins; after a crash,
         send the last release again."""
         check_columns(self.party, self._directory, self.plan.client_names)
-        with self.party.phase("greeting"):
+        self.party.report({"phase": GREETING, "done": self.first_step, "total": self.plan.schedule.num_steps})
+        with self.party.phase(GREETING):
             for name in self.plan.client_names:
                 self.party.send("first step", name, [np.array([self.first_step], dtype=np.int64)])
             if self.first_step:

@@ -7,7 +7,7 @@ layers in each step, and the global model at the end; nothing of any other clien
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,8 +17,9 @@ import numpy.typing as npt
 from accel.validate import require
 from protocols.checkpoint import write_arrays
 from protocols.commitment import commit_to_columns
+from protocols.gl_facts import AdapterShape
 from protocols.gl_plan import JointPlan
-from protocols.gl_scales import AdapterShape, FactorBounds
+from protocols.gl_scales import FactorBounds
 from protocols.scales import EMBEDDING_BITS, RELEASE_BITS
 from refmpc import Client, receive_opening
 from refmpc.fixed import encode
@@ -26,7 +27,15 @@ from vfl.client import Client as LocalClient
 from vfl.client import EstimateRecord
 from vfl.scaling import bound_jacobians, bound_rows
 
-__all__ = ["JointClientJob", "TrainedClient", "client_program", "shared_blocks", "shared_factors", "shared_jacobians"]
+__all__ = [
+    "JointClientJob",
+    "TrainedClient",
+    "client_program",
+    "receive_end",
+    "shared_blocks",
+    "shared_factors",
+    "shared_jacobians",
+]
 
 PATIENCE = 30 * 24 * 3600.0  # a client waits as long as the servers take; one that dies is noticed at once
 Words = npt.NDArray[np.int64]
@@ -34,11 +43,13 @@ Words = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class JointClientJob:
-    """One client's own data and layers; nobody else receives this object. ``directory`` None: no checkpoints."""
+    """One client's own data and layers; nobody else receives this object. ``directory`` None: no checkpoints.
+    ``on_step`` is told how many gradients have been applied."""
 
     plan: JointPlan
     client: LocalClient = field(repr=False)
     directory: Path | None = None
+    on_step: Callable[[int], None] | None = field(default=None, repr=False)
 
 
 @dataclass
@@ -119,57 +130,86 @@ class _Memory:
             write_arrays(self._file, {"step": np.array(self.step), **self._local.adapter_state()})
 
 
-def client_program(client: Client, job: JointClientJob) -> TrainedClient:
-    """Share, receive, apply, step by step; then receive the released model."""
-    plan, local = job.plan, job.client
-    schedule, training = plan.schedule, plan.training
-    shape = plan.shapes[plan.client_names.index(local.name)]
-    memory = _Memory(local, job.directory)
-    row_norms = plan.factorisation.noise_norms()
+class _Receiver:
+    """What a client does with what it is told: it applies every gradient once, and takes the model at the end."""
 
-    def receive_gradient(step: int) -> None:
+    def __init__(self, client: Client, job: JointClientJob):
+        self._client, self._job, self._local = client, job, job.client
+        self.shape = job.plan.shapes[job.plan.client_names.index(job.client.name)]
+        self.memory = _Memory(job.client, job.directory)
+        self._row_norms = job.plan.factorisation.noise_norms()
+
+    def require_step(self, first: int) -> None:
+        """Refuse to go on from other layers than those that the servers' next step is about."""
+        name, applied = f"{self._local.name}: steps applied", self.memory.step
+        if first > 0:
+            allowed = f"{first - 1} or {first}, where the servers are"
+            require(
+                applied in (first - 1, first),
+                name,
+                applied,
+                allowed,
+                "resume with the directory that this client used before",
+            )
+        else:
+            require(applied == 0, name, applied, "0: the servers start afresh")
+
+    def gradient(self, step: int) -> None:
         """The released sum of this client's layers; applied once, also when it is sent again after a crash."""
+        plan, training, norm = self._job.plan, self._job.plan.training, float(self._row_norms[step])
         bits = plan.scales.truncated_bits
-        total = receive_opening(client, shape.parameters, bits, RELEASE_BITS, timeout=PATIENCE)
-        if step < memory.step:
+        total = receive_opening(self._client, self.shape.parameters, bits, RELEASE_BITS, timeout=PATIENCE)
+        if step < self.memory.step:
             return
-        local.receive_gradient(
-            schedule.rows(step),
+        self._local.receive_gradient(
+            plan.schedule.rows(step),
             total / training.batch_size,
             step=step,
-            learning_rate_factor=training.learning_rate_factor(step, schedule.num_steps),
-            noise_std=plan.noise.outsider_std * float(row_norms[step]) / training.batch_size,
-            noise_row_norm=float(row_norms[step]),
+            learning_rate_factor=training.learning_rate_factor(step, plan.schedule.num_steps),
+            noise_std=plan.noise.outsider_std * norm / training.batch_size,
+            noise_row_norm=norm,
             clip_norm=training.clip_norm,
         )
-        memory.applied(step)
+        self.memory.applied(step)
+        if self._job.on_step is not None:
+            self._job.on_step(self.memory.step)
 
+    def model(self) -> TrainedClient:
+        """The global model, beside the layers that belong to it."""
+        plan, local = self._job.plan, self._local
+        model = self._client.receive((plan.width + 1, plan.classes), plan.scales.weight_bits, timeout=PATIENCE)
+        return TrainedClient(model, local.adapter_state(), local.estimate_log)
+
+
+def client_program(client: Client, job: JointClientJob) -> TrainedClient:
+    """Share, receive, apply, step by step; then receive the released model."""
+    plan, local, schedule = job.plan, job.client, job.plan.schedule
+    receiver = _Receiver(client, job)
     commit_to_columns(client, plan.client_names, _fixed_columns(job))
     first = _first_step(client)
+    receiver.require_step(first)
     if first > 0:
-        require(
-            memory.step in (first - 1, first),
-            f"{local.name}: steps applied",
-            memory.step,
-            f"{first - 1} or {first}, where the servers are",
-            "resume with the directory that this client used before",
-        )
-        receive_gradient(first - 1)
-    else:
-        require(memory.step == 0, f"{local.name}: steps applied", memory.step, "0: the servers start afresh")
+        receiver.gradient(first - 1)
     if local.is_label_client:
         client.share(local.one_hot_rows(slice(0, schedule.num_samples), plan.classes), 0)
     for step in range(first, schedule.num_steps):
         rows = schedule.rows(step)
-        if isinstance(shape, AdapterShape):
-            if shape.with_down and step < first + schedule.num_batches:
+        if isinstance(receiver.shape, AdapterShape):
+            if receiver.shape.with_down and step < first + schedule.num_batches:
                 client.share(shared_blocks(local, rows, plan), 0)
             client.share(shared_factors(local, rows, plan), 0)
         else:
             client.share(shared_jacobians(local, rows, plan), 0)
-        receive_gradient(step)
-    model = client.receive((plan.width + 1, plan.classes), plan.scales.weight_bits, timeout=PATIENCE)
-    return TrainedClient(model, local.adapter_state(), local.estimate_log)
+        receiver.gradient(step)
+    return receiver.model()
+
+
+def receive_end(client: Client, job: JointClientJob) -> TrainedClient:
+    """For a client that was away when the training ended: its last gradient and the model, which the servers have kept."""
+    receiver, steps = _Receiver(client, job), job.plan.schedule.num_steps
+    receiver.require_step(steps)
+    receiver.gradient(steps - 1)
+    return receiver.model()
 
 
 def _fixed_columns(job: JointClientJob) -> Iterator[Words]:

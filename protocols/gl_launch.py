@@ -14,8 +14,8 @@ from protocols import gl_bmf
 from protocols.adapters import joint_step_cost
 from protocols.checkpoint import ServerDirectory, write_arrays
 from protocols.gl_client import JointClientJob, TrainedClient, client_program
+from protocols.gl_facts import JacobianShape
 from protocols.gl_plan import JointPlan, plan_joint_run
-from protocols.gl_scales import JacobianShape
 from protocols.launch import Command, execute, run_directory
 from protocols.launch import main as main_of_protocol
 from protocols.noise import insecure_total_noise

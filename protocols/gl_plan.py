@@ -6,15 +6,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from accel.validate import require
-from protocols.gl_scales import AdapterScales, AdapterShape, FactorBounds, JacobianShape, plan_joint_scales
+from protocols.gl_facts import AdapterShape, JacobianShape, JointFacts, facts_of
+from protocols.gl_scales import AdapterScales, FactorBounds, plan_joint_scales
 from protocols.plan import MODEL_RELEASE, Plan, calibrate_factorised, factorise_workload
 from protocols.scales import GRADIENT_BITS, RELEASE_BITS
-from vfl.client import Client, LocalUpdate
+from vfl.client import LocalUpdate
 from vfl.dp import CalibratedNoise, Claim, FixedPointSlack, labels_only_claim
 from vfl.federation import Federation
 from vfl.twins.config import TrainingConfig
 
-__all__ = ["JointPlan", "layer_release", "plan_joint_run"]
+__all__ = ["JointPlan", "layer_release", "plan_from_facts", "plan_joint_run"]
 
 MOST_ENTRIES = 1 << 24
 
@@ -31,6 +32,7 @@ class JointPlan(Plan):
     shapes: tuple[AdapterShape | JacobianShape, ...]
     adapters: AdapterScales
     local_update: LocalUpdate
+    layer_starts: tuple[str, ...]  # hashes of the clients' layers before the first step
     joint_claim: Claim
 
     @property
@@ -55,8 +57,12 @@ class JointPlan(Plan):
 
     def public_parameters(self) -> dict[str, Any]:
         """What all participants compare before anything is shared."""
-        layers = {"adapters": str(self.adapters), "layers": str(self.shapes), "local_update": str(self.local_update)}
-        return super().public_parameters() | layers
+        return super().public_parameters() | {
+            "adapters": str(self.adapters),
+            "layers": str(self.shapes),
+            "layer_starts": list(self.layer_starts),
+            "local_update": str(self.local_update),
+        }
 
     def noise_std(self, step: int) -> float:
         """Deviation of the noise in one coordinate of the *mean* gradient of a step, as everybody faces it."""
@@ -73,12 +79,17 @@ class JointPlan(Plan):
 
 
 def plan_joint_run(federation: Federation, training: TrainingConfig, bounds: FactorBounds | None = None) -> JointPlan:
+    """The plan for clients that are all on this machine."""
+    return plan_from_facts(facts_of(federation), training, bounds)
+
+
+def plan_from_facts(facts: JointFacts, training: TrainingConfig, bounds: FactorBounds | None = None) -> JointPlan:
     """Calibrate the noise with the slack of the arithmetic that will run, and choose all scales; or refuse."""
     require(training.hidden == (), "hidden", training.hidden, "empty: GL-BMF trains one global layer")
     require(training.noise == "distributed", "noise", training.noise, "'distributed' in the secure protocols")
-    schedule = training.steps(federation.num_samples)
-    shapes = tuple(_shape_of(client, training.gradients) for client in federation.clients)
-    for client, shape in zip(federation.clients, shapes, strict=True):
+    schedule = training.steps(facts.num_samples)
+    shapes = tuple(client.shape(training.gradients) for client in facts.clients)
+    for client, shape in zip(facts.clients, shapes, strict=True):
         entries = training.batch_size * shape.width * shape.parameters
         require(
             isinstance(shape, AdapterShape) or entries <= MOST_ENTRIES,
@@ -87,17 +98,14 @@ def plan_joint_run(federation: Federation, training: TrainingConfig, bounds: Fac
             f"at most {MOST_ENTRIES}, 256 MB of shares at each server",
             "train a smaller layer, use smaller batches, or LoRA layers with factored gradients",
         )
-    updates = {client.update for client in federation.clients}
-    require(len(updates) == 1, "local_update", updates, "the same at all clients")
-    update = updates.pop()
     factorisation = factorise_workload(training, schedule, training.factorisation)
-    parameters = (federation.width + 1) * federation.classes + sum(shape.parameters for shape in shapes)
+    parameters = (facts.width + 1) * facts.classes + sum(shape.parameters for shape in shapes)
 
     def calibrate(row_bound: float, clip_rounding: float, overflow: float) -> CalibratedNoise:
         slack = FixedPointSlack(
             row_bound=row_bound,
-            classes=federation.classes,
-            width=federation.width,
+            classes=facts.classes,
+            width=facts.width,
             steps=schedule.num_steps,
             batch_size=training.batch_size,
             truncated_bits=GRADIENT_BITS - RELEASE_BITS,
@@ -108,12 +116,10 @@ def plan_joint_run(federation: Federation, training: TrainingConfig, bounds: Fac
         return calibrate_factorised(training, schedule, factorisation, slack)
 
     # the ranges depend on the noise, and the noise (a little) on the ranges: plan for 1 % more noise than was found
-    noise = calibrate(federation.row_bound, 0.0, 0.0)
+    noise = calibrate(facts.row_bound, 0.0, 0.0)
     for _ in range(4):
         planned_std = 1.01 * noise.outsider_std
-        scales, adapters = plan_joint_scales(
-            training, schedule, factorisation, federation, shapes, update, bounds, planned_std
-        )
+        scales, adapters = plan_joint_scales(training, schedule, factorisation, facts, shapes, bounds, planned_std)
         noise = calibrate(scales.row_bound, adapters.clip_rounding, adapters.overflow_probability)
         if noise.outsider_std <= planned_std:
             break
@@ -124,7 +130,7 @@ def plan_joint_run(federation: Federation, training: TrainingConfig, bounds: Fac
         f"well above the rounding of a contribution, {adapters.clip_rounding:.3g}",
         "raise the clip norm, or lower the learning rate or the epochs",
     )
-    claim = labels_only_claim(noise.claim) if update.kind == "estimated" else noise.claim
+    claim = labels_only_claim(noise.claim) if facts.update.kind == "estimated" else noise.claim
     limits = adapters.bounds
     kept = []
     if any(isinstance(shape, AdapterShape) for shape in shapes):
@@ -142,21 +148,12 @@ def plan_joint_run(federation: Federation, training: TrainingConfig, bounds: Fac
         factorisation=factorisation,
         noise=noise,
         scales=scales,
-        client_names=tuple(client.name for client in federation.clients),
-        client_widths=tuple(client.width for client in federation.clients),
-        classes=federation.classes,
+        client_names=tuple(client.name for client in facts.clients),
+        client_widths=tuple(client.width for client in facts.clients),
+        classes=facts.classes,
         shapes=shapes,
         adapters=adapters,
-        local_update=update,
-        joint_claim=replace(claim, public=(*claim.public, enforced, *federation.public_inputs)),
+        local_update=facts.update,
+        layer_starts=tuple(client.start for client in facts.clients),
+        joint_claim=replace(claim, public=(*claim.public, enforced, *facts.public_inputs)),
     )
-
-
-def _shape_of(client: Client, gradients: str) -> AdapterShape | JacobianShape:
-    """Factors where there are any, unless everything is to be written out."""
-    require(client.is_trainable, f"{client.name}: lora", None, "present", "build the federation with lora=True")
-    if client.lora is None or gradients == "explicit":
-        return JacobianShape(client.columns, client.shared_parameters)
-    layers = [client.lora.layers[index] for index in client.shared_layers]
-    widths = tuple(layer.down.shape[1] for layer in layers)
-    return AdapterShape(client.columns, widths, layers[0].down.shape[0], client.update.parts == "UV")

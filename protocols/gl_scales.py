@@ -47,6 +47,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from accel.validate import require, require_real
+from protocols.gl_facts import AdapterShape, JacobianShape, JointFacts
 from protocols.scales import (
     EMBEDDING_BITS,
     GRADIENT_BITS,
@@ -59,19 +60,10 @@ from protocols.scales import (
 )
 from protocols.step import EXPLICIT_BITS
 from refmpc.normalise import MANTISSA_BITS
-from vfl.client import LocalUpdate
 from vfl.dp import Factorisation
-from vfl.federation import Federation
 from vfl.twins.config import Schedule, TrainingConfig
 
-__all__ = [
-    "AdapterScales",
-    "AdapterShape",
-    "FactorBounds",
-    "JacobianShape",
-    "inverse_clip_bits",
-    "plan_joint_scales",
-]
+__all__ = ["AdapterScales", "FactorBounds", "inverse_clip_bits", "plan_joint_scales"]
 
 DELTA_NORM = 1.42  # ‖δ‖ ≤ √2, and the softmax is off by at most 2^-14 an entry
 ROUND_UP = 4  # further bits of M̂δ, so that its rounding stays below half a unit of e
@@ -103,43 +95,6 @@ class FactorBounds:
     def __post_init__(self) -> None:
         for name in ("block", "row_factor", "projected", "up", "jacobian"):
             require_real(f"factor bound {name}", getattr(self, name), 0, open_low=True)
-
-
-@dataclass(frozen=True)
-class AdapterShape:
-    """Public sizes of one client's shared layers."""
-
-    columns: slice
-    block_widths: tuple[int, ...]
-    rank: int
-    with_down: bool  # whether ∂L/∂V is released besides ∂L/∂U
-
-    @property
-    def width(self) -> int:
-        return int(self.columns.stop - self.columns.start)
-
-    @property
-    def stacked_rank(self) -> int:
-        """L·r: columns of A and U with all layers side by side."""
-        return self.rank * len(self.block_widths)
-
-    @property
-    def parameters(self) -> int:
-        """Coordinates of the released layer gradient."""
-        down = self.rank * sum(self.block_widths) if self.with_down else 0
-        return self.width * self.stacked_rank + down
-
-
-@dataclass(frozen=True)
-class JacobianShape:
-    """Public sizes of a client that shares the Jacobians of its layers written out: d_i × ``parameters`` a sample."""
-
-    columns: slice
-    parameters: int
-
-    @property
-    def width(self) -> int:
-        return int(self.columns.stop - self.columns.start)
 
 
 @dataclass(frozen=True)
@@ -185,27 +140,23 @@ def _log2(value: float) -> float:
 
 
 def _default_bounds(
-    training: TrainingConfig,
-    factorisation: Factorisation,
-    federation: Federation,
-    update: LocalUpdate,
-    noise_std: float,
+    training: TrainingConfig, factorisation: Factorisation, facts: JointFacts, noise_std: float
 ) -> FactorBounds:
     """Bounds from public numbers: twice what V starts with; for U the noise it will have gathered, doubled, and one.
 
     A client whose factors outgrow them shares them scaled down: less exact gradients, the same claim.
     """
-    rules = {client.row_bound.rule for client in federation.clients}
-    row_factor = 1.0 if rules == {"clip"} else 4.0
-    lora = [(client, client.lora) for client in federation.clients if client.lora is not None]
-    scale = max((adapters.scale for _, adapters in lora), default=1.0)
-    layers = max((len(client.shared_layers) for client, _ in lora), default=1)
+    update = facts.update
+    row_factor = 1.0 if {client.row_rule for client in facts.clients} == {"clip"} else 4.0
+    lora = [(client.lora, client.scale) for client in facts.clients if client.lora is not None]
+    scale = max((scale for _, scale in lora), default=1.0)
+    layers = max((len(shape.block_widths) for shape, _ in lora), default=1)
     error = factorisation.workload_error("final", weight_decay=update.weight_decay, momentum=update.momentum)
     deviation = update.learning_rate / training.batch_size * noise_std * error
-    entries = max((len(client.shared_layers) * adapters.layers[0].up.size for client, adapters in lora), default=1)
+    entries = max((shape.width * shape.stacked_rank for shape, _ in lora), default=1)
     projected = 2.0 * scale * row_factor * math.sqrt(layers)
     up = 1.0 + 2.0 * scale * deviation * math.sqrt(entries)
-    jacobian = max([client.jacobian_bound or math.hypot(projected, up * row_factor) for client in federation.clients])
+    jacobian = max([client.jacobian_bound or math.hypot(projected, up * row_factor) for client in facts.clients])
     return FactorBounds(1.0, row_factor, projected, up, jacobian)
 
 
@@ -213,28 +164,27 @@ def plan_joint_scales(
     training: TrainingConfig,
     schedule: Schedule,
     factorisation: Factorisation,
-    federation: Federation,
+    facts: JointFacts,
     shapes: Sequence[AdapterShape | JacobianShape],
-    update: LocalUpdate,
     bounds: FactorBounds | None,
     noise_std: float,
 ) -> tuple[Scales, AdapterScales]:
     """Scales of the global layer and of the adapters, for noise of ``noise_std``."""
-    classes, steps, gamma = federation.classes, schedule.num_steps, training.clip_norm
-    limits = bounds or _default_bounds(training, factorisation, federation, update, noise_std)
+    classes, steps, gamma = facts.classes, schedule.num_steps, training.clip_norm
+    limits = bounds or _default_bounds(training, factorisation, facts, noise_std)
     # the norm of a Gaussian matrix instead of one of its coordinates: rows may lean towards the noise
-    matrix = math.sqrt(federation.width + 1) + math.sqrt(classes) + NOISE_DEVIATIONS
+    matrix = math.sqrt(facts.width + 1) + math.sqrt(classes) + NOISE_DEVIATIONS
     scales = plan_scales(
         training,
         schedule,
         factorisation,
-        row_bound=federation.row_bound,
-        width=federation.width,
+        row_bound=facts.row_bound,
+        width=facts.width,
         classes=classes,
         noise_std=noise_std * matrix / NOISE_DEVIATIONS,
     )
     reach = math.hypot(scales.row_bound, 1.0)
-    entries = (federation.width + 1) * classes
+    entries = (facts.width + 1) * classes
     roundings = steps / (1 - training.momentum) * math.sqrt(entries) * 2.0**-RELEASE_BITS
     weight_bound = 1.06 * (scales.logit_bound / reach + training.learning_rate / training.batch_size * roundings)
     weight_bound = max(1.0, weight_bound)

@@ -14,8 +14,9 @@ import numpy as np
 
 import refmpc
 from protocols.clip import shaped
+from protocols.gl_facts import JacobianShape
 from protocols.gl_plan import JointPlan
-from protocols.gl_scales import JacobianShape, inverse_clip_bits
+from protocols.gl_scales import inverse_clip_bits
 from protocols.scales import EMBEDDING_BITS, PROBABILITY_BITS
 from protocols.step import EXPLICIT_BITS, written_out
 from refmpc import ArithmeticTensor, Cost

@@ -36,7 +36,7 @@ from vfl.dp import (
 from vfl.gradients import GlobalModel
 from vfl.twins.config import Schedule, TrainingConfig
 
-__all__ = ["MODEL_RELEASE", "Plan", "PublicFacts", "joint_scale", "joint_slope", "plan_run"]
+__all__ = ["MODEL_RELEASE", "Plan", "PublicFacts", "digest", "joint_scale", "joint_slope", "plan_run"]
 
 MODEL_RELEASE = "global model"
 
@@ -147,7 +147,7 @@ class Plan:
             "gradients": training.gradients,
             "hidden": list(training.hidden),
             "noise": training.noise,
-            "start": _digest(self.start, self.scales.weight_bits),
+            "start": digest(self.start, self.scales.weight_bits),
             "noise_multiplier": self.noise.noise_multiplier,
             "sensitivity": self.noise.sensitivity,
             "scales": str(self.scales),
@@ -207,7 +207,7 @@ def _start(training: TrainingConfig, width: int, classes: int) -> GlobalModel:
     return GlobalModel.initial(width, classes, training.hidden, seed=training.seed)
 
 
-def _digest(layers: list[np.ndarray], fraction_bits: int) -> str:
+def digest(layers: list[np.ndarray], fraction_bits: int) -> str:
     """A hash of public fixed-point values: participants whose libraries draw other numbers are told apart."""
     words = [np.rint(layer * 2.0**fraction_bits).astype("<i8").tobytes() for layer in layers]
     return hashlib.sha256(b"".join(words)).hexdigest()

@@ -182,7 +182,8 @@ def play_party(
         raise
 
 
-def _play_client(name: str, transport: Transport, program: Callable[..., Any], argument: Any) -> tuple[Any, None, None]:
+def play_client(name: str, transport: Transport, program: Callable[..., Any], argument: Any) -> tuple[Any, None, None]:
+    """Run a program at one client that is connected, as ``play_party`` at a party."""
     try:
         return program(Client(name, transport), argument), None, None
     except BaseException as error:
@@ -251,7 +252,7 @@ def _run_threads(
                 report = functools.partial(on_report, peer)
                 results[peer] = play_party(peer, transport, program, arguments[peer], options, report)
             else:
-                results[peer] = _play_client(str(peer), transport, *clients[str(peer)])
+                results[peer] = play_client(str(peer), transport, *clients[str(peer)])
         except BaseException as error:
             failures[peer] = error, traceback.format_exc()
         finally:
@@ -471,7 +472,7 @@ def _client_process(
     connections = connect_client(name, addresses, greeting, credentials=credentials, timeout=options.timeout)
     transport = SocketTransport(connections, options.timeout, options.profile)
     try:
-        return _play_client(name, transport, program, argument)
+        return play_client(name, transport, program, argument)
     finally:
         transport.close()
 

@@ -22,7 +22,7 @@ from vfl.gradients import Adapter, AdapterFactors, split_layer
 from vfl.lora import LoraLayer, ParallelLora
 from vfl.scaling import RowBound, bound_rows
 
-__all__ = ["Client", "EstimateRecord", "LocalUpdate", "concatenate", "make_clients"]
+__all__ = ["Client", "EstimateRecord", "LocalUpdate", "concatenate", "initial_layers", "make_clients"]
 
 Floats = npt.NDArray[np.floating]
 
@@ -390,6 +390,22 @@ def concatenate(clients: Sequence[Client], rows: npt.ArrayLike | slice = slice(N
     return np.concatenate([c.embedding_rows(rows) for c in clients], axis=1)
 
 
+def initial_layers(
+    block_widths: Sequence[int],
+    width: int,
+    place: int,
+    *,
+    rank: int,
+    alpha: float,
+    seed: int,
+    dtype: npt.DTypeLike = np.float64,
+) -> ParallelLora:
+    """The LoRA layers that the client at ``place`` (0 is the first) begins with: public, from sizes and a public seed."""
+    return ParallelLora.initial(
+        block_widths, width, rank=rank, alpha=alpha, seed=[seed, 0x6C6F7261, place], dtype=dtype
+    )
+
+
 def make_clients(
     embeddings: Sequence[Floats],
     labels: npt.NDArray[np.int64],
@@ -414,7 +430,7 @@ def make_clients(
         lora = None
         if block_outputs is not None:
             widths = [x.shape[1] for x in block_outputs[i]]
-            lora = ParallelLora.initial(widths, width, rank=rank, alpha=alpha, seed=[seed, 0x6C6F7261, i], dtype=dtype)
+            lora = initial_layers(widths, width, i, rank=rank, alpha=alpha, seed=seed, dtype=dtype)
         clients.append(
             Client(
                 name=f"client {i + 1}",

@@ -25,17 +25,23 @@ from protocols.deploy.columns import OwnColumns, add_column_options, read_column
 from protocols.deploy.config import ClientEntry, FederationConfig, load
 from protocols.deploy.credentials import load_credentials, own_directory
 from protocols.deploy.facts import plan_for
+from protocols.deploy.live_client import train_with_servers
 from protocols.deploy.log import Log
 from protocols.deploy.spool import write_private
 from protocols.deploy.tasks import TRAINING
 from protocols.deploy.uplink import UplinkTransport, UploadLost
 from protocols.deploy.wire import Identity
+from protocols.gl_plan import JointPlan
 from protocols.plan import Plan
 from protocols.upload import ClientJob, receive_model, share_columns
 from refmpc import Client
+from refmpc.transport import printable
+from vfl.lora import LoraLayer, ParallelLora
 from vfl.progress import progress_bar
 
-__all__ = ["add_parser", "client_identity", "run", "take_part"]
+__all__ = ["add_parser", "client_identity", "embeddings_for", "run", "take_part"]
+
+LOCAL = "local_"  # what stands before the names of a client's own layers in its model file
 
 
 def add_parser(subparsers: Any) -> None:
@@ -89,6 +95,7 @@ def run(arguments: argparse.Namespace) -> int:
     label = (arguments.label_column or "label") if entry.label else None
     own = read_columns(config, entry, arguments.columns, arguments, label_column=label)
     log.info("columns read", rows=len(own.ids), width=entry.width, public=own.source)
+    file = Path(arguments.model_out or f"model-{entry.name}.npz")
     with Aligner(
         identity, TRAINING, own.ids, state, log, listen_on=arguments.listen, pad_to=arguments.pad_to
     ).open() as aligner:
@@ -96,9 +103,21 @@ def run(arguments: argparse.Namespace) -> int:
             agreed = aligner.agree(advance, again=arguments.align_again)
         log.info("rows aligned", common=len(agreed.rows), of=len(own.ids), from_disk=agreed.from_disk)
         plan = plan_for(config, len(agreed.rows))
-        layers = take_part(identity, plan, own, agreed.rows, agreed.session, log, state)
-    file = Path(arguments.model_out or f"model-{entry.name}.npz")
-    write_model(file, config, plan, layers)
+        if isinstance(plan, JointPlan):
+            with _waiting() as on_beat:
+                train_with_servers(
+                    identity,
+                    plan,
+                    own,
+                    agreed.rows,
+                    agreed.session,
+                    log,
+                    state,
+                    on_model=lambda trained: write_model(file, config, plan, [trained.model], trained.layers),
+                    on_beat=on_beat,
+                )
+        else:
+            write_model(file, config, plan, take_part(identity, plan, own, agreed.rows, agreed.session, log, state))
     _print(arguments, config, plan, file, len(agreed.rows))
     return 0
 
@@ -110,7 +129,7 @@ def take_part(
     config = identity.config
     used = rows[: plan.schedule.num_samples]
     one_hot = own.one_hot(used, config.run.classes) if identity.name == config.label_client.name else None
-    job = ClientJob(plan, own.embeddings[used], one_hot)
+    job = ClientJob(plan, own.embeddings(used), one_hot)
     parameters = plan.public_parameters()
     shared = _Shared(state / "shared.json", session, job)
     with _waiting() as on_beat:
@@ -166,8 +185,15 @@ class _Shared:
         write_private(self._file, json.dumps(self._facts).encode())
 
 
-def write_model(file: Path, config: FederationConfig, plan: Plan, layers: list[np.ndarray]) -> None:
-    """The released model, with what is needed to use it, and its claim."""
+def write_model(
+    file: Path,
+    config: FederationConfig,
+    plan: Plan,
+    layers: list[np.ndarray],
+    own_layers: Mapping[str, np.ndarray] | None = None,
+) -> None:
+    """The released model, with what is needed to use it, and its claim. ``own_layers``: what this client has trained
+    itself (GL-BMF); without it the model is of no use here."""
     file.parent.mkdir(parents=True, exist_ok=True)
     arrays = {f"layer_{i}": layer for i, layer in enumerate(layers, 1)}
     facts = {
@@ -176,7 +202,19 @@ def write_model(file: Path, config: FederationConfig, plan: Plan, layers: list[n
         "widths": np.array(plan.client_widths),
         "claim": np.array(plan.claim.paragraph()),
     }
-    write_arrays(file, {**arrays, **facts})
+    trained = {f"{LOCAL}{name}": array for name, array in (own_layers or {}).items() if "velocity" not in name}
+    write_arrays(file, {**arrays, **facts, **trained})
+
+
+def embeddings_for(config: FederationConfig, own: OwnColumns, rows: np.ndarray, file: Path) -> np.ndarray:
+    """What this client shares of new rows: through the layers that it has trained, if it has any."""
+    if config.run.layers is None:
+        return own.embeddings(rows)
+    with np.load(file) as model:
+        names = (f"{LOCAL}up_0", f"{LOCAL}down_0")
+        require(all(name in model for name in names), "--model", str(file), "the file that this client of gl_bmf wrote")
+        layer = LoraLayer(*(model[name] for name in names))
+    return own.embeddings(rows, ParallelLora([layer], config.run.layers.lora_alpha / config.run.layers.rank))
 
 
 @contextmanager
@@ -192,7 +230,8 @@ def _waiting() -> Iterator[Any]:
             if task is None:
                 task = bar.add_task("waiting", total=None)
             progress = message.get("progress") or {}
-            doing = "waiting for the other clients" if not message.get("complete") else progress.get("phase", "meeting")
+            others = ", ".join(map(printable, message.get("missing", ()))) or "the other clients"
+            doing = f"waiting for {others}" if not message.get("complete") else progress.get("phase", "meeting")
             bar.update(task, description=str(doing), completed=progress.get("done", 0), total=progress.get("total"))
 
         yield beat

@@ -14,18 +14,30 @@ from vfl.columns import ClientTable, read_client_file
 from vfl.data import VerticalData
 from vfl.embeddings import embed
 from vfl.local_config import LOCAL_MODELS, LocalModelConfig
-from vfl.scaling import RowBound, split_row_bound
+from vfl.lora import ParallelLora
+from vfl.scaling import RowBound, bound_rows, split_row_bound
 
 __all__ = ["OwnColumns", "add_column_options", "read_columns"]
 
 
 @dataclass(frozen=True)
 class OwnColumns:
-    """A file, and how its columns become embeddings. ``source`` says what was taken as public."""
+    """A file, and how its columns become embeddings: ``outputs`` of the local model, each row brought within ``bound``.
+    ``source`` says what was taken as public."""
 
     table: ClientTable
-    embeddings: np.ndarray = field(repr=False)
+    outputs: np.ndarray = field(repr=False)
+    bound: RowBound
     source: str
+
+    def embeddings(self, rows: np.ndarray, layers: ParallelLora | None = None) -> np.ndarray:
+        """What this client shares of these rows: from its frozen local model, or with the layers that it has trained."""
+        outputs = self.outputs[rows]
+        return self.bound.apply(outputs if layers is None else outputs + layers.output([self.block(rows)]))
+
+    def block(self, rows: np.ndarray) -> np.ndarray:
+        """What a layer of this client reads (GL-BMF): its scaled columns, rows of norm one."""
+        return bound_rows(self.outputs[rows], 1.0, "normalise")
 
     @property
     def ids(self) -> tuple[str, ...]:
@@ -33,6 +45,10 @@ class OwnColumns:
 
     def one_hot(self, rows: np.ndarray, classes: tuple[str, ...]) -> np.ndarray:
         """Labels of these rows as one-hot rows."""
+        return np.eye(len(classes), dtype=np.int64)[self.label_numbers(rows, classes)]
+
+    def label_numbers(self, rows: np.ndarray, classes: tuple[str, ...]) -> np.ndarray:
+        """Labels of these rows as places in ``classes``."""
         labels = self.table.labels
         assert labels is not None
         index = {name: i for i, name in enumerate(classes)}
@@ -45,7 +61,7 @@ class OwnColumns:
             f"one of {', '.join(classes)}",
             "the classes are listed in federation.toml, [run] classes",
         )
-        return np.eye(len(classes), dtype=np.int64)[found]
+        return found
 
 
 def add_column_options(parser: argparse.ArgumentParser) -> None:
@@ -76,6 +92,13 @@ def read_columns(
         "none",
         "by public constants, since anything fitted on private rows would void the claim",
         "give --public FILE, --value-range LOW,HIGH or --scaled",
+    )
+    require(
+        config.run.layers is None or arguments.local_model == "identity",
+        "--local-model",
+        arguments.local_model,
+        "'identity' with gl_bmf, where a layer reads the scaled columns themselves",
+        "embed the rows beforehand and give them with --scaled",
     )
     table = read_client_file(file, id_column=arguments.id, label_column=label_column)
     public = None
@@ -108,8 +131,7 @@ def read_columns(
         "drop columns, or agree on another width with everybody",
     )
     bound = split_row_bound(config.run.row_bound, len(config.clients))[0]
-    embeddings = RowBound(bound, config.run.row_rule).apply(part.train.astype(np.float64))
-    return OwnColumns(table, embeddings, part.source)
+    return OwnColumns(table, part.train.astype(np.float64), RowBound(bound, config.run.row_rule), part.source)
 
 
 def _value_range(text: str | None) -> tuple[float, float] | None:

@@ -7,18 +7,28 @@ may differ behind a firewall, and a peer is recognised by its pinned certificate
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
 from accel.validate import require, require_choice, require_integer, require_real
-from refmpc.transport import Peer
+from protocols.deploy.entries import (
+    HOST,
+    ClientEntry,
+    ConfigurationError,
+    FederationConfig,
+    LayersConfig,
+    PredictConfig,
+    RunConfig,
+    ServerEntry,
+    did_you_mean,
+    split_address,
+)
 from vfl.twins.config import TrainingConfig
 
 __all__ = [
@@ -27,6 +37,7 @@ __all__ = [
     "ClientEntry",
     "ConfigurationError",
     "FederationConfig",
+    "LayersConfig",
     "PredictConfig",
     "RunConfig",
     "ServerEntry",
@@ -38,133 +49,11 @@ __all__ = [
 ]
 
 FORMAT = 1  # of the file; raised when an older version could misread it
-PROTOCOLS = ("g_bmf", "g_shuff")
+PROTOCOLS = ("g_bmf", "g_shuff", "gl_bmf")
 _NAME = re.compile(r"[a-z][a-z0-9_-]{0,31}")
-_HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?|[0-9A-Fa-f:.]+")
 _RESERVED = re.compile(r"server-?\d*|federation|certificates?|run|runs")
 # what the plaintext twins and single-machine runs need, and a federation does not
 _NOT_SHARED = ("seed", "dtype", "accountant")
-
-
-class ConfigurationError(ValueError):
-    """A value in the file that cannot be used; names file, key, value, what is allowed, and the way out."""
-
-
-@dataclass(frozen=True)
-class ServerEntry:
-    """One of the three computing servers. ``fingerprint``: SHA-256 of its certificate (DER), in hex; empty until pinned."""
-
-    id: int
-    host: str
-    port: int
-    fingerprint: str = ""
-
-    @property
-    def name(self) -> str:
-        return f"server-{self.id}"
-
-    @property
-    def role(self) -> str:
-        """What its certificate must say."""
-        return f"urn:ppvfl:server:{self.id}"
-
-    @property
-    def peer(self) -> Peer:
-        return self.id
-
-
-@dataclass(frozen=True)
-class ClientEntry:
-    """One data holder. ``width``: columns of its embedding. The one with ``label`` holds the labels, and listens at
-    ``alignment`` for the others while ids are matched."""
-
-    name: str
-    width: int
-    fingerprint: str = ""
-    label: bool = False
-    alignment: str = ""
-
-    @property
-    def role(self) -> str:
-        """What its certificate must say."""
-        return f"urn:ppvfl:client:{self.name}"
-
-    @property
-    def peer(self) -> Peer:
-        return self.name
-
-    @property
-    def alignment_address(self) -> tuple[str, int] | None:
-        return split_address(self.alignment) if self.alignment else None
-
-
-@dataclass(frozen=True)
-class RunConfig:
-    """What is trained. ``training`` is what the twins take; ``classes`` are the label texts, in the order of the outputs."""
-
-    training: TrainingConfig
-    classes: tuple[str, ...]
-    protocol: str = "g_bmf"
-    row_bound: float = 1.0
-    row_rule: str = "normalise"
-    checkpoint_every: int = 0
-    timeout: float = 60.0
-
-
-@dataclass(frozen=True)
-class PredictConfig:
-    """Who receives predictions, and how many rows one request may have."""
-
-    receiver: str
-    maximum_rows: int = 100_000
-
-
-@dataclass(frozen=True)
-class FederationConfig:
-    """The whole file. ``certificates`` maps participants to their public certificate (PEM), if the file holds it."""
-
-    name: str
-    servers: tuple[ServerEntry, ...]
-    clients: tuple[ClientEntry, ...]
-    run: RunConfig
-    predict: PredictConfig
-    certificates: Mapping[str, str] = field(default_factory=dict, repr=False)
-    source: str = field(default="federation.toml", compare=False)
-
-    @property
-    def participants(self) -> tuple[ServerEntry | ClientEntry, ...]:
-        return (*self.servers, *self.clients)
-
-    @property
-    def label_client(self) -> ClientEntry:
-        return next(client for client in self.clients if client.label)
-
-    @property
-    def ordered_clients(self) -> tuple[ClientEntry, ...]:
-        """In the order of the embedding's columns: as in the file, the label client last."""
-        return (*(client for client in self.clients if not client.label), self.label_client)
-
-    @property
-    def addresses(self) -> dict[int, tuple[str, int]]:
-        return {server.id: (server.host, server.port) for server in self.servers}
-
-    def participant(self, name: str, argument: str = "participant") -> ServerEntry | ClientEntry:
-        """The entry called ``server-0`` … ``server-2``, or by a client's name."""
-        known = {entry.name: entry for entry in self.participants}
-        require(name in known, argument, name, f"one of {', '.join(known)}", _did_you_mean(name, known))
-        return known[name]
-
-
-def split_address(text: str, argument: str = "address") -> tuple[str, int]:
-    """``host:port`` or ``[IPv6]:port``."""
-    host, colon, port = text.rpartition(":")
-    if host.startswith("[") and host.endswith("]"):
-        host = host[1:-1]
-    elif ":" in host:
-        colon = ""
-    good = bool(colon) and port.isascii() and port.isdigit() and 0 < int(port) < 65536 and bool(_HOST.fullmatch(host))
-    require(good, argument, text, "host:port with a port from 1 to 65535", "IPv6 addresses go into brackets")
-    return host, int(port)
 
 
 def agreed_values(config: FederationConfig) -> dict[str, Any]:
@@ -177,7 +66,9 @@ def agreed_values(config: FederationConfig) -> dict[str, Any]:
         values[f"{client.name}: place"] = place
         for name in ("width", "label", "fingerprint"):
             values[f"{client.name}: {name}"] = getattr(client, name)
-    run = {name: value for name, value in asdict(config.run).items() if name not in ("training", "timeout")}
+    apart = ("training", "timeout", "layers")
+    run = {name: value for name, value in asdict(config.run).items() if name not in apart}
+    run |= asdict(config.run.layers) if config.run.layers is not None else {}
     shared = {name: value for name, value in training.items() if name not in _NOT_SHARED}
     values |= {f"[run] {name}": value for name, value in (run | shared).items()}
     values |= {f"[predict] {name}": value for name, value in asdict(config.predict).items()}
@@ -267,7 +158,7 @@ class _Reader:
         where = f"[[server]] {index}"
         self._known(where, entry, ("id", "host", "port", "fingerprint"))
         host = self._text(f"{where}: host", entry.get("host"), "a host name or an IP address")
-        require(bool(_HOST.fullmatch(host)), f"{where}: host", host, "a host name or an IP address", "without the port")
+        require(bool(HOST.fullmatch(host)), f"{where}: host", host, "a host name or an IP address", "without the port")
         return ServerEntry(
             id=require_integer(f"{where}: id", entry.get("id"), 0, 2),
             host=host,
@@ -347,7 +238,8 @@ class _Reader:
 
     def _run(self, table: Mapping[str, Any]) -> RunConfig:
         names = {f.name: f for f in fields(TrainingConfig) if f.name not in _NOT_SHARED}
-        own = [f.name for f in fields(RunConfig) if f.name != "training"]
+        own = [f.name for f in fields(RunConfig) if f.name not in ("training", "layers")]
+        own += [f.name for f in fields(LayersConfig)]
         self._known("[run]", table, (*own, *names))
         default = TrainingConfig()
         given: dict[str, Any] = {}
@@ -368,18 +260,44 @@ class _Reader:
         except ValueError as error:
             raise ValueError(f"[run] {error}") from None
         self._choice("[run] noise", training.noise, ("distributed",))  # joint noise needs a dealer that sees it
+        protocol = self._choice("[run] protocol", table.get("protocol", "g_bmf"), PROTOCOLS)
+        every = require_integer("[run] checkpoint_every", table.get("checkpoint_every", 0), 0)
         return RunConfig(
             training=training,
             classes=self._classes(table.get("classes")),
-            protocol=self._choice("[run] protocol", table.get("protocol", "g_bmf"), PROTOCOLS),
+            protocol=protocol,
             row_bound=require_real(
                 "[run] row_bound", self._real("[run] row_bound", table.get("row_bound", 1.0)), 2**-10, 2**10
             ),
             row_rule=self._choice("[run] row_rule", table.get("row_rule", "normalise"), ("clip", "normalise")),
-            checkpoint_every=require_integer("[run] checkpoint_every", table.get("checkpoint_every", 0), 0),
+            checkpoint_every=every,
             timeout=require_real(
                 "[run] timeout", self._real("[run] timeout", table.get("timeout", 60.0)), 1.0, 86400.0
             ),
+            layers=self._layers(table, protocol, training, every),
+        )
+
+    def _layers(
+        self, table: Mapping[str, Any], protocol: str, training: TrainingConfig, every: int
+    ) -> LayersConfig | None:
+        usual = LayersConfig()
+        if protocol != "gl_bmf":
+            for name in [f.name for f in fields(LayersConfig) if f.name in table]:
+                way_out = "only the clients of gl_bmf train layers of their own"
+                require(False, f"[run] {name}", table[name], f"absent with protocol {protocol!r}", way_out)
+            return None
+        require(training.hidden == (), "[run] hidden", list(training.hidden), "[]: gl_bmf trains one global layer")
+        require(
+            every == 0, "[run] checkpoint_every", every, "0: gl_bmf keeps every step, before it opens anything of it"
+        )
+        rate = self._real("[run] local_learning_rate", table.get("local_learning_rate", usual.local_learning_rate))
+        alpha = self._real("[run] lora_alpha", table.get("lora_alpha", usual.lora_alpha))
+        update = table.get("local_update", usual.local_update)
+        return LayersConfig(
+            rank=require_integer("[run] rank", table.get("rank", usual.rank), 1, 1 << 12),
+            lora_alpha=require_real("[run] lora_alpha", alpha, 0.0, open_low=True),
+            local_update=self._choice("[run] local_update", update, ("released", "estimated")),
+            local_learning_rate=require_real("[run] local_learning_rate", rate, 0.0, open_low=True),
         )
 
     def _classes(self, given: Any) -> tuple[str, ...]:
@@ -403,9 +321,7 @@ class _Reader:
     def _known(self, where: str, table: Mapping[str, Any], names: Iterable[str]) -> None:
         allowed = list(names)
         for name in table:
-            require(
-                name in allowed, f"{where}: key", name, f"one of {', '.join(allowed)}", _did_you_mean(name, allowed)
-            )
+            require(name in allowed, f"{where}: key", name, f"one of {', '.join(allowed)}", did_you_mean(name, allowed))
 
     def _table(self, name: str, *, optional: bool = False) -> dict[str, Any]:
         table = self._document.get(name, {} if optional else None)
@@ -435,9 +351,4 @@ class _Reader:
 
     def _choice(self, where: str, value: Any, choices: Iterable[str]) -> str:
         names = list(choices)
-        return require_choice(where, value, names, _did_you_mean(str(value), names))
-
-
-def _did_you_mean(name: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(name, list(known), 1)
-    return f"did you mean {close[0]!r}?" if close else ""
+        return require_choice(where, value, names, did_you_mean(str(value), names))

@@ -23,7 +23,7 @@ from rich.console import Console
 
 from accel.validate import require
 from protocols.deploy.align import Agreed, Aligner
-from protocols.deploy.client import add_client_options, client_identity
+from protocols.deploy.client import add_client_options, client_identity, embeddings_for
 from protocols.deploy.columns import OwnColumns, add_column_options, read_columns
 from protocols.deploy.log import Log
 from protocols.deploy.tasks import PREDICTION, prediction_plan
@@ -84,7 +84,7 @@ def run(arguments: argparse.Namespace) -> int:
             agreed = aligner.agree(advance, again=arguments.align_again)
         log.info("rows aligned", common=len(agreed.rows), of=len(own.ids), from_disk=agreed.from_disk)
         require(len(agreed.rows) >= 1, "common rows", 0, "at least one id that every client has")
-        embeddings = own.embeddings[agreed.rows]
+        embeddings = embeddings_for(config, own, agreed.rows, file)
         if arguments.clear:
             found = sums.predict(embeddings, agreed, arguments.output)
         else:

@@ -12,6 +12,7 @@ import hashlib
 import signal
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,18 +20,22 @@ from typing import Any
 from rich.console import Console
 
 from accel.validate import require
+from protocols.commitment import ColumnsChanged
 from protocols.deploy.answer import Answerer
 from protocols.deploy.audit import WITNESS, AuditLog
 from protocols.deploy.config import FederationConfig, ServerEntry, load
 from protocols.deploy.credentials import load_credentials, own_directory
 from protocols.deploy.door import Door
+from protocols.deploy.live import LiveTransport
 from protocols.deploy.log import Log
 from protocols.deploy.meeting import DONE, READY, Different, Meeting, Met
 from protocols.deploy.sessions import Session, SessionStore
 from protocols.deploy.spool import SpoolTransport, write_private
+from protocols.deploy.tasks import TRAINING
 from protocols.deploy.wire import Channel, Identity, Refused, name_of
+from protocols.gl_bmf import GREETING
 from protocols.launch import _progress
-from refmpc import Ledger
+from refmpc import Ledger, Party
 from refmpc.connect import listen
 from refmpc.errors import HandshakeError, PeerAborted, RefmpcError
 from refmpc.network import PROFILES
@@ -42,6 +47,7 @@ __all__ = ["Server", "add_parser", "run"]
 _BEAT = 2.0  # seconds between two signs of life to a client that waits
 _LOG_EVERY = 10.0  # seconds between two lines of progress in the log
 _PAUSE = 0.5  # seconds after an attempt that failed
+_QUIET = 30.0  # seconds between two lines in the log on clients that are waited for
 
 
 def add_parser(subparsers: Any) -> None:
@@ -89,6 +95,7 @@ class Server:
         self._audit = AuditLog(directory / "audit.jsonl")  # also keeps a second process out of this directory
         self._meeting = Meeting(identity, log, self._audit)
         self._uploading: dict[tuple[str, str], Channel] = {}
+        self._named = time.monotonic() - _QUIET + _BEAT  # when those who are missing were named last
         self._lock = threading.Lock()
         self.stop = threading.Event()
         entry = self.config.servers[int(str(identity.me))]
@@ -100,6 +107,7 @@ class Server:
         host, port = self._listener.getsockname()[:2]
         handlers = {
             "upload": self._take_upload,
+            "live": self._take_in,
             "result": self._hand_out,
             "taken": self._note_taken,
             "party": self._let_server_in,
@@ -132,9 +140,9 @@ class Server:
             return "waits for clients"
         if training.done:
             return "has trained"
-        if not training.complete:
-            return "takes uploads"
         progress = training.progress
+        if not training.complete:
+            return f"waits for {', '.join(training.missing)}" if training.task.live else "takes uploads"
         return f"{progress['phase']} {progress['done']} of {progress['total']}" if progress else "waits for servers"
 
     # the main thread -----------------------------------------------------------------------------
@@ -147,11 +155,21 @@ class Server:
         )
 
     def _wait_for_work(self) -> bool:
+        self._name_missing()
         with self._store.changed:
             if READY in self._offers().values():
                 return True
             self._store.changed.wait(0.2)
         return self._meeting.somebody_waits and bool(self._offers())
+
+    def _name_missing(self) -> None:
+        """A training whose clients must be there stands still without them: say who is waited for, now and then."""
+        training = self._store.training
+        if training is None or training.done or not training.task.live or not training.missing:
+            return
+        if time.monotonic() - self._named > _QUIET:
+            self._named = time.monotonic()
+            self._log.info("waiting for clients", missing=", ".join(training.missing))
 
     def _offers(self) -> dict[str, str]:
         """What this server can compute, or (DONE) compute once more with a server that died before it had."""
@@ -171,18 +189,38 @@ class Server:
         session = self._store[met.session]
         for peer, (head, count) in met.heads.items():
             self._audit.append(WITNESS, peer=name_of(peer), head=head, count=count)
-        uploads = {client: spool.digest for client, spool in session.spools.items()}
         facts = {"kind": session.kind, "rows": session.facts["rows"]}
-        self._audit.append("attempt", **facts, session=session.name, attempt=met.attempt, uploads=uploads)
+        uploads = {"uploads": {client: spool.digest for client, spool in session.spools.items()}}
+        more = {} if session.task.live else uploads
+        self._audit.append("attempt", **facts, session=session.name, attempt=met.attempt, **more)
         self._log.info("all servers agree", **facts, session=session.name[:8], attempt=met.attempt[:8])
         try:
+            session.computing = True
             self._attempt(session, met)
-        except RefmpcError as error:
+        except (RefmpcError, ColumnsChanged) as error:
             self._audit.append("attempt failed", attempt=met.attempt, reason=type(error).__name__)
             self._log.warning("the attempt failed, the servers will meet again", reason=str(error))
             time.sleep(_PAUSE)
+        finally:
+            session.computing = False
+            session.guests.let_go()
         with self._store.changed:
             self._store.changed.notify_all()
+        session.guests.notify()
+
+    def _transport(self, session: Session, met: Met) -> SpoolTransport | LiveTransport:
+        """The servers' connections, and the clients: what they have sent before, or they themselves."""
+        timeout = self.config.run.timeout
+        if not session.task.live:
+            return SpoolTransport(SocketTransport(met.connections, timeout), session.spools)
+        try:
+            clients = session.guests.gather(met.attempt)
+        except RefmpcError as error:
+            servers = SocketTransport(met.connections, timeout)
+            servers.abort(str(error))
+            servers.close()
+            raise
+        return LiveTransport({**met.connections, **clients}, timeout)
 
     def _attempt(self, session: Session, met: Met) -> None:
         task, timeout = session.task, self.config.run.timeout
@@ -196,26 +234,34 @@ class Server:
             insecure_check_ranges=False,
             insecure_record=False,
         )
-        transport = SpoolTransport(SocketTransport(met.connections, timeout), session.spools)
+        transport = self._transport(session, met)
         begun = time.monotonic()
+        ledgers: list[Ledger] = []
+
+        async def program(party: Party, directory: Path) -> Any:
+            ledgers.append(party.ledger)  # also if it fails: what was opened stays opened
+            return await task.run(party, directory)
+
         with _progress(Console(stderr=True), quiet=not self._log.is_terminal) as show:
             try:
                 output, ledger, _ = play_party(
                     int(str(self._identity.me)),
                     transport,
-                    task.run,
+                    program,
                     (session.directory,),
                     options,
-                    self._reporter(session, show),
+                    self._reporter(session, met.attempt, show),
                 )
                 self._keep(session, output, ledger)
                 session.finish(met.attempt, transport.outbox)
+            except BaseException:
+                if task.live and ledgers:
+                    self._note_releases("release before a failure", session, met.attempt, ledgers[0])
+                raise
             finally:
                 transport.close()
-        for release in ledger.releases:
-            claim = hashlib.sha256(release.claim.encode()).hexdigest()
-            facts = {"name": release.name, "elements": release.elements, "receiver": release.receiver, "claim": claim}
-            self._audit.append("release", session=session.name, attempt=met.attempt, **facts)
+                session.progress = {} if task.live else session.progress
+        self._note_releases("release", session, met.attempt, ledger)
         total = ledger.total()
         self._log.info(
             "computed and released",
@@ -227,7 +273,16 @@ class Server:
             seconds=round(time.monotonic() - begun, 2),
         )
 
-    def _reporter(self, session: Session, show: Callable[[Any, Any], None]) -> Callable[[Any], None]:
+    def _note_releases(self, event: str, session: Session, attempt: str, ledger: Ledger) -> None:
+        """One record for each release and receiver; with how many times, where something is released in every step."""
+        counts = Counter((r.name, r.elements, r.receiver, r.claim) for r in ledger.releases)
+        for (name, elements, receiver, claim), times in counts.items():
+            facts = {"name": name, "elements": elements, "receiver": receiver}
+            facts |= {"claim": hashlib.sha256(claim.encode()).hexdigest()}
+            facts |= {"times": times} if session.task.live else {}
+            self._audit.append(event, session=session.name, attempt=attempt, **facts)
+
+    def _reporter(self, session: Session, attempt: str, show: Callable[[Any, Any], None]) -> Callable[[Any], None]:
         logged = time.monotonic()
 
         def report(message: dict[str, Any]) -> None:
@@ -235,6 +290,9 @@ class Server:
             if self.stop.is_set():
                 raise PeerAborted("this server was asked to stop")
             session.progress = {"phase": message["phase"], "done": message["done"], "total": message["total"]}
+            if message["phase"] == GREETING:  # all steps before this one have been released, in earlier attempts
+                self._audit.append("training begins", session=session.name, attempt=attempt, step=message["done"])
+                self._log.info("training begins", step=message["done"], of=message["total"])
             show(0, message)
             if time.monotonic() - logged > _LOG_EVERY:
                 logged = time.monotonic()
@@ -267,10 +325,13 @@ class Server:
             with self._store.changed:
                 self._store.changed.notify_all()
 
-    def _session_of(self, channel: Channel, hello: Mapping[str, Any]) -> Session:
+    def _session_of(self, channel: Channel, hello: Mapping[str, Any], *, live: bool = False) -> Session:
         """The session that a client names in its first message; refuses in a sentence."""
         try:
             require(channel.peer in {c.name for c in self.config.clients}, "caller", name_of(channel.peer), "a client")
+            stays = hello.get("kind") == TRAINING and self.config.run.layers is not None
+            way = "live" if stays else "upload"
+            require(live == stays, "purpose", hello.get("purpose"), f"{way!r} for this with {self.config.run.protocol}")
             session = self._store.open(hello)
         except ValueError as error:
             channel.answer(refused=str(error))
@@ -333,6 +394,25 @@ class Server:
                     self._log.info("upload complete", client=client, session=session.name[:8], messages=spool.count)
         with self._store.changed:
             self._store.changed.notify_all()
+
+    def _take_in(self, channel: Channel, hello: Mapping[str, Any]) -> None:
+        """A client that stays: signs of life until an attempt begins, whose connection this is from then on."""
+        session = self._session_of(channel, hello, live=True)
+        channel.answer(ok=True, parameters=session.task.plan.public_parameters(), done=session.done)
+        self._log.info("a client is here", client=name_of(channel.peer), session=session.name[:8])
+
+        def sign() -> dict[str, Any]:
+            if session.failed:
+                return {"refused": session.failed}
+            return {
+                "progress": session.progress,
+                "complete": session.complete,
+                "missing": session.missing,
+                "done": session.done,
+            }
+
+        if session.guests.wait(channel, sign):
+            self._door.keep(channel)
 
     def _hand_out(self, channel: Channel, hello: Mapping[str, Any]) -> None:
         """A client waits for its result: signs of life until it is there, then its shares, until it has them."""

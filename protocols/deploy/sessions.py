@@ -17,6 +17,7 @@ from typing import Any
 
 from accel.validate import require, require_choice
 from protocols.deploy.config import FederationConfig
+from protocols.deploy.live import Guests
 from protocols.deploy.spool import Spool, publish, published, write_private
 from protocols.deploy.tasks import PREDICTION, TRAINING, Task, make_task
 from protocols.prediction import OUTPUTS
@@ -38,15 +39,24 @@ class Session:
         if not (directory / "session.json").exists():
             write_private(directory / "session.json", json.dumps(self.facts).encode())
         clients = task.plan.client_names
-        self.spools = {client: Spool(directory / "upload" / client) for client in clients}
+        self.guests = Guests(clients)
+        self.spools = {} if task.live else {client: Spool(directory / "upload" / client) for client in clients}
         self.locks = {client: threading.Lock() for client in clients}
         self.progress: dict[str, Any] = {}
+        self.computing = False  # whether an attempt is under way here
         self.failed = ""  # why the servers cannot compute it together, if they cannot
 
     @property
+    def missing(self) -> list[str]:
+        """Clients that have not sent everything, or, if they must stay, are not here."""
+        if self.task.live:
+            return self.guests.missing
+        return [client for client, spool in self.spools.items() if not spool.complete]
+
+    @property
     def complete(self) -> bool:
-        """Whether every client has sent everything, and it is here."""
-        return all(spool.complete for spool in self.spools.values())
+        """Whether every client has sent everything, and it is here; or every client is here itself."""
+        return not self.missing
 
     @property
     def done(self) -> bool:
@@ -56,6 +66,8 @@ class Session:
     @property
     def begun(self) -> bool:
         """Whether anything may have been computed from what clients sent."""
+        if self.task.live:
+            return self.done or self.computing or (self.directory / "server" / "noise.key").exists()
         return self.done or (self.complete and not self.failed)
 
     @property
@@ -84,6 +96,8 @@ class Session:
         if self.taken:
             shutil.rmtree(self.directory / "upload", ignore_errors=True)
             (self.directory / "server" / "noise.key").unlink(missing_ok=True)
+            for words in (self.directory / "server").glob("release-*.npz"):
+                words.unlink()
 
 
 class SessionStore:
@@ -167,6 +181,7 @@ class SessionStore:
 
     def _remove(self, session: Session) -> None:
         del self._sessions[session.name]
+        session.failed = "another alignment has taken the place of this one: start this client with --align-again"
         shutil.rmtree(session.directory, ignore_errors=True)
 
     def _make(self, facts: dict[str, Any]) -> Session:

@@ -12,6 +12,9 @@ from accel.validate import require
 from protocols.checkpoint import write_arrays
 from protocols.deploy.config import FederationConfig
 from protocols.deploy.facts import plan_for
+from protocols.gl_bmf import JointServerJob
+from protocols.gl_bmf import servers as joint_servers
+from protocols.gl_plan import JointPlan
 from protocols.plan import Plan
 from protocols.predict import load_layers
 from protocols.prediction import PredictionPlan, PredictionServerJob, plan_with_released_model
@@ -20,7 +23,16 @@ from protocols.training import ServerJob
 from protocols.upload import CHUNK_ROWS, receive_rows
 from refmpc import Party
 
-__all__ = ["MODEL", "PREDICTION", "TRAINING", "PredictionTask", "Task", "TrainingTask", "prediction_plan"]
+__all__ = [
+    "MODEL",
+    "PREDICTION",
+    "TRAINING",
+    "LiveTrainingTask",
+    "PredictionTask",
+    "Task",
+    "TrainingTask",
+    "prediction_plan",
+]
 
 TRAINING, PREDICTION = "training", "prediction"
 MODEL = "model.npz"
@@ -31,6 +43,7 @@ class TrainingTask:
     """Train the model of this federation on ``rows`` aligned rows, and release it to everybody."""
 
     kind = TRAINING
+    live = False  # whether clients must be there while it runs
 
     def __init__(self, config: FederationConfig, rows: int):
         self._config = config
@@ -65,10 +78,22 @@ class TrainingTask:
         write_arrays(directory / MODEL, {f"layer_{i}": layer for i, layer in enumerate(layers, 1)})
 
 
+class LiveTrainingTask(TrainingTask):
+    """GL-BMF: the clients share their layers' factors, and are told their own gradient, in every step."""
+
+    live = True
+
+    async def run(self, party: Party, directory: Path) -> list[np.ndarray]:
+        """At each server, with all clients connected. Every release is on disk before it is opened."""
+        assert isinstance(self.plan, JointPlan)
+        return [await joint_servers(party, JointServerJob(self.plan, directory / "server", keep=True))]
+
+
 class PredictionTask:
     """Predict ``rows`` aligned rows with the released model, for the one client that the file names."""
 
     kind = PREDICTION
+    live = False
 
     def __init__(self, config: FederationConfig, rows: int, output: str, layers: list[np.ndarray], claim: str):
         limit = config.predict.maximum_rows
@@ -117,7 +142,7 @@ def prediction_plan(
 def make_task(config: FederationConfig, facts: dict[str, Any], trained: Path | None) -> Task:
     """The task that public facts describe; ``trained`` is the directory of a training that is done."""
     if facts["kind"] == TRAINING:
-        return TrainingTask(config, facts["rows"])
+        return (TrainingTask if config.run.layers is None else LiveTrainingTask)(config, facts["rows"])
     require(
         trained is not None and (trained / MODEL).exists(),
         "kind",

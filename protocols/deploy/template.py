@@ -47,7 +47,8 @@ fingerprint = ""
 
 _RUN = """\
 [run]
-protocol = "g_bmf"      # "g_bmf": matrix-factorisation noise, fixed order; "g_shuff": rows shuffled in secret
+protocol = "g_bmf"      # "g_bmf": matrix-factorisation noise, fixed order; "g_shuff": rows shuffled in secret;
+                        # "gl_bmf": as g_bmf, and each client trains a layer of its own, so clients stay until the end
 classes = {classes}
 # privacy: the claim is printed before a run, and kept with the model
 epsilon = 3.0
@@ -65,8 +66,13 @@ weight_decay = 1.0      # 1 means none: the weights are multiplied by it at ever
 hidden = []             # widths of hidden layers
 factorisation = "bisr"  # of the workload, for g_bmf: "bisr", "bsr" or "identity"
 # bands = 8             # of the factorisation; without it, from the number of batches
+# for gl_bmf only: the clients' layers (LoRA, on their own scaled columns)
+# rank = 8
+# lora_alpha = 8.0      # the layers count lora_alpha/rank
+# local_learning_rate = 0.05
+# local_update = "released" # or "estimated", the paper's: the claim then covers labels only, not features
 # operation
-checkpoint_every = 0    # steps between checkpoints, from which a server that died resumes; 0: none
+checkpoint_every = 0    # steps between checkpoints, from which a server that died resumes; 0: none (gl_bmf keeps each)
 timeout = 60.0          # seconds to wait for a silent peer
 
 [predict]

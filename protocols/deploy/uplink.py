@@ -10,63 +10,38 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
+from protocols.deploy.calls import FIRST_PAUSE, LONGEST_PAUSE, SERVERS, Delivered, ServerCalls
 from protocols.deploy.log import Log
 from protocols.deploy.spool import START, chain
-from protocols.deploy.wire import Channel, Identity, Refused, call, name_of
-from refmpc.errors import HandshakeError, OutOfStep, PeerLost, PeerTimeout, RefmpcError
+from protocols.deploy.wire import Identity
+from refmpc.errors import HandshakeError, PeerLost, PeerTimeout, RefmpcError
 from refmpc.transport import Peer
 
 __all__ = ["UplinkTransport", "UploadLost"]
-
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 5.0  # seconds before a server is called again
-_QUIET = 30.0  # seconds between two lines on a server that does not answer
-_SERVERS = range(3)
-
-Beat = Callable[[Mapping[str, Any]], None]
 
 
 class UploadLost(RefmpcError):
     """The servers do not have what they had acknowledged: the upload must begin again from what they have."""
 
 
-class UplinkTransport:
+class UplinkTransport(ServerCalls):
     """One session of one client. ``kept`` messages, from an earlier life of the client, are not sent again."""
 
-    def __init__(
-        self,
-        identity: Identity,
-        log: Log,
-        *,
-        kind: str,
-        session: str,
-        rows: int,
-        output: str | None = None,
-        parameters: Mapping[str, Any],
-        largest_result: int,
-        anew: bool = False,
-        on_beat: Beat = lambda progress: None,
-    ):
-        self._identity, self._log = identity, log
-        self._facts = {"kind": kind, "session": session, "rows": rows, "output": output}
-        self._parameters = parameters
-        self._largest_result = largest_result
+    def __init__(self, identity: Identity, log: Log, *, anew: bool = False, **options: Any):
+        super().__init__(identity, log, **options)
         self._anew = anew  # what the servers have is of other columns than these
-        self._on_beat = on_beat
-        self.timeout = identity.config.run.timeout
         self.bytes_sent = self.frames_sent = 0
         self.seconds_waiting = 0.0
-        self._channels: dict[int, Channel] = {}
         self._digests = [START]  # of what all three servers have kept, after 0, 1, … messages
         self._next = 0  # number of the program's next message
         self._complete = False
         self._sealed: set[int] = set()
-        self._results: list[list[tuple[str, bytes]]] | None = None
-        self._complained: dict[str, float] = {}
+        self._results: Delivered | None = None
         self.resumed = self._meet_servers(None)
 
     # sending -------------------------------------------------------------------------------------
@@ -87,10 +62,10 @@ class UplinkTransport:
         token = secrets.token_hex(16)
         while True:
             try:
-                for server in _SERVERS:
+                for server in SERVERS:
                     head = {"message": index, "operation": operation, "token": token}
                     self._channels[server].send(head, messages[server])
-                for server in _SERVERS:
+                for server in SERVERS:
                     self._channels[server].receive()
                 self._digests.append(chain(self._digests[-1], token))
                 break
@@ -105,7 +80,7 @@ class UplinkTransport:
         """Everything was sent: the servers keep it as it is, and may begin."""
         while not self._complete:
             try:
-                for server in _SERVERS:
+                for server in SERVERS:
                     if server not in self._sealed:
                         self._channels[server].send({"complete": self._next, "digest": self._digests[-1]})
                         self._channels[server].receive()
@@ -120,7 +95,7 @@ class UplinkTransport:
 
         ``newest`` is the digest after the message that was under way; None at the start of this client.
         """
-        pause = _FIRST_PAUSE
+        pause = FIRST_PAUSE
         while True:
             self._hang_up()
             try:
@@ -128,13 +103,13 @@ class UplinkTransport:
             except (PeerLost, PeerTimeout) as error:
                 self._complain(str(error))
             time.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE)
+            pause = min(2 * pause, LONGEST_PAUSE)
 
     def _agree(self, newest: str | None) -> int:
-        answers = {server: self._call(server, "upload", self._facts) for server in _SERVERS}
+        answers = {server: self._call(server, "upload") for server in SERVERS}
         for server, answer in answers.items():
             self._compare(server, answer.get("parameters"))
-        self._sealed = {server for server in _SERVERS if answers[server]["complete"]}
+        self._sealed = {server for server in SERVERS if answers[server]["complete"]}
         begin = min(answer["kept"] for answer in answers.values())
         if self._anew and newest is None:
             return self._start_again(newest)
@@ -144,7 +119,7 @@ class UplinkTransport:
         if newest is not None and begin < len(self._digests) - 1:
             raise UploadLost(f"a server has {begin} messages only, {len(self._digests) - 1} were acknowledged")
         found = {str(answers[server]["digest"]) for server in self._sealed}
-        for server in set(_SERVERS) - self._sealed:
+        for server in set(SERVERS) - self._sealed:
             self._channels[server].send({"from": begin})
             found.add(str(self._channels[server].receive()[0]["digest"]))
         if len(found) > 1 or (newest is not None and found != {[*self._digests, newest][begin]}):
@@ -162,18 +137,12 @@ class UplinkTransport:
                 "the servers have closed an upload of this client that cannot be continued: these are other columns than "
                 "those shared then (use that file and those options), or a server has lost its state (start a new run)"
             )
-        for server in _SERVERS:
+        for server in SERVERS:
             self._channels[server].send({"from": 0})
             self._channels[server].receive()
         if newest is not None:
             raise UploadLost("the servers held different uploads of this client, and threw them away")
         return 0
-
-    def _compare(self, server: int, theirs: Any) -> None:
-        """Refuse a server whose plan differs: before anything is shared with it."""
-        difference = self._identity.difference(server, theirs, self._parameters)
-        if difference:
-            raise HandshakeError(difference)
 
     # receiving -----------------------------------------------------------------------------------
 
@@ -181,82 +150,8 @@ class UplinkTransport:
         if self._results is None:
             self.complete()
             self._results = self._fetch()
-        for server, parts in receives.items():
-            waiting = self._results[int(str(server))]
-            name, words = waiting.pop(0) if waiting else ("nothing", b"")
-            if name != operation or len(words) != sum(part.nbytes for part in parts):
-                raise OutOfStep(f"{name_of(server)} has {name!r} with {len(words)} bytes, '{operation}' is expected")
-            at = 0
-            for part in parts:
-                part.reshape(-1).view(np.uint8)[:] = np.frombuffer(words[at : at + part.nbytes], dtype=np.uint8)
-                at += part.nbytes
-
-    def _fetch(self) -> list[list[tuple[str, bytes]]]:
-        """Wait for the three servers' parts of one and the same attempt, and tell them that they arrived."""
-        pause = _FIRST_PAUSE
-        while True:
-            self._hang_up()
-            try:
-                for server in _SERVERS:
-                    self._call(server, "result", self._facts)
-                results = self._wait_for_results()
-                attempts = {str(head["attempt"]) for head, _ in results.values()}
-                if len(attempts) == 1:
-                    self._confirm(attempts.pop())
-                    return [_split(*results[server]) for server in _SERVERS]
-                self._complain("the servers are between two attempts: their results do not belong together yet")
-            except (PeerLost, PeerTimeout) as error:
-                self._complain(str(error))
-            time.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE)
-
-    def _wait_for_results(self) -> dict[int, tuple[dict[str, Any], bytearray]]:
-        """All servers give signs of life at the same pace, so they are listened to in turn."""
-        results: dict[int, tuple[dict[str, Any], bytearray]] = {}
-        while len(results) < 3:
-            for server in set(_SERVERS) - results.keys():
-                message, payload = self._channels[server].receive(limit=self._largest_result)
-                if "progress" not in message:
-                    results[server] = message, payload
-                    continue
-                if server == min(set(_SERVERS) - results.keys()):
-                    self._on_beat(message)
-                self._channels[server].send({"waiting": True})
-        return results
-
-    def _confirm(self, attempt: str) -> None:
-        self._hang_up()
-        for server in _SERVERS:
-            try:
-                self._call(server, "taken", {**self._facts, "attempt": attempt})
-            except RefmpcError as error:  # the result is here; the server only goes on listening
-                self._log.warning("a server could not be told that the result arrived", reason=str(error))
-        self._hang_up()
-
-    # calls ---------------------------------------------------------------------------------------
-
-    def _call(self, server: int, purpose: str, facts: Mapping[str, Any]) -> dict[str, Any]:
-        address = self._identity.config.addresses[server]
-        try:
-            channel, answer = call(self._identity, server, address, purpose, timeout=self.timeout, **facts)
-        except Refused as error:
-            if error.later:
-                raise PeerLost(str(error)) from error
-            raise
-        self._channels[server] = channel
-        self._complained.pop(name_of(server), None)
-        return answer
-
-    def _complain(self, why: str) -> None:
-        now = time.monotonic()
-        if now - self._complained.get(why, -_QUIET) >= _QUIET:
-            self._complained[why] = now
-            self._log.warning("waiting for a server", reason=why)
-
-    def _hang_up(self) -> None:
-        for channel in self._channels.values():
-            channel.close()
-        self._channels.clear()
+            self._confirm()
+        self._results.exchange(operation, {}, receives)
 
     def abort(self, reason: str) -> None:
         """A client that fails may come back: the servers need no reason."""
@@ -264,11 +159,3 @@ class UplinkTransport:
 
     def close(self) -> None:
         self._hang_up()
-
-
-def _split(head: Mapping[str, Any], payload: bytearray) -> list[tuple[str, bytes]]:
-    found, at = [], 0
-    for operation, size in head["messages"]:
-        found.append((str(operation), bytes(payload[at : at + size])))
-        at += size
-    return found

@@ -6,12 +6,22 @@ from pathlib import Path
 
 import pytest
 
-from protocols.deploy.config import ConfigurationError, agreed_values, configuration_hash, load, parse, split_address
+from protocols.deploy.config import (
+    ConfigurationError,
+    LayersConfig,
+    agreed_values,
+    configuration_hash,
+    load,
+    parse,
+    split_address,
+)
 from protocols.deploy.template import federation_text
 from vfl.twins.config import TrainingConfig
 
 CLIENTS = [("bank", 4, "bank.example:7100"), ("card", 3, "[::1]:7100")]
 TEXT = federation_text("pilot", [("a.example", 7000), ("10.0.0.2", 7000), ("fe80::1", 7000)], CLIENTS, 3)
+
+JOINT = 'protocol = "gl_bmf"'  # beside other changes
 
 
 def read(text: str):
@@ -20,7 +30,8 @@ def read(text: str):
 
 def changed(old: str, new: str) -> str:
     assert old in TEXT
-    return TEXT.replace(old, new, 1)
+    text = TEXT.replace(old, new, 1)
+    return text.replace('protocol = "g_bmf"', "# by default", 1) if JOINT in new else text
 
 
 def test_the_template_says_the_defaults():
@@ -39,6 +50,16 @@ def test_columns_of_the_label_client_come_last():
     first = TEXT.replace("label = false", "label = ?", 1).replace("label = true", "label = false")
     config = read(first.replace("label = ?", "label = true").replace('receiver = "card"', 'receiver = "bank"'))
     assert [client.name for client in config.ordered_clients] == ["card", "bank"]
+
+
+def test_layers_are_trained_with_gl_bmf_only():
+    assert read(TEXT).run.layers is None and not [key for key in agreed_values(read(TEXT)) if "rank" in key]
+    config = read(changed("hidden = []", f'rank = 3\nlocal_update = "estimated"\n{JOINT}'))
+    assert config.run.layers == LayersConfig(rank=3, local_update="estimated")
+    agreed = agreed_values(config)
+    assert (agreed["[run] rank"], agreed["[run] lora_alpha"], agreed["[run] local_update"]) == (3, 8.0, "estimated")
+    other = read(changed("hidden = []", f"rank = 3\nlocal_learning_rate = 0.1\n{JOINT}"))
+    assert configuration_hash(other) != configuration_hash(config)
 
 
 def test_class_names_may_be_given():
@@ -62,6 +83,31 @@ WRONG = [
         'protocol = "g_bmf"',
         'protocol = "g_bfm"',
         r"\[run\] protocol = 'g_bfm': must be one of .*did you mean 'g_bmf'\?",
+    ),
+    ("hidden = []", "rank = 4", r"\[run\] rank = 4: must be absent with protocol 'g_bmf'; only the clients of gl_bmf"),
+    (
+        'protocol = "g_bmf"',
+        'protocol = "g_shuff"\nlocal_update = "estimated"',
+        r"\[run\] local_update = 'estimated': must be absent with protocol 'g_shuff'",
+    ),
+    ("hidden = []", f"hidden = [8]\n{JOINT}", r"\[run\] hidden = \[8\]: must be \[\]: gl_bmf trains one global layer"),
+    ("hidden = []", f'noise = "joint"\n{JOINT}', r"\[run\] noise = 'joint': must be one of 'distributed'"),
+    (
+        "checkpoint_every = 0",
+        f"checkpoint_every = 9\n{JOINT}",
+        r"checkpoint_every = 9: must be 0: gl_bmf keeps every step",
+    ),
+    ("hidden = []", f"rank = 0\n{JOINT}", r"\[run\] rank = 0: must be an integer from 1"),
+    ("hidden = []", f"lora_alpha = 0\n{JOINT}", r"\[run\] lora_alpha = 0.0: must be a finite number in \(0, inf\)"),
+    (
+        "hidden = []",
+        f"local_learning_rate = -1\n{JOINT}",
+        r"\[run\] local_learning_rate = -1.0: must be a finite number",
+    ),
+    (
+        "hidden = []",
+        f'local_update = "paper"\n{JOINT}',
+        r"\[run\] local_update = 'paper': must be one of 'released', 'est",
     ),
     ("classes = 3", "classes = 1", r"\[run\] classes = 1: must be a number of classes from 2 to 1000"),
     ("classes = 3", 'classes = ["a", "a"]', r"\[run\] classes = \['a', 'a'\]: must be all different"),
@@ -145,6 +191,7 @@ OTHER = [
     ('row_rule = "normalise"', 'row_rule = "clip"'),
     ('protocol = "g_bmf"', 'protocol = "g_shuff"'),
     ("hidden = []", "hidden = [8]"),
+    ('protocol = "g_bmf"', JOINT),
     ('receiver = "card"', 'receiver = "bank"'),
     ("maximum_rows = 100000", "maximum_rows = 7"),
     ('name = "pilot"', 'name = "other"'),

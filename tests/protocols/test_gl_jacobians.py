@@ -12,9 +12,10 @@ import pytest
 
 import refmpc
 from protocols.adapters import clip_factors, joint_step, joint_step_cost, weight_products
+from protocols.gl_facts import JacobianShape
 from protocols.gl_launch import client_jobs, joint_estimate, main
 from protocols.gl_plan import JointPlan, plan_joint_run
-from protocols.gl_scales import JacobianShape, inverse_clip_bits
+from protocols.gl_scales import inverse_clip_bits
 from protocols.jacobians import ClientJacobian, global_samples, layer_samples
 from protocols.scales import EMBEDDING_BITS, RELEASE_BITS
 from protocols.step import SharedRows, Weights, logit_errors
