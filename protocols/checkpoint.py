@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 from cryptography.hazmat.primitives import hashes
@@ -22,20 +23,38 @@ from protocols.step import Weights
 from refmpc import ArithmeticTensor, Party
 from refmpc.rounds import Round
 
-__all__ = ["ServerDirectory", "agree_on_count", "agree_on_step", "confirm_on_disk", "write_arrays"]
+__all__ = ["ServerDirectory", "agree_on_count", "agree_on_step", "confirm_on_disk", "write_arrays", "write_private"]
 
 _KEEP = 2  # a crash may leave servers one checkpoint apart
 
 
-def write_arrays(file: Path, arrays: Mapping[str, np.ndarray]) -> None:
-    """All or nothing, on disk when this returns, mode 0600."""
+@contextmanager
+def _whole_file(file: Path) -> Iterator[BinaryIO]:
+    """What is written becomes ``file`` all at once, mode 0600. On disk at the end, its name too: a rename alone may be lost
+    with the power."""
     temporary = file.with_suffix(".part")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "wb") as handle:
-        np.savez(handle, **arrays)  # type: ignore[arg-type]
+    with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as handle:
+        yield handle
         handle.flush()
         os.fsync(handle.fileno())
     temporary.replace(file)
+    folder = os.open(file.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def write_arrays(file: Path, arrays: Mapping[str, np.ndarray]) -> None:
+    """All or nothing, on disk when this returns, mode 0600."""
+    with _whole_file(file) as handle:
+        np.savez(handle, **arrays)  # type: ignore[arg-type]
+
+
+def write_private(file: Path, *pieces: bytes | bytearray) -> None:
+    """All or nothing, on disk when this returns, mode 0600."""
+    with _whole_file(file) as handle:
+        handle.writelines(pieces)
 
 
 class ServerDirectory:
@@ -57,7 +76,7 @@ class ServerDirectory:
         same noise never covers two different trainings (somebody may edit a configuration and resume)."""
         file = self.path / "noise.key"
         if not file.exists():
-            self._write(file, os.urandom(KEY_BYTES))
+            write_private(file, os.urandom(KEY_BYTES))
         key = file.read_bytes()
         if len(key) != KEY_BYTES:
             raise ValueError(f"{file} has {len(key)} bytes, expected {KEY_BYTES}: it is damaged; the run cannot resume")
@@ -98,15 +117,6 @@ class ServerDirectory:
                     Weights(values, ArithmeticTensor(party, file[name], velocity_bits) if name in file else None)
                 )
         return layers
-
-    def _write(self, file: Path, content: bytes) -> None:
-        temporary = file.with_suffix(".part")
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(descriptor, "wb") as handle:
-            handle.write(content)
-            handle.flush()
-            os.fsync(handle.fileno())
-        temporary.replace(file)
 
 
 def agree_on_step(party: Party, directory: ServerDirectory) -> int:

@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from accel.validate import require
-from protocols.checkpoint import write_arrays
+from protocols.checkpoint import write_arrays, write_private
 from protocols.deploy.align import Aligner
 from protocols.deploy.columns import OwnColumns, add_column_options, read_columns
 from protocols.deploy.config import ClientEntry, FederationConfig, load
@@ -27,7 +27,6 @@ from protocols.deploy.credentials import load_credentials, own_directory
 from protocols.deploy.facts import plan_for
 from protocols.deploy.live_client import train_with_servers
 from protocols.deploy.log import Log
-from protocols.deploy.spool import write_private
 from protocols.deploy.tasks import TRAINING
 from protocols.deploy.uplink import UplinkTransport, UploadLost
 from protocols.deploy.wire import Identity

@@ -20,6 +20,7 @@ from typing import Any
 from rich.console import Console
 
 from accel.validate import require
+from protocols.checkpoint import write_private
 from protocols.commitment import ColumnsChanged
 from protocols.deploy.answer import Answerer
 from protocols.deploy.audit import WITNESS, AuditLog
@@ -30,7 +31,7 @@ from protocols.deploy.live import LiveTransport
 from protocols.deploy.log import Log
 from protocols.deploy.meeting import DONE, READY, Different, Meeting, Met
 from protocols.deploy.sessions import Session, SessionStore
-from protocols.deploy.spool import SpoolTransport, write_private
+from protocols.deploy.spool import SpoolTransport
 from protocols.deploy.tasks import TRAINING
 from protocols.deploy.wire import Channel, Identity, Refused, name_of
 from protocols.gl_bmf import GREETING

@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from accel.validate import require, require_choice
+from protocols.checkpoint import write_private
 from protocols.deploy.config import FederationConfig
 from protocols.deploy.live import Guests
-from protocols.deploy.spool import Spool, publish, published, write_private
+from protocols.deploy.spool import Spool, publish, published
 from protocols.deploy.tasks import PREDICTION, TRAINING, Task, make_task
 from protocols.prediction import OUTPUTS
 

@@ -9,18 +9,18 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from protocols.checkpoint import write_private
 from refmpc.errors import OutOfStep
 from refmpc.sockets import SocketTransport
 from refmpc.transport import Peer
 
-__all__ = ["START", "Spool", "SpoolTransport", "chain", "publish", "published", "write_private"]
+__all__ = ["START", "Spool", "SpoolTransport", "chain", "publish", "published"]
 
 START = hashlib.sha256(b"ppvfl upload").hexdigest()
 _COMPLETE = "complete.json"
@@ -29,23 +29,6 @@ _COMPLETE = "complete.json"
 def chain(digest: str, token: str) -> str:
     """The digest of a sequence of messages, one more than ``digest`` stands for."""
     return hashlib.sha256(f"{digest} {token}".encode()).hexdigest()
-
-
-def write_private(file: Path, *pieces: bytes | bytearray) -> None:
-    """All or nothing, mode 0600, on disk when this returns (and the name of it too)."""
-    temporary = file.with_suffix(".part")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "wb") as handle:
-        for piece in pieces:
-            handle.write(piece)
-        handle.flush()
-        os.fsync(handle.fileno())
-    temporary.replace(file)
-    folder = os.open(file.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
 
 
 class Spool:
