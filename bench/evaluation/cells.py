@@ -40,6 +40,7 @@ _LDP = ("ldp_g", "ldp_gl")
 @dataclass(frozen=True)
 class Cell:
     """``variant``: the local update of GL methods (released, estimated). ``clip_norm`` None: the preset's own.
+    ``epsilon`` None: without noise, and Plain without clipping too.
     ``kind``: utility (test accuracy), attack (AUC of P-Attack) or secure (real three-party run beside its twin).
     """
 
@@ -77,7 +78,7 @@ def group_cells(cells: Sequence[Cell]) -> list[list[Cell]]:
     """Jobs: cells that one pass trains together, in the order in which they first appear."""
     jobs: dict[Cell, list[Cell]] = {}
     for cell in cells:
-        together = cell.method in _TOGETHER and cell.kind == "utility"
+        together = cell.method in _TOGETHER and cell.kind == "utility" and cell.epsilon is not None
         jobs.setdefault(dataclasses.replace(cell, epsilon=-1.0) if together else cell, []).append(cell)
     return list(jobs.values())
 
@@ -124,7 +125,7 @@ def run_cells(cells: Sequence[Cell], options: DataOptions) -> list[dict[str, Any
         results = [_attack(first, federation_of(first, options), options)]
     elif first.method in BASELINE_RATES:
         results = [_baseline(first, options)]
-    elif first.method in _TOGETHER:
+    elif first.method in _TOGETHER and first.epsilon is not None:
         federation = federation_of(first, options)
         epsilons = [cell.epsilon for cell in cells if cell.epsilon is not None]
         runs = _train_together(first, federation, epsilons)
@@ -152,6 +153,9 @@ def _config(cell: Cell, num_samples: int) -> TrainingConfig:
 
 def _train(cell: Cell, federation: Federation) -> TwinResult:
     config = _config(cell, federation.num_samples)
+    if cell.epsilon is None and cell.method != "plain":  # the same steps, clipped, without the noise
+        local = "lora" if cell.method in _WITH_LORA else "none"
+        return train_plain(federation, config, local_training=local, shuffle=False, clip=True)
     if cell.method in _TOGETHER:
         return _train_together(cell, federation, [config.epsilon])[0]
     if cell.method == "plain":

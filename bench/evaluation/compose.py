@@ -99,7 +99,7 @@ class _Figures:
         values = self._values.get((source, method, setting, variant, epsilon))
         return float(np.mean(list(values.values()))) if values else None
 
-    def gain(self, source: str, setting: int, variant: str, epsilon: float) -> str:
+    def gain(self, source: str, setting: int, variant: str, epsilon: float | None) -> str:
         """What GL-BMF gains over G-BMF: mean and standard error over the seeds that both were run with."""
         frozen = self._values.get((source, "g_bmf", setting, "", epsilon), {})
         joint = self._values.get((source, "gl_bmf", setting, variant, epsilon), {})
@@ -141,7 +141,6 @@ def _of_data(lines: Sequence[Line]) -> dict[tuple[str, str], list[Line]]:
 
 def _adapters(lines: Sequence[Line], results: Results, epsilons: Sequence[float]) -> Section:
     """GL-BMF against G-BMF at the same ε, and why the difference is what it is."""
-    columns = ["settings", "local update", *(f"ε = {e:g}" for e in epsilons)]
     section = Section("GL-BMF against G-BMF", [texts.ADAPTERS])
     for (data, _), own in _of_data(lines).items():
         cells = [c for line in own if line.method == "gl_bmf" for entry in line.entries for c in entry.cells]
@@ -149,6 +148,9 @@ def _adapters(lines: Sequence[Line], results: Results, epsilons: Sequence[float]
             continue
         figures = _Figures(own, results)
         title = f"Points that GL-BMF gains over G-BMF, same seeds (mean ± standard error): {DATA_TITLES[data]}"
+        bare = any(line.method == "gl_bmf" and entry.epsilon is None for line in own for entry in line.entries)
+        budgets: list[float | None] = [*([None] if bare else []), *epsilons]
+        columns = ["settings", "local update", *("no noise" if e is None else f"ε = {e:g}" for e in budgets)]
         gains = TableView(title, columns, [])
         for source in ("published", *PRESETS):
             if not any(line.source == source for line in own):
@@ -157,7 +159,7 @@ def _adapters(lines: Sequence[Line], results: Results, epsilons: Sequence[float]
             for setting in (1, 2):
                 for variant in ("released",) if source == "published" else ("released", "estimated"):
                     update = "estimated" if source == "published" else variant
-                    found = [figures.gain(source, setting, variant, e) for e in epsilons]
+                    found = [figures.gain(source, setting, variant, e) for e in budgets]
                     gains.rows.append((source, [f"{name}, Setting {setting}", update, *found]))
         section.tables.append(gains)
         section.tables += _estimates(own, results)

@@ -104,6 +104,8 @@ def layout(number: int, selection: Selection) -> list[Line]:
                 if data == "cifar10_images" and (number != 1 or method not in ("plain", "g_bmf", "gl_bmf")):
                     continue  # there to tell what more blocks give GL-BMF
                 budgets: tuple[float | None, ...] = (None,) if method == "plain" else epsilons
+                if data == "cifar10_images" and method != "plain" and variant != "estimated":
+                    budgets = (None, *epsilons)  # what the adapters could give if there were no noise
                 key = (number, data, pretraining, method, setting, variant)
                 printed = tuple(Entry(e, paper=_printed(table, data, pretraining, method, setting, e)) for e in budgets)
                 if any(entry.paper is not None for entry in printed) and variant in ("", "released"):
@@ -165,8 +167,8 @@ def view(number: int, lines: Sequence[Line], results: Results) -> TableView:
     table = paper_table(number)
     epsilons = sorted({e.epsilon for line in lines for e in line.entries if e.epsilon is not None})
     columns = ["method", "source", *(f"ε = {e:g}" for e in epsilons)]
-    if any(line.method == "plain" for line in lines):
-        columns.insert(2, "no privacy")
+    if any(entry.epsilon is None for line in lines for entry in line.entries):
+        columns.insert(2, "no noise")
     out = TableView(f"Table {number}: {table.caption}", columns, [])
     reasons: dict[str, None] = {}
     blocks = list(dict.fromkeys((line.data, line.pretraining) for line in lines))
@@ -222,7 +224,7 @@ def _add_rows(
         if line.source == "published" and number == 1 and line.method in ("ldp_g", "ldp_gl"):
             source = "paper, 100 epochs"
         row = [line.label, source]
-        if "no privacy" in out.columns:
+        if "no noise" in out.columns:
             row.append(texts.get(None, "–"))
         out.rows.append((line.source, row + [texts.get(e, "–") for e in epsilons]))
         for entry in line.entries:

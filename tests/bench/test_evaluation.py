@@ -73,6 +73,16 @@ def test_jobs_take_all_budgets_of_a_seed():
     assert [len(job) for job in group_cells(cells)] == [2, 1, 1, 1]
 
 
+def test_cells_without_noise_take_the_same_steps():
+    """They tell what the adapters could give: same batches and clipping as G-BMF and GL-BMF, nothing added."""
+    cells = [at(None), at(1.0), at(None, method="gl_bmf", variant="released")]
+    assert [len(job) for job in group_cells(cells)] == [1, 1, 1]
+    frozen, noised, adapted = (run_cells([cell], NOWHERE)[0] for cell in cells)
+    assert frozen["steps"] == noised["steps"] == adapted["steps"]
+    assert "noise_multiplier" not in frozen and frozen["clipped"] > 0 and adapted["clipped"] > 0
+    assert min(frozen["accuracy"], adapted["accuracy"]) > noised["accuracy"]
+
+
 def test_cells_that_were_not_run_say_so(tmp_path):
     lines = layout(1, Selection(seeds=2, data=("cifar10", "digits"), methods=("g_bmf",), epsilons=(1.0, 8.0)))
     own = [cell for line in lines for entry in line.entries for cell in entry.cells if cell.data == "digits"]
