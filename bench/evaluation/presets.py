@@ -82,7 +82,7 @@ PRESETS = {
 # Learning rates (a client's, the server's) of the methods that are set against ours, chosen on the same public stand-in.
 BASELINE_RATES = {
     "admm": (0.5, 0.02),
-    "fedbcd": (5.0, 0.002),
-    "split": (5.0, 0.002),
-    "ada_vfed": (0.5, 0.0005),
+    "fedbcd": (20.0, 0.0005),
+    "split": (80.0, 0.0005),
+    "ada_vfed": (0.05, 0.0005),
 }
