@@ -23,13 +23,14 @@ from protocols.deploy.cli import main
 from protocols.deploy.columns import OwnColumns
 from protocols.deploy.credentials import load_credentials
 from protocols.deploy.facts import joint_plan_for
+from protocols.deploy.live import Guests
 from protocols.deploy.live_client import local_client, train_with_servers
 from protocols.deploy.log import Log
 from protocols.deploy.sessions import Session
 from protocols.deploy.wire import Channel, Identity, Refused, call
 from protocols.gl_client import TrainedClient
 from protocols.gl_plan import JointPlan
-from refmpc.errors import PeerLost
+from refmpc.errors import HandshakeError, PeerLost
 from tests.deploy.federations import free_ports
 from tests.deploy.test_clients import together
 from tests.deploy.test_servers import Federation
@@ -331,6 +332,38 @@ def test_garbage_on_a_live_channel_ends_an_attempt_and_nothing_else(federation: 
         federation.wait_for(f"server-{number}", "the attempt failed, the servers will meet again")
     threads.append(federation.stay("bank", session, outcome))
     finish(federation, threads, outcome)
+
+
+def test_clients_share_nothing_until_all_servers_name_one_attempt(
+    federation: LiveFederation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One server that is in another attempt than the two others: both clients notice, and the next attempt goes well."""
+    for number in range(3):
+        federation.start(number)
+    gather, asked = Guests.gather, []
+
+    def one_differs(guests: Guests, attempt: str) -> dict[Any, Any]:
+        asked.append(attempt)
+        return gather(guests, "another" if len(asked) == 3 else attempt)
+
+    monkeypatch.setattr(Guests, "gather", one_differs)
+    session, outcome = secrets.token_hex(16), {}
+    finish(federation, [federation.stay(name, session, outcome) for name in NAMES], outcome)
+    for name in NAMES:
+        told = [event for event in federation.events(name) if "named different attempts" in event.get("reason", "")]
+        assert len(told) == 1, federation.events(name)
+    for number in range(3):  # nothing was computed in the first
+        begun = [event for event in federation.events(f"server-{number}") if event["event"] == "training begins"]
+        assert [event["step"] for event in begun] == [0]
+
+
+def test_a_client_with_another_plan_shares_nothing(federation: LiveFederation) -> None:
+    for number in range(3):
+        federation.start(number)
+    federation.plan = joint_plan_for(federation.config, ROWS // 2)
+    outcome: dict[str, Any] = {}
+    federation.stay("bank", secrets.token_hex(16), outcome).join(30)
+    assert isinstance(outcome["bank"], HandshakeError) and "they must agree" in str(outcome["bank"]), outcome
 
 
 def test_a_second_channel_of_a_client_ends_its_first(federation: LiveFederation) -> None:
