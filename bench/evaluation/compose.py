@@ -101,6 +101,8 @@ class _Figures:
 
     def gain(self, source: str, setting: int, variant: str, epsilon: float | None) -> str:
         """What GL-BMF gains over G-BMF: mean and standard error over the seeds that both were run with."""
+        if (source, "gl_bmf", setting, variant, epsilon) not in self._values:
+            return "–"
         frozen = self._values.get((source, "g_bmf", setting, "", epsilon), {})
         joint = self._values.get((source, "gl_bmf", setting, variant, epsilon), {})
         both = [joint[seed] - frozen[seed] for seed in joint if seed in frozen]
@@ -162,16 +164,16 @@ def _adapters(lines: Sequence[Line], results: Results, epsilons: Sequence[float]
                     found = [figures.gain(source, setting, variant, e) for e in budgets]
                     gains.rows.append((source, [f"{name}, Setting {setting}", update, *found]))
         section.tables.append(gains)
-        section.tables += _estimates(own, results)
+    section.tables += _estimates(lines, results)
     return section
 
 
 def _estimates(lines: Sequence[Line], results: Results) -> list[TableView]:
-    """What the estimated per-sample gradients are made of, in the last step."""
+    """What the estimated per-sample gradients of the first data set are made of in the last step, at both ends of ε."""
     columns = ["settings", "ε", "signal, at most", "deviation of the error", "share of the gradient kept"]
     out = TableView("Per-sample gradients as a client estimates them (norms of a batch, over its size)", columns, [])
-    for line in lines:
-        for entry in line.entries if line.variant == "estimated" else ():
+    for line in (line for line in lines if line.data == lines[0].data and line.variant == "estimated"):
+        for entry in dict.fromkeys((line.entries[0], line.entries[-1])):
             found = next((r for c in entry.cells if isinstance(r := results.get(c), dict) and "estimate" in r), None)
             if found is not None:
                 parts = found["estimate"]

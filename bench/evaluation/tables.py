@@ -202,8 +202,8 @@ def _claim_notes(lines: Sequence[Line], results: Results) -> list[str]:
             covers = found.get("covers", "features and labels")
             if covers != "features and labels":
                 claimed = found["claimed_epsilon"]
-                there = f"with ε = {claimed:.3g} where the column says {entry.epsilon:g}"
-                notes[key] = f"{name}: the claim covers {covers}, {there}."
+                there = f", with ε = {claimed:.3g} where the column says {entry.epsilon:g}"
+                notes[key] = f"{name}: the claim covers {covers}{there if claimed > 1.005 * entry.epsilon else ''}."
             elif not found.get("proven", True):
                 notes[key] = f"{name}: ε as if batches were Poisson samples, as the paper accounts; not a proven bound."
     return list(notes.values())
