@@ -189,6 +189,7 @@ def _preset_table() -> TableView:
         projected = f", {preset.projection} public directions a client" if preset.projection else ""
         return [
             preset.features + projected,
+            str(preset.ldp_projection or "all"),
             "none that acts" if preset.row_rule == "clip" else f"every row to norm {preset.row_bound:g}",
             str(t.batch_size),
             f"{t.clip_norm:g}",
@@ -200,6 +201,7 @@ def _preset_table() -> TableView:
 
     names = [
         "embeddings",
+        "LDP: directions a client",
         "row bound",
         "batch size",
         "γ",

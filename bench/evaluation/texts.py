@@ -37,8 +37,9 @@ ATTACK = (
 
 BASELINES = (
     "Baselines run at example-level DP: all epochs and both clients together count for one person. The published "
-    "codes clip a whole batch and count one client, hence their higher figures. Ada-VFed is rebuilt from its "
-    "abstract. The local model is an MLP with 60 outputs on the frozen features."
+    "codes clip a whole batch and count one client. Their learning rates are searched on the public stand-in, as our "
+    "settings are. Labels, and the trained local models that the clients keep, are outside their claims. Ada-VFed is "
+    "rebuilt from its abstract. The local model is an MLP with 60 outputs on the frozen features."
 )
 
 SECURE = (
