@@ -27,7 +27,7 @@ from refmpc.errors import HandshakeError, PeerLost
 from refmpc.sockets import SocketTransport
 from refmpc.transport import Peer
 
-__all__ = ["HANDOVER", "Guests", "LiveTransport"]
+__all__ = ["BEAT", "HANDOVER", "Guests", "LiveTransport"]
 
 BEAT = 2.0  # seconds between two signs of life to a client that waits
 HANDOVER = 10.0  # seconds in which a client must say that all three servers have named the attempt

@@ -27,7 +27,7 @@ from protocols.deploy.audit import WITNESS, AuditLog
 from protocols.deploy.config import FederationConfig, ServerEntry, load
 from protocols.deploy.credentials import load_credentials, own_directory
 from protocols.deploy.door import Door
-from protocols.deploy.live import LiveTransport
+from protocols.deploy.live import BEAT, LiveTransport
 from protocols.deploy.log import Log
 from protocols.deploy.meeting import DONE, READY, Different, Meeting, Met
 from protocols.deploy.sessions import Session, SessionStore
@@ -45,7 +45,6 @@ from refmpc.sockets import SocketTransport
 
 __all__ = ["Server", "add_parser", "run"]
 
-_BEAT = 2.0  # seconds between two signs of life to a client that waits
 _LOG_EVERY = 10.0  # seconds between two lines of progress in the log
 _PAUSE = 0.5  # seconds after an attempt that failed
 _QUIET = 30.0  # seconds between two lines in the log on clients that are waited for
@@ -96,7 +95,7 @@ class Server:
         self._audit = AuditLog(directory / "audit.jsonl")  # also keeps a second process out of this directory
         self._meeting = Meeting(identity, log, self._audit)
         self._uploading: dict[tuple[str, str], Channel] = {}
-        self._named = time.monotonic() - _QUIET + _BEAT  # when those who are missing were named last
+        self._named = time.monotonic() - _QUIET + BEAT  # when those who are missing were named last
         self._lock = threading.Lock()
         self.stop = threading.Event()
         entry = self.config.servers[int(str(identity.me))]
@@ -432,7 +431,7 @@ class Server:
                 channel.send({"progress": session.progress, "complete": session.complete})
                 channel.receive()
                 with self._store.changed:
-                    self._store.changed.wait(_BEAT)
+                    self._store.changed.wait(BEAT)
                 continue
             head, payload = found
             channel.send(head, [payload])
