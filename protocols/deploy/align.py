@@ -23,7 +23,7 @@ from accel.validate import require
 from protocols.checkpoint import write_arrays
 from protocols.deploy.answer import Answerer
 from protocols.deploy.door import Door, Handler
-from protocols.deploy.log import Log
+from protocols.deploy.log import QUIET, Log
 from protocols.deploy.wire import Channel, Identity, Refused, call, name_of
 from refmpc.connect import listen
 from refmpc.errors import PeerLost, PeerTimeout, RefmpcError
@@ -34,7 +34,6 @@ __all__ = ["Agreed", "Aligner"]
 _PATIENCE = 600.0  # seconds for one message of the intersection: long lists take time to blind
 _ATTEMPTS = 5
 _PAUSE = 0.5
-_QUIET = 30.0
 
 Advance = Callable[[int], None]
 
@@ -152,7 +151,7 @@ class Aligner:
         said = 0.0
         with self._changed:
             while missing := [name for name in members if name not in self._arrived]:
-                if time.monotonic() - said > _QUIET:
+                if time.monotonic() - said > QUIET:
                     said = time.monotonic()
                     self._log.info("waiting for clients to align their rows", missing=", ".join(missing))
                 self._changed.wait(1.0)
@@ -213,7 +212,7 @@ class Aligner:
 
     def _call_leader(self) -> Channel:
         address = self._meeting_place()
-        said = -_QUIET
+        said = -QUIET
         while True:
             try:
                 timeout = self._identity.config.run.timeout
@@ -228,7 +227,7 @@ class Aligner:
                 )
                 return channel
             except (PeerLost, PeerTimeout) as error:
-                if time.monotonic() - said > _QUIET:
+                if time.monotonic() - said > QUIET:
                     said = time.monotonic()
                     self._log.info("waiting for the label client to align rows", reason=str(error))
             except Refused as error:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from protocols.deploy.log import Log
+from protocols.deploy.log import QUIET, Log
 from protocols.deploy.wire import Channel, Identity, Refused, call, name_of
 from refmpc.errors import HandshakeError, OutOfStep, PeerLost, PeerTimeout, RefmpcError
 from refmpc.transport import Peer
@@ -20,7 +20,6 @@ from refmpc.transport import Peer
 __all__ = ["FIRST_PAUSE", "LONGEST_PAUSE", "SERVERS", "Beat", "Delivered", "ServerCalls"]
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.2, 5.0  # seconds before a server is called again
-_QUIET = 30.0  # seconds between two lines on a server that does not answer
 SERVERS = range(3)
 
 Beat = Callable[[Mapping[str, Any]], None]
@@ -112,7 +111,7 @@ class ServerCalls:
 
     def _complain(self, why: str) -> None:
         now = time.monotonic()
-        if now - self._complained.get(why, -_QUIET) >= _QUIET:
+        if now - self._complained.get(why, -QUIET) >= QUIET:
             self._complained[why] = now
             self._log.warning("waiting for a server", reason=why)
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from protocols.deploy.audit import AuditLog
-from protocols.deploy.log import Log
+from protocols.deploy.log import QUIET, Log
 from protocols.deploy.wire import Channel, Identity, call, name_of
 from refmpc.errors import HandshakeError, RefmpcError
 from refmpc.transport import Peer
@@ -33,7 +33,6 @@ _MEETING = 20.0  # seconds for the others to come
 _COMMIT = 5.0  # seconds for them to say what they take, once they have come
 _PAUSE = 0.3  # seconds between two calls
 _WAKE = 1.0  # seconds after which a server that has not come is told that it is needed
-_QUIET = 30.0  # seconds between two lines in the log on a peer that does not answer
 
 
 class Different(HandshakeError):
@@ -220,7 +219,7 @@ class Meeting:
 
     def _complain(self, peer: int, why: str) -> None:
         before, when = self._complained.get(peer, ("", 0.0))
-        if why != before or time.monotonic() - when > _QUIET:
+        if why != before or time.monotonic() - when > QUIET:
             self._complained[peer] = why, time.monotonic()
             self._log.warning("waiting for a server", peer=name_of(peer), reason=why)
 

@@ -28,7 +28,7 @@ from protocols.deploy.config import FederationConfig, ServerEntry, load
 from protocols.deploy.credentials import load_credentials, own_directory
 from protocols.deploy.door import Door
 from protocols.deploy.live import BEAT, LiveTransport
-from protocols.deploy.log import Log
+from protocols.deploy.log import QUIET, Log
 from protocols.deploy.meeting import DONE, READY, Different, Meeting, Met
 from protocols.deploy.sessions import Session, SessionStore
 from protocols.deploy.spool import SpoolTransport
@@ -47,7 +47,6 @@ __all__ = ["Server", "add_parser", "run"]
 
 _LOG_EVERY = 10.0  # seconds between two lines of progress in the log
 _PAUSE = 0.5  # seconds after an attempt that failed
-_QUIET = 30.0  # seconds between two lines in the log on clients that are waited for
 
 
 def add_parser(subparsers: Any) -> None:
@@ -95,7 +94,7 @@ class Server:
         self._audit = AuditLog(directory / "audit.jsonl")  # also keeps a second process out of this directory
         self._meeting = Meeting(identity, log, self._audit)
         self._uploading: dict[tuple[str, str], Channel] = {}
-        self._named = time.monotonic() - _QUIET + BEAT  # when those who are missing were named last
+        self._named = time.monotonic() - QUIET + BEAT  # when those who are missing were named last
         self._lock = threading.Lock()
         self.stop = threading.Event()
         entry = self.config.servers[int(str(identity.me))]
@@ -167,7 +166,7 @@ class Server:
         training = self._store.training
         if training is None or training.done or not training.task.live or not training.missing:
             return
-        if time.monotonic() - self._named > _QUIET:
+        if time.monotonic() - self._named > QUIET:
             self._named = time.monotonic()
             self._log.info("waiting for clients", missing=", ".join(training.missing))
 
