@@ -13,7 +13,7 @@ from typing import Any
 __all__ = ["REFERENCE", "on_page_content", "references", "sections"]
 
 HEADING = re.compile(r"^#{1,3} (\d+(?:\.\d+)?)\.? .+ \{#s([\d-]+)\}$", re.MULTILINE)
-REFERENCE = re.compile(r"proofs\s+§\d+(?:\.\d+)*(?:(?:, | and |, and )§\d+(?:\.\d+)*)*")
+REFERENCE = re.compile(r"[Pp]roofs\s+§\d+(?:\.\d+)*(?:(?:, | and |, and )§\d+(?:\.\d+)*)*")
 NUMBER = re.compile(r"§(\d+(?:\.\d+)*)")
 
 
