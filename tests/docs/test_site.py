@@ -64,7 +64,8 @@ def test_no_formula_of_the_proofs_is_left_to_markdown():
     mathematics = hook("mathematics")
     for page in sorted((DOCS / "proofs").glob("*.md")):
         text = "".join(mathematics.CODE.split(mathematics.typeset(page.read_text()))[::2])
-        left = [word for word in re.findall(r"\S*_\S*", text) if not re.fullmatch(r"\W*[a-z]+(_[a-z]+)+\W.*", word)]
+        text = re.sub(r"[a-z]{2,}(_[a-z]+)+", "name", text)  # names of parameters, such as fan_out, are no formulas
+        left = re.findall(r"\S*_\S*", text)
         assert not left, f"{page.name}: {left}"
 
 
