@@ -64,6 +64,14 @@ def test_links_between_pages_name_the_section_that_they_lead_to():
             assert anchor == number.replace(".", "-") and number in SECTIONS, f"{page.name}: §{number} → s{anchor}"
 
 
+def test_files_that_the_pages_name_exist():
+    missing = []
+    for page in sorted([*DOCS.rglob("*.md"), ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md"]):
+        named = re.findall(r"`((?:accel|refmpc|vfl|protocols|bench|tests|docs|deploy)/[\w/.@-]+\.\w+)`", page.read_text())
+        missing += [f"{page.name}: {name}" for name in named if not (ROOT / name).exists()]
+    assert not missing
+
+
 def test_nothing_refers_to_texts_that_are_not_in_the_repository():
     found = [str(path.relative_to(ROOT)) for path in files() if NOT_SHIPPED.search(path.read_text())]
     assert not found
