@@ -170,7 +170,7 @@ def test_one_product_is_exact_up_to_its_bound(name, seed, bits, steps):
 def test_no_sample_passes_the_largest():
     sampler = GridGaussian(8.0)
     words = np.full(2, 2**64 - 1, dtype=np.uint64)
-    table = replace(sampler.table, aliases=np.full(512, 511, dtype=np.uint64), ceilings=np.full(512, 2.0**33))
+    table = replace(sampler.table, aliases=np.full(512, 511, dtype=np.uint64), floors=np.full(512, np.inf))
     values, _, _ = accel.kernels.grid_gaussian_attempts(words, table)
     assert np.abs(values).tolist() == [sampler.largest]
 
