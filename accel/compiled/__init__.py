@@ -12,7 +12,7 @@ import stat
 import tempfile
 from pathlib import Path
 
-import numba
+from numba.core import config
 
 __all__: list[str] = []
 
@@ -33,11 +33,12 @@ def _can_write(directory: Path) -> bool:
 def _cache_directory() -> str:
     """Where numba shall keep compiled code; empty if it finds a place by itself."""
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path(os.path.expanduser("~"), ".cache"))
-    if numba.config.CACHE_DIR or _can_write(Path(__file__).parent) or _can_write(home):
-        return str(numba.config.CACHE_DIR)
+    chosen = str(getattr(config, "CACHE_DIR", ""))
+    if chosen or _can_write(Path(__file__).parent) or _can_write(home):
+        return chosen
     directory = Path(tempfile.gettempdir(), f"ppvfl-kernels-{os.getuid()}")
     directory.mkdir(mode=0o700, exist_ok=True)
     return str(directory) if _is_own(directory) else tempfile.mkdtemp(prefix="ppvfl-kernels-")
 
 
-numba.config.CACHE_DIR = _cache_directory()
+config.CACHE_DIR = _cache_directory()  # type: ignore[attr-defined]
