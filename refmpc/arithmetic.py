@@ -127,9 +127,9 @@ def own_addend(shape: tuple[int, ...], addend: np.ndarray | None) -> np.ndarray 
 async def _plain(
     name: str, x: ArithmeticTensor, y: ArithmeticTensor, shape: tuple[int, ...], summand
 ) -> ArithmeticTensor:
-    operation = x.party.operation(name)
+    operation = x.party.operation(name, x, y)
     shares = await reshare(operation, summand(x, y, shape, operation.zero_share(shape)))
-    return ArithmeticTensor(x.party, shares, x.fraction_bits + y.fraction_bits)
+    return ArithmeticTensor(x.party, shares, x.fraction_bits + y.fraction_bits, operation.history())
 
 
 async def _truncated(
@@ -137,14 +137,15 @@ async def _truncated(
 ) -> ArithmeticTensor:
     scale = x.fraction_bits + y.fraction_bits
     require_integer("bits", bits, 1, min(62, scale) or 62, way_out="bits is what the product's scale loses")
-    operation = x.party.operation(name)
-    z = summand(x, y, shape, own_addend(shape, addend))
+    own = own_addend(shape, addend)
+    operation = x.party.operation(name, x, y, bits)
+    z = summand(x, y, shape, own)
     if x.party.insecure_check_ranges:
         from refmpc.debug import check_summand_range
 
         await check_summand_range(operation, z, -(2**62), 2**62)
     shares = await truncate_summands(operation, z, bits)
-    return ArithmeticTensor(x.party, shares.reshape(2, *shape), max(0, scale - bits))
+    return ArithmeticTensor(x.party, shares.reshape(2, *shape), max(0, scale - bits), operation.history())
 
 
 # protocols --------------------------------------------------------------------------------------

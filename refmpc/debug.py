@@ -27,14 +27,14 @@ async def check_summand_range(operation: Operation, summand: np.ndarray, low: in
 
 async def check_range(x: ArithmeticTensor, low: int, high: int, name: str) -> None:
     """Open x and raise unless low ≤ x < high everywhere (signed ring words)."""
-    await check_summand_range(x.party.operation(name), np.ascontiguousarray(x.first), low, high)
+    await check_summand_range(x.party.operation(name, x, low, high), np.ascontiguousarray(x.first), low, high)
 
 
 async def check_bounds(
     x: ArithmeticTensor, low: float, high: float, name: str, *, signed: bool = False, zero: bool = False
 ) -> None:
     """Open x and raise unless low ≤ x ≤ high everywhere (low ≤ |x| ≤ high if ``signed``; 0 too if ``zero``)."""
-    values = await _open(x.party.operation(name), np.ascontiguousarray(x.first)) * 2.0**-x.fraction_bits
+    values = await _open(x.party.operation(name, x), np.ascontiguousarray(x.first)) * 2.0**-x.fraction_bits
     size = np.abs(values) if signed else values
     bad = ((size < low) | (size > high)) & ~(zero & (values == 0))
     if bad.any():

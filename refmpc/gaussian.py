@@ -140,7 +140,7 @@ def _two_holder_bits(operation: Operation, words: np.ndarray, width: int) -> lis
         at, role = segment.slice, segment.role(party.id)
         held[at] = words[0, at] ^ words[1, at] if role == 2 else words[1 - role, at]
     rows = [((held >> np.uint64(index)) & np.uint64(1)).astype(np.uint8) for index in range(width)]
-    return [TwoHolderBits(party, row, segments, (count,)) for row in rows]
+    return [TwoHolderBits(party, row, segments, (count,), operation.history(index)) for index, row in enumerate(rows)]
 
 
 async def _coefficients(operation: Operation, count: int) -> ArithmeticTensor:
@@ -204,7 +204,7 @@ async def joint_gaussian(party: Party, shape: tuple[int, ...], smoothing: float 
     """
     count = math.prod(shape)
     factor, own_std = _split(smoothing)
-    segment_choice, position = party.operation("joint_gaussian"), party.operation("joint_gaussian")
+    segment_choice, position = (party.operation("joint_gaussian", tuple(shape), smoothing) for _ in range(2))
     own = None
     if smoothing:
         number = (party.step << 32) + segment_choice.number  # as in a mask's nonce: never twice in a run

@@ -58,7 +58,7 @@ def _reciprocal_cost(
     x: ArithmeticTensor, low: float, high: float, fraction_bits: int = 26, signed: bool = False
 ) -> Cost:
     _, _, (residual, start, square, last) = _plan(x, low, high, fraction_bits, signed)
-    mantissa = ArithmeticTensor(x.party, x.shares, NORMAL_BITS)
+    mantissa = ArithmeticTensor(x.party, x.shares, NORMAL_BITS, x.history)
     return (
         normalise_cost(x, low, high, 1, signed, NORMAL_BITS)
         + polynomial.cost(mantissa, [0.0] * (DEGREE + 1))
@@ -112,7 +112,7 @@ def _narrow_plan(low: float, high: float) -> tuple[int, float, tuple[float, ...]
 
 def _narrow_cost(x: ArithmeticTensor, low: float, high: float) -> Cost:
     exponent, _, coefficients, steps = _narrow_plan(low, high)
-    mantissa = ArithmeticTensor(x.party, x.shares, MANTISSA_BITS)
+    mantissa = ArithmeticTensor(x.party, x.shares, MANTISSA_BITS, x.history)
     total = polynomial.cost(mantissa, coefficients) + _product(x.size)
     if x.fraction_bits + exponent > MANTISSA_BITS:
         total += truncate.cost(x, x.fraction_bits + exponent - MANTISSA_BITS)

@@ -95,7 +95,7 @@ async def truncate(x: ArithmeticTensor, bits: int) -> ArithmeticTensor:
     oblivious transfer: the dealer offers both answers under one-time keys, the other holder sends the right key.
     """
     require_integer("bits", bits, 1, 62)
-    operation = x.party.operation("truncate")
+    operation = x.party.operation("truncate", x, bits)
     await _check_domain(x, "truncate")
     me, low = x.party.id, np.uint64((1 << bits) - 1)
     shift = np.uint64(64 - bits)
@@ -152,7 +152,7 @@ async def truncate(x: ArithmeticTensor, bits: int) -> ArithmeticTensor:
             shares[0, at] = kernels.truncate_finish(c, wrap, bits)
             shares[1, at] = np.uint64(0) - b0 - (mask << shift)
     result = shares.reshape(2, *x.shape)
-    return ArithmeticTensor(x.party, result, max(0, x.fraction_bits - bits))
+    return ArithmeticTensor(x.party, result, max(0, x.fraction_bits - bits), operation.history())
 
 
 def _offer_masks(stream: Stream, count: int, bits: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -173,8 +173,8 @@ def plant(monkeypatch, segment_words, position_words):
             shares[0 if operation.party.id == 0 else 1] = words
         return shares
 
-    def named(party, name):
-        operation = honest_operation(party, name)
+    def named(party, name, *public):
+        operation = honest_operation(party, name, *public)
         if name == "joint_gaussian":
             first = party.__dict__.setdefault("_planted", 0) % 2 == 0
             party._planted += 1
