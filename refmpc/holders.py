@@ -57,7 +57,7 @@ class TwoHolderBits:
 
     def public_digest(self) -> int:
         """Of history and shape."""
-        return mix(self.history, *self.shape)
+        return mix(self.history, self.shape)
 
     @property
     def size(self) -> int:

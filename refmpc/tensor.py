@@ -153,7 +153,7 @@ class ArithmeticTensor(SecretTensor):
 
     def public_digest(self) -> int:
         """Of history, scale and shape."""
-        return mix(self.history, self.fraction_bits, *self.shape)
+        return mix(self.history, self.fraction_bits, self.shape)
 
     # local arithmetic ----------------------------------------------------------------------------
 
@@ -206,7 +206,7 @@ class ArithmeticTensor(SecretTensor):
         word = encode_number(number, self.fraction_bits, "public operand")
         if self.party.id != 1:
             shares[0 if self.party.id == 0 else 1] += word
-        return self._like(shares, mix(sign, self.history, int(word)))
+        return self._like(shares, mix(sign, self.history, digest(word)))
 
     def __add__(self, other: Any) -> ArithmeticTensor:
         if self._is_number(other):
@@ -323,7 +323,7 @@ class BooleanTensor(SecretTensor):
 
     def public_digest(self) -> int:
         """Of history, width and shape."""
-        return mix(self.history, self.width, *self.shape)
+        return mix(self.history, self.width, self.shape)
 
     @property
     def _mask(self) -> np.uint64:
