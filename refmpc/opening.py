@@ -43,6 +43,10 @@ def matmul_opening(x: ArithmeticTensor, y: ArithmeticTensor, bits: int, addend: 
     shape, word_type = matmul_shape(x, y), _word_type(bits)
     own = own_addend(shape, addend)
     operation = x.party.operation("matmul_opening", x, y, bits)
+    if x.party.insecure_check_ranges:
+        from refmpc.debug import check_product
+
+        x.party.complete(check_product(operation, x, y, np.matmul, 2**62, own))
     z = matmul_summand(x, y, shape, operation.zero_share(shape))
     if own is not None:
         z = z + own

@@ -287,6 +287,11 @@ class ArithmeticTensor(SecretTensor):
         scaled = self._like(shares, mix(_TIMES, self.history, digest(factor)))
         if bits == 0:
             return scaled
+        if self.party.insecure_check_ranges:
+            from refmpc.debug import check_product
+
+            operation = self.party.operation("truncate", self)
+            self.party.complete(check_product(operation, self, factor, product, 2**62))
         return self.party.complete(truncation.truncate(scaled.reinterpret(self.fraction_bits + bits), bits))
 
     def __lt__(self, other: Any) -> TwoHolderBits:
