@@ -95,8 +95,9 @@ def gaussian_addend(party: Party, shape: tuple[int, ...], std_in_grid_units: flo
     most 2^-188 from that law (``accel.gaussian``). std from 8 to 2^52. The sum over the servers has variance 3·std²; a
     server that subtracts its own part faces 2·std².
 
-    The noise is a function of this server's key and ``step``: the same step gives the same noise again, which is what
-    re-sending after a crash needs. Different releases must have different steps.
+    The noise is a function of ``step`` and of a key that this server draws when it joins a run: within that run the same
+    step gives the same noise again, so different releases must have different steps. After a crash the key, and with it
+    the noise, is another one: whoever may have to send a release again must have kept it.
     """
     require_integer("step", step, 0, 2**63)
     return _own_samples(party.private_stream("gaussian addend", step), shape, std_in_grid_units)

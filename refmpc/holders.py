@@ -306,6 +306,8 @@ async def weigh_bits(bits: Sequence[TwoHolderBits], weights: np.ndarray, fractio
     dealers). The dealer shares each β'_k; Σ w_k(β_k + (1−2β_k)β'_k) is linear in them and reshared once.
     The result has one leading axis for the outputs and the given scale.
     """
+    kind = np.asarray(weights).dtype
+    require(kind.kind in "biu", "weights", kind, "integers", "encode real weights first, and give their fraction_bits")
     words = np.asarray(weights).astype(np.int64).view(np.uint64)
     require(words.ndim == 2 and words.shape[1] == len(bits), "weights.shape", words.shape, f"(outputs, {len(bits)})")
     party, segments, count = bits[0].party, bits[0].segments, bits[0].size

@@ -169,7 +169,8 @@ async def divide(
     low ≤ |denominator| ≤ high.
 
     19 rounds, the bytes of ``reciprocal`` + 34. Error: relative 2^-18 of the quotient, |numerator|·2^-24.9, and one
-    unit. Domain: the bounds, and a quotient below 2^36 in units of the numerator's scale.
+    unit. Domain: the bounds, and |quotient|·(1 + 2^-18) + |numerator|·2^-24.9 (what the inverse may be off by) below 2^36
+    in units of the numerator's scale; ``insecure_check_ranges`` finds what lies outside.
     """
     inverse = await reciprocal(denominator, low, high, INVERSE_BITS, signed)
     return await multiply_truncate(numerator, inverse, INVERSE_BITS)
