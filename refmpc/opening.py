@@ -40,13 +40,17 @@ def matmul_opening(x: ArithmeticTensor, y: ArithmeticTensor, bits: int, addend: 
 
     Domain |z| < 2^62 in the ring, addends included. The opened value is z/2^bits off by at most 1.5 units, unbiased.
     """
-    shape = matmul_shape(x, y)
-    operation = x.party.operation("matmul_opening")
-    z = matmul_summand(x, y, shape, operation.zero_share(shape))
+    shape, word_type = matmul_shape(x, y), _word_type(bits)
     own = own_addend(shape, addend)
+    operation = x.party.operation("matmul_opening", x, y, bits)
+    if x.party.insecure_check_ranges:
+        from refmpc.debug import check_product
+
+        x.party.complete(check_product(operation, x, y, np.matmul, 2**62, own))
+    z = matmul_summand(x, y, shape, operation.zero_share(shape))
     if own is not None:
         z = z + own
-    return (z >> np.uint64(bits)).astype(_word_type(bits))
+    return (z >> np.uint64(bits)).astype(word_type)
 
 
 def open_to_client(party: Party, words: np.ndarray, client: str, release: str) -> None:
