@@ -23,6 +23,7 @@ from protocols.adapters import (
     weight_products,
 )
 from protocols.gl_plan import JointPlan, plan_joint_run
+from protocols.gl_scales import AdapterScales
 from protocols.scales import EMBEDDING_BITS, RELEASE_BITS
 from protocols.step import SharedRows, Weights, logit_errors, squared_norms
 from refmpc import ArithmeticTensor
@@ -250,10 +251,10 @@ async def clip_only(party, job):
     """The clip of a step, with everything it is computed from."""
     plan, inputs = job
     embeddings, labels, weights, clients = await shared_inputs(party, plan, inputs)
-    clip, scales = plan.training.clip_norm, plan.adapters
+    scales = plan.adapters
     errors = await logit_errors(SharedRows(embeddings, labels, labels), weights, plan.scales)
-    norms = await squared_norms(embeddings, clip, plan.scales)
-    products = [await weight_products(client, weights, clip, scales) for client in clients]
+    norms = await squared_norms(embeddings, plan.scales)
+    products = [await weight_products(client, weights, scales) for client in clients]
     factor, at_layers, _ = await clip_factors(errors, norms, clients, products, scales)
     opened = [errors, factor, *(product.block for product in products), *at_layers.values()]
     return [await refmpc.reveal(x, release="test") for x in opened]
@@ -268,6 +269,15 @@ COARSE = {
     "block_norm_bits": 17,
 }
 COARSE_NORMS = {"projected_norm_bits": 11, "layer_norm_bits": 16, "block_norm_bits": 11}
+
+
+def coarser(scales: AdapterScales, bits: dict[str, int]) -> AdapterScales:
+    norms = {
+        name: replace(getattr(scales, name), bits=bits.pop(f"{name[:-1]}_bits"))
+        for name in ("projected_norms", "block_norms")
+        if f"{name[:-1]}_bits" in bits
+    }
+    return replace(scales, **norms, **bits)
 
 
 @pytest.mark.parametrize("changed", [PLANNED, COARSE, COARSE_NORMS], ids=["planned", "coarse", "coarse norms"])
@@ -286,7 +296,7 @@ def test_no_rounding_makes_the_clip_factor_too_large(monkeypatch, way, changed):
     largest = 0.0
     for clip, seed, only_down in ((0.05, 0, False), (0.5, 1, False), (1.2, 2, False), (4.0, 3, False), (0.5, 4, True)):
         plan = make_plan(batch=32, clip=clip)
-        plan = replace(plan, adapters=replace(plan.adapters, **changed))
+        plan = replace(plan, adapters=coarser(plan.adapters, dict(changed)))
         inputs = make_inputs(plan, 0.9 * plan.adapters.weight_bound, seed)
         sizes = np.exp2(-np.arange(32) / 4)[:, None]
         if only_down:  # no room made by rounding up ∂L/∂U: U large, A and h zero
