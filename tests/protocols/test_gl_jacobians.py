@@ -22,7 +22,7 @@ from refmpc.errors import PartyFailed
 from tests.protocols.conftest import lora_federation
 from tests.protocols.test_against_twins import noise_of_the_servers
 from tests.protocols.test_gl_bmf import BLOCKS, CLASSES, WIDTHS, crash_once, difference, make, run_secure, trained
-from tests.protocols.test_gl_step import on_grid, within
+from tests.protocols.test_gl_step import on_grid, rounded_up, within
 from vfl.client import LocalUpdate
 from vfl.federation import Federation
 from vfl.gradients import AdapterJacobian, GlobalModel, clipped_gradient, with_ones
@@ -152,11 +152,8 @@ def step_bound(plan: JointPlan, inputs) -> float:
         longest = np.linalg.norm(jacobian, 2, axis=(1, 2)).max()
         signal = omega * e_delta + math.sqrt(shape.width) * 2.0**-scales.signal_bits
         moved += (longest * signal + math.sqrt(shape.parameters) * 2.0**-scales.sample_bits) ** 2
-    loose = max(
-        over.inverse * gamma**2 / 2.0**over.inverse_bits - 1
-        for over in (scales.sample_norms, plan.scales.norms, plan.scales.written_out)
-        if over is not None
-    )
+    squared = scales.sample_norms, plan.scales.norms, plan.scales.written_out
+    loose = max(rounded_up(over) for over in squared if over is not None)
     excess = loose + 5 * 2.0**-26 + 4 * 2.0**-plan.scales.norm_bits
     sample = math.sqrt(moved) + gamma * (2.0**-14 + 2.0**-18 + excess / 2) + scales.clip_rounding
     return batch * sample + math.sqrt(plan.parameters) * 1.5 * 2.0**-RELEASE_BITS

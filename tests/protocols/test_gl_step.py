@@ -24,6 +24,7 @@ from protocols.adapters import (
 )
 from protocols.gl_plan import JointPlan, plan_joint_run
 from protocols.gl_scales import AdapterScales
+from protocols.over_clip import OverClip
 from protocols.scales import EMBEDDING_BITS, RELEASE_BITS
 from protocols.step import SharedRows, Weights, logit_errors, squared_norms
 from refmpc import ArithmeticTensor
@@ -151,6 +152,11 @@ def float_sum(plan: JointPlan, inputs: Inputs) -> np.ndarray:
     ).total
 
 
+def rounded_up(over: OverClip) -> float:
+    """By how much 1/γ² is too large, relative."""
+    return over.inverse * over.clip_norm**2 / 2.0**over.inverse_bits - 1
+
+
 def step_bound(plan: JointPlan, inputs: Inputs) -> float:
     """‖secure sum − float sum‖ of one step, for inputs on their grids.
 
@@ -165,13 +171,13 @@ def step_bound(plan: JointPlan, inputs: Inputs) -> float:
     reach = math.hypot(plan.scales.row_bound, 1.0)
     moved, excess = (
         (reach * e_delta) ** 2,
-        2.0**-26 + 2 * (2.0**-plan.scales.norm_bits + reach**2 / gamma**2 * 2.0**-19),
+        2.0**-26 + 2 * (2.0**-plan.scales.norm_bits + reach**2 / gamma**2 * rounded_up(plan.scales.norms)),
     )
     for i, shape in enumerate(plan.shapes):
         a = np.linalg.norm(inputs.projected[i], axis=1).max()
         moved += (omega * a * e_delta) ** 2
         curvature = 2 * omega**2
-        norm_error = 2.0**-scales.projected_norm_bits * 2 + (a / gamma) ** 2 * 2.0**-10
+        norm_error = 2.0**-scales.projected_norm_bits * 2 + (a / gamma) ** 2 * rounded_up(scales.projected_norms)
         loose = 3 * 2.0**-scales.curvature_bits + 3 * classes * 2.0**-scales.gram_bits
         excess += curvature * norm_error + (a / gamma) ** 2 * loose + loose * norm_error + 2.0**-25
         if shape.with_down:
@@ -181,7 +187,9 @@ def step_bound(plan: JointPlan, inputs: Inputs) -> float:
             e_t += math.sqrt(shape.stacked_rank) * 2.0**-scales.layer_bits
             moved += e_t**2 * scales.bounds.block**2
             t = 1.5 * k * phi + e_t
-            norm_error = 2.0**-scales.block_norm_bits * 2 + (scales.bounds.block / gamma) ** 2 * 2.0**-10
+            norm_error = 2.0**-scales.block_norm_bits * 2 + (scales.bounds.block / gamma) ** 2 * rounded_up(
+                scales.block_norms
+            )
             loose = len(shape.block_widths) * 2 * 2.0**-scales.layer_norm_bits
             excess += t**2 * norm_error + loose * ((scales.bounds.block / gamma) ** 2 + norm_error) + 2.0**-25
     sample = math.sqrt(moved) + gamma * (2.0**-14 + 2.0**-18 + excess / 2) + scales.clip_rounding
@@ -260,6 +268,20 @@ async def clip_only(party, job):
     return [await refmpc.reveal(x, release="test") for x in opened]
 
 
+def clip_ratio(plan: JointPlan, inputs: Inputs, opened: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """c_j·‖g_j‖/γ for the g_j of the very integers that the servers hold, and which samples are clipped."""
+    errors, factor, *rest = opened
+    count, clip = len(plan.shapes), plan.training.clip_norm
+    assert factor.max() <= 1.0
+    squares = ((inputs.rows**2).sum(axis=1) + 1) * (errors**2).sum(axis=1)
+    for i, (shape, block, t) in enumerate(zip(plan.shapes, rest[:count], rest[count:], strict=True)):
+        squares += ((errors @ block.T) ** 2).sum(axis=1) * (inputs.projected[i] ** 2).sum(axis=1)
+        for l, x in enumerate(inputs.blocks[i]):
+            here = slice(l * shape.rank, (l + 1) * shape.rank)
+            squares += (t[:, here] ** 2).sum(axis=1) * (x**2).sum(axis=1)
+    return factor[:, 0] * np.sqrt(squares) / clip, squares > 1.05 * clip**2
+
+
 PLANNED: dict[str, int] = {}
 COARSE = {
     "curvature_bits": 10,
@@ -307,18 +329,8 @@ def test_no_rounding_makes_the_clip_factor_too_large(monkeypatch, way, changed):
         inputs.projected = [on_grid(a * sizes, plan.adapters.projected_bits) for a in inputs.projected]
         inputs.blocks = [[on_grid(x * sizes, EMBEDDING_BITS) for x in own] for own in inputs.blocks]
         result = refmpc.run(clip_only, [(plan, inputs)] * 3, releases={"test": "no claim"}, timeout=60)
-        errors, factor, *rest = result.outputs[0]
-        count = len(plan.shapes)
-        squares = ((inputs.rows**2).sum(axis=1) + 1) * (errors**2).sum(axis=1)
-        for i, (shape, block, t) in enumerate(zip(plan.shapes, rest[:count], rest[count:], strict=True)):
-            squares += ((errors @ block.T) ** 2).sum(axis=1) * (inputs.projected[i] ** 2).sum(axis=1)
-            for l, x in enumerate(inputs.blocks[i]):
-                here = slice(l * shape.rank, (l + 1) * shape.rank)
-                squares += (t[:, here] ** 2).sum(axis=1) * (x**2).sum(axis=1)
-        ratio = factor[:, 0] * np.sqrt(squares) / clip
+        ratio, clipped = clip_ratio(plan, inputs, result.outputs[0])
         assert ratio.max() <= 1.0
-        assert factor.max() <= 1.0
-        clipped = squares > 1.05 * clip**2
         largest = max(largest, ratio.max())
         assert changed or (ratio[clipped] > 0.98).all()
     assert largest > (0.9 if changed else 0.999)
