@@ -209,13 +209,12 @@ def check_joint(plan: JointPlan) -> None:
     """GL-BMF: all factors at their bounds, rows of every length; one step is the float gradient on the same integers."""
     gamma, batch = plan.training.clip_norm, plan.schedule.batch_size
     lengths = np.exp2(-np.arange(batch) / 2)[:, None]
+    weight_norm = 0.98 * min(plan.adapters.weight_bound, plan.scales.logit_bound / plan.scales.layers[0].reach)
     releases = {"test": "a test, no claim"}
     if plan.training.gradients == "explicit":
         rng, scales = np.random.default_rng(1), plan.adapters
         rows, weights = worst_rows(plan, rng, batch + 4)[:batch, :-1], rng.normal(size=(plan.width + 1, plan.classes))
-        weights = test_gl_step.on_grid(
-            weights * 0.98 * scales.weight_bound / np.linalg.norm(weights), scales.block_bits
-        )
+        weights = test_gl_step.on_grid(weights * weight_norm / np.linalg.norm(weights), scales.block_bits)
         jacobians = []
         for shape in plan.shapes:
             whole = rng.normal(size=(batch, shape.width, shape.parameters))
@@ -232,7 +231,7 @@ def check_joint(plan: JointPlan) -> None:
         norms = np.sqrt(sum((each**2).sum(axis=1) for each in samples))
         assert (factor[:, 0] * norms).max() <= gamma
         return
-    inputs = test_gl_step.make_inputs(plan, 0.98 * plan.adapters.weight_bound, 1)
+    inputs = test_gl_step.make_inputs(plan, weight_norm, 1)
     for index in range(len(plan.shapes)):
         bounds, own = plan.adapters.bounds, inputs.projected[index]
         own = own * (0.99 * bounds.projected * lengths / np.linalg.norm(own, axis=1, keepdims=True))
