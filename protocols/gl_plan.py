@@ -108,6 +108,7 @@ def plan_from_facts(facts: JointFacts, training: TrainingConfig, bounds: FactorB
             width=facts.width,
             steps=schedule.num_steps,
             batch_size=training.batch_size,
+            momentum=training.momentum,
             truncated_bits=GRADIENT_BITS - RELEASE_BITS,
             coordinates=parameters,
             clip_rounding=clip_rounding,

@@ -270,6 +270,7 @@ def plan_run(protocol: str, federation: PublicFacts, training: TrainingConfig) -
         width=federation.width,
         steps=schedule.num_steps,
         batch_size=training.batch_size,
+        momentum=training.momentum,
         truncated_bits=GRADIENT_BITS - RELEASE_BITS,
         coordinates=sum((fan_in + 1) * fan_out for fan_in, fan_out in pairwise(sizes)),
         overflow_probability=1e-20,

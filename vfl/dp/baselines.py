@@ -19,6 +19,7 @@ from vfl.dp.mechanism import (
     NoiseSplit,
     calibrated_noise,
     epsilon_with_slack,
+    no_noise_found,
     outsider_figure,
 )
 from vfl.dp.sensitivity import Participation, fixed_order
@@ -64,7 +65,7 @@ def calibrate_shuffled(
         addition = claim.epsilon_addition * (1 + 1e-6)
         require(addition < epsilon, "epsilon", epsilon, f"above {addition:.3g}, the cost of the joint sampler")
         wanted = epsilon - addition
-    raise ArithmeticError(f"no noise found for epsilon = {epsilon}, delta = {delta}: the slack takes most of it")
+    raise no_noise_found(epsilon, delta)
 
 
 def shuffled_claim(
@@ -92,7 +93,7 @@ def shuffled_claim(
     else:
         require(slack.steps == run.num_steps, "slack.steps", slack.steps, f"the {run.num_steps} steps of the run")
         bound = slack.sensitivity(1.0, clip_norm, strategy_norm=1.0, affected_steps=1)
-        worst = sigma * bound * math.sqrt(split.outsider_variance)
+        worst = sigma * bound * math.sqrt(split.outsider_variance / (1 - slack.momentum**2))
         overflow = slack.noise_overflow(worst, clip_norm, DEFAULT_TAP_BITS)
 
     def poisson(part: float) -> float:
