@@ -167,8 +167,8 @@ class JointRun(TrainingRun):
         """Open each client's gradient to it, when all three servers have written what they are about to send."""
         if self._keep:
             with self.party.phase("checkpoint"):
-                words = {str(index): words for index, words in enumerate(openings)}
-                await self._releases.write(step + 1, words, *self.layers)
+                by_client = {str(index): words for index, words in enumerate(openings)}
+                await self._releases.write(step + 1, by_client, *self.layers)
         with self.party.phase("layer gradients"):
             for name, words in zip(self.plan.client_names, openings, strict=True):
                 refmpc.open_to_client(self.party, words, name, layer_release(name))

@@ -67,7 +67,8 @@ class Watch:
             if operation == "first step":
                 self._first[party.id] = int(next(iter(sends.values()))[0][0])
             if party._phase in ("training", "upload", "norms", "set-up", "shuffle", "noise"):
-                return exchange(party, operation, sends, receives)
+                exchange(party, operation, sends, receives)
+                return
             self._point(party.id, f"before {operation!r}")
             self._note(party, operation, sends)
             exchange(party, operation, sends, receives)
