@@ -11,19 +11,15 @@ import json
 from pathlib import Path
 from typing import Any
 
-from protocols.checkpoint import ServerDirectory, write_private
+from protocols.checkpoint import CannotResume, ServerDirectory, write_private
 from protocols.plan import Plan
 
-__all__ = ["CannotResume", "begin", "require_same_plan"]
+__all__ = ["begin", "require_same_plan", "require_same_run"]
 
 BEGUN = "begun.json"
 _LONGEST = 60  # characters of a value that is quoted
 _MOST = 4  # differences that are quoted
 WAY_OUT = "put that back, or start a new run: every release spends its own ε"
-
-
-class CannotResume(ValueError):
-    """Going on would release something twice with two values, or under a claim that it was not made for."""
 
 
 def _facts(plan: Plan) -> dict[str, Any]:
@@ -58,6 +54,18 @@ def require_same_plan(directory: Path, plan: Plan) -> None:
     more = len(names) - len(said)
     rest = f", and what follows from it ({more} more)" if more > 0 else ""
     raise CannotResume(f"{directory} belongs to a run with another plan: {', '.join(said)}{rest}; {WAY_OUT}")
+
+
+def require_same_run(run: Path, plan: Plan) -> None:
+    """``require_same_plan`` for the three servers of a run on this machine, before any of them starts."""
+    servers = [run / f"server-{i}" for i in range(3)]
+    for server in servers:
+        require_same_plan(server, plan)
+    if (run / "model.npz").exists() and not any(_read(server) for server in servers):
+        raise CannotResume(
+            f"{run} holds a model that was released, but nothing that its servers kept: a second one would spend its own ε; "
+            "start a new run"
+        )
 
 
 def begin(directory: ServerDirectory, plan: Plan, *, keeps_releases: bool = True) -> None:

@@ -24,6 +24,7 @@ from refmpc.rounds import Round
 
 __all__ = [
     "KEEP",
+    "CannotResume",
     "ServerDirectory",
     "agree_on_count",
     "confirm_on_disk",
@@ -33,6 +34,10 @@ __all__ = [
 ]
 
 KEEP = 2  # a crash may leave servers one checkpoint apart
+
+
+class CannotResume(ValueError):
+    """Going on would release something twice with two values, or under noise or a claim that it was not made for."""
 
 
 @contextmanager
@@ -86,7 +91,9 @@ class ServerDirectory:
             write_private(file, os.urandom(KEY_BYTES))
         key = file.read_bytes()
         if len(key) != KEY_BYTES:
-            raise ValueError(f"{file} has {len(key)} bytes, expected {KEY_BYTES}: it is damaged; the run cannot resume")
+            raise CannotResume(
+                f"{file} has {len(key)} bytes, expected {KEY_BYTES}: it is damaged; the run cannot resume"
+            )
         info = f"noise of {plan_fingerprint}".encode()
         derived = HKDF(hashes.SHA256(), KEY_BYTES, salt=None, info=info).derive(key)
         return lambda step: Stream(derived, step.to_bytes(8, "little"))

@@ -28,8 +28,15 @@ from pathlib import Path
 
 import numpy as np
 
-from protocols.begun import CannotResume
-from protocols.checkpoint import KEEP, ServerDirectory, confirm_on_disk, exchanged, write_arrays, write_private
+from protocols.checkpoint import (
+    KEEP,
+    CannotResume,
+    ServerDirectory,
+    confirm_on_disk,
+    exchanged,
+    write_arrays,
+    write_private,
+)
 from protocols.step import Weights
 from refmpc import Party
 

@@ -20,8 +20,7 @@ from typing import Any
 from rich.console import Console
 
 from accel.validate import require
-from protocols.begun import CannotResume
-from protocols.checkpoint import write_private
+from protocols.checkpoint import CannotResume, write_private
 from protocols.commitment import ColumnsChanged
 from protocols.deploy.answer import Answerer
 from protocols.deploy.audit import WITNESS, AuditLog

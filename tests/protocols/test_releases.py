@@ -51,13 +51,17 @@ class Watch:
         self.points: dict[int, list[str]] = defaultdict(list)
         self.kill: tuple[int, int] | None = None  # server, number of the point
         self.sent: dict[tuple[Any, ...], list[np.ndarray]] = defaultdict(list)
+        self.too_early: list[str] = []  # what was sent before the disks were as they must be
         self._first: dict[int, int] = {}
         self._lock = threading.Lock()
+        self._runs: dict[int, Path] = {}
         whole, exchange = protocols.checkpoint._whole_file, Party._exchange
 
         @contextmanager
         def writing(file: Path) -> Any:
             server = int(file.parent.name[-1]) if file.parent.name.startswith("server-") else None
+            if server is not None:
+                self._runs[server] = file.parent.parent
             self._point(server, f"before {file.name} is written")
             with whole(file) as handle:
                 yield handle
@@ -89,14 +93,28 @@ class Watch:
     def _note(self, party: Party, operation: str, sends: dict[Any, list[np.ndarray]]) -> None:
         if operation not in OPENINGS:
             return
-        step = self._first[party.id] - 1 if party._phase == "greeting" else party.step
+        again = party._phase == "greeting"
+        step = (self._first[party.id] - 1 if again else party.step) if operation == "open_to_client" else STEPS - 1
+        self._check_disks(party, operation, step)
         for peer, parts in sends.items():
             for part in parts:
                 if operation != "reveal_to_client":  # those shares are masked afresh: their sum is what counts
                     with self._lock:
-                        self.sent[operation, party.id, peer, "the model" if operation == "reveal" else step].append(
-                            part.copy()
-                        )
+                        self.sent[operation, party.id, peer, step].append(part.copy())
+
+    def _check_disks(self, party: Party, operation: str, step: int) -> None:
+        """Words: written by all three, marked by their sender. A shared value: marked by all three."""
+        for server in range(3):
+            own, marked = self._runs[party.id] / f"server-{server}", 0
+            if (own / "released").exists():
+                marked = int((own / "released").read_text())
+            good = (own / f"checkpoint-{step + 1:08d}.npz").exists()
+            if operation == "open_to_client":
+                good = good and (own / f"release-{step + 1:08d}.npz").exists()
+            if server == party.id or operation != "open_to_client":
+                good = good and marked >= step + 1
+            if not good:
+                self.too_early.append(f"{operation} of server {party.id}, step {step}: server {server} is not ready")
 
     def two_values(self) -> list[tuple[Any, ...]]:
         """What was sent with two different values."""
@@ -145,9 +163,9 @@ def test_a_server_that_dies_anywhere_around_a_release_never_makes_two_values(tmp
             run(directory)
         where, watch.kill = watch.points[victim % 3][-1], None
         first = model_of(run(directory))
-        assert watch.two_values() == [], f"server {victim % 3} died {where}"
+        assert watch.two_values() == watch.too_early == [], f"server {victim % 3} died {where}"
         assert (model_of(run(directory)) == first).all()  # a finished run sends the same again
-        assert watch.two_values() == [], where
+        assert watch.two_values() == watch.too_early == [], where
 
 
 @pytest.mark.parametrize("protocol", ["g_bmf", "g_shuff", "gl_bmf"])
@@ -268,3 +286,7 @@ def test_resume_with_an_edited_configuration_is_refused(tmp_path, capsys):
     (run / "config.json").write_text(json.dumps(config))
     launch.main("g_bmf", None, ["--resume", str(run), "--json"])
     assert json.loads(capsys.readouterr().out)["claim"]["epsilon"] == pytest.approx(20.0)
+    for server in range(3):
+        shutil.rmtree(run / f"server-{server}")
+    with pytest.raises(SystemExit, match=r"holds a model that was released, but nothing that its servers kept"):
+        launch.main("g_bmf", None, ["--resume", str(run)])
