@@ -115,7 +115,7 @@ def agree_on_step(party: Party, directory: ServerDirectory, releases: Releases, 
     if step < released:
         behind = [f"server {server}" for server in range(3) if max(kept[server]) < released]
         raise CannotResume(
-            f"{' and '.join(behind) or 'no common checkpoint'} no longer has the state after step {released}, which was "
+            f"{' and '.join(behind) or 'one of the servers'} no longer has the state after step {released}, which was "
             f"released: computing it again would release other values under the same noise; {WAY_OUT}"
         )
     keyless = [f"server {server}" for server in range(3) if not by_server[server][0]]
