@@ -13,7 +13,7 @@ import pytest
 from protocols.deploy.sessions import Session
 from refmpc.errors import PeerLost
 from tests.deploy.test_live import NAMES, WEAK_NOISE, LiveFederation
-from tests.deploy.test_servers import Federation, _wait
+from tests.deploy.test_servers import Federation, _wait, train_until_a_checkpoint
 
 
 def lose_the_last_checkpoint(monkeypatch: pytest.MonkeyPatch, server: str) -> list[Path]:
@@ -86,13 +86,7 @@ def test_an_old_backup_ends_gl_bmf_with_a_sentence_to_everybody(
 
 def test_servers_with_another_plan_than_the_training_was_begun_with_refuse(tmp_path: Path) -> None:
     """An edited file has another directory; another version of the software may plan otherwise in the same one."""
-    federation = Federation(tmp_path, epochs=60, checkpoint_every=10)
-    for number in range(3):
-        federation.start(number)
-    outcome: dict[str, Any] = {}
-    session = secrets.token_hex(16)
-    threads = [federation.client(name, session, outcome) for name in ("bank", "card")]
-    _wait(lambda: list(tmp_path.glob("server-1/state/*/training-*/server/checkpoint-*.npz")), 60.0)
+    federation, threads, outcome = train_until_a_checkpoint(tmp_path)
     federation.stop()
     files = list(tmp_path.glob("server-*/state/*/training-*/server/begun.json"))
     assert len(files) == 3
