@@ -20,6 +20,7 @@ from typing import Any
 from rich.console import Console
 
 from accel.validate import require
+from protocols.begun import CannotResume
 from protocols.checkpoint import write_private
 from protocols.commitment import ColumnsChanged
 from protocols.deploy.answer import Answerer
@@ -199,6 +200,11 @@ class Server:
         try:
             session.computing = True
             self._attempt(session, met)
+        except CannotResume as error:  # it would release something twice: nobody computes until an operator has acted
+            if not session.done:  # a server that is done goes on handing out what it has
+                session.failed = str(error)
+            self._audit.append("session failed", session=session.name)
+            self._log.error("this training must not go on", reason=str(error))
         except (RefmpcError, ColumnsChanged) as error:
             self._audit.append("attempt failed", attempt=met.attempt, reason=type(error).__name__)
             self._log.warning("the attempt failed, the servers will meet again", reason=str(error))
