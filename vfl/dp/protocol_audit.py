@@ -216,9 +216,9 @@ def run_command(options: argparse.Namespace, console: Console) -> int:
 def _print(results: Sequence[ProtocolAudit], console: Console) -> None:
     kept = results[0]
     title = f"{kept.protocol} on shares: {kept.steps} steps, claimed ε = {kept.claimed_epsilon:.4g}, δ = {kept.delta:g}"
-    caption = f"{kept.trials:,} canaries in {kept.runs} runs, every bound with confidence {kept.confidence:g}"
+    caption = f"ε ≥: by the attack; {kept.trials:,} canaries in {kept.runs} runs, every bound with confidence {kept.confidence:g}"
     table = Table(title=title, caption=caption)
-    for heading in ("noise", "attack: ε ≥", "shift (allowed)", "deviation (claimed)", "claim", ""):
+    for heading in ("noise", "ε ≥", "shift (allowed)", "deviation (claimed)", "claim", ""):
         table.add_column(heading, justify="right", no_wrap=True)
     for result, wanted in zip(results, (True, False), strict=True):
         table.add_row(
