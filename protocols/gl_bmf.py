@@ -26,7 +26,7 @@ from protocols.training import ServerJob, TrainingRun
 from protocols.upload import with_ones_column
 from refmpc import ArithmeticTensor, Party
 
-__all__ = ["GREETING", "JointRun", "JointServerJob", "servers"]
+__all__ = ["GREETING", "JointRun", "JointServerJob", "servers", "train"]
 
 GREETING = "greeting"  # the phase in which clients learn where training begins
 
@@ -43,12 +43,17 @@ class JointServerJob:
 async def servers(party: Party, job: JointServerJob) -> np.ndarray:
     """What each server runs."""
     with JointRun(party, job) as run:
-        run.greet_clients()
-        labels = run.receive_labels()
-        for step in run.steps():
-            embeddings, clients = await run.receive_batch(step)
-            openings = await run.step(embeddings, labels[job.plan.schedule.rows(step)], clients)
-            await run.release_gradients(step, openings)
+        return await train(run)
+
+
+async def train(run: JointRun) -> np.ndarray:
+    """Train with the clients, step by step, and release the model."""
+    run.greet_clients()
+    labels = run.receive_labels()
+    for step in run.steps():
+        embeddings, clients = await run.receive_batch(step)
+        openings = await run.step(embeddings, labels[run.plan.schedule.rows(step)], clients)
+        await run.release_gradients(step, openings)
     (model,) = await run.release()
     return model
 

@@ -27,12 +27,13 @@ from protocols.deploy.audit import WITNESS, AuditLog
 from protocols.deploy.config import FederationConfig, ServerEntry, load
 from protocols.deploy.credentials import load_credentials, own_directory
 from protocols.deploy.door import Door
+from protocols.deploy.facts import log_claim
 from protocols.deploy.live import BEAT, LiveTransport
 from protocols.deploy.log import QUIET, Log
 from protocols.deploy.meeting import DONE, READY, Different, Meeting, Met
 from protocols.deploy.sessions import Session, SessionStore
 from protocols.deploy.spool import SpoolTransport
-from protocols.deploy.tasks import TRAINING
+from protocols.deploy.tasks import TRAINING, TrainingTask
 from protocols.deploy.wire import Channel, Identity, Refused, name_of
 from protocols.gl_bmf import GREETING
 from protocols.launch import _progress
@@ -193,6 +194,8 @@ class Server:
         more = {} if session.task.live else uploads
         self._audit.append("attempt", **facts, session=session.name, attempt=met.attempt, **more)
         self._log.info("all servers agree", **facts, session=session.name[:8], attempt=met.attempt[:8])
+        if isinstance(session.task, TrainingTask):
+            log_claim(self._log, session.task.plan.claim)
         try:
             session.computing = True
             self._attempt(session, met)

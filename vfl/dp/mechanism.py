@@ -274,9 +274,11 @@ def _mechanism_name(factorisation: Factorisation) -> str:
 
 
 def outsider_figure(split: NoiseSplit, epsilon: float, delta: float, source: str) -> tuple[Figure, ...]:
+    """What outsiders face; no corrupted server is counted, so it never stands in for the claim."""
     if split is NoiseSplit.JOINT:
         return ()
-    return (Figure("Against outsiders, who face 1.5 times the variance", epsilon, delta, True, source),)
+    name = "Against outsiders, who face 1.5 times the variance"
+    return (Figure(name, epsilon, delta, True, source, narrower=True),)
 
 
 def _slack_parts(
