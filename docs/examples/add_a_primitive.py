@@ -18,14 +18,16 @@ async def square(x: ArithmeticTensor) -> ArithmeticTensor:
     Views: each server receives one word, z_i plus a zero share. The zero share holds a stream that the receiver
     does not know, so the word is uniform whatever x is.
     """
-    operation = x.party.operation("square")  # a fresh number: fresh masks
+    operation = x.party.operation(
+        "square", x
+    )  # a fresh number: fresh masks; its public arguments: a digest in each frame
     # (x0 + x1 + x2)² = Σ_i (x_i² + 2·x_i·x_i+1), and server i holds x_i and x_i+1
     summand = x.first * x.first + np.uint64(2) * x.first * x.second + operation.zero_share(x.shape)
     round_ = operation.round()
     round_.send_previous(summand)
     theirs = round_.expect_next(x.shape)
     await round_
-    return ArithmeticTensor(x.party, np.stack([summand, theirs]), 2 * x.fraction_bits)
+    return ArithmeticTensor(x.party, np.stack([summand, theirs]), 2 * x.fraction_bits, operation.history())
 
 
 # --8<-- [end:square]
