@@ -67,7 +67,9 @@ def test_links_between_pages_name_the_section_that_they_lead_to():
 def test_files_that_the_pages_name_exist():
     missing = []
     for page in sorted([*DOCS.rglob("*.md"), ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md"]):
-        named = re.findall(r"`((?:accel|refmpc|vfl|protocols|bench|tests|docs|deploy)/[\w/.@-]+\.\w+)`", page.read_text())
+        named = re.findall(
+            r"`((?:accel|refmpc|vfl|protocols|bench|tests|docs|deploy)/[\w/.@-]+\.\w+)`", page.read_text()
+        )
         missing += [f"{page.name}: {name}" for name in named if not (ROOT / name).exists()]
     assert not missing
 
