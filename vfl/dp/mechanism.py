@@ -127,10 +127,10 @@ def calibrate_matrix_factorisation(
 
 
 def no_noise_found(epsilon: float, delta: float) -> ValueError:
-    """For a search that found no noise: what the arithmetic takes of δ grows as fast as the noise shrinks."""
+    """For a search that found no noise: what overflow takes of δ grows with the noise that it asks for."""
     return ValueError(
         f"epsilon = {epsilon:g}, delta = {delta:g}: must be large enough for what fixed-point arithmetic takes of them;"
-        " raise either, or lower the batch size, the epochs or the momentum"
+        " raise either, or lower the clip norm and the row bound together, the batch size or the momentum"
     )
 
 
