@@ -6,7 +6,7 @@ import numpy as np
 
 import refmpc
 from refmpc import ArithmeticTensor, Cost
-from refmpc.protocol import protocol
+from refmpc.core.protocol import protocol
 
 
 # --8<-- [start:square]

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 
 import refmpc
+from vfl.data.scaling import bound_rows
 from vfl.dp import CalibratedNoise, FixedPointSlack, calibrate_matrix_factorisation, factorise
-from vfl.scaling import bound_rows
 
 # --8<-- [start:plan]
 ROW_BITS, GROUP_BITS = 14, 32  # together 46: the noise's 30 bits and the filter's 16

@@ -12,7 +12,7 @@ import sys
 import pytest
 
 from protocols.deploy.cli import make_parser
-from protocols.options import parse_options
+from protocols.local.options import parse_options
 from tests.docs.pages import DOCS, ROOT
 
 GUIDES = {"add_a_primitive": "guides/add-a-primitive.md", "add_a_protocol": "guides/add-a-protocol.md"}
