@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from accel.prg import KEY_BYTES, Stream
 from protocols.step import Weights
-from refmpc import ArithmeticTensor, Party
+from refmpc import ArithmeticTensor, Party, unseal
 from refmpc.rounds import Round
 
 __all__ = ["ServerDirectory", "agree_on_count", "agree_on_step", "confirm_on_disk", "write_arrays", "write_private"]
@@ -89,9 +89,9 @@ class ServerDirectory:
         """Keep the state before ``step``, layer by layer; older checkpoints but one are removed."""
         arrays = {}
         for index, weights in enumerate(layers):
-            arrays[f"values-{index}"] = weights.values.shares
+            arrays[f"values-{index}"] = unseal(weights.values.shares)
             if weights.velocity is not None:
-                arrays[f"velocity-{index}"] = weights.velocity.shares
+                arrays[f"velocity-{index}"] = unseal(weights.velocity.shares)
         write_arrays(self.path / f"checkpoint-{step:08d}.npz", arrays)
         for old in self.steps()[:-_KEEP]:
             (self.path / f"checkpoint-{old:08d}.npz").unlink()

@@ -116,7 +116,7 @@ class JointRun(TrainingRun):
                     self._blocks[index, batch] = await self._receive_blocks(name, shape)
                 embeddings, client = self._receive_factors(name, shape)
                 client.blocks = self._blocks.get((index, batch))
-            shares[:, :, shape.columns] = embeddings.shares
+            shares[:, :, shape.columns] = refmpc.unseal(embeddings.shares)
             clients.append(client)
         return with_ones_column(self.party, shares), clients
 
@@ -161,7 +161,7 @@ class JointRun(TrainingRun):
 
     async def step(
         self, embeddings: ArithmeticTensor, labels: ArithmeticTensor, clients: list[ClientFactors | ClientJacobian]
-    ) -> list[np.ndarray]:
+    ) -> list[refmpc.Words]:
         """One noised step; returns this server's words of each client's layer gradient."""
         rate = self.plan.learning_rate(self.party.step)
         with self.party.phase("training"):
@@ -175,10 +175,12 @@ class JointRun(TrainingRun):
     def _release_file(self, step: int) -> Path:
         return self._directory.path / f"release-{step:08d}.npz"
 
-    def release_gradients(self, step: int, openings: list[np.ndarray]) -> None:
+    def release_gradients(self, step: int, openings: list[refmpc.Words]) -> None:
         """Write this server's words and the state after the step to disk, then open each client's gradient to it."""
         if self._keep:
-            write_arrays(self._release_file(step), {str(index): words for index, words in enumerate(openings)})
+            write_arrays(
+                self._release_file(step), {str(index): refmpc.unseal(words) for index, words in enumerate(openings)}
+            )
             self._directory.save(step + 1, *self.layers)
             self._release_file(step - 2).unlink(missing_ok=True)
         with self.party.phase("layer gradients"):

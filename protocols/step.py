@@ -28,7 +28,7 @@ from protocols.scales import (
     LayerScales,
     Scales,
 )
-from refmpc import ArithmeticTensor, TwoHolderBits
+from refmpc import ArithmeticTensor, TwoHolderBits, Words, seal
 from refmpc.normalise import MANTISSA_BITS
 from vfl.twins.config import TrainingConfig
 
@@ -79,7 +79,7 @@ async def hidden_layer(
     sums = await refmpc.matmul_truncate(inputs, weights, scales.weight_bits)
     active = ~await refmpc.is_negative(sums, 0, layer.sum_high_bit)
     outputs = await refmpc.select(active, sums)
-    ones = ArithmeticTensor(inputs.party, np.zeros((2, len(inputs), 1), dtype=np.uint64), EMBEDDING_BITS) + 1.0
+    ones = ArithmeticTensor.zeros(inputs.party, (len(inputs), 1), EMBEDDING_BITS) + 1.0
     return refmpc.concatenate([outputs, ones], axis=1), active
 
 
@@ -214,14 +214,15 @@ async def updated(
     ]
 
 
-def own_addends(noise: np.ndarray, layers: Sequence[Weights], momentum: float) -> list[np.ndarray]:
+def own_addends(noise: np.ndarray, layers: Sequence[Weights], momentum: float) -> list[Words]:
     """This server's own summand of every layer's sum: its slice of the noise, and β times its share of the momentum."""
+    machine, words = layers[0].values.party.machine, seal(noise).view(np.uint64)
     found, start = [], 0
     for weights in layers:
-        addend = noise[start : start + weights.values.size].reshape(weights.values.shape).view(np.uint64)
+        addend = words[start : start + weights.values.size].reshape(weights.values.shape)
         if weights.velocity is not None:
             factor = np.uint64(round(momentum * 2.0 ** (GRADIENT_BITS - RELEASE_BITS)))
-            addend = np.add(addend, weights.velocity.first * factor)
+            addend = machine.binary("add", addend, machine.binary("multiply", weights.velocity.first, factor))
         found.append(addend)
         start += weights.values.size
     return found

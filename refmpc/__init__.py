@@ -56,6 +56,7 @@ from refmpc.runtime import RunResult, run
 from refmpc.shuffle import shuffle
 from refmpc.tensor import ArithmeticTensor, BooleanTensor, concatenate, stack
 from refmpc.truncation import truncate
+from refmpc.words import Words, seal, unseal
 
 __all__ = [
     "DEFAULT_FRACTION_BITS",
@@ -79,6 +80,7 @@ __all__ = [
     "ReleaseRefused",
     "RunResult",
     "TwoHolderBits",
+    "Words",
     "and_words",
     "arithmetic_to_boolean",
     "bit_to_arithmetic",
@@ -121,6 +123,7 @@ __all__ = [
     "reveal",
     "reveal_to_client",
     "run",
+    "seal",
     "select",
     "shuffle",
     "softmax",
@@ -129,6 +132,7 @@ __all__ = [
     "thermometer",
     "truncate",
     "two_holder",
+    "unseal",
     "weigh_bits",
     "where",
 ]

@@ -7,34 +7,36 @@ import numpy as np
 from refmpc.errors import RangeError
 from refmpc.party import Operation
 from refmpc.tensor import ArithmeticTensor
+from refmpc.words import Words
 
 __all__ = ["check_bounds", "check_range", "check_summand_range"]
 
 
-async def _open(operation: Operation, summand: np.ndarray) -> np.ndarray:
+async def _open(operation: Operation, summand: Words) -> np.ndarray:
     round_ = operation.round()
-    round_.send_next(summand)
-    round_.send_previous(summand)
+    mine = operation.machine.contiguous(summand)
+    round_.send_next(mine)
+    round_.send_previous(mine)
     others = round_.expect_next(summand.shape), round_.expect_previous(summand.shape)
     await round_
-    return np.asarray(summand + others[0] + others[1]).view(np.int64)
+    return np.asarray(sum(operation.machine.unsealed(part) for part in (mine, *others)), np.uint64).view(np.int64)
 
 
-async def check_summand_range(operation: Operation, summand: np.ndarray, low: int, high: int) -> None:
+async def check_summand_range(operation: Operation, summand: Words, low: int, high: int) -> None:
     """Open Σ summands and raise unless low ≤ value < high everywhere (signed ring words)."""
     _refuse_outside(await _open(operation, summand), low, high, operation.name)
 
 
 async def check_range(x: ArithmeticTensor, low: int, high: int, name: str) -> None:
     """Open x and raise unless low ≤ x < high everywhere (signed ring words)."""
-    await check_summand_range(x.party.operation(name), np.ascontiguousarray(x.first), low, high)
+    await check_summand_range(x.party.operation(name), x.first, low, high)
 
 
 async def check_bounds(
     x: ArithmeticTensor, low: float, high: float, name: str, *, signed: bool = False, zero: bool = False
 ) -> None:
     """Open x and raise unless low ≤ x ≤ high everywhere (low ≤ |x| ≤ high if ``signed``; 0 too if ``zero``)."""
-    values = await _open(x.party.operation(name), np.ascontiguousarray(x.first)) * 2.0**-x.fraction_bits
+    values = await _open(x.party.operation(name), x.first) * 2.0**-x.fraction_bits
     size = np.abs(values) if signed else values
     bad = ((size < low) | (size > high)) & ~(zero & (values == 0))
     if bad.any():

@@ -6,7 +6,7 @@ this object, the third through ``Operation.round``. Kernels (``accel``) write th
     machine, role = operation.machine, segment.role(party.id)
     masks = machine.masks(operation, "next", 2, n)               # words that the next party draws alike
     message = machine.memory(n)
-    machine.call("truncation_hold", z, masks[0], OFFSET, message)
+    machine.call("truncation_hold", z, masks[0], role == 0, message)
     round_.send_next(message)
 
 ``Machine`` does all this at once. ``refmpc.program.Recorder`` does it and takes notes; a ``Program`` does it again.
@@ -60,10 +60,10 @@ class Machine:
         """Fresh memory for a kernel to fill or a round to receive into; its content is arbitrary."""
         return seal(np.empty(shape, dtype=dtype))
 
-    def packed(self, count: int, width: int) -> Words:
-        """Fresh memory for ``count`` values of ``width`` bits, in whole words, as packing kernels want it. What goes
-        into a round is ``packed_bytes`` of it."""
-        return self.memory(-(-kernels.packed_size(count, width) // 8))
+    def packed(self, count: int, width: int, *rows: int) -> Words:
+        """Fresh memory for ``count`` values of ``width`` bits (several ``rows`` of them), in whole words, as packing
+        kernels want it. What goes into a round is ``packed_bytes`` of it."""
+        return self.memory((*rows, -(-kernels.packed_size(count, width) // 8)))
 
     def packed_bytes(self, packed: Words, count: int, width: int) -> Words:
         """The bytes that ``count`` values of ``width`` bits really take."""

@@ -21,6 +21,7 @@ from refmpc.arithmetic import matmul_shape, matmul_summand, own_addend
 from refmpc.io import Client
 from refmpc.party import Party
 from refmpc.tensor import ArithmeticTensor
+from refmpc.words import Words, unseal
 
 __all__ = ["matmul_opening", "open_to_client", "opening_bytes", "receive_opening"]
 
@@ -35,24 +36,29 @@ def opening_bytes(bits: int) -> int:
     return 3 * np.dtype(_word_type(bits)).itemsize
 
 
-def matmul_opening(x: ArithmeticTensor, y: ArithmeticTensor, bits: int, addend: np.ndarray | None = None) -> np.ndarray:
+def matmul_opening(x: ArithmeticTensor, y: ArithmeticTensor, bits: int, addend: np.ndarray | None = None) -> Words:
     """This server's words of (x@y + all servers' addends)/2^bits, ready to be sent: local, nothing is opened yet.
 
     Domain |z| < 2^62 in the ring, addends included. The opened value is z/2^bits off by at most 1.5 units, unbiased.
     """
     shape = matmul_shape(x, y)
     operation = x.party.operation("matmul_opening")
-    z = matmul_summand(x, y, shape, operation.zero_share(shape))
+    machine = operation.machine
+    z, words = machine.memory(shape), machine.memory(shape, _word_type(bits))
+    matmul_summand(x, y, operation.zero_share(shape), z)
     own = own_addend(shape, addend)
     if own is not None:
-        z = z + own
-    return (z >> np.uint64(bits)).astype(_word_type(bits))
+        machine.call("add", z, own, z)
+    machine.call("shift_right", z, np.uint64(bits), z)
+    machine.call("copy", z, words)
+    return words
 
 
 def open_to_client(party: Party, words: np.ndarray, client: str, release: str) -> None:
     """Send this server's words to the client: the moment of the release, which the ledger records first."""
+    party.machine.leave(f"the release {release!r}")
     party.ledger.record(release, words.size, f"client {client!r}")
-    party.send("open_to_client", client, [words])
+    party.send("open_to_client", client, [unseal(words)])
 
 
 def receive_opening(

@@ -17,10 +17,12 @@ from accel import kernels
 from accel.prg import KEY_BYTES, Stream, StreamKey
 from accel.validate import require_integer
 from refmpc.ledger import Counters, Ledger
+from refmpc.machine import Machine
 from refmpc.rounds import Round, complete
 from refmpc.transport import Peer, Transport
+from refmpc.words import Words
 
-__all__ = ["Operation", "Party", "Segment", "segment_sizes"]
+__all__ = ["Operation", "Party", "Segment", "segment_sizes", "uniform_bytes"]
 
 SMALL = 6144  # below this many elements the dealer is not rotated inside a vector, only from operation to operation
 
@@ -62,22 +64,23 @@ class Operation:
         self._previous: Stream | None = None
 
     @property
-    def with_next(self) -> Stream:
-        """The stream this operation shares with party id+1 (and with nobody else)."""
-        if self._next is None:
-            self._next = self.party.mask_stream("next", self.number)
-        return self._next
+    def machine(self) -> Machine:
+        """Where this operation draws and computes."""
+        return self.party.machine
 
-    @property
-    def with_previous(self) -> Stream:
-        """The stream this operation shares with party id−1 (and with nobody else)."""
+    def stream(self, side: str) -> Stream:
+        """The stream this operation shares with the "next" or "previous" party (and with nobody else)."""
+        if side == "next":
+            if self._next is None:
+                self._next = self.party.mask_stream("next", self.number)
+            return self._next
         if self._previous is None:
             self._previous = self.party.mask_stream("previous", self.number)
         return self._previous
 
     def round(self) -> Round:
         """A new round of this operation."""
-        return Round(self.name)
+        return Round(self.name, self.party.machine)
 
     def segments(self, count: int) -> list[Segment]:
         """The stretches of a vector of ``count`` elements, with rotating dealers."""
@@ -87,27 +90,35 @@ class Operation:
             start += size
         return found
 
-    def zero_share(self, shape: tuple[int, ...]) -> np.ndarray:
-        """This party's summand of a random sharing of zero."""
-        count = math.prod(shape)
-        return (self.with_next.words(count) - self.with_previous.words(count)).reshape(shape)
-
-    def zero_share_xor(self, shape: tuple[int, ...]) -> np.ndarray:
-        """The same for XOR."""
-        count = math.prod(shape)
-        return (self.with_next.words(count) ^ self.with_previous.words(count)).reshape(shape)
+    def zero_share(self, shape: tuple[int, ...], kernel: str = "subtract") -> Words:
+        """This party's summand of a random sharing of zero (of zero by XOR with the kernel ``xor``)."""
+        machine = self.party.machine
+        with_next, with_previous = (machine.masks(self, side, math.prod(shape)) for side in ("next", "previous"))
+        return machine.binary(kernel, with_next, with_previous).reshape(shape)
 
     def uniform_below(self, stream: Stream, bound: int, shape: tuple[int, ...]) -> np.ndarray:
         """Values uniform in 0..bound−1 (uint8, no bias) that both holders of ``stream`` draw alike."""
         count = math.prod(shape)
-        accepted = (256 - 256 % bound) / 256
-        pieces: list[np.ndarray] = []
-        while count > 0:
-            raw = stream.bytes(int(count / accepted + 6 * count**0.5) + 32)
-            values, found = kernels.uniform_below(raw, bound, count)
-            pieces.append(values[:found])
-            count -= found
-        return (np.concatenate(pieces) if pieces else np.empty(0, np.uint8)).reshape(shape)
+        values = np.empty(count, dtype=np.uint8)
+        if count:
+            begin = stream.position
+            found = kernels.uniform_below(stream.bytes(uniform_bytes(count, bound)), bound, values)
+            if found < count:  # next to never; the stream goes on where it would have without
+                fill_from_reserve(stream.reserve(begin), bound, values[found:])
+        return values.reshape(shape)
+
+
+def uniform_bytes(count: int, bound: int) -> int:
+    """Random bytes to draw for ``count`` values below ``bound``: six standard deviations and 32 more than it takes."""
+    accepted = (256 - 256 % bound) / 256
+    return int(count / accepted + 6 * count**0.5) + 32
+
+
+def fill_from_reserve(reserve: Stream, bound: int, values: np.ndarray) -> None:
+    """The values for which a draw's own bytes did not last."""
+    found = 0
+    while found < values.size:
+        found += kernels.uniform_below(reserve.bytes(values.size - found + 32), bound, values[found:])
 
 
 class Party:
@@ -139,6 +150,7 @@ class Party:
         self.run_id = run_id
         self.attempt = require_integer("attempt", attempt, 0, 2**32 - 1)
         self.ledger = Ledger()
+        self.machine = Machine(self)
         self._report = report
         self.insecure_check_ranges = insecure_check_ranges
         self.transcript: list[tuple[str, Peer, np.ndarray]] | None = [] if insecure_record else None
@@ -185,6 +197,7 @@ class Party:
 
     def private_stream(self, purpose: str, number: int = 0) -> Stream:
         """A stream that only this party knows, for a named purpose."""
+        self.machine.leave(f"a private stream ({purpose})")
         info = f"refmpc private {purpose}".encode() + self.run_id
         key = HKDF(hashes.SHA256(), KEY_BYTES, salt=None, info=info).derive(self._own_key)
         return Stream(key, number.to_bytes(8, "little"))
@@ -192,6 +205,7 @@ class Party:
     @property
     def step(self) -> int:
         """The step of the running protocol; part of every nonce."""
+        self.machine.leave("reading the number of the step")
         return self._step
 
     @step.setter
@@ -217,10 +231,12 @@ class Party:
 
     def send(self, operation: str, receiver: Peer, parts: list[np.ndarray]) -> None:
         """Send one message to any peer (a client, or a server outside the ring pattern)."""
+        self.machine.leave(f"a message to {receiver!r}")
         self._exchange(operation, {receiver: [np.ascontiguousarray(part) for part in parts]}, {})
 
     def receive(self, operation: str, sender: Peer, parts: list[np.ndarray]) -> None:
         """Receive one message from any peer into ``parts``."""
+        self.machine.leave(f"a message from {sender!r}")
         self._exchange(operation, {}, {sender: parts})
 
     def _exchange(self, operation: str, sends: dict[Peer, Any], receives: dict[Peer, Any]) -> None:

@@ -9,9 +9,14 @@ everything is the same at all parties.
 from __future__ import annotations
 
 from collections.abc import Coroutine, Generator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from refmpc.words import Words, unseal
+
+if TYPE_CHECKING:
+    from refmpc.machine import Machine
 
 __all__ = ["Round", "complete", "gather"]
 
@@ -19,37 +24,53 @@ __all__ = ["Round", "complete", "gather"]
 class Round:
     """The messages of one party in one round, to and from its two neighbours."""
 
-    __slots__ = ("from_next", "from_previous", "operation", "to_next", "to_previous")
+    __slots__ = ("_machine", "from_next", "from_previous", "operation", "to_next", "to_previous")
 
-    def __init__(self, operation: str):
+    def __init__(self, operation: str, machine: Machine | None = None):
         self.operation = operation
+        self._machine = machine
         self.to_next: list[np.ndarray] = []
         self.to_previous: list[np.ndarray] = []
         self.from_next: list[np.ndarray] = []
         self.from_previous: list[np.ndarray] = []
 
-    def send_next(self, array: np.ndarray) -> None:
-        """Send an array to party id+1. It must not be changed afterwards."""
-        self.to_next.append(np.ascontiguousarray(array))
+    def send_next(self, *arrays: np.ndarray) -> None:
+        """Send arrays to party id+1. They must not be changed afterwards."""
+        self.to_next += [_outgoing(array) for array in arrays]
 
-    def send_previous(self, array: np.ndarray) -> None:
-        """Send an array to party id−1. It must not be changed afterwards."""
-        self.to_previous.append(np.ascontiguousarray(array))
+    def send_previous(self, *arrays: np.ndarray) -> None:
+        """Send arrays to party id−1. They must not be changed afterwards."""
+        self.to_previous += [_outgoing(array) for array in arrays]
 
-    def expect_next(self, shape: int | tuple[int, ...], dtype: Any = np.uint64) -> np.ndarray:
+    def expect_next(self, shape: int | tuple[int, ...], dtype: Any = np.uint64) -> Any:
         """The array that will arrive from party id+1; filled when the round has been awaited."""
-        array = np.empty(shape, dtype=dtype)
-        self.from_next.append(array)
+        return self.fill_next(self._memory(shape, dtype))
+
+    def expect_previous(self, shape: int | tuple[int, ...], dtype: Any = np.uint64) -> Any:
+        """The array that will arrive from party id−1; filled when the round has been awaited."""
+        return self.fill_previous(self._memory(shape, dtype))
+
+    def fill_next(self, array: Any) -> Any:
+        """Receive from party id+1 into ``array``, which is in one piece; returns it."""
+        self.from_next.append(unseal(array))
         return array
 
-    def expect_previous(self, shape: int | tuple[int, ...], dtype: Any = np.uint64) -> np.ndarray:
-        """The array that will arrive from party id−1; filled when the round has been awaited."""
-        array = np.empty(shape, dtype=dtype)
-        self.from_previous.append(array)
+    def fill_previous(self, array: Any) -> Any:
+        """Receive from party id−1 into ``array``, which is in one piece; returns it."""
+        self.from_previous.append(unseal(array))
         return array
+
+    def _memory(self, shape: int | tuple[int, ...], dtype: Any) -> Any:
+        return np.empty(shape, dtype) if self._machine is None else self._machine.memory(shape, dtype)
 
     def __await__(self) -> Generator[Round, None, None]:
         yield self
+
+
+def _outgoing(array: np.ndarray) -> np.ndarray:
+    if isinstance(array, Words) and not array.flags.c_contiguous:
+        raise TypeError(f"{array!r} is not in one piece of memory: send a copy (machine.contiguous)")
+    return np.ascontiguousarray(unseal(array))
 
 
 def complete(protocol: Coroutine[Round, None, Any], deliver: Any) -> Any:

@@ -54,7 +54,9 @@ class Words(np.ndarray):
         try:
             return super().reshape(*shape, copy=False)
         except ValueError as error:
-            raise TypeError(f"{error}: this view of a sealed array has to be copied first (machine.contiguous)") from None
+            raise TypeError(
+                f"{error}: this view of a sealed array has to be copied first (machine.contiguous)"
+            ) from None
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
         _refuse(f"{ufunc.__name__}")
@@ -84,9 +86,27 @@ def _close(name: str) -> Any:
 
 
 _OPEN = {  # everything else that can be called on an array is closed
-    *("__getitem__", "__iter__", "__len__", "__repr__", "__str__", "__format__", "__array_ufunc__", "__array_function__"),
+    *(
+        "__getitem__",
+        "__iter__",
+        "__len__",
+        "__repr__",
+        "__str__",
+        "__format__",
+        "__array_ufunc__",
+        "__array_function__",
+    ),
     *("__array_finalize__", "__array_priority__", "__array_interface__", "__array_struct__", "__buffer__"),
-    *("__class__", "__class_getitem__", "__delattr__", "__dir__", "__doc__", "__getattribute__", "__hash__", "__init__"),
+    *(
+        "__class__",
+        "__class_getitem__",
+        "__delattr__",
+        "__dir__",
+        "__doc__",
+        "__getattribute__",
+        "__hash__",
+        "__init__",
+    ),
     *("__init_subclass__", "__new__", "__setattr__", "__sizeof__", "__subclasshook__", "__array_wrap__", "__array__"),
     *("view", "reshape", "transpose", "swapaxes", "squeeze"),
 }

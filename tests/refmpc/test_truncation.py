@@ -20,7 +20,7 @@ def multiply_truncate(bits):
     """By a shared one: the product is the value itself, so that the whole domain can be reached."""
 
     async def program(party, x):
-        one = refmpc.ArithmeticTensor(party, x._public_shares(np.ones(x.shape, dtype=np.uint64)), 0)
+        one = refmpc.ArithmeticTensor.zeros(party, x.shape, 0) + 1
         return await refmpc.multiply_truncate(x, one, bits)
 
     return program
