@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -87,6 +88,13 @@ def matmul_summand(x: ArithmeticTensor, y: ArithmeticTensor, addend: Words | Non
     x.party.machine.call("matmul_pair", *_pairs(left, right), addend, out.reshape(shape))
 
 
+_IN_THE_CLEAR: dict[Any, Callable[[Any, Any], Any]] = {  # for debug mode
+    _product_summand: np.multiply,
+    _dot_summand: lambda x, y: (x * y).sum(axis=-1),
+    matmul_summand: np.matmul,
+}
+
+
 def own_addend(shape: tuple[int, ...], addend: np.ndarray | None) -> Words | None:
     """This party's addend as ring words, checked."""
     if addend is None:
@@ -99,11 +107,15 @@ def own_addend(shape: tuple[int, ...], addend: np.ndarray | None) -> Words | Non
 async def _plain(
     name: str, x: ArithmeticTensor, y: ArithmeticTensor, shape: tuple[int, ...], summand: Summand
 ) -> ArithmeticTensor:
-    operation = x.party.operation(name)
+    operation = x.party.operation(name, x, y)
+    if x.party.insecure_check_ranges and x.fraction_bits + y.fraction_bits > 0:  # integers may be meant modulo 2^64
+        from refmpc.debug import check_product
+
+        await check_product(operation, x, y, _IN_THE_CLEAR[summand], 2**63)
     shares = operation.machine.memory((2, *shape))
     summand(x, y, operation.zero_share(shape), shares[0])
     await reshare(operation, shares)
-    return ArithmeticTensor(x.party, shares, x.fraction_bits + y.fraction_bits)
+    return ArithmeticTensor(x.party, shares, x.fraction_bits + y.fraction_bits, operation.history())
 
 
 async def _truncated(
@@ -118,15 +130,15 @@ async def _truncated(
     scale = x.fraction_bits + y.fraction_bits
     require_integer("bits", bits, 1, min(62, scale) or 62, way_out="bits is what the product's scale loses")
     own = own_addend(shape, addend)
-    operation = x.party.operation(name)
+    operation = x.party.operation(name, x, y, bits)
     z = operation.machine.memory(shape)
     summand(x, y, own, z)
     if x.party.insecure_check_ranges:
-        from refmpc.debug import check_summand_range
+        from refmpc.debug import check_product
 
-        await check_summand_range(operation, z, -(2**62), 2**62)
+        await check_product(operation, x, y, _IN_THE_CLEAR[summand], 2**62, own)
     shares = await truncate_summands(operation, z.reshape(-1), bits)
-    return ArithmeticTensor(x.party, shares.reshape(2, *shape), max(0, scale - bits))
+    return ArithmeticTensor(x.party, shares.reshape(2, *shape), max(0, scale - bits), operation.history())
 
 
 # protocols --------------------------------------------------------------------------------------

@@ -53,7 +53,7 @@ async def _exp_window(x: ArithmeticTensor, upper: float, fraction_bits: int) -> 
     """e^x for upper − 24 ≤ x ≤ upper: 3 rounds, 32 + 24 + 3·bits/8 bytes."""
     held_bits, bits = _exp_plan(upper, fraction_bits)
     shifted = x - upper
-    operation = x.party.operation("exp")
+    operation = x.party.operation("exp", shifted, upper, fraction_bits)
     machine, me, flat, f = operation.machine, x.party.id, shifted.flat, x.fraction_bits
     table, factors = machine.public(exp_table(STEP)), machine.public(_factors(upper))
     segments = operation.segments(x.size)
@@ -71,7 +71,7 @@ async def _exp_window(x: ArithmeticTensor, upper: float, fraction_bits: int) -> 
             c = flat[1 - segment.role(me), at]
             machine.call("exp_hold", c, half, f, STEP, table, factors, 2.0**held_bits, summand[at])
     shares = await truncate_summands(operation, summand, bits)
-    return ArithmeticTensor(x.party, shares.reshape(2, *x.shape), fraction_bits)
+    return ArithmeticTensor(x.party, shares.reshape(2, *x.shape), fraction_bits, operation.history())
 
 
 def _factors(upper: float) -> list[float]:
@@ -128,7 +128,7 @@ async def exp(
 
 
 def _log_cost(x: ArithmeticTensor, low: float, high: float) -> Cost:
-    mantissa = ArithmeticTensor(x.party, x.shares, 26)
+    mantissa = ArithmeticTensor(x.party, x.shares, 26, x.history)
     return normalise_cost(x, low, high, 1) + polynomial.cost(mantissa, [0.0] * (LOG_DEGREE + 1))
 
 
@@ -158,7 +158,7 @@ def _slack(classes: int) -> float:
 def _softmax_cost(logits: ArithmeticTensor, fraction_bits: int = 18, high_bit: int = 61) -> Cost:
     classes = logits.shape[-1]
     sums = logits[..., 0]
-    narrow = ArithmeticTensor(logits.party, sums.shares, EXP_BITS)
+    narrow = ArithmeticTensor(logits.party, sums.shares, EXP_BITS, sums.history)
     inverse_bits = EXP_BITS + 26 + ceil_log2(1.01 * classes) - fraction_bits
     return (
         maximum.cost(logits, -1, logits.fraction_bits - MAXIMUM_RESOLUTION, high_bit)

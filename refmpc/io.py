@@ -39,15 +39,17 @@ async def input_from_party(
     remains, the third is zero.
     """
     require_integer("source", source, 0, 2)
-    operation = party.operation("input_from_party")
+    words = None
+    if party.id == source:  # refused values must not leave this party one operation ahead
+        words = encode(values, fraction_bits, name="values")
+        require(words.shape == tuple(shape), "values.shape", words.shape, f"the declared shape {tuple(shape)}")
+    operation = party.operation("input_from_party", source, tuple(shape), fraction_bits)
     count = int(np.prod(shape))
     machine = operation.machine
     machine.leave("an input")
     shares = machine.memory((2, count))
     round_ = operation.round()
-    if party.id == source:
-        words = encode(values, fraction_bits, name="values")
-        require(words.shape == tuple(shape), "values.shape", words.shape, f"the declared shape {tuple(shape)}")
+    if words is not None:
         machine.call("copy", machine.masks(operation, "previous", count), shares[0])
         machine.call("subtract", seal(words).reshape(-1), shares[0], shares[1])
         round_.send_next(shares[1])
@@ -59,7 +61,7 @@ async def input_from_party(
         else:
             round_.fill_previous(own)
     await round_
-    return ArithmeticTensor(party, shares.reshape(2, *shape), fraction_bits)
+    return ArithmeticTensor(party, shares.reshape(2, *shape), fraction_bits, operation.history())
 
 
 # clients outside --------------------------------------------------------------------------------
@@ -128,7 +130,7 @@ def reveal_to_client(x: ArithmeticTensor, client: str, release: str) -> None:
     require(isinstance(x, ArithmeticTensor), "x", x, "an arithmetic tensor", "convert it with boolean_to_arithmetic")
     party.machine.leave(f"the release {release!r}")
     party.ledger.record(release, x.size, f"client {client!r}")
-    operation = party.operation("reveal_to_client")
+    operation = party.operation("reveal_to_client", x, client, release)
     masked = party.machine.binary("add", x.first, operation.zero_share(x.shape))
     party.send("reveal_to_client", client, [unseal(masked)])
 
@@ -151,7 +153,7 @@ async def reveal(x: SecretTensor, release: str, to: int | None = None) -> np.nda
         require_integer("to", to, 0, 2)
     party.machine.leave(f"the release {release!r}")
     party.ledger.record(release, x.size, "all servers" if to is None else f"server {to}")
-    operation = party.operation("reveal")
+    operation = party.operation("reveal", x, release, to)
     missing = await _missing_share(operation, x, to)
     if missing is None:
         return None

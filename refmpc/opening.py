@@ -41,12 +41,16 @@ def matmul_opening(x: ArithmeticTensor, y: ArithmeticTensor, bits: int, addend: 
 
     Domain |z| < 2^62 in the ring, addends included. The opened value is z/2^bits off by at most 1.5 units, unbiased.
     """
-    shape = matmul_shape(x, y)
-    operation = x.party.operation("matmul_opening")
-    machine = operation.machine
-    z, words = machine.memory(shape), machine.memory(shape, _word_type(bits))
-    matmul_summand(x, y, operation.zero_share(shape), z)
+    shape, word_type = matmul_shape(x, y), _word_type(bits)
     own = own_addend(shape, addend)
+    operation = x.party.operation("matmul_opening", x, y, bits)
+    if x.party.insecure_check_ranges:
+        from refmpc.debug import check_product
+
+        x.party.complete(check_product(operation, x, y, np.matmul, 2**62, own))
+    machine = operation.machine
+    z, words = machine.memory(shape), machine.memory(shape, word_type)
+    matmul_summand(x, y, operation.zero_share(shape), z)
     if own is not None:
         machine.call("add", z, own, z)
     machine.call("shift_right", z, np.uint64(bits), z)

@@ -20,14 +20,21 @@ if TYPE_CHECKING:
 
 __all__ = ["Round", "complete", "gather"]
 
+_ORDER = 0x85EBCA6B  # odd: the codes of a shared round count in their order
+
 
 class Round:
     """The messages of one party in one round, to and from its two neighbours."""
 
-    __slots__ = ("_machine", "from_next", "from_previous", "operation", "to_next", "to_previous")
+    __slots__ = ("_machine", "code", "from_next", "from_previous", "numbers", "operation", "to_next", "to_previous", "weight")
 
-    def __init__(self, operation: str, machine: Machine | None = None):
+    def __init__(
+        self, operation: str, code: int = 0, numbers: tuple[int, ...] = (), machine: Machine | None = None
+    ):
         self.operation = operation
+        self.code = code  # of the frames: what all parties must agree on (``Operation.code``)
+        self.weight = 1  # how much ``code`` grows if the codes of all operations that take part grow by one
+        self.numbers = numbers  # of the operations that take part
         self._machine = machine
         self.to_next: list[np.ndarray] = []
         self.to_previous: list[np.ndarray] = []
@@ -113,7 +120,11 @@ def _merge(turn: list[Round]) -> Round:
         return turn[0]
     names = dict.fromkeys(round_.operation for round_ in turn)
     merged = Round(" + ".join(names))
+    merged.weight = 0
     for round_ in turn:
+        merged.code = (merged.code * _ORDER + round_.code) & 0xFFFFFFFF
+        merged.weight = (merged.weight * _ORDER + round_.weight) & 0xFFFFFFFF
+        merged.numbers += round_.numbers
         merged.to_next += round_.to_next
         merged.to_previous += round_.to_previous
         merged.from_next += round_.from_next

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from accel.validate import require, require_integer
+from refmpc.digest import digest, mix
 from refmpc.fixed import DEFAULT_FRACTION_BITS, encode, encode_number
 from refmpc.words import Words, seal
 
@@ -24,19 +25,25 @@ __all__ = ["ArithmeticTensor", "BooleanTensor", "SecretTensor", "concatenate", "
 
 Kind = TypeVar("Kind", bound="SecretTensor")
 
+# what a history says of local operations
+_INDEX, _AXES, _JOIN, _SCALE, _ADD, _SUBTRACT, _NEGATE, _TIMES, _SUM, _XOR, _AND, _BIT = range(12)
+
 
 class SecretTensor:
     """What both kinds share: two arrays of words of one shape, and the moves that need no arithmetic."""
 
     __array_ufunc__ = None  # numpy arrays on the left defer to our operators
 
-    __slots__ = ("party", "shares")
+    __slots__ = ("history", "party", "shares")
 
-    def __init__(self, party: Party, shares: np.ndarray):
+    def __init__(self, party: Party, shares: np.ndarray, history: int | None):
         self.party = party
         self.shares = seal(shares)
+        if history is None:
+            history = 0 if party is None else party.arrival()
+        self.history = history  # ``refmpc.digest``: what is public about how this secret came about
 
-    def _like(self: Kind, shares: Words) -> Kind:
+    def _like(self: Kind, shares: Words, history: int) -> Kind:
         raise TypeError(f"{type(self).__name__} has no way to carry its scale")
 
     @property
@@ -88,8 +95,10 @@ class SecretTensor:
         """A view, as in numpy (a copy if arrays or lists are among the indices); the index is public."""
         index = index if isinstance(index, tuple) else (index,)
         if all(part is None or part is Ellipsis or isinstance(part, int | np.integer | slice) for part in index):
-            return self._like(self.shares[(slice(None), *index)])
-        return self._like(self._taken(index))
+            shares = self.shares[(slice(None), *index)]
+        else:
+            shares = self._taken(index)
+        return self._like(shares, mix(_INDEX, self.history, *map(digest, index)))
 
     def _taken(self, index: tuple[Any, ...]) -> Words:
         """Entries by arrays of indices, as numpy orders them: found by their numbers, and then copied."""
@@ -103,14 +112,16 @@ class SecretTensor:
         """The same elements in another shape."""
         target = shape[0] if len(shape) == 1 and isinstance(shape[0], tuple) else shape
         try:
-            return self._like(self.shares.reshape(2, *target))
+            shares = self.shares.reshape(2, *target)
         except TypeError:  # these shares lie so that the new shape needs a copy
-            return self._like(self.party.machine.copy(self.shares).reshape(2, *target))
+            shares = self.party.machine.copy(self.shares).reshape(2, *target)
+        return self._like(shares, self.history)
 
     def transpose(self: Kind, *axes: int) -> Kind:
         """Axes permuted (reversed without arguments); a view."""
         order = axes or tuple(reversed(range(self.ndim)))
-        return self._like(self.shares.transpose(0, *(_axis(axis, self.ndim) for axis in order)))
+        places = tuple(_axis(axis, self.ndim) for axis in order)
+        return self._like(self.shares.transpose(0, *places), mix(_AXES, self.history, *places))
 
     @property
     def T(self: Kind) -> Kind:
@@ -123,11 +134,11 @@ class SecretTensor:
             return self
         missing = len(shape) - self.ndim
         aligned = self.shares.reshape(2, *(1,) * missing, *self.shape)
-        return self._like(np.broadcast_to(aligned, (2, *shape)))
+        return self._like(np.broadcast_to(aligned, (2, *shape)), self.history)
 
     def copy(self: Kind) -> Kind:
         """The same secret in fresh memory."""
-        return self._like(self.party.machine.copy(self.shares))
+        return self._like(self.party.machine.copy(self.shares), self.history)
 
     def _binary(self, kernel: str, left: Words, right: Words) -> Words:
         """A kernel on two pairs of shares, with as many axes in front of the shorter one as it needs to broadcast."""
@@ -162,22 +173,32 @@ class ArithmeticTensor(SecretTensor):
 
     __slots__ = ("fraction_bits",)
 
-    def __init__(self, party: Party, shares: np.ndarray, fraction_bits: int = DEFAULT_FRACTION_BITS):
-        super().__init__(party, shares)
+    def __init__(
+        self,
+        party: Party,
+        shares: np.ndarray,
+        fraction_bits: int = DEFAULT_FRACTION_BITS,
+        history: int | None = None,
+    ):
+        super().__init__(party, shares, history)
         self.fraction_bits = fraction_bits
 
     def __repr__(self) -> str:
         return f"ArithmeticTensor(shape={self.shape}, fraction_bits={self.fraction_bits}, party={self.party.id})"
 
-    def _like(self, shares: np.ndarray) -> ArithmeticTensor:
-        return ArithmeticTensor(self.party, shares, self.fraction_bits)
+    def _like(self, shares: Words, history: int) -> ArithmeticTensor:
+        return ArithmeticTensor(self.party, shares, self.fraction_bits, history)
+
+    def public_digest(self) -> int:
+        """Of history, scale and shape."""
+        return mix(self.history, self.fraction_bits, self.shape)
 
     @classmethod
     def zeros(cls, party: Party, shape: tuple[int, ...], fraction_bits: int) -> ArithmeticTensor:
         """Zero in every entry, the same at all parties: something to add public values to."""
         shares = party.machine.memory((2, *shape))
         party.machine.call("copy", np.uint64(0), shares)
-        return cls(party, shares, fraction_bits)
+        return cls(party, shares, fraction_bits, 0)
 
     # local arithmetic ----------------------------------------------------------------------------
 
@@ -190,12 +211,14 @@ class ArithmeticTensor(SecretTensor):
             return self
         shift = np.uint64(fraction_bits - self.fraction_bits)
         shares = self.party.machine.binary("shift_left", self.shares, shift)
-        return ArithmeticTensor(self.party, shares, fraction_bits)
+        history = mix(_SCALE, self.history, fraction_bits, int(shift))
+        return ArithmeticTensor(self.party, shares, fraction_bits, history)
 
     def reinterpret(self, fraction_bits: int) -> ArithmeticTensor:
         """The same ring words read at another scale: multiplies the value by a power of two, free of charge."""
         require_integer("fraction_bits", fraction_bits, 0, 62)
-        return ArithmeticTensor(self.party, self.shares, fraction_bits)
+        history = mix(_SCALE, self.history, fraction_bits)
+        return ArithmeticTensor(self.party, self.shares, fraction_bits, history)
 
     def _public_word(self, other: Any) -> Any:
         """A public operand of a sum at this scale: one word for a number, else an array of words."""
@@ -207,22 +230,23 @@ class ArithmeticTensor(SecretTensor):
             require(whole, "public operand", other, "whole numbers with an integer tensor", "rescale the tensor first")
         return encode(other, self.fraction_bits, name="public operand")
 
-    def _sum(self, kernel: str, other: ArithmeticTensor) -> ArithmeticTensor:
+    def _sum(self, kernel: str, other: Any) -> ArithmeticTensor:
+        sign = _ADD if kernel == "add" else _SUBTRACT
+        if not isinstance(other, ArithmeticTensor):
+            words = self._public_word(other)
+            shares = self._with_public(kernel, self.shares, words)
+            return self._like(shares, mix(sign, self.history, digest(words)))
         bits = max(self.fraction_bits, other.fraction_bits)
         shares = self._binary(kernel, self.rescale(bits).shares, other.rescale(bits).shares)
-        return ArithmeticTensor(self.party, shares, bits)
+        return ArithmeticTensor(self.party, shares, bits, mix(sign, self.history, other.history))
 
     def __add__(self, other: Any) -> ArithmeticTensor:
-        if isinstance(other, ArithmeticTensor):
-            return self._sum("add", other)
-        return self._like(self._with_public("add", self.shares, self._public_word(other)))
+        return self._sum("add", other)
 
     __radd__ = __add__
 
     def __sub__(self, other: Any) -> ArithmeticTensor:
-        if isinstance(other, ArithmeticTensor):
-            return self._sum("subtract", other)
-        return self._like(self._with_public("subtract", self.shares, self._public_word(other)))
+        return self._sum("subtract", other)
 
     def __rsub__(self, other: Any) -> ArithmeticTensor:
         return -self + other
@@ -230,21 +254,23 @@ class ArithmeticTensor(SecretTensor):
     def __neg__(self) -> ArithmeticTensor:
         negative = self.party.machine.memory(self.shares.shape)
         self.party.machine.call("negate", self.shares, negative)
-        return self._like(negative)
+        return self._like(negative, mix(_NEGATE, self.history))
 
     def scale_by_integers(self, factor: Any) -> ArithmeticTensor:
         """Times public integers: local, exact, same scale. Ring words that a recorded step takes as an input (sealed)
         may be such factors too."""
         machine = self.party.machine
         if isinstance(factor, Words):
-            words: Any = factor
+            words, public = factor, 0
         else:
             integral = np.asarray(factor).dtype.kind in "biu"
             require(integral, "factor", factor, "integers", "multiply by real numbers with *")
             words = encode(factor, 0, name="factor")
+            public = digest(words)
             words = machine.public(words) if words.ndim else np.uint64(words)
         wide = np.broadcast_shapes(self.shape, words.shape)
-        return self._like(machine.binary("multiply", self.broadcast_to(wide).shares, words))
+        shares = machine.binary("multiply", self.broadcast_to(wide).shares, words)
+        return self._like(shares, mix(_TIMES, self.history, public))
 
     def sum(self, axis: int | tuple[int, ...] | None = None, keepdims: bool = False) -> ArithmeticTensor:
         """The sum along axes: local."""
@@ -256,7 +282,7 @@ class ArithmeticTensor(SecretTensor):
         out = machine.memory(tuple(size for a, size in enumerate(shape) if a not in shifted))
         machine.call("sum_axes", self.shares, shifted, out)
         kept = tuple(1 if a in shifted else size for a, size in enumerate(shape))
-        return self._like(out.reshape(kept) if keepdims else out)
+        return self._like(out.reshape(kept) if keepdims else out, mix(_SUM, self.history, *shifted))
 
     # operators that run a protocol ---------------------------------------------------------------
 
@@ -291,15 +317,23 @@ class ArithmeticTensor(SecretTensor):
 
         public = np.asarray(other)
         bits = 0 if public.dtype.kind in "biu" else self.fraction_bits or DEFAULT_FRACTION_BITS
-        factor, machine = self.party.machine.public(encode(public, bits, "public operand")), self.party.machine
+        words, machine = encode(public, bits, "public operand"), self.party.machine
+        factor = machine.public(words)
         operands = (factor.shape, self.shape) if from_left else (self.shape, factor.shape)
         shape = np.broadcast_shapes(*operands) if kernel == "multiply" else _matmul_shape(*operands)
         shares = machine.memory((2, *shape))
         for share, out in zip(self.shares, shares, strict=True):
             machine.call(kernel, *((factor, share) if from_left else (share, factor)), out)
-        scaled = self._like(shares)
+        scaled = self._like(shares, mix(_TIMES, self.history, digest(words)))
         if bits == 0:
             return scaled
+        if self.party.insecure_check_ranges:
+            from refmpc.debug import check_product
+
+            product = np.multiply if kernel == "multiply" else np.matmul
+            operation = self.party.operation("truncate", self)
+            clear = (lambda x, y: product(y, x)) if from_left else product
+            self.party.complete(check_product(operation, self, words, clear, 2**62))
         return self.party.complete(truncation.truncate(scaled.reinterpret(self.fraction_bits + bits), bits))
 
     def __lt__(self, other: Any) -> TwoHolderBits:
@@ -324,15 +358,19 @@ class BooleanTensor(SecretTensor):
 
     __slots__ = ("width",)
 
-    def __init__(self, party: Party, shares: np.ndarray, width: int = 64):
-        super().__init__(party, shares)
+    def __init__(self, party: Party, shares: np.ndarray, width: int = 64, history: int | None = None):
+        super().__init__(party, shares, history)
         self.width = require_integer("width", width, 1, 64)
 
     def __repr__(self) -> str:
         return f"BooleanTensor(shape={self.shape}, width={self.width}, party={self.party.id})"
 
-    def _like(self, shares: np.ndarray) -> BooleanTensor:
-        return BooleanTensor(self.party, shares, self.width)
+    def _like(self, shares: Words, history: int) -> BooleanTensor:
+        return BooleanTensor(self.party, shares, self.width, history)
+
+    def public_digest(self) -> int:
+        """Of history, width and shape."""
+        return mix(self.history, self.width, self.shape)
 
     @property
     def _mask(self) -> np.uint64:
@@ -346,8 +384,10 @@ class BooleanTensor(SecretTensor):
     def __xor__(self, other: Any) -> BooleanTensor:
         if isinstance(other, BooleanTensor):
             require(other.width == self.width, "width of the other operand", other.width, f"{self.width} bits")
-            return self._like(self._binary("xor", self.shares, other.shares))
-        return self._like(self._with_public("xor", self.shares, self._public_words(other)))
+            shares = self._binary("xor", self.shares, other.shares)
+            return self._like(shares, mix(_XOR, self.history, other.history))
+        words = self._public_words(other)
+        return self._like(self._with_public("xor", self.shares, words), mix(_XOR, self.history, digest(words)))
 
     __rxor__ = __xor__
 
@@ -360,16 +400,17 @@ class BooleanTensor(SecretTensor):
         machine = self.party.machine
         shifted = machine.binary("shift_right", self.shares, np.uint64(index))
         machine.call("bitwise_and", shifted, np.uint64(1), shifted)
-        return BooleanTensor(self.party, shifted, 1)
+        return BooleanTensor(self.party, shifted, 1, mix(_BIT, self.history, index))
 
     def __and__(self, other: Any) -> BooleanTensor:
         from refmpc.circuits import and_words
 
         if isinstance(other, BooleanTensor):
             return self.party.complete(and_words(self, other))
-        words = self.party.machine.public(self._public_words(other))
+        machine, words = self.party.machine, self._public_words(other)
         wide = np.broadcast_shapes(self.shape, words.shape)
-        return self._like(self.party.machine.binary("bitwise_and", self.broadcast_to(wide).shares, words))
+        shares = machine.binary("bitwise_and", self.broadcast_to(wide).shares, machine.public(words))
+        return self._like(shares, mix(_AND, self.history, digest(words)))
 
     def __or__(self, other: BooleanTensor) -> BooleanTensor:
         return ~(~self & ~other)
@@ -390,7 +431,7 @@ def concatenate(tensors: Sequence[Kind], axis: int = 0) -> Kind:
         stop = start + tensor.shares.shape[at]
         machine.call("copy", tensor.shares, joined[(*[slice(None)] * at, slice(start, stop))])
         start = stop
-    return first._like(joined)
+    return first._like(joined, mix(_JOIN, at, *(tensor.history for tensor in tensors)))
 
 
 def stack(tensors: Sequence[Kind], axis: int = 0) -> Kind:
