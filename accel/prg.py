@@ -8,15 +8,15 @@ import sys
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
 
-__all__ = ["KEY_BYTES", "NONCE_BYTES", "Stream", "StreamKey"]
+__all__ = ["BLOCK", "KEY_BYTES", "NONCE_BYTES", "Stream", "StreamKey"]
 
 KEY_BYTES = 32
 NONCE_BYTES = 8  # the other eight bytes of the block count blocks: 2^64 of them never run into the next nonce
 
-_BLOCK = 16
+BLOCK = 16
 _RESERVE = 1 << 63  # the first block of the reserves
 _ZEROS = np.zeros(1 << 18, dtype=np.uint8)
-_COUNTERS = np.arange(_ZEROS.size // _BLOCK, dtype=">u8").view(np.uint64)
+_COUNTERS = np.arange(_ZEROS.size // BLOCK, dtype=">u8").view(np.uint64)
 
 
 class StreamKey:
@@ -43,13 +43,17 @@ class StreamKey:
         if end > len(self._numbered):
             self._prepare(min(2 * end, _COUNTERS.size))
         self._numbered[first:end, 0] = nonce
-        out = np.empty((count + 1) * _BLOCK, dtype=np.uint8)  # the library asks for a spare block
-        self._encrypt.update_into(self._input[_BLOCK * first : _BLOCK * end], out.data)
+        out = np.empty((count + 1) * BLOCK, dtype=np.uint8)  # the library asks for a spare block
+        self._encrypt.update_into(self._input[BLOCK * first : BLOCK * end], out.data)
         return out
+
+    def encrypt(self, blocks: np.ndarray, out: np.ndarray) -> None:
+        """Blocks (nonce, number) of the caller's, encrypted into ``out``, which is one block longer."""
+        self._encrypt.update_into(blocks.data.cast("B"), out.data)
 
     def counting(self, nonce: bytes, first: int) -> CipherContext:
         """The same key stream from block ``first`` on, without end."""
-        return Cipher(self._cipher, modes.CTR(nonce + first.to_bytes(_BLOCK - NONCE_BYTES, "big"))).encryptor()
+        return Cipher(self._cipher, modes.CTR(nonce + first.to_bytes(BLOCK - NONCE_BYTES, "big"))).encryptor()
 
 
 class Stream:
@@ -84,12 +88,12 @@ class Stream:
         begin = self.position
         self.position = end = begin + count
         if self._context is None and self._first == 0 and end <= _ZEROS.size:
-            first = begin // _BLOCK
-            blocks = self._key.blocks(self._word, first, -(-end // _BLOCK) - first)
-            return blocks[begin - first * _BLOCK : end - first * _BLOCK]
+            first = begin // BLOCK
+            blocks = self._key.blocks(self._word, first, -(-end // BLOCK) - first)
+            return blocks[begin - first * BLOCK : end - first * BLOCK]
         if self._context is None:
-            self._context = self._key.counting(self._nonce, self._first + begin // _BLOCK)
-            self._counted(begin % _BLOCK)
+            self._context = self._key.counting(self._nonce, self._first + begin // BLOCK)
+            self._counted(begin % BLOCK)
         return self._counted(count)
 
     def _counted(self, count: int) -> np.ndarray:

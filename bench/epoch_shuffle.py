@@ -48,7 +48,7 @@ def _random_rows(party: Party, rows: int, width: int, bits: int) -> ArithmeticTe
     """Random shares: each is drawn alike by the two servers that hold it."""
     operation = party.operation("random rows")
     shares = np.empty((2, rows, width), dtype=np.uint64)
-    for index, stream in enumerate((operation.with_previous, operation.with_next)):
+    for index, stream in enumerate((operation.stream("previous"), operation.stream("next"))):
         for row in range(0, rows, 1024):
             piece = shares[index, row : row + 1024]
             piece[:] = stream.words(piece.size).reshape(piece.shape)

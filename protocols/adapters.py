@@ -202,7 +202,7 @@ async def joint_step(
     clients: Sequence[ClientFactors | ClientJacobian],
     weights: Weights,
     noise: np.ndarray,
-    learning_rate: float,
+    learning_rate: float | Words,
     plan: JointPlan,
 ) -> tuple[Weights, list[Words]]:
     """One step of SGD on the global layer, and each client's layer gradient ready to be opened to it alone.

@@ -10,6 +10,7 @@ labels only.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from protocols.gl_facts import AdapterShape, JacobianShape
 from protocols.gl_plan import JointPlan, layer_release
 from protocols.jacobians import ClientJacobian
 from protocols.scales import EMBEDDING_BITS
+from protocols.step import rate_input
 from protocols.training import ServerJob, TrainingRun
 from protocols.upload import with_ones_column
 from refmpc import ArithmeticTensor, Party
@@ -78,6 +80,7 @@ class JointRun(TrainingRun):
         )
         super().__init__(party, ServerJob(job.plan, job.directory, 0))  # every step is written by release_gradients
         self._keep = job.keep
+        self._recorded_joint_step = party.recorded(functools.partial(joint_step, plan=job.plan))
         self._blocks: dict[tuple[int, int], BlockOutputs] = {}  # by (client, batch): shared once
 
     # client-server phase -------------------------------------------------------------------------
@@ -163,10 +166,10 @@ class JointRun(TrainingRun):
         self, embeddings: ArithmeticTensor, labels: ArithmeticTensor, clients: list[ClientFactors | ClientJacobian]
     ) -> list[refmpc.Words]:
         """One noised step; returns this server's words of each client's layer gradient."""
-        rate = self.plan.learning_rate(self.party.step)
+        rate = rate_input(self.party, self.plan.learning_rate(self.party.step), self.plan.scales)
         with self.party.phase("training"):
-            self.layers[0], openings = await joint_step(
-                embeddings, labels, clients, self.layers[0], self._noise.next_row(), rate, self.plan
+            self.layers[0], openings = await self._recorded_joint_step(
+                embeddings, labels, clients, self.layers[0], self._noise.next_row(), rate
             )
         return openings
 

@@ -28,7 +28,7 @@ from protocols.scales import (
     LayerScales,
     Scales,
 )
-from refmpc import ArithmeticTensor, TwoHolderBits, Words, seal
+from refmpc import ArithmeticTensor, Party, TwoHolderBits, Words, seal
 from refmpc.normalise import MANTISSA_BITS
 from vfl.twins.config import TrainingConfig
 
@@ -41,6 +41,7 @@ __all__ = [
     "hidden_layer",
     "logit_errors",
     "own_addends",
+    "rate_input",
     "squared_norms",
     "step_cost",
     "updated",
@@ -165,11 +166,13 @@ async def gradient_step(
     rows: SharedRows,
     layers: Sequence[Weights],
     noise: np.ndarray,
-    learning_rate: float,
+    learning_rate: float | Words,
     training: TrainingConfig,
     scales: Scales,
 ) -> list[Weights]:
     """One step of SGD on all layers: v ← βv + Σ_j c_j g_j + noise, W ← αW − (η/B)·v.
+
+    ``learning_rate`` is η, or in a recorded step, whose public numbers are fixed, the word of η/B (``rate_input``).
 
     ``noise`` is this server's own row of filtered integer noise at 46 bits, or zeros, in the flat layout of
     ``vfl.gradients``: layer after layer. Momentum is merged into the truncation: β·v joins the summand of the backward
@@ -195,16 +198,21 @@ async def gradient_step(
     return await updated(layers, velocities, learning_rate, training, scales)
 
 
+def rate_input(party: Party, learning_rate: float, scales: Scales) -> np.ndarray:
+    """The learning rate as an input of a recorded step: the ring word of η/B, public, an array of one."""
+    return party.machine.public([scales.rate_word(learning_rate) % 2**64], np.uint64)
+
+
 async def updated(
     layers: Sequence[Weights],
     velocities: Sequence[ArithmeticTensor],
-    learning_rate: float,
+    learning_rate: float | Words,
     training: TrainingConfig,
     scales: Scales,
 ) -> list[Weights]:
     """W ← αW − (η/B)·v: local and exact, 1 round if weights decay."""
     values = await refmpc.gather(*(_decayed(weights.values, training.weight_decay) for weights in layers))
-    word = scales.rate_word(learning_rate)
+    word = learning_rate if isinstance(learning_rate, Words) else scales.rate_word(learning_rate)
     return [
         Weights(
             value - velocity.scale_by_integers(word).reinterpret(scales.weight_bits),

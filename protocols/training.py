@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -16,9 +16,9 @@ from protocols.joint_noise import MOST_ROWS, JointNoise
 from protocols.noise import NoiseAhead
 from protocols.plan import Plan
 from protocols.scales import RELEASE_BITS
-from protocols.step import SharedRows, Weights, gradient_step
+from protocols.step import SharedRows, Weights, gradient_step, rate_input
 from protocols.upload import release_model
-from refmpc import ArithmeticTensor, Party
+from refmpc import ArithmeticTensor, Party, Words
 
 __all__ = ["ServerJob", "TrainingRun"]
 
@@ -44,6 +44,7 @@ class TrainingRun:
         self._every = job.checkpoint_every
         self.first_step = agree_on_step(party, self._directory)
         self.layers = self._start()
+        self._recorded_step = party.recorded(self._secret_step)
         self._joint = None
         if job.plan.training.noise == "joint":
             self._joint = JointNoise(party, job.plan, self._directory, self.first_step, keep=self._every > 0)
@@ -82,6 +83,11 @@ class TrainingRun:
                 sent = self.party.ledger.total().bytes_sent
                 self.party.report({"phase": "training", "done": step + 1, "total": total, "bytes": sent})
 
+    async def _secret_step(
+        self, rows: SharedRows, layers: Sequence[Weights], noise: np.ndarray, rate: Words
+    ) -> list[Weights]:
+        return await gradient_step(rows, layers, noise, rate, self.plan.training, self.plan.scales)
+
     async def gradient_step(self, rows: SharedRows) -> None:
         """One noised step of SGD on these rows."""
         noise = self._noise.next_row()
@@ -89,14 +95,8 @@ class TrainingRun:
             await self._joint.prepare()
             noise = noise + self._joint.next_row()
         with self.party.phase("training"):
-            self.layers = await gradient_step(
-                rows,
-                self.layers,
-                noise,
-                self.plan.learning_rate(self.party.step),
-                self.plan.training,
-                self.plan.scales,
-            )
+            rate = rate_input(self.party, self.plan.learning_rate(self.party.step), self.plan.scales)
+            self.layers = await self._recorded_step(rows, self.layers, noise, rate)
 
     async def release(self) -> list[np.ndarray]:
         """Open the model, all layers, once: what is opened lies on all three disks before."""

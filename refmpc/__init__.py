@@ -20,6 +20,7 @@ from refmpc.circuits import (
 from refmpc.comparison import is_negative, maximum, relu, thermometer
 from refmpc.errors import (
     HandshakeError,
+    NotRecordable,
     OutOfStep,
     PartyFailed,
     PeerAborted,
@@ -68,6 +69,7 @@ __all__ = [
     "HandshakeError",
     "Ledger",
     "NetworkProfile",
+    "NotRecordable",
     "OutOfStep",
     "Party",
     "PartyFailed",

@@ -18,7 +18,7 @@ from refmpc.digest import mix
 from refmpc.party import Operation, Segment, segment_sizes
 from refmpc.protocol import Cost, protocol
 from refmpc.tensor import ArithmeticTensor, BooleanTensor
-from refmpc.words import Words, seal
+from refmpc.words import Words, public_array, seal
 
 if TYPE_CHECKING:
     from refmpc.party import Party
@@ -314,7 +314,7 @@ async def weigh_bits(bits: Sequence[TwoHolderBits], weights: np.ndarray, fractio
     dealers). The dealer shares each β'_k; Σ w_k(β_k + (1−2β_k)β'_k) is linear in them and reshared once.
     The result has one leading axis for the outputs and the given scale.
     """
-    kind = np.asarray(weights).dtype
+    kind = public_array(weights).dtype
     require(kind.kind in "biu", "weights", kind, "integers", "encode real weights first, and give their fraction_bits")
     words = np.asarray(weights).astype(np.int64).view(np.uint64)
     require(words.ndim == 2 and words.shape[1] == len(bits), "weights.shape", words.shape, f"(outputs, {len(bits)})")

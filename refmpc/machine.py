@@ -24,10 +24,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from accel import kernels
-from refmpc.words import Public, Words, seal, unseal
+from refmpc.words import Public, Words, public_array, seal, unseal
 
 if TYPE_CHECKING:
     from refmpc.party import Operation, Party
+    from refmpc.rounds import Round
 
 __all__ = ["Machine", "kernel_argument"]
 
@@ -71,9 +72,7 @@ class Machine:
 
     def public(self, values: Any, dtype: Any = None) -> Public:
         """Public numbers as an argument of kernels (a copy that cannot be written to)."""
-        if isinstance(values, Words):
-            raise TypeError("a sealed array is not public: open it by a release")
-        array = np.array(values, dtype=dtype, order="C").view(Public)
+        array = np.array(public_array(values), dtype=dtype, order="C").view(Public)
         array.flags.writeable = False
         return array
 
@@ -115,7 +114,10 @@ class Machine:
         self.call(kernel, left, right, out)
         return out
 
-    # what a recorded step refuses ----------------------------------------------------------------
+    # what a recorder wants to know ---------------------------------------------------------------
+
+    def delivered(self, round_: Round, sends: dict[Any, Any], receives: dict[Any, Any]) -> None:
+        """A round was carried out."""
 
     def leave(self, what: str) -> None:
         """Called where something happens that a recorded step must not contain: a release, a message to a client, a

@@ -6,8 +6,8 @@ import contextlib
 import math
 import os
 import time
-from collections.abc import Callable, Coroutine, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from cryptography.hazmat.primitives import hashes
@@ -24,7 +24,10 @@ from refmpc.rounds import Round, complete
 from refmpc.transport import Peer, Transport
 from refmpc.words import Words
 
-__all__ = ["Operation", "Party", "Segment", "segment_sizes", "uniform_bytes"]
+if TYPE_CHECKING:
+    from refmpc.draws import Draws
+
+__all__ = ["Operation", "Party", "Segment", "fill_from_reserve", "segment_sizes", "uniform_bytes"]
 
 _ARRIVAL = name_digest("arrival")
 _PER_STEP, _PER_NUMBER = 0x9E3779B1, 0x85EBCA77  # odd, so that neighbouring steps and numbers have other codes
@@ -171,7 +174,8 @@ class Party:
         self._step = 0
         self._operations = 0
         self._arrivals = 0
-        self._begun, self._salt = 0, None  # of the recorded step that runs: operations before it, its own code
+        self._begun = 0
+        self._salt: int | None = None  # of the recorded step that runs: operations before it, its own code
         self._phase = "set-up"
         self._keys: dict[str, StreamKey] = {}
         self._own_key = os.urandom(KEY_BYTES) if insecure_seed is None else self._seeded(f"own {id}")
@@ -238,6 +242,7 @@ class Party:
 
     def arrival(self) -> int:
         """The history of a secret that no operation of ours made: its place in the order of arrival."""
+        self.machine.leave("a tensor made of an array from outside")
         self._arrivals += 1
         return mix(_ARRIVAL, self._arrivals)
 
@@ -250,22 +255,81 @@ class Party:
         """An operation's number as codes and histories know it: in a recorded step counted from its beginning."""
         return number - self._begun
 
+    # recorded steps ------------------------------------------------------------------------------
+
+    def recorded(self, function: Callable[..., Coroutine[Round, None, Any]]) -> Callable[..., Any]:
+        """``function`` (async, of secrets) as one whose calls are recorded and repeated: ``refmpc.program``."""
+        from refmpc.program import Recorded
+
+        return Recorded(self, function)
+
+    @contextlib.contextmanager
+    def inside_recorded(self, inputs: int) -> Iterator[int]:
+        """Codes and histories count from here on; yields what they all grow by: step, first operation, ``inputs``."""
+        salt = mix(self._step, self._operations, inputs)
+        self._begun, self._salt = self._operations, (salt >> 20) & 0xFFFFFFFF
+        try:
+            yield salt
+        finally:
+            self._begun, self._salt = 0, None
+
+    @property
+    def is_inside_recorded(self) -> bool:
+        """Whether a recorded function runs."""
+        return self._salt is not None
+
+    @property
+    def operations(self) -> int:
+        """How many operations have begun."""
+        return self._operations
+
+    def claim(self, draws: Draws, operations: int) -> None:
+        """Take the numbers of a program's operations, and draw their masks."""
+        self._operations += operations
+        draws.draw(self._keys, self._step, self._begun)
+
+    def claimed_stream(self, side: str, number: int) -> Stream:
+        """The stream of one of a program's operations."""
+        return self.mask_stream(side, self._begun + number)
+
+    def speak(self, exchange: Callable[[int], None], code: int, weight: int, numbers: Sequence[int]) -> None:
+        """A round of a program: ``exchange`` it under its code."""
+        try:
+            exchange((code + weight * self.code_base) & 0xFFFFFFFF)
+        except OutOfStep as error:
+            raise self._located(error, [self._begun + number for number in numbers]) from None
+
+    @contextlib.contextmanager
+    def counting(self, rounds: int) -> Iterator[None]:
+        """Add what is sent inside, and as many rounds, to the counters of the phase."""
+        counters = self.ledger.phases.setdefault(self._phase, Counters())
+        transport = self.transport
+        before = transport.bytes_sent, transport.frames_sent, transport.seconds_waiting
+        yield
+        counters.rounds += rounds
+        counters.bytes_sent += transport.bytes_sent - before[0]
+        counters.frames_sent += transport.frames_sent - before[1]
+        counters.seconds_waiting += transport.seconds_waiting - before[2]
+
     # communication -------------------------------------------------------------------------------
 
     def deliver(self, round_: Round) -> None:
         """Carry out one round with both neighbours."""
-        sends = {self.next: round_.to_next, self.previous: round_.to_previous}
-        receives = {self.next: round_.from_next, self.previous: round_.from_previous}
-        try:
-            self._exchange(
-                round_.operation,
-                {peer: parts for peer, parts in sends.items() if any(part.nbytes for part in parts)},
-                {peer: parts for peer, parts in receives.items() if any(part.nbytes for part in parts)},
-                round_.code,
+        sends, receives = (
+            {peer: parts for peer, parts in links.items() if any(part.nbytes for part in parts)}
+            for links in (
+                {self.next: round_.to_next, self.previous: round_.to_previous},
+                {self.next: round_.from_next, self.previous: round_.from_previous},
             )
+        )
+        try:
+            self._exchange(round_.operation, sends, receives, round_.code)
         except OutOfStep as error:
-            numbers = " + ".join(map(str, round_.numbers))
-            raise OutOfStep(f"{error}; here this is step {self._step}, operation {numbers}") from None
+            raise self._located(error, round_.numbers) from None
+        self.machine.delivered(round_, sends, receives)
+
+    def _located(self, error: OutOfStep, numbers: Sequence[int]) -> OutOfStep:
+        return OutOfStep(f"{error}; here this is step {self._step}, operation {' + '.join(map(str, numbers))}")
 
     def send(self, operation: str, receiver: Peer, parts: list[np.ndarray]) -> None:
         """Send one message to any peer (a client, or a server outside the ring pattern)."""
@@ -278,14 +342,8 @@ class Party:
         self._exchange(operation, {}, {sender: parts})
 
     def _exchange(self, operation: str, sends: dict[Peer, Any], receives: dict[Peer, Any], code: int = 0) -> None:
-        counters = self.ledger.phases.setdefault(self._phase, Counters())
-        transport = self.transport
-        before = transport.bytes_sent, transport.frames_sent, transport.seconds_waiting
-        transport.exchange(operation, sends, receives, code)
-        counters.rounds += 1
-        counters.bytes_sent += transport.bytes_sent - before[0]
-        counters.frames_sent += transport.frames_sent - before[1]
-        counters.seconds_waiting += transport.seconds_waiting - before[2]
+        with self.counting(rounds=1):
+            self.transport.exchange(operation, sends, receives, code)
         if self.transcript is not None:
             for peer, parts in receives.items():
                 self.transcript += [(operation, peer, part.copy()) for part in parts]

@@ -26,11 +26,19 @@ _ORDER = 0x85EBCA6B  # odd: the codes of a shared round count in their order
 class Round:
     """The messages of one party in one round, to and from its two neighbours."""
 
-    __slots__ = ("_machine", "code", "from_next", "from_previous", "numbers", "operation", "to_next", "to_previous", "weight")
+    __slots__ = (
+        "_machine",
+        "code",
+        "from_next",
+        "from_previous",
+        "numbers",
+        "operation",
+        "to_next",
+        "to_previous",
+        "weight",
+    )
 
-    def __init__(
-        self, operation: str, code: int = 0, numbers: tuple[int, ...] = (), machine: Machine | None = None
-    ):
+    def __init__(self, operation: str, code: int = 0, numbers: tuple[int, ...] = (), machine: Machine | None = None):
         self.operation = operation
         self.code = code  # of the frames: what all parties must agree on (``Operation.code``)
         self.weight = 1  # how much ``code`` grows if the codes of all operations that take part grow by one

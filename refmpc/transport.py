@@ -203,6 +203,18 @@ class ThreadTransport(Framing):
             self._wait_for_arrival(peer, sent_at, size)
             _copy(payload, parts)
 
+    def prepare(
+        self, operation: str, sends: Mapping[Peer, list[np.ndarray]], receives: Mapping[Peer, list[np.ndarray]]
+    ) -> Callable[[int], None]:
+        """An exchange to be carried out many times, each under its own code. The arrays sent are written to again, maybe
+        before the other thread has read them, so it gets copies."""
+
+        def exchange(code: int) -> None:
+            copies = {peer: [part.copy() for part in parts] for peer, parts in sends.items()}
+            self.exchange(operation, copies, receives, code)
+
+        return exchange
+
     def _take(self, peer: Peer, operation: str) -> tuple[bytes, Any]:
         link = self._incoming[peer]
         try:

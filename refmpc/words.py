@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-__all__ = ["Public", "Words", "seal", "unseal"]
+__all__ = ["Public", "Words", "public_array", "seal", "unseal"]
 
 _VIEWS = (np.broadcast_to, np.shares_memory, np.may_share_memory, np.shape, np.ndim, np.size)
 
@@ -119,6 +119,13 @@ for _name in ("flat", "real", "imag", "data"):
 
 class Public(np.ndarray):
     """Public numbers that a kernel takes as an array: a table, weights, an index. Made by ``machine.public``."""
+
+
+def public_array(values: Any) -> np.ndarray:
+    """Public values as an array. A sealed array is refused: it would be taken for a constant."""
+    if isinstance(values, Words):
+        _refuse("use as public values")
+    return np.asarray(values)
 
 
 def seal(array: np.ndarray) -> Words:

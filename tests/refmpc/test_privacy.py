@@ -176,7 +176,7 @@ def test_the_finder_of_leaks_does_not_cry_wolf(name):
 
 def mask_known_to_the_receiver(monkeypatch):
     def zero_share(self, shape):
-        return -self.with_previous.words(int(np.prod(shape))).reshape(shape)
+        return -self.stream("previous").words(int(np.prod(shape))).reshape(shape)
 
     monkeypatch.setattr(Operation, "zero_share", zero_share)
 
@@ -185,7 +185,7 @@ def short_mask(monkeypatch):
     def zero_share(self, shape):
         count = int(np.prod(shape))
         few = np.uint64(2**60 - 1)  # the four highest bits stay open
-        return ((self.with_next.words(count) & few) - (self.with_previous.words(count) & few)).reshape(shape)
+        return ((self.stream("next").words(count) & few) - (self.stream("previous").words(count) & few)).reshape(shape)
 
     monkeypatch.setattr(Operation, "zero_share", zero_share)
 

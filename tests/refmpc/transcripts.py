@@ -96,6 +96,10 @@ class _Recorded:
         drawn = [self.note(row, WORD) for row in self.stream.rows(rows, count)]  # each vector is a draw of its own
         return np.stack(drawn)
 
+    @property
+    def position(self) -> int:
+        return self.stream.position
+
     def bytes(self, count: int) -> np.ndarray:
         values = self.stream.bytes(count)
         return values if self.quiet else self.note(values, 256)
