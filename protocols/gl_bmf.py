@@ -18,16 +18,16 @@ import numpy as np
 
 import refmpc
 from accel.validate import require
-from protocols.adapters import BlockOutputs, ClientFactors, block_norms, joint_step
-from protocols.checkpoint import ServerDirectory, write_arrays
-from protocols.commitment import check_columns
-from protocols.gl_facts import AdapterShape, JacobianShape
-from protocols.gl_plan import JointPlan, layer_release
-from protocols.jacobians import ClientJacobian
-from protocols.scales import EMBEDDING_BITS
-from protocols.step import rate_input
-from protocols.training import ServerJob, TrainingRun
-from protocols.upload import with_ones_column
+from protocols.client.commitment import check_columns
+from protocols.client.upload import with_ones_column
+from protocols.plan.gl_plan import JointPlan, layer_release
+from protocols.plan.gl_shapes import AdapterShape, JacobianShape
+from protocols.plan.scales import EMBEDDING_BITS
+from protocols.server.checkpoint import ServerDirectory, write_arrays
+from protocols.server.training import ServerJob, TrainingRun
+from protocols.step.gl_step import BlockOutputs, ClientFactors, block_norms, joint_step
+from protocols.step.global_step import rate_input
+from protocols.step.jacobians import ClientJacobian
 from refmpc import ArithmeticTensor, Party
 
 __all__ = ["GREETING", "JointRun", "JointServerJob", "servers"]
@@ -192,6 +192,6 @@ class JointRun(TrainingRun):
 
 
 if __name__ == "__main__":
-    from protocols.gl_launch import main
+    from protocols.local.gl_launch import main
 
     main(__doc__)

@@ -2,12 +2,12 @@
 
 import numpy as np
 import pytest
-from harness import packed
 from test_cost import EXAMPLES
 
 import refmpc
 from refmpc import PROTOCOLS
-from refmpc.transport import ThreadTransport
+from refmpc.net.framing import ThreadTransport
+from tests.refmpc.harness import packed
 
 CALLS = 7  # at most three are recorded, one for each place in the rotation of dealers
 NOT_YET = {  # bit-sliced words and permutations are still computed outside kernels: refused, not repeated wrongly

@@ -23,7 +23,7 @@ from scipy import stats
 import refmpc
 from accel import kernels
 from refmpc import ArithmeticTensor, BooleanTensor, TwoHolderBits
-from refmpc.party import Operation, Party
+from refmpc.core.party import Operation, Party
 
 COUNT = 4096  # elements a run: below SMALL, so that each run has one dealer; a multiple of 64
 WORD = 2**64

@@ -1,0 +1,111 @@
+"""The training run of one server: state, noise, checkpoints, progress. The protocols fill in the order of the rows."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+
+import refmpc
+from protocols.client.upload import release_model
+from protocols.noise.joint_noise import MOST_ROWS, JointNoise
+from protocols.noise.server_noise import NoiseAhead
+from protocols.plan.run_plan import Plan
+from protocols.plan.scales import RELEASE_BITS
+from protocols.server.checkpoint import ServerDirectory, agree_on_step, confirm_on_disk
+from protocols.step.global_step import SharedRows, Weights, gradient_step, rate_input
+from refmpc import ArithmeticTensor, Party, Words
+
+__all__ = ["ServerJob", "TrainingRun"]
+
+
+@dataclass(frozen=True)
+class ServerJob:
+    """What a server gets: the public plan, and its own private directory."""
+
+    plan: Plan
+    directory: Path
+    checkpoint_every: int
+
+
+class TrainingRun:
+    """State of the training at one server; use as a context manager around the loop over ``steps()``."""
+
+    report_every = 0.2  # seconds between progress messages
+
+    def __init__(self, party: Party, job: ServerJob):
+        self.party = party
+        self.plan = job.plan
+        self._directory = ServerDirectory(job.directory)
+        self._every = job.checkpoint_every
+        self.first_step = agree_on_step(party, self._directory)
+        self.layers = self._start()
+        self._recorded_step = party.recorded(self._secret_step)
+        self._joint = None
+        if job.plan.training.noise == "joint":
+            self._joint = JointNoise(party, job.plan, self._directory, self.first_step, keep=self._every > 0)
+        self._noise = NoiseAhead(job.plan, self._directory.noise_stream(job.plan.fingerprint), self.first_step)
+
+    def _start(self) -> list[Weights]:
+        plan, bits = self.plan, self.plan.scales.weight_bits
+        if self.first_step:
+            return self._directory.load(self.party, self.first_step, bits, RELEASE_BITS)
+        layers = []
+        for start in plan.start:
+            zeros = np.zeros((2, *start.shape), dtype=np.uint64)
+            velocity = ArithmeticTensor(self.party, zeros, RELEASE_BITS) if plan.training.momentum else None
+            layers.append(Weights(ArithmeticTensor(self.party, zeros, bits) + start, velocity))
+        return layers
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._noise.close()
+
+    def steps(self) -> Iterator[int]:
+        """All steps that are left; reports progress and writes checkpoints between them."""
+        total, reported = self.plan.schedule.num_steps, 0.0
+        for step in range(self.first_step, total):
+            if self._every and step % self._every == 0 and step > self.first_step:
+                self._directory.save(step, *self.layers)
+                if self._joint is not None:
+                    self._joint.forget_before(self._directory.steps()[0])
+            self.party.step = step
+            yield step
+            now = time.monotonic()
+            if now - reported > self.report_every or step + 1 == total:
+                reported = now
+                sent = self.party.ledger.total().bytes_sent
+                self.party.report({"phase": "training", "done": step + 1, "total": total, "bytes": sent})
+
+    async def _secret_step(
+        self, rows: SharedRows, layers: Sequence[Weights], noise: np.ndarray, rate: Words
+    ) -> list[Weights]:
+        return await gradient_step(rows, layers, noise, rate, self.plan.training, self.plan.scales)
+
+    async def gradient_step(self, rows: SharedRows) -> None:
+        """One noised step of SGD on these rows."""
+        noise = self._noise.next_row()
+        if self._joint is not None:
+            await self._joint.prepare()
+            noise = noise + self._joint.next_row()
+        with self.party.phase("training"):
+            rate = rate_input(self.party, self.plan.learning_rate(self.party.step), self.plan.scales)
+            self.layers = await self._recorded_step(rows, self.layers, noise, rate)
+
+    async def release(self) -> list[np.ndarray]:
+        """Open the model, all layers, once: what is opened lies on all three disks before."""
+        last = self.plan.schedule.num_steps
+        if self.first_step < last:
+            self._directory.save(last, *self.layers)
+        with self.party.phase("release"):
+            await confirm_on_disk("the release is on disk")
+        if self._joint is not None:
+            self._joint.forget_before(self.plan.schedule.num_steps + self.plan.factorisation.bands + MOST_ROWS)
+        flat = refmpc.concatenate([layer.values.reshape(-1) for layer in self.layers])
+        return self.plan.unflatten(await release_model(self.party, self.plan, flat))
