@@ -63,7 +63,7 @@ class JointRun(TrainingRun):
     A release is written to disk before it is opened: ``release_gradients`` first writes this server's words of it, then the
     state after the step, then sends. A client can read a release only with the words of all three servers, so one that
     was opened lies on all three disks, and the servers agree on it when they resume: it is sent again, never computed
-    again. One that not all had written was not opened, and its step may be computed anew (PROTOCOLS §5.4).
+    again. One that not all had written was not opened, and its step may be computed anew (proofs §6.7).
     """
 
     plan: JointPlan

@@ -1,4 +1,4 @@
-"""Local steps of truncation (PROTOCOLS §1.1 and §1.2): what each of the three roles computes between its messages.
+"""Local steps of truncation (proofs §2.2 and §1.2): what each of the three roles computes between its messages.
 
 ``masks`` are rows of words that the dealer and one holder draw alike. Truncated product (``truncation_…``): with role 0
 r0, A0, and a third from which A1 (its low bits) and M0 (its high bits) are taken, M0 from a fourth if both do not fit into

@@ -3,7 +3,7 @@
 Example-level DP, so that the comparison with the protocols is fair: each row is clipped on its own, every
 row is released once per epoch by every client, and all of these releases concern one person. With row clip C
 and noise N(0, (σC)²) that is one Gaussian mechanism of sensitivity √(clients·epochs)·C (zero-out). The
-published codes clip the norm of a whole batch and count one client only; see REFERENCES §3.1.
+published codes clip the norm of a whole batch and count one client only; see proofs §9.5.
 """
 
 from __future__ import annotations

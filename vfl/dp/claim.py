@@ -139,7 +139,7 @@ def labels_only_claim(claim: Claim, local_update: str = "estimated") -> Claim:
     """The claim of GL-BMF with estimated local updates, from the claim of the same noise with frozen models.
 
     A client's update from the estimate uses its raw rows, so its later embeddings depend on them un-
-    noised: features are not covered (PROTOCOLS §7). Labels are: a changed label moves a contribution by
+    noised: features are not covered (proofs §8.1). Labels are: a changed label moves a contribution by
     2γ, hence the replace-one ε of ``claim`` becomes the headline.
     """
     require_choice("local_update", local_update, ("estimated",), "'released' keeps the full claim")
@@ -159,7 +159,7 @@ def labels_only_claim(claim: Claim, local_update: str = "estimated") -> Claim:
         ),
         sources=(
             *claim.sources,
-            ("labels only", "PROTOCOLS §7: a changed label has sensitivity 2·clip_norm"),
+            ("labels only", "proofs §8.2: a changed label has sensitivity 2·clip_norm"),
         ),
     )
 

@@ -31,12 +31,12 @@ from protocols.deploy.server.live import Guests
 from protocols.deploy.server.sessions import Session
 from protocols.plan.gl_plan import JointPlan
 from refmpc.core.errors import HandshakeError, PeerLost
-from tests.protocols.deploy.client.test_clients import together
+from tests.protocols.deploy.client.meetings import together
 from tests.protocols.deploy.federations import free_ports
-from tests.protocols.deploy.server.test_servers import Federation
+from tests.protocols.deploy.server.threads import Federation
 from tests.protocols.deploy.wiretap import Relay
-from tests.protocols.test_against_twins import noise_of_the_servers
-from tests.protocols.test_gl_bmf import parameter_bound
+from tests.protocols.gl_runs import parameter_bound
+from tests.protocols.secure_runs import noise_of_the_servers
 from vfl.data.columns import ClientTable
 from vfl.data.scaling import RowBound, bound_rows, split_row_bound
 from vfl.federation import Federation as LocalFederation
