@@ -89,7 +89,7 @@ class _Step:
         self.training = replace(plan.training, gradients=workload.arguments[0])
         rows, one_hot, _, _, weights = workload.inputs
         embeddings = _share(party, rows, EMBEDDING_BITS)
-        norms = party.complete(squared_norms(embeddings, plan.training.clip_norm, plan.scales))
+        norms = party.complete(squared_norms(embeddings, plan.scales))
         self.rows = SharedRows(embeddings, _share(party, one_hot, 0), norms)
         self.weights = [Weights(_share(party, weights, plan.scales.weight_bits), None)]
         self._noise = self._new_noise()

@@ -13,7 +13,6 @@ import numpy as np
 import refmpc
 from protocols.client.upload import receive_rows
 from protocols.local.launch import main
-from protocols.server.checkpoint import ServerDirectory
 from protocols.server.training import ServerJob, TrainingRun
 from protocols.step.global_step import SharedRows
 from refmpc import ArithmeticTensor, Party
@@ -30,18 +29,18 @@ async def shuffle_rows(rows: SharedRows) -> SharedRows:
 
 async def servers(party: Party, job: ServerJob) -> list[np.ndarray]:
     """What each server runs."""
-    return await train(party, job, await receive_rows(party, job.plan, ServerDirectory(job.directory)))
-
-
-async def train(party: Party, job: ServerJob, rows: SharedRows) -> list[np.ndarray]:
-    """Train on rows that are shared, and release the model."""
-    plan = job.plan
     with TrainingRun(party, job) as run:
-        for step in run.steps():
-            if step % plan.schedule.num_batches == 0:  # checkpoints lie at epoch boundaries too
-                with party.phase("shuffle"):
-                    rows = await shuffle_rows(rows)
-            await run.gradient_step(rows.batch(plan.schedule.rows(step)))
+        return await train(run, await receive_rows(party, job.plan, run.directory))
+
+
+async def train(run: TrainingRun, rows: SharedRows) -> list[np.ndarray]:
+    """Train on rows that are shared, and release the model."""
+    plan = run.plan
+    for step in run.steps():
+        if step % plan.schedule.num_batches == 0:  # checkpoints lie at epoch boundaries too
+            with run.party.phase("shuffle"):
+                rows = await shuffle_rows(rows)
+        await run.gradient_step(rows.batch(plan.schedule.rows(step)))
     return await run.release()
 
 

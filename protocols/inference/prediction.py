@@ -20,6 +20,7 @@ import refmpc
 from accel.validate import require, require_choice, require_integer
 from protocols.plan.run_plan import Plan
 from protocols.plan.scales import EMBEDDING_BITS, LOGIT_BITS, MOST_WEIGHT_BITS, PROBABILITY_BITS
+from protocols.step.over_clip import ROOM
 from refmpc import ArithmeticTensor, Client, Cost, Party
 
 __all__ = [
@@ -40,7 +41,6 @@ __all__ = [
 PREDICTION_RELEASE = "predictions"
 OUTPUTS = ("label", "probabilities", "logits")
 CHUNK_ROWS = 4096
-ROOM = 61  # products stay below 2^61 in the ring
 LEAST_WEIGHT_BITS = 8
 
 

@@ -23,6 +23,7 @@ from protocols.local.report import RunReport, estimate, print_estimate, print_re
 from protocols.local.run_log import RunLog
 from protocols.noise.server_noise import insecure_total_noise
 from protocols.plan.run_plan import Plan, plan_run
+from protocols.server.begun import require_same_run
 from protocols.server.checkpoint import ServerDirectory
 from protocols.server.training import ServerJob
 from vfl.data.sets import load_data, load_embeddings
@@ -106,6 +107,7 @@ def execute(
     way_on: str,
 ) -> tuple[refmpc.RunResult, float, Timeline]:
     """Run servers and clients with progress and log. A failure is noted in the log and carries ``way_on``."""
+    require_same_run(directory, plan)  # before the log names a claim
     timeline, begun = Timeline(), time.perf_counter()
     with RunLog(directory / "run.log") as log, _progress(console, options.json) as show:
         log.begin(plan, options.resume is not None)

@@ -24,7 +24,7 @@ from protocols.deploy.client.align import Aligner
 from protocols.deploy.client.columns import OwnColumns, add_column_options, read_columns
 from protocols.deploy.client.live import train_with_servers
 from protocols.deploy.client.uplink import UplinkTransport, UploadLost
-from protocols.deploy.config.public_plan import plan_for
+from protocols.deploy.config.public_plan import log_claim, plan_for
 from protocols.deploy.config.read import ClientEntry, FederationConfig, load
 from protocols.deploy.net.credentials import load_credentials, own_directory
 from protocols.deploy.net.wire import Identity
@@ -102,6 +102,7 @@ def run(arguments: argparse.Namespace) -> int:
             agreed = aligner.agree(advance, again=arguments.align_again)
         log.info("rows aligned", common=len(agreed.rows), of=len(own.ids), from_disk=agreed.from_disk)
         plan = plan_for(config, len(agreed.rows))
+        log_claim(log, plan.claim)
         if isinstance(plan, JointPlan):
             with _waiting() as on_beat:
                 train_with_servers(

@@ -21,6 +21,7 @@ from rich.console import Console
 
 from accel.validate import require
 from protocols.client.commitment import ColumnsChanged
+from protocols.deploy.config.public_plan import log_claim
 from protocols.deploy.config.read import FederationConfig, ServerEntry, load
 from protocols.deploy.doctor.answerer import Answerer
 from protocols.deploy.net.credentials import load_credentials, own_directory
@@ -32,10 +33,10 @@ from protocols.deploy.server.live import BEAT, LiveTransport
 from protocols.deploy.server.meeting import DONE, READY, Different, Meeting, Met
 from protocols.deploy.server.sessions import Session, SessionStore
 from protocols.deploy.server.spool import SpoolTransport
-from protocols.deploy.server.tasks import TRAINING
+from protocols.deploy.server.tasks import TRAINING, TrainingTask
 from protocols.gl_bmf import GREETING
 from protocols.local.launch import _progress
-from protocols.server.checkpoint import write_private
+from protocols.server.checkpoint import CannotResume, write_private
 from refmpc import Ledger, Party
 from refmpc.core.errors import HandshakeError, PeerAborted, RefmpcError
 from refmpc.launch.runtime import Options, keep_freed_memory, play_party
@@ -193,9 +194,16 @@ class Server:
         more = {} if session.task.live else uploads
         self._audit.append("attempt", **facts, session=session.name, attempt=met.attempt, **more)
         self._log.info("all servers agree", **facts, session=session.name[:8], attempt=met.attempt[:8])
+        if isinstance(session.task, TrainingTask):
+            log_claim(self._log, session.task.plan.claim)
         try:
             session.computing = True
             self._attempt(session, met)
+        except CannotResume as error:  # it would release something twice: nobody computes until an operator has acted
+            if not session.done:  # a server that is done goes on handing out what it has
+                session.failed = str(error)
+            self._audit.append("session failed", session=session.name)
+            self._log.error("this training must not go on", reason=str(error))
         except (RefmpcError, ColumnsChanged) as error:
             self._audit.append("attempt failed", attempt=met.attempt, reason=type(error).__name__)
             self._log.warning("the attempt failed, the servers will meet again", reason=str(error))

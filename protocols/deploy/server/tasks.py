@@ -20,7 +20,7 @@ from protocols.plan.gl_plan import JointPlan
 from protocols.plan.run_plan import Plan
 from protocols.predict import load_layers
 from protocols.server.checkpoint import write_arrays
-from protocols.server.training import ServerJob
+from protocols.server.training import ServerJob, TrainingRun
 from refmpc import Party
 
 __all__ = [
@@ -70,8 +70,9 @@ class TrainingTask:
     async def run(self, party: Party, directory: Path) -> list[np.ndarray]:
         """At each server, when everything that clients send is there."""
         job = ServerJob(self.plan, directory / "server", self.checkpoint_every)
-        rows = await receive_rows(party, self.plan)
-        return await importlib.import_module(f"protocols.{self.plan.protocol}").train(party, job, rows)
+        with TrainingRun(party, job) as run:
+            rows = await receive_rows(party, self.plan)
+            return await importlib.import_module(f"protocols.{self.plan.protocol}").train(run, rows)
 
     def keep(self, directory: Path, layers: list[np.ndarray]) -> None:
         """What the server's operator finds afterwards."""
@@ -84,7 +85,7 @@ class LiveTrainingTask(TrainingTask):
     live = True
 
     async def run(self, party: Party, directory: Path) -> list[np.ndarray]:
-        """At each server, with all clients connected. Every release is on disk before it is opened."""
+        """At each server, with all clients connected. Every release is on all three disks before it is opened."""
         assert isinstance(self.plan, JointPlan)
         return [await joint_servers(party, JointServerJob(self.plan, directory / "server", keep=True))]
 

@@ -6,6 +6,7 @@ import numpy as np
 
 from protocols.plan.run_plan import Plan
 from protocols.plan.scales import EMBEDDING_BITS, RELEASE_BITS
+from tests.protocols.step.gl_inputs import rounded_up
 from vfl.federation import Federation
 from vfl.gradients import GlobalModel, clipped_gradient, with_ones
 
@@ -49,13 +50,14 @@ def contribution_errors(plan: Plan, model: GlobalModel, rows: np.ndarray, labels
         cut = np.sqrt(through.shape[1]) * 2.0 ** -scales.layers[depth - 1].error_bits
         error = error * (norms[depth] + gaps[depth]) + size(deltas[depth]) * gaps[depth] + cut + undecided
         delta_errors.insert(0, error)
-    squares, rounded_up = 0.0, 0.0
+    squares, excess = 0.0, 0.0
     for layer, a, d, da, dd in zip(scales.layers, inputs, deltas, input_errors, delta_errors, strict=True):
         squares = squares + (size(a) * dd + (size(d) + dd) * da) ** 2
         n = (size(a) / plan.training.clip_norm) ** 2
-        rounded_up = rounded_up + 2 * 2.0**-layer.norm_bits * size(d) ** 2 + 2.0**-layer.square_bits * (n + 1)
+        excess = excess + 2 * 2.0**-layer.norm_bits * size(d) ** 2 + 2.0**-layer.square_bits * (n + 1)
+        excess = excess + rounded_up(layer.norms) * n * size(d) ** 2
     gamma = plan.training.clip_norm
-    return np.minimum(np.sqrt(squares), 2 * gamma) + gamma * (2.0**-14 + rounded_up / 2)
+    return np.minimum(np.sqrt(squares), 2 * gamma) + gamma * (2.0**-14 + excess / 2)
 
 
 def twin_and_bound(plan: Plan, federation: Federation, noise: np.ndarray) -> tuple[list[np.ndarray], list[float]]:

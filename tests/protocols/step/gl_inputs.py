@@ -17,10 +17,11 @@ from protocols.step.gl_step import (
     joint_step,
 )
 from protocols.step.global_step import Weights
+from protocols.step.over_clip import OverClip
 from refmpc import ArithmeticTensor
 from vfl.gradients import with_ones
 
-__all__ = ["Inputs", "make_inputs", "on_grid", "secure_sum", "shared_inputs", "step_bound", "within"]
+__all__ = ["Inputs", "make_inputs", "on_grid", "rounded_up", "secure_sum", "shared_inputs", "step_bound", "within"]
 
 
 @dataclass
@@ -126,6 +127,11 @@ def secure_sum(plan: JointPlan, inputs: Inputs, **options):
     return np.concatenate(parts), result
 
 
+def rounded_up(over: OverClip) -> float:
+    """By how much 1/γ² is too large, relative."""
+    return over.inverse * over.clip_norm**2 / 2.0**over.inverse_bits - 1
+
+
 def step_bound(plan: JointPlan, inputs: Inputs) -> float:
     """‖secure sum − float sum‖ of one step, for inputs on their grids.
 
@@ -140,13 +146,13 @@ def step_bound(plan: JointPlan, inputs: Inputs) -> float:
     reach = math.hypot(plan.scales.row_bound, 1.0)
     moved, excess = (
         (reach * e_delta) ** 2,
-        2.0**-26 + 2 * (2.0**-plan.scales.norm_bits + reach**2 / gamma**2 * 2.0**-19),
+        2.0**-26 + 2 * (2.0**-plan.scales.norm_bits + reach**2 / gamma**2 * rounded_up(plan.scales.norms)),
     )
     for i, shape in enumerate(plan.shapes):
         a = np.linalg.norm(inputs.projected[i], axis=1).max()
         moved += (omega * a * e_delta) ** 2
         curvature = 2 * omega**2
-        norm_error = 2.0**-scales.projected_norm_bits * 2 + (a / gamma) ** 2 * 2.0**-10
+        norm_error = 2.0**-scales.projected_norm_bits * 2 + (a / gamma) ** 2 * rounded_up(scales.projected_norms)
         loose = 3 * 2.0**-scales.curvature_bits + 3 * classes * 2.0**-scales.gram_bits
         excess += curvature * norm_error + (a / gamma) ** 2 * loose + loose * norm_error + 2.0**-25
         if shape.with_down:
@@ -156,7 +162,9 @@ def step_bound(plan: JointPlan, inputs: Inputs) -> float:
             e_t += math.sqrt(shape.stacked_rank) * 2.0**-scales.layer_bits
             moved += e_t**2 * scales.bounds.block**2
             t = 1.5 * k * phi + e_t
-            norm_error = 2.0**-scales.block_norm_bits * 2 + (scales.bounds.block / gamma) ** 2 * 2.0**-10
+            norm_error = 2.0**-scales.block_norm_bits * 2 + (scales.bounds.block / gamma) ** 2 * rounded_up(
+                scales.block_norms
+            )
             loose = len(shape.block_widths) * 2 * 2.0**-scales.layer_norm_bits
             excess += t**2 * norm_error + loose * ((scales.bounds.block / gamma) ** 2 + norm_error) + 2.0**-25
     sample = math.sqrt(moved) + gamma * (2.0**-14 + 2.0**-18 + excess / 2) + scales.clip_rounding

@@ -130,7 +130,7 @@ async def one_step(party, job):
     plan, rows, labels, layers = job
     embeddings = await refmpc.input_from_party(party, 0, rows, rows.shape, EMBEDDING_BITS)
     one_hot = await refmpc.input_from_party(party, 0, np.eye(plan.classes)[labels], (len(rows), plan.classes), 0)
-    norms = await squared_norms(embeddings, plan.training.clip_norm, plan.scales)
+    norms = await squared_norms(embeddings, plan.scales)
     bits = plan.scales.weight_bits
     before = [
         Weights(await refmpc.input_from_party(party, 0, layer, layer.shape, bits), nothing(party, layer.shape))

@@ -21,7 +21,7 @@ from protocols.deploy.net.wire import Refused, call
 from protocols.deploy.server.sessions import Session
 from protocols.step.global_step import step_cost
 from refmpc.core.errors import HandshakeError, PeerLost
-from tests.protocols.deploy.server.threads import ROWS, Federation
+from tests.protocols.deploy.server.threads import ROWS, Federation, _wait, train_until_a_checkpoint
 from tests.protocols.deploy.wiretap import APPLICATION, HANDSHAKE, Relay, record_types
 
 
@@ -72,13 +72,7 @@ def test_a_server_that_fails_after_the_release_is_helped_by_the_others(
 
 
 def test_a_server_that_is_stopped_resumes_from_its_checkpoint(tmp_path: Path) -> None:
-    federation = Federation(tmp_path, epochs=60, checkpoint_every=10)
-    for number in range(3):
-        federation.start(number)
-    outcome: dict[str, Any] = {}
-    session = secrets.token_hex(16)
-    threads = [federation.client(name, session, outcome) for name in ("bank", "card")]
-    _wait(lambda: list(tmp_path.glob("server-1/state/*/training-*/server/checkpoint-*.npz")), 60.0)
+    federation, threads, outcome = train_until_a_checkpoint(tmp_path)
     server, thread = federation.servers[1]
     server.stop.set()
     thread.join(10)
@@ -203,10 +197,3 @@ def test_a_state_directory_belongs_to_one_process(federation: Federation) -> Non
     federation.start(0)
     with pytest.raises(ValueError, match="another process"), contextlib.suppress(OSError):
         federation.start(0)
-
-
-def _wait(condition: Any, timeout: float = 30.0) -> None:
-    until = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.02)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import secrets
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +25,7 @@ from tests.protocols.deploy.federations import make_federation
 from vfl.data.columns import ClientTable
 from vfl.data.scaling import RowBound
 
-__all__ = ["ROWS", "Federation"]
+__all__ = ["ROWS", "Federation", "train_until_a_checkpoint"]
 
 ROWS = 96
 
@@ -92,3 +94,22 @@ class Federation:
 
     def events(self, name: str) -> list[dict[str, Any]]:
         return [json.loads(line) for line in (self.directory / f"{name}.log").read_text().splitlines()]
+
+
+def train_until_a_checkpoint(directory: Path) -> tuple[Federation, list[threading.Thread], dict[str, Any]]:
+    """Three servers in the middle of a training, its two clients waiting, and what these will have."""
+    federation = Federation(directory, epochs=60, checkpoint_every=10)
+    for number in range(3):
+        federation.start(number)
+    outcome: dict[str, Any] = {}
+    session = secrets.token_hex(16)
+    threads = [federation.client(name, session, outcome) for name in ("bank", "card")]
+    _wait(lambda: list(directory.glob("server-1/state/*/training-*/server/checkpoint-*.npz")), 60.0)
+    return federation, threads, outcome
+
+
+def _wait(condition: Any, timeout: float = 30.0) -> None:
+    until = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.02)
