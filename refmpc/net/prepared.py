@@ -136,13 +136,15 @@ class PreparedRound:
                 if not ready:  # time-out, or a peer whose frame is here has closed: the long way knows
                     return
             for link in ready:
-                waiting[link] = count = link.receive(waiting[link])
-                if count == link.total:
+                before = waiting[link]
+                waiting[link] = count = link.receive(before)
+                if count >= FRAME_OVERHEAD > before:
                     expected = _EXPECTED.pack(link.size, transport.expected_message(link.peer), code)
                     if link.header[: _EXPECTED.size] != expected:
                         return
+                if count == link.total:
                     link.scatter()
                     transport.count_received(link.peer)
                     del waiting[link]
-                elif not link.with_tls or count == 0:
+                elif not link.with_tls or count == before:
                     return
