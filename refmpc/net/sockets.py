@@ -71,23 +71,32 @@ class _Moving:
 
 
 class _Sending(_Moving):
-    """A frame on its way out of a socket."""
+    """A frame on its way out of a socket. ``begun``: part of it may have gone; TLS does not say how much of what it was
+    offered, only when all of that is gone."""
 
-    __slots__ = ()
+    __slots__ = ("begun",)
 
-    def __init__(self, header: bytes, payload: list[np.ndarray], joined: bool, moved: int = 0):
-        total = FRAME_OVERHEAD + sum(part.nbytes for part in payload)
-        super().__init__(_join_small([header, *payload]) if joined else [header, *payload], total)
+    def __init__(self, buffers: list[Any], total: int, moved: int = 0, begun: bool = False):
+        super().__init__(buffers, total)
+        self.begun = begun or moved > 0
         if moved:
             self._advance(moved)
+
+    @classmethod
+    def frame(cls, header: bytes, payload: list[np.ndarray], joined: bool) -> _Sending:
+        """A whole frame."""
+        total = FRAME_OVERHEAD + sum(part.nbytes for part in payload)
+        return cls(_join_small([header, *payload]) if joined else [header, *payload], total)
 
     def progress(self, connection: socket.socket) -> bool:
         """Hand as much as possible to the socket; true when all is gone."""
         while self._buffers:
             if isinstance(connection, ssl.SSLSocket):
+                self.begun = True
                 self._advance(connection.send(self._buffers[0]))
             else:
                 self._advance(connection.sendmsg(self._buffers[:_VIEWS]))
+                self.begun = True
         return True
 
 
@@ -186,7 +195,7 @@ class SocketTransport(Framing):
         self._code = code
         self._require_participants((*sends, *receives))
         self._sending = sending = {
-            peer: _Sending(self._header(peer, operation, parts), parts, peer in self._with_tls)
+            peer: _Sending.frame(self._header(peer, operation, parts), parts, peer in self._with_tls)
             for peer, parts in sends.items()
         }
         receiving = {peer: _Receiving(parts) for peer, parts in receives.items()}
@@ -220,8 +229,9 @@ class SocketTransport(Framing):
 
     def go_on(self, operation: str, unsent: Mapping[Link, int], waiting: Mapping[Link, int]) -> None:
         """Finish a prepared round in which something did not go at once: of these frames so many bytes have moved."""
+        # over TLS what was refused once has to be offered again from the same place on
         self._sending = sending = {
-            link.peer: _Sending(bytes(link.header), link.parts, link.peer in self._with_tls, went)
+            link.peer: _Sending(list(link.buffers), link.total, went, begun=link.with_tls)
             for link, went in unsent.items()
         }
         receiving = {link.peer: _Receiving(link.parts) for link in waiting}
@@ -337,7 +347,7 @@ class SocketTransport(Framing):
         self._said_why = True
         words = reason.encode()[:ABORT_BYTES]
         message = HEADER.pack(ABORT, len(words), 0, time.monotonic_ns(), b"") + words
-        unfinished = {peer: frame for peer, frame in self._sending.items() if frame.moved}
+        unfinished = {peer: frame for peer, frame in self._sending.items() if frame.begun}
         for peer in sorted(self._connections, key=lambda peer: peer in unfinished):
             with contextlib.suppress(OSError):
                 self._connections[peer].settimeout(_LINGER if peer in unfinished else GRACE)
