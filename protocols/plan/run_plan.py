@@ -28,16 +28,23 @@ from vfl.dp import (
     Factorisation,
     FixedPointSlack,
     NoiseSplit,
-    calibrate_matrix_factorisation,
-    calibrate_shuffled,
-    default_bands,
-    factorise,
     with_delta_checked,
 )
 from vfl.gradients import GlobalModel
+from vfl.run_mechanism import calibrate_run, choose_factorisation
 from vfl.training import Schedule, TrainingConfig
 
-__all__ = ["MODEL_RELEASE", "Plan", "PublicFacts", "digest", "joint_scale", "joint_slope", "plan_run"]
+__all__ = [
+    "MODEL_RELEASE",
+    "Plan",
+    "PublicClient",
+    "PublicFacts",
+    "PublicFederation",
+    "digest",
+    "joint_scale",
+    "joint_slope",
+    "plan_run",
+]
 
 MODEL_RELEASE = "global model"
 
@@ -72,6 +79,29 @@ class PublicFacts(Protocol):
 
     @property
     def public_inputs(self) -> tuple[str, ...]: ...
+
+
+@dataclass(frozen=True)
+class PublicClient:
+    """What the others know of a client."""
+
+    name: str
+    width: int
+
+
+@dataclass(frozen=True)
+class PublicFederation:
+    """The public side of ``vfl.federation.Federation``: sizes and bounds, no rows."""
+
+    clients: tuple[PublicClient, ...]
+    num_samples: int
+    classes: int
+    row_bound: float
+    public_inputs: tuple[str, ...]
+
+    @property
+    def width(self) -> int:
+        return sum(client.width for client in self.clients)
 
 
 @dataclass(frozen=True)
@@ -214,33 +244,6 @@ def digest(layers: list[np.ndarray], fraction_bits: int) -> str:
     return hashlib.sha256(b"".join(words)).hexdigest()
 
 
-def factorise_workload(training: TrainingConfig, schedule: Schedule, kind: str) -> Factorisation:
-    """The factorisation of SGD's workload on this schedule, with the default number of bands unless one is given."""
-    if kind == "identity":
-        return factorise("identity", schedule.num_steps)
-    bands = training.bands
-    if bands is None:
-        bands = schedule.num_batches if kind == "bsr" else default_bands(schedule.num_batches)
-    decay, momentum = training.weight_decay, training.momentum
-    return factorise(kind, schedule.num_steps, weight_decay=decay, momentum=momentum, bands=bands)
-
-
-def calibrate_factorised(
-    training: TrainingConfig, schedule: Schedule, factorisation: Factorisation, slack: FixedPointSlack
-) -> CalibratedNoise:
-    """Noise for batches in a fixed order, every record once an epoch."""
-    return calibrate_matrix_factorisation(
-        training.epsilon,
-        training.delta,
-        training.clip_norm,
-        factorisation,
-        schedule.epochs,
-        schedule.num_batches,
-        slack,
-        training.noise,
-    )
-
-
 def plan_run(protocol: str, federation: PublicFacts, training: TrainingConfig) -> Plan:
     """Calibrate the noise with the slack of the arithmetic that will run, and choose all scales; or refuse."""
     require(
@@ -259,8 +262,7 @@ def plan_run(protocol: str, federation: PublicFacts, training: TrainingConfig) -
         "bsr's recursion rounds, which is not local on shares",
     )
     schedule = training.steps(federation.num_samples)
-    shuffled = protocol == "g_shuff"
-    factorisation = factorise_workload(training, schedule, "identity" if shuffled else training.factorisation)
+    factorisation = choose_factorisation(protocol, training, schedule)
     sizes = (federation.width, *training.hidden, federation.classes)
     start_norms = [
         float(np.linalg.norm(layer, 2)) for layer in _start(training, federation.width, federation.classes).layers
@@ -277,23 +279,8 @@ def plan_run(protocol: str, federation: PublicFacts, training: TrainingConfig) -
         overflow_probability=1e-20,
     )
 
-    def calibrate(slack: FixedPointSlack) -> CalibratedNoise:
-        if shuffled:
-            return calibrate_shuffled(
-                training.epsilon,
-                training.delta,
-                training.clip_norm,
-                schedule.num_samples,
-                schedule.batch_size,
-                schedule.epochs,
-                slack=slack,
-                split=training.noise,
-                accounting=training.accounting,
-            )
-        return calibrate_factorised(training, schedule, factorisation, slack)
-
     # the ranges depend on the noise, and the claim on the ranges: plan once with a guess, then with the real figures
-    noise = calibrate(slack)
+    noise = calibrate_run(protocol, training, schedule, factorisation, slack)
     for _ in range(3 if joint else 2):
         scales = plan_scales(
             training,
@@ -318,7 +305,7 @@ def plan_run(protocol: str, federation: PublicFacts, training: TrainingConfig) -
                 slope_error=joint_slope(0.99 * noise.target_std),  # the noise still changes a little
                 overflow_probability=slack.overflow_probability + samples * JOINT_DISTANCE,
             )
-        noise = calibrate(slack)
+        noise = calibrate_run(protocol, training, schedule, factorisation, slack)
     assumed = (*noise.claim.public, *federation.public_inputs)
     if training.hidden:
         assumed += ("the starting weights are public and random, from the seed of the run",)
