@@ -11,7 +11,7 @@ from accel.validate import require_integer
 from protocols.plan.run_plan import Plan, PublicClient, PublicFederation, plan_run
 from vfl.training import TrainingConfig
 
-__all__ = ["PAPER_SHAPES", "StepInputs", "StepShape", "step_inputs", "step_plan"]
+__all__ = ["PAPER_SHAPES", "StepInputs", "StepShape", "public_norms", "step_inputs", "step_plan"]
 
 GRID_BITS = 14  # inputs lie on this grid, so every system represents them exactly and only its computation counts
 
@@ -64,6 +64,11 @@ def on_grid(values: np.ndarray, bits: int = GRID_BITS) -> np.ndarray:
     return np.rint(values * 2.0**bits) / 2.0**bits
 
 
+def public_norms(rows: np.ndarray, clip_norm: float) -> np.ndarray:
+    """‖row‖²/γ² in the clear, as other systems are given it; on shares it is ``protocols.step.over_clip``."""
+    return (rows**2).sum(axis=1) / clip_norm**2
+
+
 def step_inputs(shape: StepShape, seed: int = 1) -> StepInputs:
     """Random rows with norms up to the bound, random labels, weights as after some training."""
     rng = np.random.default_rng(seed)
@@ -72,9 +77,8 @@ def step_inputs(shape: StepShape, seed: int = 1) -> StepInputs:
     rows = on_grid(rows / np.linalg.norm(rows, axis=1, keepdims=True) * lengths)
     rows = np.concatenate([rows, np.ones((shape.batch, 1))], axis=1)
     one_hot = np.eye(shape.classes)[rng.integers(0, shape.classes, shape.batch)]
-    norms = (rows**2).sum(axis=1) / shape.clip_norm**2
     weights = on_grid(rng.normal(size=(shape.width + 1, shape.classes)) * 0.25)
-    return StepInputs(rows, one_hot, norms, weights)
+    return StepInputs(rows, one_hot, public_norms(rows, shape.clip_norm), weights)
 
 
 @cache

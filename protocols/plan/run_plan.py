@@ -14,6 +14,7 @@ import numpy as np
 
 from accel.validate import require
 from protocols.plan.scales import GRADIENT_BITS, RELEASE_BITS, Scales, plan_scales
+from protocols.step.over_clip import ROOM
 from refmpc.mathematics.gaussian import (
     JOINT_DISTANCE,
     JOINT_FRACTION_BITS,
@@ -199,7 +200,7 @@ class Plan:
 def joint_scale(target_std: float) -> tuple[int, int]:
     """(integer, bits): the std of the joint part, rounded up, by which standard samples at 30 bits are multiplied."""
     std = math.sqrt(1 - 2 * SMOOTHING**2) * target_std
-    room = math.floor(61 - JOINT_FRACTION_BITS - math.log2(12.0 * max(1.0, std)))  # samples stay below 12
+    room = math.floor(ROOM - JOINT_FRACTION_BITS - math.log2(12.0 * max(1.0, std)))  # samples stay below 12
     bits = min(24, room)
     require(bits >= 8, "noise", f"std {target_std:.3g}", "below 2^19", "lower the clip norm or raise epsilon")
     return math.ceil(std * 2.0**bits), bits
