@@ -10,7 +10,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -84,9 +84,8 @@ class _Step:
 
     def __init__(self, party: Party, workload: Workload):
         assert workload.shape is not None
-        plan: Plan = step_plan(workload.shape)
-        self.plan = plan
-        self.training = replace(plan.training, gradients=workload.arguments[0])
+        plan: Plan = step_plan(workload.shape, gradients=workload.arguments[0])
+        self.plan, self.training = plan, plan.training
         rows, one_hot, _, _, weights = workload.inputs
         embeddings = _share(party, rows, EMBEDDING_BITS)
         norms = party.complete(squared_norms(embeddings, plan.scales))

@@ -28,6 +28,7 @@ from refmpc.core.protocol import PROTOCOLS, Cost
 from refmpc.core.rounds import gather
 from refmpc.core.tensor import ArithmeticTensor, BooleanTensor, concatenate, stack
 from refmpc.core.words import Words, seal, unseal
+from refmpc.launch.dry_run import dry_run
 from refmpc.launch.runtime import RunResult, run
 from refmpc.mathematics.exponential import exp, log, softmax
 from refmpc.mathematics.gaussian import gaussian_addend, joint_gaussian, joint_slope_error
@@ -94,6 +95,7 @@ __all__ = [
     "divide",
     "dot",
     "dot_truncate",
+    "dry_run",
     "encode",
     "equal",
     "exp",
