@@ -24,8 +24,8 @@ from bench.workloads import Workload
 from protocols.noise.server_noise import NoiseAhead
 from protocols.plan.run_plan import Plan
 from protocols.plan.scales import EMBEDDING_BITS, GRADIENT_BITS
-from protocols.step.global_step import SharedRows, Weights, gradient_step, squared_norms
-from refmpc import ArithmeticTensor, Party
+from protocols.step.global_step import SharedRows, Weights, gradient_step, rate_input, squared_norms
+from refmpc import ArithmeticTensor, Party, Words
 
 __all__ = ["OurResult", "measure_ours"]
 
@@ -91,6 +91,8 @@ class _Step:
         norms = party.complete(squared_norms(embeddings, plan.scales))
         self.rows = SharedRows(embeddings, _share(party, one_hot, 0), norms)
         self.weights = [Weights(_share(party, weights, plan.scales.weight_bits), None)]
+        self._rate = rate_input(party, self.training.learning_rate, plan.scales)
+        self._step = party.recorded(self._secret_step)
         self._noise = self._new_noise()
         self.last_noise = self._next_row()
 
@@ -106,10 +108,14 @@ class _Step:
         self._steps_left -= 1
         return self._noise.next_row()
 
+    async def _secret_step(
+        self, rows: SharedRows, weights: list[Weights], noise: np.ndarray, rate: Words
+    ) -> list[Weights]:
+        return await gradient_step(rows, weights, noise, rate, self.training, self.plan.scales)
+
     async def __call__(self) -> ArithmeticTensor:
         self.last_noise = self._next_row()
-        rate = self.training.learning_rate
-        (after,) = await gradient_step(self.rows, self.weights, self.last_noise, rate, self.training, self.plan.scales)
+        (after,) = await self._step(self.rows, self.weights, self.last_noise, self._rate)
         self._noise.wait()
         return after.values
 

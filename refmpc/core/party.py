@@ -315,18 +315,18 @@ class Party:
 
     def deliver(self, round_: Round) -> None:
         """Carry out one round with both neighbours."""
-        sends, receives = (
-            {peer: parts for peer, parts in links.items() if any(part.nbytes for part in parts)}
-            for links in (
-                {self.next: round_.to_next, self.previous: round_.to_previous},
-                {self.next: round_.from_next, self.previous: round_.from_previous},
-            )
-        )
+        sends = self._links(round_.to_next, round_.to_previous)
+        receives = self._links(round_.from_next, round_.from_previous)
         try:
             self._exchange(round_.operation, sends, receives, round_.code)
         except OutOfStep as error:
             raise self._located(error, round_.numbers) from None
         self.machine.delivered(round_, sends, receives)
+
+    def _links(self, with_next: list[np.ndarray], with_previous: list[np.ndarray]) -> dict[Peer, list[np.ndarray]]:
+        """The messages of a round by neighbour, without those that are empty."""
+        links = (self.next, with_next), (self.previous, with_previous)
+        return {peer: parts for peer, parts in links if any(part.nbytes for part in parts)}
 
     def _located(self, error: OutOfStep, numbers: Sequence[int]) -> OutOfStep:
         return OutOfStep(f"{error}; here this is step {self._step}, operation {' + '.join(map(str, numbers))}")

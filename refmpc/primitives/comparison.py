@@ -90,8 +90,8 @@ async def _borrows(
             )
             first.send_previous(dealt)
             for index, low in enumerate(low_bits):
-                reply = layout.reply_bytes(n, high_bit - low)
-                left, right = second.expect_next(reply, np.uint8), second.expect_previous(reply, np.uint8)
+                count = layout.reply_bytes(n, high_bit - low)
+                left, right = second.expect_next(count, np.uint8), second.expect_previous(count, np.uint8)
                 digits = layout.digits_of(high_bit - low)
                 dealing.append((left, right, digits, layout.prime, top, held[index, at]))
         elif role == 0:

@@ -4,6 +4,7 @@ import refmpc
 
 NAMES = """
     DEFAULT_FRACTION_BITS PROTOCOLS ArithmeticTensor BooleanTensor Client Cost HandshakeError Ledger NetworkProfile
+    NotRecordable Words seal unseal
     OutOfStep Party PartyFailed PeerAborted PeerLost PeerTimeout RangeError RefmpcError Release ReleaseRefused RunResult
     TwoHolderBits and_words arithmetic_to_boolean bit_to_arithmetic bits_to_boolean boolean_to_arithmetic clip_factor
     concatenate decode divide dot dot_truncate dry_run encode equal exp gather gaussian_addend input_from_client
