@@ -4,7 +4,7 @@ Who sees what: the servers hold shares of H, labels, A, X, U and W and open noth
 weights (shared) and, for each client, this server's words of that client's noised, truncated layer gradient; whoever
 calls it decides when to send them, and each client gets its own only.
 
-Formulas (DESIGN §5), for client i with W̃_i its rows of W, and a, U already multiplied by s:
+Formulas (proofs §4.6), for client i with W̃_i its rows of W, and a, U already multiplied by s:
 
     ‖g_j‖² = (‖h_j‖²+1)‖δ_j‖² + Σ_i δ_jᵀ(W̃_iᵀW̃_i)δ_j·‖a_ij‖² + Σ_i Σ_l ‖t_ilj‖²·‖x_ilj‖²,   t_ilj = (U_lᵀW̃_i)·φ_ij·δ_j
     Σ_j c_j g_j = [H 1]ᵀu,   W̃_i(uᵀA_i),   T_ilᵀX_il        with u_j = c_jδ_j and T_ilj = c_j t_ilj
@@ -44,7 +44,7 @@ from protocols.step.jacobians import (
     sample_opening,
 )
 from protocols.step.over_clip import norms_over_clip
-from refmpc import ArithmeticTensor
+from refmpc import ArithmeticTensor, Words, seal
 from refmpc.mathematics.normalise import MANTISSA_BITS
 
 __all__ = [
@@ -194,9 +194,9 @@ async def joint_step(
     clients: Sequence[ClientFactors | ClientJacobian],
     weights: Weights,
     noise: np.ndarray,
-    learning_rate: float,
+    learning_rate: float | Words,
     plan: JointPlan,
-) -> tuple[Weights, list[np.ndarray]]:
+) -> tuple[Weights, list[Words]]:
     """One step of SGD on the global layer, and each client's layer gradient ready to be opened to it alone.
 
     ``noise`` is this server's own row of filtered integer noise at 46 bits, in the flat layout of ``vfl.gradients``.
@@ -256,23 +256,27 @@ def _layer_opening(
     clipped: ArithmeticTensor | None,
     noise: np.ndarray,
     bits: int,
-) -> np.ndarray:
+) -> Words:
     """This server's words of W̃(uᵀA) and TᵀX of every layer, noised and cut, in the flat layout: nothing is sent."""
-    rank, width = client.shape.rank, client.shape.width
-    ups, downs, start = [], [], 0
-    for block_width in client.shape.block_widths:
-        ups.append(noise[start : start + width * rank].reshape(width, rank))
-        start += width * rank
-        if client.shape.with_down:
-            downs.append(noise[start : start + rank * block_width].reshape(rank, block_width))
-            start += rank * block_width
-    up = refmpc.matmul_opening(block, sums, bits, addend=np.concatenate(ups, axis=1))
-    found = []
-    for layer in range(len(client.shape.block_widths)):
-        here = slice(layer * rank, (layer + 1) * rank)
-        found.append(up[:, here].reshape(-1))
-        if client.shape.with_down:
+    shape, machine = client.shape, block.party.machine
+    rank, width = shape.rank, shape.width
+    own, up_places, start = seal(noise).view(np.uint64), [], 0
+    for block_width in shape.block_widths:
+        up_places.append(slice(start, start + width * rank))
+        start += width * rank + (rank * block_width if shape.with_down else 0)
+    columns = [slice(layer * rank, (layer + 1) * rank) for layer in range(len(up_places))]
+    addend = machine.memory((width, rank * len(columns)))
+    for here, place in zip(columns, up_places, strict=True):
+        machine.call("copy", own[place].reshape(width, rank), addend[:, here])
+    up = refmpc.matmul_opening(block, sums, bits, addend=addend)
+    found = machine.memory(own.size, up.dtype)
+    for layer, (here, place) in enumerate(zip(columns, up_places, strict=True)):
+        machine.call("copy", up[:, here], found[place].reshape(width, rank))
+        if shape.with_down:
             assert clipped is not None and client.blocks is not None
             inputs = client.blocks.inputs[layer]
-            found.append(refmpc.matmul_opening(clipped[:, here].T, inputs, bits, addend=downs[layer]).reshape(-1))
-    return np.concatenate(found)
+            down = slice(place.stop, place.stop + rank * shape.block_widths[layer])
+            part = own[down].reshape(rank, -1)
+            opening = refmpc.matmul_opening(clipped[:, here].T, inputs, bits, addend=part)
+            machine.call("copy", opening, found[down].reshape(rank, -1))
+    return found
