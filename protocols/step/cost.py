@@ -28,7 +28,7 @@ def step_cost(plan: Plan) -> Cost:
 
 
 def _zeros(party: Party, *shape: int, bits: int) -> ArithmeticTensor:
-    return ArithmeticTensor(party, np.zeros((2, *shape), dtype=np.uint64), bits)
+    return ArithmeticTensor.zeros(party, shape, bits)
 
 
 def _weights(party: Party, plan: Plan) -> list[Weights]:
