@@ -12,8 +12,6 @@ __all__ = [
     "matmul_pair",
     "product_pair",
     "random_permutation",
-    "shift_right_arithmetic",
-    "shift_right_logical",
 ]
 
 
@@ -32,16 +30,6 @@ def dot_pair(x: np.ndarray, y: np.ndarray, mask: np.ndarray) -> np.ndarray:
 def matmul_pair(x0: np.ndarray, x1: np.ndarray, y0: np.ndarray, y1: np.ndarray, mask: np.ndarray) -> np.ndarray:
     """x0@(y0+y1) + x1@y0 + mask for matrices (n×k)·(k×m): two products, not three."""
     return x0 @ (y0 + y1) + x1 @ y0 + mask
-
-
-def shift_right_logical(x: np.ndarray, bits: int) -> np.ndarray:
-    """⌊x / 2^bits⌋ of the unsigned words, 0 ≤ bits ≤ 63."""
-    return x >> np.uint64(bits)
-
-
-def shift_right_arithmetic(x: np.ndarray, bits: int) -> np.ndarray:
-    """⌊x / 2^bits⌋ of the words read as signed, 0 ≤ bits ≤ 63."""
-    return (x.view(np.int64) >> np.int64(bits)).view(np.uint64)
 
 
 def gather_rows(x: np.ndarray, index: np.ndarray) -> np.ndarray:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import importlib.util
 import sys
 
 from refmpc.core.errors import RefmpcError
@@ -23,8 +22,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name in COMMANDS:
-        if importlib.util.find_spec(f"protocols.deploy.commands.{name}") is not None:
-            importlib.import_module(f"protocols.deploy.commands.{name}").add_parser(subparsers)
+        importlib.import_module(f"protocols.deploy.commands.{name}").add_parser(subparsers)
     return parser
 
 

@@ -189,9 +189,9 @@ class Channel:
             )
         return message, payload
 
-    def refuse(self, why: str, *, later: bool = False) -> None:
+    def refuse(self, why: str) -> None:
         """Tell the peer why this goes no further."""
-        self.send({"refused": why, "later": later})
+        self.send({"refused": why})
 
     def _read(self, count: int, patience: float) -> bytearray:
         data = bytearray(count)
