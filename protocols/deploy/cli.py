@@ -6,6 +6,7 @@ import argparse
 import importlib
 import sys
 
+from protocols.version import add_version_option
 from refmpc.core.errors import RefmpcError
 
 __all__ = ["main"]
@@ -20,6 +21,7 @@ def make_parser() -> argparse.ArgumentParser:
         description="Vertical federated learning between organisations: three servers, any number of clients.",
         epilog="Start with `ppvfl init`, then `ppvfl doctor` on each host; docs/deployment.md walks through it.",
     )
+    add_version_option(parser)
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name in COMMANDS:
         importlib.import_module(f"protocols.deploy.commands.{name}").add_parser(subparsers)

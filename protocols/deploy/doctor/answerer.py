@@ -8,7 +8,6 @@ the number of visitors at a time are bounded, so that asking costs a running ser
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
 import json
 import logging
 import socket
@@ -19,12 +18,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from protocols.deploy.config.read import FederationConfig, agreed_values, configuration_hash
+from protocols.version import software_version
 from refmpc.core.errors import HandshakeError
 from refmpc.net.framing import printable
-from refmpc.net.greeting import PROTOCOL_VERSION
 from refmpc.net.tls import MAX_MESSAGE, Credentials, parse, receive, secure, send, shake_hands, tune, wrong_pin
 
-__all__ = ["MAX_TRANSFER", "PURPOSE", "Answerer", "receive_payload", "serve", "software_version"]
+__all__ = ["MAX_TRANSFER", "PURPOSE", "Answerer", "receive_payload", "serve"]
 
 PURPOSE = "doctor"
 MAX_TRANSFER = 4 << 20  # bytes of one transfer
@@ -34,15 +33,6 @@ _VISITORS = 4  # at a time
 _VISIT = 20.0  # seconds
 _HANDSHAKE = 5.0
 _log = logging.getLogger("ppvfl.doctor")
-
-
-def software_version() -> str:
-    """Version of this software and of its wire protocol; participants must run the same."""
-    try:
-        version = importlib.metadata.version("ppvfl")
-    except importlib.metadata.PackageNotFoundError:
-        version = "not installed"
-    return f"{version}/{PROTOCOL_VERSION}"
 
 
 class Answerer:
