@@ -33,7 +33,7 @@ def main(argv: list[str] | None = None) -> int:
     arguments = make_parser().parse_args(argv)
     module = importlib.import_module(f"protocols.deploy.commands.{arguments.command.replace('-', '_')}")
     try:
-        return module.run(arguments)
+        return int(module.run(arguments))
     except ValueError as error:
         print(f"ppvfl {arguments.command}: {error}", file=sys.stderr)
         return 2

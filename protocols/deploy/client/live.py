@@ -167,7 +167,7 @@ class LiveCalls(ServerCalls):
         connections: dict[Any, socket.socket] = {s: channel.connection for s, channel in self._channels.items()}
         transport = SocketTransport(connections, self.timeout)
         try:
-            trained, _, _ = play_client(self._identity.name, transport, client_program, _anew(job))
+            trained: TrainedClient = play_client(self._identity.name, transport, client_program, _anew(job))[0]
             return trained
         finally:
             transport.close()

@@ -114,7 +114,7 @@ class UplinkTransport(ServerCalls):
         for server, answer in answers.items():
             self._compare(server, answer.get("parameters"))
         self._sealed = {server for server in SERVERS if answers[server]["complete"]}
-        begin = min(answer["kept"] for answer in answers.values())
+        begin: int = min(answer["kept"] for answer in answers.values())
         if self._anew and newest is None:
             return self._start_again(newest)
         if len(self._sealed) == 3:
