@@ -34,6 +34,7 @@ from protocols.local.launch import make_federation
 from protocols.local.options import RunOptions
 from protocols.plan.run_plan import plan_run
 from protocols.server.checkpoint import ServerDirectory
+from protocols.version import add_version_option
 from vfl.federation import Federation
 from vfl.gradients import GlobalModel
 
@@ -223,6 +224,7 @@ def main(argv: list[str] | None = None) -> None:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    add_version_option(parser)
     parser.add_argument("--run", required=True, metavar="DIR", help="folder of a finished run")
     parser.add_argument(
         "--model",

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import importlib.util
 import sys
 
+from protocols.version import add_version_option
 from refmpc.core.errors import RefmpcError
 
 __all__ = ["main"]
@@ -21,10 +21,10 @@ def make_parser() -> argparse.ArgumentParser:
         description="Vertical federated learning between organisations: three servers, any number of clients.",
         epilog="Start with `ppvfl init`, then `ppvfl doctor` on each host; docs/deployment.md walks through it.",
     )
+    add_version_option(parser)
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name in COMMANDS:
-        if importlib.util.find_spec(f"protocols.deploy.commands.{name}") is not None:
-            importlib.import_module(f"protocols.deploy.commands.{name}").add_parser(subparsers)
+        importlib.import_module(f"protocols.deploy.commands.{name}").add_parser(subparsers)
     return parser
 
 
@@ -33,7 +33,7 @@ def main(argv: list[str] | None = None) -> int:
     arguments = make_parser().parse_args(argv)
     module = importlib.import_module(f"protocols.deploy.commands.{arguments.command.replace('-', '_')}")
     try:
-        return module.run(arguments)
+        return int(module.run(arguments))
     except ValueError as error:
         print(f"ppvfl {arguments.command}: {error}", file=sys.stderr)
         return 2

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from protocols.version import add_version_option
 from vfl.data.sets import DATA_SETS
 from vfl.dp.factorisation import KINDS
 from vfl.local.config import LOCAL_MODELS
@@ -82,6 +83,7 @@ def parse_options(protocol: str, description: str | None, argv: list[str] | None
         description=description,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    add_version_option(parser)
     default, run = TrainingConfig(), RunOptions(protocol, TrainingConfig())
     data = parser.add_argument_group("data")
     data.add_argument("--data", choices=DATA_SETS, default=run.data, help="data set, split vertically (default digits)")

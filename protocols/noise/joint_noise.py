@@ -102,7 +102,8 @@ class JointNoise:
 
     def next_row(self) -> np.ndarray:
         """This server's summand of the joint noise of the present step, int64 at 46 bits."""
-        row, self._ready = self._ready[0], self._ready[1:]
+        row: np.ndarray = self._ready[0]
+        self._ready = self._ready[1:]
         self._step += 1
         return row
 

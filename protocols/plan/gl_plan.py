@@ -65,11 +65,6 @@ class JointPlan(Plan):
             "local_update": str(self.local_update),
         }
 
-    def noise_std(self, step: int) -> float:
-        """Deviation of the noise in one coordinate of the *mean* gradient of a step, as everybody faces it."""
-        norm = float(self.factorisation.noise_norms()[step])
-        return self.noise.outsider_std * norm / self.training.batch_size
-
     def noise_slices(self) -> list[slice]:
         """Each client's part of a noise row."""
         found, start = [], self.global_parameters

@@ -129,11 +129,6 @@ class Scales:
         return self.norms.bits
 
     @property
-    def norm_bound(self) -> float:
-        """Of n_j, before rounding."""
-        return self.norms.ratio
-
-    @property
     def truncated_bits(self) -> int:
         """m: what the noised gradient loses."""
         return GRADIENT_BITS - RELEASE_BITS

@@ -141,8 +141,8 @@ class Party:
     """Party ``id`` (0, 1 or 2) of a run. Programs receive it as their first argument.
 
     ``id`` holds shares (x_id, x_id+1) of every secret. ``parameters`` are the public parameters that all parties
-    compared before the run. ``run_id``, ``attempt`` and ``step`` go into every nonce, so that masks are never reused
-    when a run is resumed.
+    compared before the run. ``run_id`` goes into every key of masks, ``step`` into every nonce; the pair keys themselves are
+    fresh in every run, so that a resumed one, which has a run id of its own, never uses a mask again.
     """
 
     def __init__(
@@ -152,7 +152,6 @@ class Party:
         *,
         parameters: Mapping[str, Any] | None = None,
         run_id: bytes = b"",
-        attempt: int = 0,
         report: Callable[[Any], None] | None = None,
         insecure_seed: int | None = None,
         insecure_check_ranges: bool = False,
@@ -164,7 +163,6 @@ class Party:
         self.transport = transport
         self.parameters = dict(parameters or {})
         self.run_id = run_id
-        self.attempt = require_integer("attempt", attempt, 0, 2**32 - 1)
         self.ledger = Ledger()
         self.machine = Machine(self)
         self._report = report
@@ -199,7 +197,7 @@ class Party:
         round_.send_next(np.frombuffer(fresh, dtype=np.uint8))
         received = round_.expect_previous(KEY_BYTES, np.uint8)
         self.deliver(round_)
-        label = b"refmpc masks" + self.run_id + self.attempt.to_bytes(4, "little")
+        label = b"refmpc masks" + self.run_id
         for side, key in (("next", fresh), ("previous", received.tobytes())):
             self._keys[side] = StreamKey(HKDF(hashes.SHA256(), KEY_BYTES, salt=None, info=label).derive(key))
         if self.transcript is not None:

@@ -106,7 +106,7 @@ def test_the_contribution_of_every_sample_is_clipped(tmp_path):
 
 def test_a_clip_norm_above_every_gradient_clips_nothing(federation, tmp_path):
     plan = plan_run("g_bmf", federation, small_training(clip_norm=20.0))
-    assert plan.scales.norm_bound < 0.25
+    assert plan.scales.norms.ratio < 0.25
     result = run_secure(plan, federation, tmp_path)
     twin = train_g_bmf(federation, plan.training, noise=noise_of_the_servers(plan, tmp_path))
     assert np.abs(result.outputs[0][0] - twin.model.layers[0]).max() <= weight_bound(plan)

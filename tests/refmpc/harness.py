@@ -27,7 +27,6 @@ FAR_EDGES = [2**62 - 1, -(2**62), 2**62, -(2**62) - 1, 2**63 - 1, -(2**63)]
 # both ways to deal a vector: one dealer below SMALL, thirds from there on
 SIZES = (0, 1, 2, 63, 64, 65, SMALL - 1, SMALL, SMALL + 1, SMALL + 200)
 sizes = st.sampled_from(SIZES)
-small_sizes = st.integers(0, 70)
 shapes = st.one_of(
     st.tuples(),
     st.tuples(st.integers(0, 9)),

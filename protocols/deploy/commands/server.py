@@ -35,7 +35,7 @@ from protocols.deploy.server.sessions import Session, SessionStore
 from protocols.deploy.server.spool import SpoolTransport
 from protocols.deploy.server.tasks import TRAINING, TrainingTask
 from protocols.gl_bmf import GREETING
-from protocols.local.launch import _progress
+from protocols.local.progress import ProgressBars
 from protocols.server.checkpoint import CannotResume, write_private
 from refmpc import Ledger, Party
 from refmpc.core.errors import HandshakeError, PeerAborted, RefmpcError
@@ -249,7 +249,7 @@ class Server:
             ledgers.append(party.ledger)  # also if it fails: what was opened stays opened
             return await task.run(party, directory)
 
-        with _progress(Console(stderr=True), quiet=not self._log.is_terminal) as show:
+        with ProgressBars(Console(stderr=True), quiet=not self._log.is_terminal) as show:
             try:
                 output, ledger, _ = play_party(
                     int(str(self._identity.me)),
