@@ -99,7 +99,7 @@ class ObservedJointRun(JointRun):
 
 
 def _words(tensor: ArithmeticTensor) -> np.ndarray:
-    return refmpc.unseal(tensor.first).copy()
+    return np.array(refmpc.unseal(tensor.first))
 
 
 async def _servers(party: Party, job: ServerJob) -> Observation:

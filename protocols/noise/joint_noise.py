@@ -59,7 +59,7 @@ async def _draw_piece(party: Party, plan: Plan, samples: int) -> np.ndarray:
     factor, bits = joint_scale(plan.noise.target_std)
     unit = await refmpc.joint_gaussian(party, (samples,), 0.0)
     scaled = unit.scale_by_integers(factor).reinterpret(JOINT_FRACTION_BITS + bits)
-    return refmpc.unseal((await refmpc.truncate(scaled, bits)).first)
+    return np.asarray(refmpc.unseal((await refmpc.truncate(scaled, bits)).first))
 
 
 def joint_noise_cost(plan: Plan) -> Cost:
