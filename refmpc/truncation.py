@@ -14,7 +14,7 @@ import numpy as np
 from accel import kernels
 from accel.prg import Stream
 from accel.validate import require_integer
-from refmpc.party import Operation, segment_sizes
+from refmpc.party import Operation, Segment, segment_sizes
 from refmpc.protocol import Cost, protocol
 from refmpc.tensor import ArithmeticTensor
 
@@ -35,11 +35,14 @@ def _narrow_masks(stream: Stream, count: int, bits: int) -> tuple[np.ndarray, np
     return words & np.uint64((1 << bits) - 1), other
 
 
-async def truncate_summands(operation: Operation, summand: np.ndarray, bits: int) -> np.ndarray:
+async def truncate_summands(
+    operation: Operation, summand: np.ndarray, bits: int, segments: list[Segment] | None = None
+) -> np.ndarray:
     """From each party's own summand of z to replicated shares of ⌊z/2^bits⌋ or that plus one.
 
     Domain −2^62 ≤ z < 2^62, 1 ≤ bits ≤ 62. The result is exact on multiples of 2^bits and unbiased: it is
-    ⌊(z + s)/2^bits⌋ with s uniform in 0..2^bits−1 and independent of the data. Returns shares (2, n), flat.
+    ⌊(z + s)/2^bits⌋ with s uniform in 0..2^bits−1 and independent of the data. Returns shares (2, n), flat. ``segments`` are
+    the dealers, if they are given.
     """
     require_integer("bits", bits, 1, 62)
     me = operation.party.id
@@ -48,7 +51,7 @@ async def truncate_summands(operation: Operation, summand: np.ndarray, bits: int
     first_words, second_words = kernels.truncation_masks(bits)
     first, second = operation.round(), operation.round()
     holding: list[tuple[Any, ...]] = []
-    for segment in operation.segments(z.size):
+    for segment in segments or operation.segments(z.size):
         n, at, packed = segment.size, segment.slice, kernels.packed_size(segment.size, bits)
         role = segment.role(me)
         if role == 0:  # holds c; shares r0, A0, A1, M0 with the dealer
