@@ -17,7 +17,9 @@ from refmpc.circuits import (
     equal,
     is_negative_by_carry_tree,
 )
+from refmpc.clipping import clip_root
 from refmpc.comparison import is_negative, maximum, relu, thermometer
+from refmpc.dealing import Additive, TwoHolder, replicate, summands, truncate_additive
 from refmpc.errors import (
     HandshakeError,
     OutOfStep,
@@ -29,6 +31,7 @@ from refmpc.errors import (
     RefmpcError,
     ReleaseRefused,
 )
+from refmpc.exp_below import exp_below
 from refmpc.exponential import exp, log, softmax
 from refmpc.fixed import DEFAULT_FRACTION_BITS, decode, encode, largest_value
 from refmpc.gaussian import gaussian_addend, joint_gaussian, joint_slope_error
@@ -45,21 +48,28 @@ from refmpc.holders import (
 from refmpc.io import Client, input_from_client, input_from_party, reveal, reveal_to_client
 from refmpc.ledger import Ledger, Release
 from refmpc.network import NetworkProfile
+from refmpc.octave import octave
 from refmpc.opening import matmul_opening, open_to_client, opening_bytes, receive_opening
+from refmpc.order import largest_coarse
 from refmpc.party import Party
 from refmpc.polynomial import polynomial
+from refmpc.powers import weigh_reached
+from refmpc.probabilities import probabilities
 from refmpc.protocol import PROTOCOLS, Cost
 from refmpc.reciprocal import divide, reciprocal, reciprocal_narrow
 from refmpc.roots import clip_factor, inverse_sqrt, sqrt
 from refmpc.rounds import gather
 from refmpc.runtime import RunResult, run
+from refmpc.scale_rows import cut_and_square, scale_rows
 from refmpc.shuffle import shuffle
+from refmpc.spline import spline_times
 from refmpc.tensor import ArithmeticTensor, BooleanTensor, concatenate, stack
 from refmpc.truncation import truncate
 
 __all__ = [
     "DEFAULT_FRACTION_BITS",
     "PROTOCOLS",
+    "Additive",
     "ArithmeticTensor",
     "BooleanTensor",
     "Client",
@@ -78,6 +88,7 @@ __all__ = [
     "Release",
     "ReleaseRefused",
     "RunResult",
+    "TwoHolder",
     "TwoHolderBits",
     "and_words",
     "arithmetic_to_boolean",
@@ -85,7 +96,9 @@ __all__ = [
     "bits_to_boolean",
     "boolean_to_arithmetic",
     "clip_factor",
+    "clip_root",
     "concatenate",
+    "cut_and_square",
     "decode",
     "divide",
     "dot",
@@ -93,6 +106,7 @@ __all__ = [
     "encode",
     "equal",
     "exp",
+    "exp_below",
     "gather",
     "gaussian_addend",
     "input_from_client",
@@ -102,6 +116,7 @@ __all__ = [
     "is_negative_by_carry_tree",
     "joint_gaussian",
     "joint_slope_error",
+    "largest_coarse",
     "largest_value",
     "log",
     "lookup",
@@ -111,24 +126,32 @@ __all__ = [
     "maximum",
     "multiply",
     "multiply_truncate",
+    "octave",
     "open_to_client",
     "opening_bytes",
     "polynomial",
+    "probabilities",
     "receive_opening",
     "reciprocal",
     "reciprocal_narrow",
     "relu",
+    "replicate",
     "reveal",
     "reveal_to_client",
     "run",
+    "scale_rows",
     "select",
     "shuffle",
     "softmax",
+    "spline_times",
     "sqrt",
     "stack",
+    "summands",
     "thermometer",
     "truncate",
+    "truncate_additive",
     "two_holder",
     "weigh_bits",
+    "weigh_reached",
     "where",
 ]

@@ -65,9 +65,7 @@ class ClipConstants:
     def roots(self) -> tuple[int, ...]:
         """⌊(1 − 2^-17)·2^(−k/2)·2^24⌋, exactly."""
         squared = ((1 << MARGIN_BITS) - 1) ** 2
-        return tuple(
-            math.isqrt((squared << (2 * ROOT_BITS)) >> (2 * MARGIN_BITS + k)) for k in range(self.octaves)
-        )
+        return tuple(math.isqrt((squared << (2 * ROOT_BITS)) >> (2 * MARGIN_BITS + k)) for k in range(self.octaves))
 
     @property
     def weights(self) -> Weights:

@@ -139,7 +139,6 @@ class Additive(_Shaped):
         )
         return Additive(self.party, out, self.segments, self.fraction_bits, dealer_adds=True)
 
-
     def minus_shifted(self, other: Additive, shift: int) -> Additive:
         """z − other·2^shift in ring words, for the same rows and dealers: local."""
         require(self.same_dealers(other) and self.shape == other.shape, "other", other, f"like {self!r}")

@@ -56,14 +56,16 @@ def _cost(z: TwoHolder, largest: Additive, high_bits: int) -> Cost:
     return Cost(2, total)
 
 
-@protocol(cost=_cost, source="this project: product of the two holders' exponentials, digits compared by one-hot vectors")
+@protocol(
+    cost=_cost, source="this project: product of the two holders' exponentials, digits compared by one-hot vectors"
+)
 async def exp_below(z: TwoHolder, largest: Additive, high_bits: int) -> Additive:
     """e^(z_i − largest − one unit of ``largest``) of every entry of a row, additive at 57 bits.
 
     2 rounds, the first of which opens ``largest``; 73 bytes an entry for 12 high bits (two digits of 6), 105 for 16.
     Domain: −2^(high_bits + 4) + 16 < x < 0 on the grid of 2^-16, which holds if ``largest`` is the coarse maximum of z and
-    |z| ≤ L with 2L + 34 ≤ 2^(high_bits + 4). Error: relative 2^-17.9 + 2^-18, absolute 2^-23; exactly 0 below −32, and what lies
-    between −16 and −32 is right or 0.
+    |z| ≤ L with 2L + 34 ≤ 2^(high_bits + 4). Error: relative 2^-17.9 and absolute 2^-18; never negative, exactly 0 below −32,
+    and between −16 and −32 at most 2^-18.
 
     x = C − R on the grid, C = C_hi·2^20 + C_lo (R likewise) leaves three cases: R_hi = C_hi and x = C_lo − R_lo,
     R_hi = C_hi + 1 and x = C_lo − R_lo − 16, or x < −16. The dealer deals one-hot vectors of R_hi's digits over GF(2), and
@@ -72,7 +74,7 @@ async def exp_below(z: TwoHolder, largest: Additive, high_bits: int) -> Additive
     e^(C_lo − 16T) it is e^x. The last word of target 1 is a difference: all words of a target have the same sum.
 
     Errors: g is off by half a unit of 2^-40 and at least e^-16: 2^-17.9; the holders' word by half a unit of 2^-17, times
-    g ≤ 1: 2^-18·e^-R_lo.
+    g: 2^-18·e^-R_lo, and R_lo is uniform in 0..16.
 
     Views: role 1 gets the vectors and words under masks it does not know; both holders get bits under the other's part of
     mu, which it shares with the dealer alone. The dealer gets nothing.
@@ -104,9 +106,7 @@ async def exp_below(z: TwoHolder, largest: Additive, high_bits: int) -> Additive
             dealing.call("xor_words", dealing.masks(FIRST, count), dealing.masks(SECOND, count), mu)
             hot_halves, value_halves = dealing.masks(FIRST, count, all_words), dealing.masks(FIRST, count, numbers)
             hot, values = dealing.memory((count, all_words)), dealing.memory((count, numbers))
-            dealing.call(
-                "exp_deal", flat, size_words, mu, falling, falling_fine, hot_halves, value_halves, hot, values
-            )
+            dealing.call("exp_deal", flat, size_words, mu, falling, falling_fine, hot_halves, value_halves, hot, values)
             at = 0
             for words, bits in hot_words:
                 dealing.send_packed(SECOND, np.ascontiguousarray(hot[:, at : at + words]), bits)

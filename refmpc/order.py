@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from accel import kernels
-from accel.validate import require, require_integer
+from accel.validate import require_integer
 from refmpc.dealing import (
     DEALER,
     FIRST,
@@ -21,7 +21,6 @@ from refmpc.dealing import (
     Additive,
     Dealing,
     TwoHolder,
-    check_additive,
     each_dealer,
     held,
     row_segments,
@@ -193,9 +192,7 @@ def _cost(z: Additive | ArithmeticTensor, unit_bits: int, width: int) -> Cost:
 
 
 @protocol(cost=_cost, source="this project: all pairs under secret slots; digit tests as in is_negative")
-async def largest_coarse(
-    z: Additive | ArithmeticTensor, unit_bits: int, width: int
-) -> tuple[TwoHolder, Additive]:
+async def largest_coarse(z: Additive | ArithmeticTensor, unit_bits: int, width: int) -> tuple[TwoHolder, Additive]:
     """The opened z (rows × classes), and the largest entry of every row on a grid of 2^-unit_bits, additive modulo
     2^(width + 1).
 

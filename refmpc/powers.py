@@ -112,9 +112,7 @@ async def weigh_reached(
         replies = []
         for low in lows:
             digits = kernels.comparison_digits(high_bit - low, THERMOMETER_DIGIT_BITS)[0]
-            replies.append(
-                [dealing.expect_packed(role, (digits, n), layout.prime_bits) for role in (FIRST, SECOND)]
-            )
+            replies.append([dealing.expect_packed(role, (digits, n), layout.prime_bits) for role in (FIRST, SECOND)])
         await dealing.turn()
         pads, column = dealing.memory((n, count), np.uint8), dealing.memory(n, np.uint8)
         for index, (left, right) in enumerate(replies):

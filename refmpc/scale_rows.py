@@ -54,9 +54,7 @@ async def scale_rows(v: Additive, x: ArithmeticTensor, bits: int, margin: int = 
         await dealing.turn()
         outer = np.ascontiguousarray(x.shares[dealing.role][at])
         middle = two_holder.words[at]
-        dealing.call(
-            "scale_rows_hold", opening.words, middle, outer, halves, bits, margin, dealing.leads, out[at]
-        )
+        dealing.call("scale_rows_hold", opening.words, middle, outer, halves, bits, margin, dealing.leads, out[at])
 
     await each_dealer(v.party, "scale_rows", v.segments, work)
     return Additive(v.party, out, v.segments, x.fraction_bits + max(0, v.fraction_bits - bits))
@@ -113,9 +111,7 @@ async def begin_cut_and_square(z: Additive, bits: int, weights: ArithmeticTensor
         await dealing.turn()
         c, share, answer, message = kernels.truncation_answer(sent, theirs, masks, half, bits)
         shares[role, at] = share.reshape(n, entries)
-        quotient, wrap = (
-            (masks[1], masks[2]) if half is None else (half[0], kernels.unpack_bits(half[1], bits, count))
-        )
+        quotient, wrap = (masks[1], masks[2]) if half is None else (half[0], kernels.unpack_bits(half[1], bits, count))
         outer = np.ascontiguousarray(weights.shares[role][at])
         by_row = (n, entries)
         dealing.call(

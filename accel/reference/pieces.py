@@ -190,9 +190,7 @@ def spline_deal(rho: np.ndarray, rho_t: np.ndarray, scale: int, halves: np.ndarr
         power = power * tau
 
 
-def spline_hold(
-    c: np.ndarray, c_t: np.ndarray, halves: np.ndarray, scale: int, function: int, out: np.ndarray
-) -> None:
+def spline_hold(c: np.ndarray, c_t: np.ndarray, halves: np.ndarray, scale: int, function: int, out: np.ndarray) -> None:
     """A holder's summand of f(m)·t: f = 1/m (``function`` 0) or 1/sqrt(m) (1), for m in [15/16, 2.25).
 
     At each place the piece's centre a and ε = ⅛/a give f(a)·Σ b_j ε^j τ^j; τ⁵ and τ⁶ by Chebyshev's lower powers.

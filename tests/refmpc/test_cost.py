@@ -7,10 +7,11 @@ import sys
 
 import numpy as np
 import pytest
-from harness import SMALL, Secret, evaluate, random_signed
+from harness import SMALL, Secret, at_holders, evaluate, random_signed
 
 import refmpc
 from refmpc import PROTOCOLS
+from refmpc.dealing import held, row_segments, summands
 
 shuffling = sys.modules["refmpc.shuffle"]  # the module: refmpc.shuffle is its function
 
@@ -48,8 +49,66 @@ def small(arguments):
     return [([fixed(n, bits=16)], arguments) for n in (0, 1, 65, SMALL + 1)]
 
 
+ROWS = (0, 1, 23, 24, 65, 128)
+
+
+def rows(make, counts=ROWS):
+    """Examples of primitives that work on rows."""
+    return [make(n) for n in counts]
+
+
+def own(party, x):
+    return summands(party, x.first, x.fraction_bits)
+
+
+def below(party, x, bits=24):
+    """A two-holder x and an additive row maximum, as exp_below takes them."""
+    segments = row_segments(party, len(x))
+    largest = summands(party, x.first[:, 0].copy(), 2, segments)
+    largest.bits = bits
+    return held(x, segments), largest
+
+
 # name → examples; an example is (secrets, arguments of the primitive from (party, *tensors))
 EXAMPLES = {
+    "replicate": rows(lambda n: ([fixed(n, 3)], lambda party, x: (at_holders(party, x),))),
+    "truncate_additive": rows(lambda n: ([fixed(n, 3)], lambda party, x: (own(party, x), 13))),
+    "largest_coarse": [
+        *rows(lambda n: ([reals(n, 3)], lambda party, x: (x, 2, 18))),
+        *rows(lambda n: ([reals(n, 3)], lambda party, x: (own(party, x), 2, 17))),
+        ([reals(40, 13)], lambda party, x: (own(party, x), 2, 20)),
+        ([reals(9, 64)], lambda party, x: (x, 2, 9)),
+    ],
+    "exp_below": [
+        *rows(lambda n: ([reals(n, 3, sign=-1)], lambda party, x: (*below(party, x), 12))),
+        *[
+            ([reals(30, 2, sign=-1)], lambda party, x, high=high: (*below(party, x, 50), high))
+            for high in (2, 5, 11, 16, 19)
+        ],
+    ],
+    "octave": [
+        *rows(lambda n: ([reals(n, bits=50)], lambda party, x: (at_holders(party, x), 10))),
+        *[([reals(33, bits=50)], lambda party, x, most=most: (at_holders(party, x), most)) for most in (2, 3, 33, 64)],
+    ],
+    "spline_times": rows(
+        lambda n: ([reals(n, bits=50)], lambda party, x: (*[at_holders(party, x, row_segments(party, n))] * 2, "root"))
+    ),
+    "scale_rows": rows(lambda n: ([reals(n), reals(n, 3)], lambda party, v, x: (at_holders(party, v), x, 9, 1))),
+    "cut_and_square": rows(lambda n: ([fixed(n, 3), fixed(n)], lambda party, z, w: (own(party, z), 13, w))),
+    "weigh_reached": [
+        *rows(lambda n: ([fixed(n)], lambda party, x: (x, [16, 64], [0, 2], 37, [([1, 2, 3], True)]))),
+        *rows(lambda n: ([fixed(n)], lambda party, x: (own(party, x), [16], [3], 40, [([1, 2], False)]))),
+    ],
+    "clip_root": [
+        *rows(lambda n: ([reals(n, bits=30)], lambda party, q: (own(party, q), 260.0))),
+        *rows(lambda n: ([reals(n, bits=30)], lambda party, q: (q, 2.0**20))),
+    ],
+    "probabilities": [
+        *rows(lambda n: ([reals(n, 3)], lambda party, x: (own(party, x), 100.0))),
+        ([reals(50, 10)], lambda party, x: (x, 62934.6)),
+        ([reals(50, 26)], lambda party, x: (x, 1e6)),
+        ([reals(5, 64)], lambda party, x: (own(party, x), 2.0)),
+    ],
     "multiply": [
         *vectors(lambda n: ([fixed(n), fixed(n)], lambda party, x, y: (x, y))),
         ([fixed(5, 1), fixed(4)], lambda party, x, y: (x, y)),
