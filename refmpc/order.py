@@ -122,7 +122,7 @@ class _Order:
             "order_reply", words, self.halves, slots, scale, mask, turn, width, layout.prime, dealing.leads, out
         )
         dealing.send_packed(DEALER, out, layout.prime_bits)
-        masks = dealing.masks(other, 2, *by_slot)
+        masks = [dealing.masks(other, *by_slot) for _ in range(2)]
         nothing = dealing.memory(by_slot)
         nothing[:] = 0
         placed = dealing.memory(by_slot)

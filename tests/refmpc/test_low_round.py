@@ -1,5 +1,6 @@
 """The low-round primitives over their declared domains: exactness, errors, edges, every rounding."""
 
+import itertools
 import math
 
 import numpy as np
@@ -79,7 +80,7 @@ def test_the_largest_is_exactly_the_largest_of_the_coarse_numbers(classes, addit
 
 def _stretches(sizes):
     ends = np.cumsum([0, *sizes])
-    return [slice(a, b) for a, b in zip(ends, ends[1:], strict=False)]
+    return [slice(a, b) for a, b in itertools.pairwise(ends)]
 
 
 def _deals(shares, dealer, at):

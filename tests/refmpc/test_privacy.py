@@ -8,12 +8,14 @@ import sys
 
 import numpy as np
 import pytest
+from harness import at_holders
 from transcripts import Case, draws, finds_a_leak, leaks, watch_streams
 
 import refmpc
 from accel import kernels
 from accel.prg import Stream
-from refmpc import PROTOCOLS, truncation
+from refmpc import PROTOCOLS, dealing, truncation
+from refmpc.dealing import held, row_segments, summands
 from refmpc.party import Operation
 from refmpc.rounds import Round
 
@@ -36,8 +38,83 @@ def weighed(bits):
     return refmpc.weigh_bits([bits, ~bits], np.array([[1, 5], [3, -2], [0, 1]]))
 
 
+def coarse(party, x, additive):
+    spread = x.scale_by_integers(WEIGHTS)
+    return refmpc.largest_coarse(summands(party, spread.first, 16) if additive else spread, 16, 3)
+
+
+def below(party, z, largest):
+    segments = row_segments(party, len(z))
+    words = summands(party, largest.first, 2, segments)
+    words.bits = 10
+    return refmpc.exp_below(held(z, segments), words, 4)
+
+
+def spline(party, m, t):
+    segments = row_segments(party, len(m))
+    pair = [at_holders(party, each.reinterpret(bits), segments) for each, bits in ((m, 20), (t, 0))]
+    return refmpc.spline_times(*pair, "root")
+
+
+def scaled(party, v, x):
+    return refmpc.scale_rows(at_holders(party, v), x.reshape(len(x), 1), 9, 1)
+
+
+def squares(party, z, w):
+    return refmpc.cut_and_square(summands(party, z.first.reshape(-1, 1), 16), 8, w)
+
+
+def reached(party, x, additive):
+    weights = [([3, 1, 5], True), ([0, 1, -1], False)]
+    return refmpc.weigh_reached(summands(party, x.first, 16) if additive else x, [1, 40], [0, 3], 7, weights)
+
+
 PERMUTATIONS = tuple((pair, 1, 0) for pair in range(3))  # they stand still here: the masks alone must hide the rows
 CASES = {
+    "replicate": Case(lambda party, x: refmpc.replicate(at_holders(party, x)), ("arithmetic",), FAR),
+    "truncate_additive": Case(
+        lambda party, x: refmpc.truncate_additive(summands(party, x.first, 16), 16),
+        ("arithmetic",),
+        FAR,
+        packed=2**16,
+    ),
+    "largest_coarse": Case(
+        lambda party, x: coarse(party, x, False),
+        ("arithmetic",),
+        ((1,), (-2,)),
+        packed={63: 5, 45: 5, 12: 16},
+        rows_first=True,
+        shape=(3,),
+    ),
+    "largest_coarse of summands": Case(
+        lambda party, x: coarse(party, x, True),
+        ("arithmetic",),
+        ((1,), (-2,)),
+        packed={63: 5, 45: 5, 12: 16},
+        rows_first=True,
+        shape=(3,),
+    ),
+    "exp_below": Case(
+        lambda party, z, largest: below(party, z.reshape(len(z), 1), largest),
+        ("arithmetic",) * 2,
+        ((-1, 0), (-17 << 16, 3)),
+        packed={4: 16, 10: 2**10},
+    ),
+    "octave": Case(
+        lambda party, s: refmpc.octave(at_holders(party, s), 4),
+        ("arithmetic",),
+        ((46000,), (255000,)),
+        packed={32: 2**32, 2: 4},
+    ),
+    "spline_times": Case(spline, ("arithmetic",) * 2, ((1 << 20, 5), (9 << 18, -(2**24)))),
+    "scale_rows": Case(scaled, ("arithmetic",) * 2, ((3, 5), (2**62 + 12345, -(2**40)))),
+    "cut_and_square": Case(squares, ("arithmetic",) * 2, ((3, 5), (-(2**61), 2**40)), packed=2**8),
+    "weigh_reached": Case(lambda party, x: reached(party, x, False), ("arithmetic",), ((20,), (-60,)), packed=5),
+    "weigh_reached of summands": Case(
+        lambda party, x: reached(party, x, True), ("arithmetic",), ((20,), (-60,)), packed=5
+    ),
+    "clip_root": composed(lambda x: refmpc.clip_root(x, 1000.0), 0.5, 999.0),
+    "probabilities": composed(lambda x: refmpc.probabilities(x * WEIGHTS, 2000.0), 0.0, 500.0, shape=(3,)),
     "multiply": Case(lambda party, x, y: refmpc.multiply(x, y), ("arithmetic",) * 2, PAIR),
     "dot": Case(lambda party, x, y: refmpc.dot(x, y), ("arithmetic",) * 2, PAIR, shape=(2,)),
     "matmul": Case(lambda party, x, y: refmpc.matmul(x, y[:2, :1]), ("arithmetic",) * 2, PAIR, shape=(2,)),
@@ -123,6 +200,12 @@ WITHOUT_INPUT = {"joint_gaussian"}
 @pytest.fixture(autouse=True)
 def _watched(monkeypatch):
     watch_streams(monkeypatch)
+
+
+@pytest.fixture(autouse=True)
+def _one_dealer(monkeypatch):
+    """All rows of a run have one dealer, so that every message has all elements."""
+    monkeypatch.setattr(dealing, "FEWEST_ROWS", 10**9)
 
 
 @pytest.fixture(autouse=True)

@@ -22,7 +22,7 @@ from scipy import stats
 
 import refmpc
 from accel import kernels
-from refmpc import ArithmeticTensor, BooleanTensor, TwoHolderBits
+from refmpc import Additive, ArithmeticTensor, BooleanTensor, TwoHolderBits
 from refmpc.party import Operation, Party
 
 COUNT = 4096  # elements a run: below SMALL, so that each run has one dealer; a multiple of 64
@@ -36,7 +36,8 @@ class Case:
     """How to run one primitive: input kinds, two very different secrets, the call, and how bytes are packed.
 
     An input kind is "arithmetic", the width of a Boolean tensor, or ("private", owner) for a value that one party
-    brings along. ``packed`` is the modulus of the values in packed messages. A ``composed`` protocol, made of
+    brings along. ``packed`` is the modulus of the values in packed messages, or the moduli by the bits that a message has for
+    one element; values modulo a prime lie digit by digit, or element by element if ``rows_first``. A ``composed`` protocol, made of
     primitives that have cases of their own, is looked at more coarsely: each message for itself, packed ones byte by
     byte, at one dealer.
     """
@@ -44,7 +45,8 @@ class Case:
     call: Callable[..., Any]
     inputs: tuple[Any, ...]
     secrets: tuple[tuple[int, ...], tuple[int, ...]]
-    packed: int = 2
+    packed: int | dict[int, int] = 2
+    rows_first: bool = False
     composed: bool = False
     shape: tuple[int, ...] = ()  # of one element, when a case needs more than a number
     learns: tuple[int, ...] = ()  # parties that may learn the secret
@@ -223,12 +225,12 @@ def _message_blocks(name: str, message: np.ndarray, case: Case) -> list[Block]:
     if case.composed:  # values of 3 to 6 bits lie across bytes: 15 bytes apart they are independent
         rows = message[: message.size // 15 * 15].reshape(-1, 15)
         return [Block(name, rows.astype(np.uint64), 256)]
-    packed = case.packed
+    packed = case.packed if isinstance(case.packed, int) else case.packed[message.size * 8 // COUNT]
     width = (packed - 1).bit_length()
     count = message.size * 8 // width
     assert count % COUNT == 0, f"{name}: {message.size} bytes are not values of {width} bits for {COUNT} elements"
     values = kernels.unpack_bits(message, width, count)
-    if packed & (packed - 1):  # comparisons send their values modulo a prime digit by digit
+    if packed & (packed - 1) and not case.rows_first:  # comparisons send their values modulo a prime digit by digit
         return [Block(name, values.reshape(-1, COUNT).T, packed)]
     return [Block(name, values.reshape(COUNT, -1), packed)]
 
@@ -238,6 +240,8 @@ def _output_blocks(output: Any) -> list[Block]:
         return [block for item in output for block in _output_blocks(item)]
     if isinstance(output, TwoHolderBits):
         return [Block("own bit of the result", output.held.reshape(COUNT, -1).astype(np.uint64), 2)]
+    if isinstance(output, Additive):
+        return [Block("own summand of the result", output.words.reshape(COUNT, -1).copy(), 2**output.bits)]
     if isinstance(output, ArithmeticTensor | BooleanTensor):
         modulus = 2**output.width if isinstance(output, BooleanTensor) else WORD
         return [
