@@ -38,9 +38,13 @@ def weighed(bits):
     return refmpc.weigh_bits([bits, ~bits], np.array([[1, 5], [3, -2], [0, 1]]))
 
 
-def coarse(party, x, additive):
-    spread = x.scale_by_integers(WEIGHTS)
-    return refmpc.largest_coarse(summands(party, spread.first, 16) if additive else spread, 16, 3)
+def coarse(party, x, additive, width=3):
+    spread = x.scale_by_integers(WEIGHTS[: x.shape[1]])
+    return refmpc.largest_coarse(summands(party, spread.first, 16) if additive else spread, 16, width)
+
+
+# masks of tests that scale, turn and slots hide as well: "largest_coarse of two" sees them
+TEST_MASKS = ((2, 2, 3),)
 
 
 def below(party, z, largest):
@@ -85,6 +89,7 @@ CASES = {
         packed={63: 5, 45: 5, 12: 16},
         rows_first=True,
         shape=(3,),
+        idle=TEST_MASKS,
     ),
     "largest_coarse of summands": Case(
         lambda party, x: coarse(party, x, True),
@@ -93,6 +98,16 @@ CASES = {
         packed={63: 5, 45: 5, 12: 16},
         rows_first=True,
         shape=(3,),
+        idle=TEST_MASKS,
+    ),
+    "largest_coarse of two": Case(
+        lambda party, x: coarse(party, x, False, 2),
+        ("arithmetic",),
+        ((1,), (-2,)),
+        packed={12: 5, 9: 5, 6: 8},
+        rows_first=True,
+        shape=(2,),
+        idle=((2, 2, 1),),  # the scale, which three classes show
     ),
     "exp_below": Case(
         lambda party, z, largest: below(party, z.reshape(len(z), 1), largest),

@@ -23,6 +23,7 @@ from scipy import stats
 import refmpc
 from accel import kernels
 from refmpc import Additive, ArithmeticTensor, BooleanTensor, TwoHolderBits
+from refmpc.dealing import Dealing
 from refmpc.party import Operation, Party
 
 COUNT = 4096  # elements a run: below SMALL, so that each run has one dealer; a multiple of 64
@@ -107,12 +108,16 @@ class _Recorded:
 class _Plan:
     lost_mask: tuple[int, int, int] | None = None
     drawn: list[list[Any]] = field(default_factory=lambda: [[], [], []])
+    computed: list[list[Block]] = field(default_factory=lambda: [[], [], []])
 
     def known_to(self, party: int) -> list[Any]:
         """What was drawn from this party's streams, by itself or by the neighbour who shares them."""
         pairs = (party, (party - 1) % 3)
         found = {draw: (draw, values, modulus) for drawn in self.drawn for draw, values, modulus in drawn}
         return [found[draw] for draw in sorted(found) if draw[0] in pairs and found[draw][1].size]
+
+
+_PADDED = {"octave_bits": 2, "exp_bits": 3}  # which argument is the pad
 
 
 def watch_streams(monkeypatch: Any) -> None:
@@ -134,6 +139,18 @@ def watch_streams(monkeypatch: Any) -> None:
         stream.quiet = False
         return stream.note(values, bound)
 
+    call = Dealing.call
+
+    def watched_call(self: Dealing, kernel: str, *arguments: Any) -> None:
+        """Bits that a holder sends under a pad: it knows them itself, but they are no linear function of its view."""
+        call(self, kernel, *arguments)
+        plan = getattr(self.party, "plan", None)
+        if plan is not None and kernel in _PADDED:
+            pads, out = arguments[_PADDED[kernel]], arguments[-1]
+            own = (out ^ pads.astype(np.uint8)) & np.uint8(3)
+            plan.computed[self.party.id].append(Block(f"own bits of {kernel}", own.reshape(COUNT, -1), 4))
+
+    monkeypatch.setattr(Dealing, "call", watched_call)
     monkeypatch.setattr(Party, "mask_stream", watched_stream)
     monkeypatch.setattr(Operation, "uniform_below", watched_uniform)
 
@@ -198,6 +215,7 @@ def observe(
             view.messages += _message_blocks(f"{number}: {operation} from {peer}", message, case)
         for draw, values, modulus in plan.known_to(i):
             view.draws += _word_blocks(f"draw {draw}", values, modulus)
+        view.draws += plan.computed[i]
         view.results += run.outputs[i]
         for kind, parts in zip(case.inputs, shares, strict=True):
             if not isinstance(kind, tuple):
