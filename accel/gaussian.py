@@ -81,6 +81,11 @@ class GridGaussian:
         self._curvature = Fraction(4) ** strip_bits / (2 * half_units**2)
         self._build(strip_bits, guard)
 
+    @property
+    def largest(self) -> int:
+        """No sample is larger in absolute value: the end of the last strip."""
+        return STRIPS << self.table.strip_bits >> 1
+
     def _build(self, strip_bits: int, guard: float) -> None:
         with decimal.localcontext() as context:
             context.prec = 60

@@ -1,8 +1,8 @@
 """The workloads on refmpc: three processes, all workloads in one run.
 
 The time of a repetition is that of the slowest party, from a common start. The training step is the whole step of G-BMF,
-noise included: the servers make a block of noise rows, and a row's part of that time is added to every step, although a
-real run makes it in the background. For the error the noise, known here to the measurement alone, is subtracted.
+noise included: the thread of a real run makes each step's share of later noise beside the step, and the step ends when
+both are done. For the error the noise, known here to the measurement alone, is subtracted.
 """
 
 from __future__ import annotations
@@ -21,17 +21,15 @@ from accel.validate import require_choice
 from bench.measure import in_step
 from bench.shapes import step_plan
 from bench.workloads import Workload
-from protocols.noise import BLOCK
+from protocols.noise import NoiseAhead
 from protocols.plan import Plan
 from protocols.scales import EMBEDDING_BITS, GRADIENT_BITS
 from protocols.step import SharedRows, Weights, gradient_step, squared_norms
 from refmpc import ArithmeticTensor, Party
-from vfl.dp import NoiseSource
 
 __all__ = ["OurResult", "measure_ours"]
 
 RELEASE = "benchmark result"
-NOISE_BLOCKS = 4  # the best of these counts
 HIGH_BIT = 31  # values below 2^15 at 16 bits: the range of MP-SPDZ's sfix
 
 Call = Callable[[], Coroutine[Any, Any, Any]]
@@ -91,40 +89,29 @@ class _Step:
         self.training = replace(plan.training, gradients=workload.arguments[0])
         rows, one_hot, _, _, weights = workload.inputs
         embeddings = _share(party, rows, EMBEDDING_BITS)
-        norms = party.complete(squared_norms(embeddings, plan.training.clip_norm, plan.scales))
+        norms = party.complete(squared_norms(embeddings, plan.scales))
         self.rows = SharedRows(embeddings, _share(party, one_hot, 0), norms)
         self.weights = [Weights(_share(party, weights, plan.scales.weight_bits), None)]
-        self._source = self._noise_source()
-        block = [self._next_row() for _ in range(BLOCK)]  # compile, fill caches
-        times = []
-        for _ in range(NOISE_BLOCKS):
-            in_step(party)
-            begun = time.perf_counter()
-            block = [self._next_row() for _ in range(BLOCK)]
-            times.append((time.perf_counter() - begun) / BLOCK)
-        self.noise_seconds = min(times)
-        self._rows = block
-        self.last_noise = block[0]
+        self._noise = self._new_noise()
+        self.last_noise = self._next_row()
 
-    def _noise_source(self) -> NoiseSource:
+    def _new_noise(self) -> NoiseAhead:
         key = secrets.token_bytes(KEY_BYTES)
-        return NoiseSource(
-            self.plan.factorisation,
-            self.plan.parameters,
-            self.plan.noise.server_std_in_grid_units,
-            lambda step: Stream(key, step.to_bytes(8, "little")),
-            block=BLOCK,
-        )
+        self._steps_left = self.plan.schedule.num_steps - 1
+        return NoiseAhead(self.plan, lambda step: Stream(key, step.to_bytes(8, "little")))
 
     def _next_row(self) -> np.ndarray:
-        if self._source.step == self.plan.schedule.num_steps:  # a short run: begin the next one
-            self._source = self._noise_source()
-        return self._source.next_row()
+        if self._steps_left == 0:  # a short run: begin the next one
+            self._noise.close()
+            self._noise = self._new_noise()
+        self._steps_left -= 1
+        return self._noise.next_row()
 
     async def __call__(self) -> ArithmeticTensor:
-        self.last_noise = self._rows.pop() if self._rows else self._next_row()
+        self.last_noise = self._next_row()
         rate = self.training.learning_rate
         (after,) = await gradient_step(self.rows, self.weights, self.last_noise, rate, self.training, self.plan.scales)
+        self._noise.wait()
         return after.values
 
     def noise_in_weights(self) -> np.ndarray:
@@ -154,7 +141,7 @@ def _program(party: Party, job: tuple[Sequence[Workload], int]) -> list[tuple[li
             before = party.ledger.total()
             begun = time.perf_counter()
             result = party.complete(call())
-            times.append(time.perf_counter() - begun + (0.0 if step is None else step.noise_seconds))
+            times.append(time.perf_counter() - begun)
             after = party.ledger.total()
             rounds, sent = after.rounds - before.rounds, after.bytes_sent - before.bytes_sent
         noise = None if step is None else step.noise_in_weights()

@@ -15,7 +15,6 @@ the same clip. Which rounding costs what is in ``protocols.gl_scales``.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -33,15 +32,13 @@ from protocols.jacobians import (
     clipped_sum,
     global_samples,
     layer_samples,
-    norms_over_clip,
     norms_over_clip_cost,
     sample_opening,
     written_out_cost,
 )
-from protocols.scales import EMBEDDING_BITS, PROBABILITY_BITS, UPDATE_BITS
+from protocols.over_clip import norms_over_clip
+from protocols.scales import DECAY_BITS, EMBEDDING_BITS, EXPLICIT_BITS, LOGIT_BITS, PROBABILITY_BITS, UPDATE_BITS
 from protocols.step import (
-    DECAY_BITS,
-    EXPLICIT_BITS,
     SharedRows,
     Weights,
     logit_errors,
@@ -95,13 +92,11 @@ class WeightProducts:
 
 async def block_norms(inputs: list[ArithmeticTensor], plan: JointPlan) -> ArithmeticTensor:
     """‖x_lj‖²/γ² for every layer, (B×L): once per batch, when its X arrives."""
-    scales = plan.adapters
-    limits = plan.training.clip_norm, scales.bounds.block, scales.block_norm_bits
-    return refmpc.stack(await refmpc.gather(*(norms_over_clip(x, *limits) for x in inputs)), axis=1)
+    return refmpc.stack(await refmpc.gather(*(norms_over_clip(x, plan.adapters.block_norms) for x in inputs)), axis=1)
 
 
 async def weight_products(
-    client: ClientFactors | ClientJacobian, weights: ArithmeticTensor, clip_norm: float, scales: AdapterScales
+    client: ClientFactors | ClientJacobian, weights: ArithmeticTensor, scales: AdapterScales
 ) -> WeightProducts:
     """Everything that needs no δ: runs under the rounds of the softmax."""
     rows = weights[client.shape.columns]
@@ -123,7 +118,7 @@ async def weight_products(
 
     found, found.projected_norms = await refmpc.gather(
         products(),
-        norms_over_clip(client.projected, clip_norm, scales.bounds.projected, scales.projected_norm_bits),
+        norms_over_clip(client.projected, scales.projected_norms),
     )
     return found
 
@@ -216,8 +211,8 @@ async def joint_step(
     rows = SharedRows(embeddings, labels, labels)
     errors, *products = await refmpc.gather(
         logit_errors(rows, weights.values, scales),
-        *(weight_products(client, weights.values, training.clip_norm, layers) for client in clients),
-        *([] if explicit else [squared_norms(embeddings, training.clip_norm, scales)]),
+        *(weight_products(client, weights.values, layers) for client in clients),
+        *([] if explicit else [squared_norms(embeddings, scales)]),
     )
     norms = None if explicit else products.pop()
 
@@ -292,24 +287,22 @@ def _layer_opening(
 def joint_step_cost(plan: JointPlan) -> Cost:
     """The declared cost of ``joint_step`` between the servers; nothing runs. Uploads and openings come on top."""
     training, scales, layers = plan.training, plan.scales, plan.adapters
-    batch, width, classes, gamma = training.batch_size, plan.width, plan.classes, training.clip_norm
+    batch, width, classes = training.batch_size, plan.width, plan.classes
     rows = shaped(batch, width + 1, bits=EMBEDDING_BITS)
     weights = shaped(width + 1, classes, bits=scales.weight_bits)
     errors = shaped(batch, classes, bits=PROBABILITY_BITS)
     column = shaped(batch, bits=MANTISSA_BITS)
     product, multiply, truncate = refmpc.matmul_truncate.cost, refmpc.multiply_truncate.cost, refmpc.truncate.cost
 
-    forward = product(rows, weights, EMBEDDING_BITS + scales.weight_bits - 16)
-    forward += refmpc.softmax.cost(shaped(batch, classes, bits=16), PROBABILITY_BITS, scales.logit_high_bit)
-    spare = min(20, math.floor(61 - 2 * EMBEDDING_BITS - math.log2(max(1.0, scales.norm_bound))))
-    norms = refmpc.dot.cost(rows, rows) + truncate(column, 2 * EMBEDDING_BITS + spare - scales.norm_bits)
+    forward = product(rows, weights, EMBEDDING_BITS + scales.weight_bits - LOGIT_BITS)
+    forward += refmpc.softmax.cost(shaped(batch, classes, bits=LOGIT_BITS), PROBABILITY_BITS, scales.logit_high_bit)
     under, clip, tails, sums = [forward], [], [], []
     if training.gradients == "explicit":
         clip.append(written_out_cost(plan, None))
         flat = shaped(batch, plan.global_parameters, bits=EXPLICIT_BITS)
         sums.append(product(column.reshape(1, -1), flat, scales.truncated_bits))
     else:
-        under.append(norms)
+        under.append(norms_over_clip_cost(batch, scales.norms))
         q_cut = 2 * PROBABILITY_BITS + scales.norm_bits - MANTISSA_BITS
         clip.append(refmpc.dot.cost(errors, errors) + multiply(column, column, q_cut))
         tails.append(multiply(column.reshape(-1, 1), errors, MANTISSA_BITS + PROBABILITY_BITS - UPDATE_BITS))
@@ -328,8 +321,7 @@ def joint_step_cost(plan: JointPlan) -> Cost:
             wanted = wanted.beside(product(up.T, block, layers.up_bits + layers.block_bits - layers.up_weights_bits))
         cut = scales.weight_bits - layers.block_bits
         under.append(truncate(shaped(shape.width, classes, bits=scales.weight_bits), cut) + wanted)
-        bounds = gamma, layers.bounds.projected, layers.projected_norm_bits
-        under.append(norms_over_clip_cost(batch, layers.projected_bits, *bounds))
+        under.append(norms_over_clip_cost(batch, layers.projected_norms))
         fine = layers.curvature_bits + ROUND_UP
         gram = shaped(classes, classes, bits=layers.gram_bits)
         piece = product(errors, gram, PROBABILITY_BITS + layers.gram_bits - fine)

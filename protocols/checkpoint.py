@@ -1,10 +1,8 @@
 """What a server keeps on disk: its noise key, and its own shares of the training state, atomically and mode 0600.
 
 Noise is keyed by (run, plan, step) and never redrawn; masks are keyed by the attempt, so a resumed run uses fresh ones.
-G-BMF and G-Shuff open nothing before the end, so steps after the last checkpoint may simply be computed again. What is
-about to be opened is on all three disks before anybody opens it, as the checkpoint after the last step: a run that is
-resumed after that sends the same shares again and computes nothing (two releases of one step, rounded differently, would
-differ by data that no noise covers).
+Steps of which nothing was released may simply be computed again. What is about to be released, and how the servers agree
+on where to go on, is the matter of ``protocols.releases``; how a run was begun, of ``protocols.begun``.
 """
 
 from __future__ import annotations
@@ -24,9 +22,22 @@ from protocols.step import Weights
 from refmpc import ArithmeticTensor, Party
 from refmpc.rounds import Round
 
-__all__ = ["ServerDirectory", "agree_on_count", "agree_on_step", "confirm_on_disk", "write_arrays", "write_private"]
+__all__ = [
+    "KEEP",
+    "CannotResume",
+    "ServerDirectory",
+    "agree_on_count",
+    "confirm_on_disk",
+    "exchanged",
+    "write_arrays",
+    "write_private",
+]
 
-_KEEP = 2  # a crash may leave servers one checkpoint apart
+KEEP = 2  # a crash may leave servers one checkpoint apart
+
+
+class CannotResume(ValueError):
+    """Going on would release something twice with two values, or under noise or a claim that it was not made for."""
 
 
 @contextmanager
@@ -80,7 +91,9 @@ class ServerDirectory:
             write_private(file, os.urandom(KEY_BYTES))
         key = file.read_bytes()
         if len(key) != KEY_BYTES:
-            raise ValueError(f"{file} has {len(key)} bytes, expected {KEY_BYTES}: it is damaged; the run cannot resume")
+            raise CannotResume(
+                f"{file} has {len(key)} bytes, expected {KEY_BYTES}: it is damaged; the run cannot resume"
+            )
         info = f"noise of {plan_fingerprint}".encode()
         derived = HKDF(hashes.SHA256(), KEY_BYTES, salt=None, info=info).derive(key)
         return lambda step: Stream(derived, step.to_bytes(8, "little"))
@@ -93,7 +106,7 @@ class ServerDirectory:
             if weights.velocity is not None:
                 arrays[f"velocity-{index}"] = weights.velocity.shares
         write_arrays(self.path / f"checkpoint-{step:08d}.npz", arrays)
-        for old in self.steps()[:-_KEEP]:
+        for old in self.steps()[:-KEEP]:
             (self.path / f"checkpoint-{old:08d}.npz").unlink()
 
     def steps(self) -> list[int]:
@@ -120,24 +133,14 @@ class ServerDirectory:
         return layers
 
 
-def agree_on_step(party: Party, directory: ServerDirectory) -> int:
-    """The latest step that all three servers have a checkpoint of, 0 if there is none; later ones are removed. 1 round."""
-    mine = np.zeros(_KEEP + 1, dtype=np.int64)
-    steps = directory.steps()[-_KEEP:]
-    mine[1 : 1 + len(steps)] = steps  # entry 0 stands for the start
-    others = _exchanged(party, mine, "agree on checkpoint")
-    step = max(set(mine.tolist()) & set(others[0].tolist()) & set(others[1].tolist()))
-    directory.discard_after(step)
-    return step
-
-
 def agree_on_count(party: Party, count: int) -> int:
     """The smallest of the three servers' counts. 1 round."""
     mine = np.array([count], dtype=np.int64)
-    return min(count, *(int(other[0]) for other in _exchanged(party, mine, "agree on count")))
+    return min(count, *(int(other[0]) for other in exchanged(party, mine, "agree on count")))
 
 
-def _exchanged(party: Party, mine: np.ndarray, operation: str) -> tuple[np.ndarray, np.ndarray]:
+def exchanged(party: Party, mine: np.ndarray, operation: str) -> tuple[np.ndarray, np.ndarray]:
+    """What the next and the previous server have to say on something public. 1 round."""
     round_ = Round(operation)
     round_.send_next(mine)
     round_.send_previous(mine)

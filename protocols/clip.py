@@ -7,14 +7,14 @@ c_j ≤ 1/sqrt(max(1, q_j)). Why samples beyond a norm limit get the factor 0 is
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 import refmpc
-from protocols.scales import EMBEDDING_BITS, UPDATE_BITS, LayerScales, Scales
+from protocols.over_clip import norms_over_clip, squares_over_clip
+from protocols.scales import UPDATE_BITS, LayerScales, Scales
 from refmpc import ArithmeticTensor, TwoHolderBits
 from refmpc.normalise import MANTISSA_BITS
 
@@ -23,9 +23,7 @@ __all__ = ["beside", "clip_cost", "clip_factors", "clipped_updates", "shaped", "
 NORM_CHUNK = 1 << 14  # rows whose norms are computed in one go
 
 
-async def squared_norms(
-    embeddings: ArithmeticTensor, clip_norm: float, scales: Scales | LayerScales
-) -> ArithmeticTensor:
+async def squared_norms(embeddings: ArithmeticTensor, scales: Scales) -> ArithmeticTensor:
     """n_j = ‖[h_j 1]‖²/γ² at ``norm_bits``, never below the true value: once, when the embeddings arrive.
 
     2 rounds a chunk, 24 + 8 + 6·bits/8 bytes a row.
@@ -33,21 +31,8 @@ async def squared_norms(
     pieces = []
     for start in range(0, len(embeddings), NORM_CHUNK):
         rows = embeddings[start : start + NORM_CHUNK]
-        pieces.append(await _over_clip(await refmpc.dot(rows, rows), clip_norm, scales))
+        pieces.append(await norms_over_clip(rows, scales.norms))
     return refmpc.concatenate(pieces)
-
-
-def _inverse_bits(scales: Scales | LayerScales) -> int:
-    """The scale of 1/γ² when it multiplies a squared norm."""
-    return min(20, math.floor(61 - 2 * EMBEDDING_BITS - math.log2(max(1.0, scales.norm_bound))))
-
-
-async def _over_clip(squares: ArithmeticTensor, clip_norm: float, scales: Scales | LayerScales) -> ArithmeticTensor:
-    """Exact squared norms over γ²: 1/γ² is rounded up, and so is the truncation. 1 round."""
-    bits = _inverse_bits(scales)
-    inverse = math.ceil(2.0**bits / clip_norm**2)
-    scaled = squares.scale_by_integers(inverse).reinterpret(2 * EMBEDDING_BITS + bits)
-    return await refmpc.truncate(scaled, scaled.fraction_bits - scales.norm_bits) + 2.0**-scales.norm_bits
 
 
 @dataclass
@@ -63,7 +48,6 @@ async def _squared_norm(
     errors: ArithmeticTensor,
     inputs: ArithmeticTensor,
     norms: ArithmeticTensor | None,
-    clip_norm: float,
     layer: LayerScales,
 ) -> _Squares:
     """n_j·‖δ_j‖², n_j = ‖[a_j 1]‖²/γ² unless it is given. 3 rounds, or 4 if ‖δ‖² has to be cut first or n is computed."""
@@ -77,7 +61,7 @@ async def _squared_norm(
 
     async def input_norms() -> tuple[ArithmeticTensor, ArithmeticTensor]:
         exact = await refmpc.dot(inputs, inputs)
-        return await _over_clip(exact, clip_norm, layer), exact
+        return await squares_over_clip(exact, layer.norms), exact
 
     exact_inputs = None
     if norms is None:
@@ -111,7 +95,6 @@ async def clip_factors(
     errors: Sequence[ArithmeticTensor],
     inputs: Sequence[ArithmeticTensor],
     norms: ArithmeticTensor,
-    clip_norm: float,
     scales: Scales,
 ) -> ArithmeticTensor:
     """c_j ≤ 1/max(1, ‖g_j‖/γ) as a column, and 0 if a hidden norm of the sample is beyond the limit. 20 rounds, MLP 23.
@@ -122,7 +105,7 @@ async def clip_factors(
     given = [norms, *(None for _ in inputs[1:])]
     squares: list[_Squares] = await refmpc.gather(
         *(
-            _squared_norm(delta, rows, known, clip_norm, layer)
+            _squared_norm(delta, rows, known, layer)
             for delta, rows, known, layer in zip(errors, inputs, given, scales.layers, strict=True)
         )
     )
@@ -162,8 +145,7 @@ def clip_cost(batch: int, scales: Scales) -> refmpc.Cost:
         if layer.square_bits < 2 * layer.error_bits:
             part += refmpc.truncate.cost(column, 2 * layer.error_bits - layer.square_bits)
         if depth:
-            cut = 2 * EMBEDDING_BITS + _inverse_bits(layer) - layer.norm_bits
-            part = part.beside(dot + refmpc.truncate.cost(column, cut))
+            part = part.beside(dot + refmpc.truncate.cost(column, layer.norms.cut))
         cut = layer.square_bits + layer.norm_bits - MANTISSA_BITS
         parts.append(part + refmpc.multiply_truncate.cost(column, column, cut))
     factor = refmpc.clip_factor.cost(column, scales.clip_bound)

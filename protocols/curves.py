@@ -16,7 +16,7 @@ import numpy as np
 
 from protocols.plan import Plan
 
-__all__ = ["Timeline", "draw_curves"]
+__all__ = ["Timeline", "curve_title", "draw_curves"]
 
 
 @dataclass
@@ -45,6 +45,11 @@ class Timeline:
         kept = np.unique(np.linspace(0, len(self.steps) - 1, windows + 1).astype(int))
         steps, seconds = np.array(self.steps)[kept], np.array(self.seconds)[kept]
         return steps[1:], np.diff(steps) / np.maximum(np.diff(seconds), 1e-9)
+
+
+def curve_title(plan: Plan) -> str:
+    """What the picture says of privacy."""
+    return f"{plan.protocol}, the whole run: {plan.claim.headline()}. Neither loss nor accuracy is released on the way."
 
 
 def draw_curves(plan: Plan, timeline: Timeline, file: Path) -> bool:
@@ -76,12 +81,7 @@ def draw_curves(plan: Plan, timeline: Timeline, file: Path) -> bool:
     for axis in axes[1]:
         axis.set_xlim(0, plan.schedule.num_steps)
         axis.set_xlabel("step")
-    claim = plan.claim
-    words = (
-        f"{plan.protocol}: ε = {claim.epsilon:.4g}, δ = {claim.delta:g} for the whole run ({claim.neighbouring}). "
-        "Neither loss nor accuracy is released on the way."
-    )
-    figure.suptitle("\n".join(textwrap.wrap(words, 100)), fontsize=10)
+    figure.suptitle("\n".join(textwrap.wrap(curve_title(plan), 100)), fontsize=10)
     figure.savefig(file, dpi=120)
     plt.close(figure)
     return True

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from protocols.checkpoint import ServerDirectory
 from protocols.launch import main
 from protocols.step import SharedRows
 from protocols.training import ServerJob, TrainingRun
@@ -21,15 +20,15 @@ __all__ = ["servers", "train"]
 
 async def servers(party: Party, job: ServerJob) -> list[np.ndarray]:
     """What each server runs."""
-    return await train(party, job, await receive_rows(party, job.plan, ServerDirectory(job.directory)))
-
-
-async def train(party: Party, job: ServerJob, rows: SharedRows) -> list[np.ndarray]:
-    """Train on rows that are shared, and release the model."""
-    plan = job.plan
     with TrainingRun(party, job) as run:
-        for step in run.steps():
-            await run.gradient_step(rows.batch(plan.schedule.rows(step)))
+        return await train(run, await receive_rows(party, job.plan, run.directory))
+
+
+async def train(run: TrainingRun, rows: SharedRows) -> list[np.ndarray]:
+    """Train on rows that are shared, and release the model."""
+    plan = run.plan
+    for step in run.steps():
+        await run.gradient_step(rows.batch(plan.schedule.rows(step)))
     return await run.release()
 
 

@@ -16,9 +16,7 @@ from pathlib import Path
 import numpy as np
 
 import refmpc
-from accel.validate import require
 from protocols.adapters import BlockOutputs, ClientFactors, block_norms, joint_step
-from protocols.checkpoint import ServerDirectory, write_arrays
 from protocols.commitment import check_columns
 from protocols.gl_facts import AdapterShape, JacobianShape
 from protocols.gl_plan import JointPlan, layer_release
@@ -28,14 +26,14 @@ from protocols.training import ServerJob, TrainingRun
 from protocols.upload import with_ones_column
 from refmpc import ArithmeticTensor, Party
 
-__all__ = ["GREETING", "JointRun", "JointServerJob", "servers"]
+__all__ = ["GREETING", "JointRun", "JointServerJob", "servers", "train"]
 
 GREETING = "greeting"  # the phase in which clients learn where training begins
 
 
 @dataclass(frozen=True)
 class JointServerJob:
-    """What a server gets: the public plan, and its own private directory. ``keep``: write every step to disk."""
+    """What a server gets: the public plan, and its own private directory. ``keep``: write every release to disk."""
 
     plan: JointPlan
     directory: Path
@@ -45,12 +43,17 @@ class JointServerJob:
 async def servers(party: Party, job: JointServerJob) -> np.ndarray:
     """What each server runs."""
     with JointRun(party, job) as run:
-        run.greet_clients()
-        labels = run.receive_labels()
-        for step in run.steps():
-            embeddings, clients = await run.receive_batch(step)
-            openings = await run.step(embeddings, labels[job.plan.schedule.rows(step)], clients)
-            run.release_gradients(step, openings)
+        return await train(run)
+
+
+async def train(run: JointRun) -> np.ndarray:
+    """Train with the clients, step by step, and release the model."""
+    run.greet_clients()
+    labels = run.receive_labels()
+    for step in run.steps():
+        embeddings, clients = await run.receive_batch(step)
+        openings = await run.step(embeddings, labels[run.plan.schedule.rows(step)], clients)
+        await run.release_gradients(step, openings)
     (model,) = await run.release()
     return model
 
@@ -58,25 +61,17 @@ async def servers(party: Party, job: JointServerJob) -> np.ndarray:
 class JointRun(TrainingRun):
     """State of the training at one server; use as a context manager around the loop over ``steps()``.
 
-    A release is written to disk before it is opened: ``release_gradients`` first writes this server's words of it, then the
-    state after the step, then sends. A client can read a release only with the words of all three servers, so one that
-    was opened lies on all three disks, and the servers agree on it when they resume: it is sent again, never computed
-    again. One that not all had written was not opened, and its step may be computed anew (PROTOCOLS §5.4).
+    With ``keep`` all three servers have written a release, and said so, before any of them sends its words
+    (``protocols.releases``): a server that dies with words of the others in hand finds the same words on all disks, and
+    they are sent again, never computed again. Without, a run is begun once and cannot be resumed.
     """
 
     plan: JointPlan
     report_every = 0.0  # after every step: each talks to the clients, so a message more does not matter
 
     def __init__(self, party: Party, job: JointServerJob):
-        # without its releases on disk, a run must not be begun again: the same noise would cover two different values
-        require(
-            job.keep or not ServerDirectory(job.directory).has_noise,
-            "directory",
-            str(job.directory),
-            "fresh for a run without checkpoints",
-            "start a new run",
-        )
-        super().__init__(party, ServerJob(job.plan, job.directory, 0))  # every step is written by release_gradients
+        # every step is written by release_gradients
+        super().__init__(party, ServerJob(job.plan, job.directory, 0), keeps_releases=job.keep)
         self._keep = job.keep
         self._blocks: dict[tuple[int, int], BlockOutputs] = {}  # by (client, batch): shared once
 
@@ -85,15 +80,16 @@ class JointRun(TrainingRun):
     def greet_clients(self) -> None:
         """Make sure that every client has the columns it began with, and tell it where training begins; after a crash,
         send the last release again."""
-        check_columns(self.party, self._directory, self.plan.client_names)
+        check_columns(self.party, self.directory, self.plan.client_names)
         self.party.report({"phase": GREETING, "done": self.first_step, "total": self.plan.schedule.num_steps})
         with self.party.phase(GREETING):
             for name in self.plan.client_names:
                 self.party.send("first step", name, [np.array([self.first_step], dtype=np.int64)])
-            if self.first_step:
-                with np.load(self._release_file(self.first_step - 1)) as words:
-                    for index, name in enumerate(self.plan.client_names):
-                        refmpc.open_to_client(self.party, words[str(index)], name, layer_release(name))
+            if self.first_step:  # all three have it on disk, or they would not have agreed on this step
+                words = self._releases.words(self.first_step)
+                self._releases.mark(self.first_step)
+                for index, name in enumerate(self.plan.client_names):
+                    refmpc.open_to_client(self.party, words[str(index)], name, layer_release(name))
 
     def receive_labels(self) -> ArithmeticTensor:
         """One-hot labels of all rows, from the label client."""
@@ -166,21 +162,18 @@ class JointRun(TrainingRun):
         rate = self.plan.learning_rate(self.party.step)
         with self.party.phase("training"):
             self.layers[0], openings = await joint_step(
-                embeddings, labels, clients, self.layers[0], self._noise.next_row(), rate, self.plan
+                embeddings, labels, clients, self.layers[0], self.own_noise(), rate, self.plan
             )
         return openings
 
     # server-client phase -------------------------------------------------------------------------
 
-    def _release_file(self, step: int) -> Path:
-        return self._directory.path / f"release-{step:08d}.npz"
-
-    def release_gradients(self, step: int, openings: list[np.ndarray]) -> None:
-        """Write this server's words and the state after the step to disk, then open each client's gradient to it."""
+    async def release_gradients(self, step: int, openings: list[np.ndarray]) -> None:
+        """Open each client's gradient to it, when all three servers have written what they are about to send."""
         if self._keep:
-            write_arrays(self._release_file(step), {str(index): words for index, words in enumerate(openings)})
-            self._directory.save(step + 1, *self.layers)
-            self._release_file(step - 2).unlink(missing_ok=True)
+            with self.party.phase("checkpoint"):
+                by_client = {str(index): words for index, words in enumerate(openings)}
+                await self._releases.write(step + 1, by_client, *self.layers)
         with self.party.phase("layer gradients"):
             for name, words in zip(self.plan.client_names, openings, strict=True):
                 refmpc.open_to_client(self.party, words, name, layer_release(name))

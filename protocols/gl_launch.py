@@ -154,7 +154,9 @@ def _notes(plan: JointPlan, keep: bool) -> list[str]:
     how = f", Jacobians of {written_out} clients written out" if written_out else ""
     notes = [f"local update: {plan.local_update.kind}{how}; each client gets the gradient of its own layers only"]
     if keep:
-        notes.append("every step is on disk: a release is written before it is opened")
+        notes.append(
+            "all three servers have every release on disk before any of them sends its part (files and names synced)"
+        )
     return notes
 
 

@@ -11,7 +11,7 @@ from protocols.gl_scales import AdapterScales, FactorBounds, plan_joint_scales
 from protocols.plan import MODEL_RELEASE, Plan, calibrate_factorised, factorise_workload
 from protocols.scales import GRADIENT_BITS, RELEASE_BITS
 from vfl.client import LocalUpdate
-from vfl.dp import CalibratedNoise, Claim, FixedPointSlack, labels_only_claim
+from vfl.dp import CalibratedNoise, Claim, FixedPointSlack, labels_only_claim, with_delta_checked
 from vfl.federation import Federation
 from vfl.twins.config import TrainingConfig
 
@@ -108,6 +108,7 @@ def plan_from_facts(facts: JointFacts, training: TrainingConfig, bounds: FactorB
             width=facts.width,
             steps=schedule.num_steps,
             batch_size=training.batch_size,
+            momentum=training.momentum,
             truncated_bits=GRADIENT_BITS - RELEASE_BITS,
             coordinates=parameters,
             clip_rounding=clip_rounding,
@@ -131,6 +132,7 @@ def plan_from_facts(facts: JointFacts, training: TrainingConfig, bounds: FactorB
         "raise the clip norm, or lower the learning rate or the epochs",
     )
     claim = labels_only_claim(noise.claim) if facts.update.kind == "estimated" else noise.claim
+    claim = with_delta_checked(claim, schedule.num_samples)
     limits = adapters.bounds
     kept = []
     if any(isinstance(shape, AdapterShape) for shape in shapes):

@@ -48,33 +48,25 @@ from dataclasses import dataclass
 
 from accel.validate import require, require_real
 from protocols.gl_facts import AdapterShape, JacobianShape, JointFacts
+from protocols.over_clip import ERROR_NORM, MOST_CLIP_BOUND, ROOM, OverClip, most_fraction_bits
 from protocols.scales import (
     EMBEDDING_BITS,
+    EXPLICIT_BITS,
     GRADIENT_BITS,
     NOISE_DEVIATIONS,
     PROBABILITY_BITS,
-    RELEASE_BITS,
     UPDATE_BITS,
     Scales,
     plan_scales,
 )
-from protocols.step import EXPLICIT_BITS
 from refmpc.normalise import MANTISSA_BITS
 from vfl.dp import Factorisation
 from vfl.twins.config import Schedule, TrainingConfig
 
-__all__ = ["AdapterScales", "FactorBounds", "inverse_clip_bits", "plan_joint_scales"]
+__all__ = ["AdapterScales", "FactorBounds", "plan_joint_scales"]
 
-DELTA_NORM = 1.42  # ‖δ‖ ≤ √2, and the softmax is off by at most 2^-14 an entry
 ROUND_UP = 4  # further bits of M̂δ, so that its rounding stays below half a unit of e
 JACOBIAN_BITS = 16
-ROOM = 61  # |value| < 2^61 in the ring, half of what truncation allows
-
-
-def inverse_clip_bits(fraction_bits: int, clip_norm: float, bound: float) -> int:
-    """The scale of 1/γ² when it multiplies squared norms of rows within ``bound`` at ``fraction_bits``."""
-    spare = ROOM - 2 * fraction_bits - math.log2(max(1.0, 1.1 * (bound + 0.1) ** 2 / clip_norm**2))
-    return min(20, math.floor(spare))
 
 
 @dataclass(frozen=True)
@@ -108,18 +100,34 @@ class AdapterScales:
     block_bits: int  # W̃
     gram_bits: int  # M̂
     curvature_bits: int  # e = δᵀM̂δ
-    projected_bits: int  # s·a
-    projected_norm_bits: int  # ‖s·a‖²/γ²
+    projected_norms: OverClip  # ‖s·a‖²/γ²
     up_bits: int  # s·U
     up_weights_bits: int  # K
     layer_bits: int  # t
     layer_norm_bits: int  # ‖t‖²
-    block_norm_bits: int  # ‖x‖²/γ²
+    block_norms: OverClip  # ‖x‖²/γ²
     signal_bits: int  # v = W̃δ, where a Jacobian follows
-    sample_bits: int  # g_j = Jᵀv
-    sample_bound: float  # of ‖g_j‖
+    sample_norms: OverClip  # ‖g_j‖²/γ² of g_j = Jᵀv
     clip_rounding: float  # γ' − γ
     overflow_probability: float
+
+    @property
+    def projected_bits(self) -> int:
+        """s·a."""
+        return self.projected_norms.fraction_bits
+
+    @property
+    def projected_norm_bits(self) -> int:
+        return self.projected_norms.bits
+
+    @property
+    def block_norm_bits(self) -> int:
+        return self.block_norms.bits
+
+    @property
+    def sample_bits(self) -> int:
+        """g_j = Jᵀv."""
+        return self.sample_norms.fraction_bits
 
     @property
     def product_bits(self) -> int:
@@ -185,9 +193,7 @@ def plan_joint_scales(
     )
     reach = math.hypot(scales.row_bound, 1.0)
     entries = (facts.width + 1) * classes
-    roundings = steps / (1 - training.momentum) * math.sqrt(entries) * 2.0**-RELEASE_BITS
-    weight_bound = 1.06 * (scales.logit_bound / reach + training.learning_rate / training.batch_size * roundings)
-    weight_bound = max(1.0, weight_bound)
+    weight_bound = max(1.0, scales.logit_bound / reach)
     block_bits = min(16, math.floor((ROOM - 2 * _log2(weight_bound)) / 2))
     weight_bound += math.sqrt(entries) * 2.0**-block_bits
 
@@ -195,13 +201,14 @@ def plan_joint_scales(
     factored = [shape for shape in shapes if isinstance(shape, AdapterShape)]
     widest = max((max(shape.block_widths) for shape in factored), default=1)
     block_bound = limits.block + math.sqrt(widest) * 2.0**-EMBEDDING_BITS
-    layer_bound = 1.1 * DELTA_NORM * limits.row_factor * limits.up * weight_bound + 1.0
+    layer_bound = 1.1 * ERROR_NORM * limits.row_factor * limits.up * weight_bound + 1.0
     up_squares = 2.5 * weight_bound**2 * limits.projected**2 / gamma**2
     down_squares = 1.25 * layer_bound**2 * block_bound**2 / gamma**2
     curvature_bits = min(16, math.floor(ROOM - PROBABILITY_BITS - ROUND_UP - _log2(2.2 * weight_bound**2)))
     gram_bits = min(2 * block_bits - 1, math.floor(ROOM - PROBABILITY_BITS - _log2(1.5 * weight_bound**2 + classes)))
     projected_norm_bits = min(24, math.floor(ROOM - curvature_bits - _log2(up_squares + 1)))
-    projected_bits = min(20, math.floor(ROOM - UPDATE_BITS - _log2(1.5 * training.batch_size * limits.projected)))
+    products_room = math.floor(ROOM - UPDATE_BITS - _log2(1.5 * training.batch_size * limits.projected))
+    projected_bits = min(20, products_room, most_fraction_bits(gamma, limits.projected + 0.1))
     up_bits = min(24, math.floor(ROOM - block_bits - _log2(1.1 * limits.up * weight_bound)))
     up_weights_bits = min(24, up_bits + block_bits - 1, math.floor(ROOM - PROBABILITY_BITS - _log2(layer_bound)))
     layer_bits = min(18, math.floor(ROOM / 2 - _log2(layer_bound)))
@@ -209,11 +216,9 @@ def plan_joint_scales(
     block_norm_bits = min(18, math.floor(ROOM - layer_norm_bits - _log2(down_squares + 1)))
     stacked = max((shape.stacked_rank for shape in factored), default=1)
     projected_bound = limits.projected + math.sqrt(stacked) * 2.0**-projected_bits
-    sample_bound = 1.1 * DELTA_NORM * weight_bound * limits.jacobian + 1.0
+    sample_bound = 1.1 * ERROR_NORM * weight_bound * limits.jacobian + 1.0
     signal_bits = min(20, PROBABILITY_BITS + block_bits - 1, math.floor(ROOM - JACOBIAN_BITS - _log2(sample_bound)))
-    # room for 1/γ² at a scale where rounding it up costs 3 % at most
-    for_clip = _log2(1.1 * (sample_bound + 0.1) ** 2) + 6
-    sample_bits = min(EXPLICIT_BITS, signal_bits + JACOBIAN_BITS - 1, math.floor((ROOM - for_clip) / 2))
+    sample_bits = min(EXPLICIT_BITS, signal_bits + JACOBIAN_BITS - 1, most_fraction_bits(gamma, sample_bound))
     too_far = "lower the learning rate, the epochs or the noise (larger epsilon), or raise the clip norm"
     require(
         block_bits >= 8
@@ -232,29 +237,24 @@ def plan_joint_scales(
         f"small enough that weights of norm up to {weight_bound:.3g} leave room for the layers",
         too_far,
     )
-    squared = [(projected_bits, limits.projected), (EMBEDDING_BITS, limits.block), (EMBEDDING_BITS, reach)]
+    projected_norms = OverClip(gamma, projected_bound, projected_bits, projected_norm_bits)
+    block_norms = OverClip(gamma, block_bound, EMBEDDING_BITS, block_norm_bits)
+    sample_norms = OverClip(gamma, sample_bound, sample_bits, MANTISSA_BITS)
+    if factored:
+        projected_norms.require_fine("factor bound projected", limits.projected, "lower the clip norm and the factors")
+        block_norms.require_fine("factor bound block", limits.block, "lower the clip norm and the block outputs")
     if len(factored) < len(shapes):
-        squared += [(sample_bits, sample_bound), (EXPLICIT_BITS, 2 * reach)]
-    inverse_bits = min(inverse_clip_bits(bits, gamma, bound) for bits, bound in squared)
-    require(
-        2.0**inverse_bits >= 32 * gamma**2,
-        "clip_norm",
-        gamma,
-        f"at most {math.sqrt(2.0**inverse_bits / 32):.3g}, so that 1/γ² is rounded up by 3 % at most",
-        "scale the rows down instead",
-    )
-    two, unit = 2 * 1.01, 2 * 2.0**-MANTISSA_BITS  # ‖δ‖² and the units added to each piece
-    curvature = two * (weight_bound**2 + 2 * classes * 2.0**-gram_bits) + 4 * 2.0**-curvature_bits
-    projected_norm = 1.04 * projected_bound**2 / gamma**2 + 2 * 2.0**-projected_norm_bits
-    block_norm = 1.04 * block_bound**2 / gamma**2 + 2 * 2.0**-block_norm_bits
+        sample_norms.require_fine("jacobian_bound", limits.jacobian, too_far)
+    unit = 2 * 2.0**-MANTISSA_BITS  # added to each piece
+    curvature = ERROR_NORM**2 * (weight_bound**2 + 2 * classes * 2.0**-gram_bits) + 4 * 2.0**-curvature_bits
     layers = max((len(shape.block_widths) for shape in factored), default=0)
     layer_norm = layer_bound**2 + 2 * layers * 2.0**-layer_norm_bits
-    up_squares, down_squares = curvature * projected_norm + unit, layer_norm * block_norm + unit
-    clip_bound = 1.0 + two * (1.04 * scales.norm_bound + 2 * 2.0**-scales.norm_bits) + unit
-    clip_bound += len(factored) * (up_squares + down_squares)
-    clip_bound += (len(shapes) - len(factored)) * (1.04 * sample_bound**2 / gamma**2 + unit)
+    up_squares = curvature * projected_norms.largest + unit
+    down_squares = layer_norm * block_norms.largest + unit
+    clip_bound = 1.0 + scales.clip_bound + len(factored) * (up_squares + down_squares)
+    clip_bound += (len(shapes) - len(factored)) * sample_norms.largest
     require(
-        clip_bound < 2.0 ** (ROOM - MANTISSA_BITS - 1)
+        clip_bound <= MOST_CLIP_BOUND
         and up_squares < 2.0 ** (ROOM + 0.9 - curvature_bits - projected_norm_bits)
         and down_squares < 2.0 ** (ROOM + 0.9 - layer_norm_bits - block_norm_bits),
         "learning_rate",
@@ -278,16 +278,14 @@ def plan_joint_scales(
         block_bits=block_bits,
         gram_bits=gram_bits,
         curvature_bits=curvature_bits,
-        projected_bits=projected_bits,
-        projected_norm_bits=projected_norm_bits,
+        projected_norms=projected_norms,
         up_bits=up_bits,
         up_weights_bits=up_weights_bits,
         layer_bits=layer_bits,
         layer_norm_bits=layer_norm_bits,
-        block_norm_bits=block_norm_bits,
+        block_norms=block_norms,
         signal_bits=signal_bits,
-        sample_bits=sample_bits,
-        sample_bound=sample_bound,
+        sample_norms=sample_norms,
         clip_rounding=entry * math.sqrt(rounded_updates) + product_unit * math.sqrt(rounded_products),
         overflow_probability=min(1.0, scales.overflow_probability + steps * math.exp(-(NOISE_DEVIATIONS**2) / 2)),
     )

@@ -7,7 +7,6 @@ clipped is that of the rounded g_j itself, so the clip needs no slack (``protoco
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,9 +15,9 @@ import refmpc
 from protocols.clip import shaped
 from protocols.gl_facts import JacobianShape
 from protocols.gl_plan import JointPlan
-from protocols.gl_scales import inverse_clip_bits
-from protocols.scales import EMBEDDING_BITS, PROBABILITY_BITS
-from protocols.step import EXPLICIT_BITS, written_out
+from protocols.over_clip import OverClip, norms_over_clip
+from protocols.scales import EMBEDDING_BITS, EXPLICIT_BITS, PROBABILITY_BITS
+from protocols.step import written_out
 from refmpc import ArithmeticTensor, Cost
 from refmpc.normalise import MANTISSA_BITS
 
@@ -28,7 +27,6 @@ __all__ = [
     "clipped_sum",
     "global_samples",
     "layer_samples",
-    "norms_over_clip",
     "norms_over_clip_cost",
     "sample_opening",
     "written_out_cost",
@@ -51,15 +49,6 @@ class Samples:
     norms: ArithmeticTensor
 
 
-async def norms_over_clip(rows: ArithmeticTensor, clip_norm: float, bound: float, bits: int) -> ArithmeticTensor:
-    """‖row‖²/γ² at ``bits``, never below the true value, for rows of norm at most ``bound``. 2 rounds."""
-    inverse_bits = inverse_clip_bits(rows.fraction_bits, clip_norm, bound)
-    squares = await refmpc.dot(rows, rows)
-    inverse = math.ceil(2.0**inverse_bits / clip_norm**2)
-    scaled = squares.scale_by_integers(inverse).reinterpret(2 * rows.fraction_bits + inverse_bits)
-    return await refmpc.truncate(scaled, scaled.fraction_bits - bits) + 2.0**-bits
-
-
 async def layer_samples(
     errors: ArithmeticTensor, block: ArithmeticTensor, client: ClientJacobian, plan: JointPlan
 ) -> Samples:
@@ -70,7 +59,7 @@ async def layer_samples(
     cut = scales.signal_bits + scales.jacobian_bits - scales.sample_bits
     found = await refmpc.matmul_truncate(signal.reshape(batch, 1, client.shape.width), client.jacobian, cut)
     found = found.reshape(batch, client.shape.parameters)
-    norms = await norms_over_clip(found, plan.training.clip_norm, scales.sample_bound, MANTISSA_BITS)
+    norms = await norms_over_clip(found, scales.sample_norms)
     # exact: a coarser grid, written with the bits that the noise asks for
     return Samples(found.scale_by_integers(1 << (EXPLICIT_BITS - scales.sample_bits)).reinterpret(EXPLICIT_BITS), norms)
 
@@ -78,11 +67,8 @@ async def layer_samples(
 async def global_samples(embeddings: ArithmeticTensor, errors: ArithmeticTensor, plan: JointPlan) -> Samples:
     """[h_j 1] ⊗ δ_j, all B·(d+1)·S entries. 4 rounds."""
     found = await written_out(embeddings, errors)
-    return Samples(found, await norms_over_clip(found, plan.training.clip_norm, _global_bound(plan), MANTISSA_BITS))
-
-
-def _global_bound(plan: JointPlan) -> float:
-    return 2 * math.hypot(plan.scales.row_bound, 1.0)
+    assert plan.scales.written_out is not None
+    return Samples(found, await norms_over_clip(found, plan.scales.written_out))
 
 
 async def clipped_sum(
@@ -101,20 +87,20 @@ def sample_opening(factor: ArithmeticTensor, samples: Samples, noise: np.ndarray
 # cost --------------------------------------------------------------------------------------------
 
 
-def norms_over_clip_cost(rows: int, fraction_bits: int, clip_norm: float, bound: float, bits: int) -> Cost:
+def norms_over_clip_cost(rows: int, over: OverClip) -> Cost:
     """Of ``norms_over_clip``."""
-    cut = 2 * fraction_bits + inverse_clip_bits(fraction_bits, clip_norm, bound) - bits
-    return Cost(1, 24 * rows) + refmpc.truncate.cost(shaped(rows, bits=MANTISSA_BITS), cut)
+    return Cost(1, 24 * rows) + refmpc.truncate.cost(shaped(rows, bits=MANTISSA_BITS), over.cut)
 
 
 def written_out_cost(plan: JointPlan, shape: JacobianShape | None) -> Cost:
     """Of ``layer_samples`` for a client's shape, of ``global_samples`` for None."""
-    batch, classes, gamma, scales = plan.training.batch_size, plan.classes, plan.training.clip_norm, plan.adapters
+    batch, classes, scales = plan.training.batch_size, plan.classes, plan.adapters
     errors = shaped(batch, classes, bits=PROBABILITY_BITS)
     if shape is None:
         flat = shaped(batch, plan.global_parameters, bits=EXPLICIT_BITS)
         cost = refmpc.multiply_truncate.cost(flat, flat, EMBEDDING_BITS + PROBABILITY_BITS - EXPLICIT_BITS)
-        return cost + norms_over_clip_cost(batch, EXPLICIT_BITS, gamma, _global_bound(plan), MANTISSA_BITS)
+        assert plan.scales.written_out is not None
+        return cost + norms_over_clip_cost(batch, plan.scales.written_out)
     block = shaped(classes, shape.width, bits=scales.block_bits)
     cost = refmpc.matmul_truncate.cost(errors, block, PROBABILITY_BITS + scales.block_bits - scales.signal_bits)
     signal = shaped(batch, 1, shape.width, bits=scales.signal_bits)
@@ -122,4 +108,4 @@ def written_out_cost(plan: JointPlan, shape: JacobianShape | None) -> Cost:
     cost += refmpc.matmul_truncate.cost(
         signal, jacobian, scales.signal_bits + scales.jacobian_bits - scales.sample_bits
     )
-    return cost + norms_over_clip_cost(batch, scales.sample_bits, gamma, scales.sample_bound, MANTISSA_BITS)
+    return cost + norms_over_clip_cost(batch, scales.sample_norms)

@@ -30,7 +30,7 @@ from pathlib import Path
 import numpy as np
 
 import refmpc
-from protocols.checkpoint import ServerDirectory, agree_on_count, confirm_on_disk, write_arrays
+from protocols.checkpoint import CannotResume, ServerDirectory, agree_on_count, confirm_on_disk, write_arrays
 from protocols.clip import shaped
 from protocols.plan import Plan, joint_scale
 from refmpc import Cost, Party
@@ -123,7 +123,7 @@ class JointNoise:
 
     def _load(self, block: int) -> np.ndarray:
         if not self._file(block).exists():
-            raise ValueError(
+            raise CannotResume(
                 f"{self._file(block)} is missing: the noise of step {self._step} was drawn and must not be drawn again; "
                 "the run cannot resume, start a new one"
             )
@@ -134,11 +134,11 @@ class JointNoise:
         """Blocks that all three servers have; later ones were used by nobody and are removed. 1 round."""
         own = self._blocks()
         count = agree_on_count(self._party, own[-1] + 1 if own else 0)
+        needed = math.ceil(self._step / self._block_rows) if self._step < self._plan.schedule.num_steps else 0
         for block in own:
-            if block >= count:
+            if block >= max(count, needed):
                 self._file(block).unlink()
-        needed = math.ceil(self._step / self._block_rows)
-        return max(count, needed if self._step < self._plan.schedule.num_steps else 0)
+        return max(count, needed)
 
     def forget_before(self, step: int) -> None:
         """Remove blocks that no step from ``step`` on needs."""

@@ -16,6 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 import refmpc
 from accel.validate import require, require_integer
+from protocols.begun import require_same_run
 from protocols.checkpoint import ServerDirectory
 from protocols.curves import Timeline
 from protocols.noise import insecure_total_noise
@@ -106,6 +107,7 @@ def execute(
     way_on: str,
 ) -> tuple[refmpc.RunResult, float, Timeline]:
     """Run servers and clients with progress and log. A failure is noted in the log and carries ``way_on``."""
+    require_same_run(directory, plan)  # before the log names a claim
     timeline, begun = Timeline(), time.perf_counter()
     with RunLog(directory / "run.log") as log, _progress(console, options.json) as show:
         log.begin(plan, options.resume is not None)

@@ -19,13 +19,13 @@ BLOCK = 64
 
 
 class NoiseAhead:
-    """Rows of filtered noise at the gradient's scale; the next block is computed while the present one is used.
+    """Rows of filtered noise at the gradient's scale; a step's share of later rows is computed beside that step.
 
-    On one core: what is needed only 64 steps later must not take the cores that the present step waits for.
+    In a thread, whose kernels run without the interpreter lock, and on one core: what is needed only later must neither
+    take the cores that the present step waits for nor come in a burst.
     """
 
     def __init__(self, plan: Plan, open_stream: Callable[[int], Stream], start: int = 0):
-        self._left = plan.schedule.num_steps - start
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="noise")
         self._libraries = ThreadpoolController()
         self._source = self._pool.submit(
@@ -37,27 +37,28 @@ class NoiseAhead:
             start=start,
             block=BLOCK,
         )
-        self._rows: list[np.ndarray] = []
-        self._ahead: Future[list[np.ndarray]] | None = None
-        self._prefetch()
+        self._row: Future[np.ndarray] = self._pool.submit(self._first_row)
 
-    def _prefetch(self) -> None:
-        count = min(BLOCK, self._left)
-        self._left -= count
-        self._ahead = self._pool.submit(self._draw, count) if count else None
-
-    def _draw(self, count: int) -> list[np.ndarray]:
-        source = self._source.result()
+    def _first_row(self) -> np.ndarray:
         with self._libraries.limit(limits=1, user_api="blas"):
-            return [source.next_row() for _ in range(count)]
+            return self._source.result().next_row()
+
+    def _next_row(self) -> np.ndarray:
+        """One step's share of the work, and the next row: ready unless the thread fell behind."""
+        with self._libraries.limit(limits=1, user_api="blas"):
+            source = self._source.result()
+            source.work()
+            return source.next_row()
 
     def next_row(self) -> np.ndarray:
         """The noise of the next step, int64 at 46 bits."""
-        if not self._rows:
-            assert self._ahead is not None
-            self._rows = self._ahead.result()
-            self._prefetch()
-        return self._rows.pop(0)
+        row = self._row.result()
+        self._row = self._pool.submit(self._next_row)
+        return row
+
+    def wait(self) -> None:
+        """Until this step's share of the work is done, for a measurement that counts it."""
+        self._row.result()
 
     def close(self) -> None:
         """End the thread."""

@@ -32,6 +32,7 @@ from vfl.dp import (
     calibrate_shuffled,
     default_bands,
     factorise,
+    with_delta_checked,
 )
 from vfl.gradients import GlobalModel
 from vfl.twins.config import Schedule, TrainingConfig
@@ -270,6 +271,7 @@ def plan_run(protocol: str, federation: PublicFacts, training: TrainingConfig) -
         width=federation.width,
         steps=schedule.num_steps,
         batch_size=training.batch_size,
+        momentum=training.momentum,
         truncated_bits=GRADIENT_BITS - RELEASE_BITS,
         coordinates=sum((fan_in + 1) * fan_out for fan_in, fan_out in pairwise(sizes)),
         overflow_probability=1e-20,
@@ -320,7 +322,8 @@ def plan_run(protocol: str, federation: PublicFacts, training: TrainingConfig) -
     assumed = (*noise.claim.public, *federation.public_inputs)
     if training.hidden:
         assumed += ("the starting weights are public and random, from the seed of the run",)
-    noise = replace(noise, claim=replace(noise.claim, public=assumed))
+    claim = with_delta_checked(noise.claim, schedule.num_samples)
+    noise = replace(noise, claim=replace(claim, public=assumed))
     if joint:
         noise = replace(noise, claim=_joint_claim(noise))
     return Plan(

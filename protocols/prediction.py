@@ -18,6 +18,7 @@ import numpy as np
 
 import refmpc
 from accel.validate import require, require_choice, require_integer
+from protocols.over_clip import ROOM
 from protocols.plan import Plan
 from protocols.scales import EMBEDDING_BITS, LOGIT_BITS, MOST_WEIGHT_BITS, PROBABILITY_BITS
 from refmpc import ArithmeticTensor, Client, Cost, Party
@@ -40,7 +41,6 @@ __all__ = [
 PREDICTION_RELEASE = "predictions"
 OUTPUTS = ("label", "probabilities", "logits")
 CHUNK_ROWS = 4096
-ROOM = 61  # products stay below 2^61 in the ring
 LEAST_WEIGHT_BITS = 8
 
 

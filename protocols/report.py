@@ -65,6 +65,7 @@ class RunReport:
             "hidden": list(training.hidden),
             "norm_limit": self.plan.scales.norm_limit,
             "learning_rate_used": self.plan.scales.learning_rate_used(training.learning_rate),
+            "privacy": self.plan.claim.headline(),
             "claim": json.loads(self.plan.claim.to_json()),
             "phases": self.phases(),
             "releases": [asdict(release) for release in self.ledgers[0].releases],
@@ -114,7 +115,7 @@ def print_report(report: RunReport, console: Console) -> None:
         view.add_row(
             "layers", f"{sizes}, ReLU; samples with hidden norms above {plan.scales.norm_limit:g} do not count"
         )
-    view.add_row("privacy", f"ε = {plan.claim.epsilon:.4g}, δ = {plan.claim.delta:g}; {plan.claim.neighbouring}")
+    view.add_row("privacy", plan.claim.headline())
     used = plan.scales.learning_rate_used(plan.training.learning_rate)
     view.add_row("learning rate used", f"{used:.6g} (asked for {plan.training.learning_rate:g})")
     view.add_row("time", f"{report.seconds:.1f} s with start-up")
@@ -166,7 +167,9 @@ def print_estimate(plan: Plan, options: RunOptions, console: Console, found: dic
     """What the run would cost: ``found`` if the protocol estimates for itself."""
     found = found or estimate(plan)
     if options.json:
-        print(json.dumps({**found, "claim": json.loads(plan.claim.to_json())}, indent=2))
+        print(
+            json.dumps({**found, "privacy": plan.claim.headline(), "claim": json.loads(plan.claim.to_json())}, indent=2)
+        )
         return
     view = Table(title=f"{plan.protocol}: what {plan.schedule.num_steps} steps would cost", show_header=False)
     view.add_column(style="bold")
@@ -184,6 +187,7 @@ def print_estimate(plan: Plan, options: RunOptions, console: Console, found: dic
     )
     limit = plan.scales.norm_limit
     hidden = "" if limit is None else f"; samples with hidden norms above {limit:g} do not count"
+    view.add_row("privacy", plan.claim.headline())
     view.add_row("scales", f"embeddings {EMBEDDING_BITS} bits, weights {plan.scales.weight_bits} bits{hidden}")
     console.print(view)
     console.print(plan.claim.paragraph())

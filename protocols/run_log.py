@@ -35,13 +35,15 @@ class RunLog:
 
     def begin(self, plan: Plan, resumed: bool) -> None:
         """What is about to run."""
-        schedule, claim = plan.schedule, plan.claim
+        schedule = plan.schedule
         self.line(
             f"{plan.protocol} {'resumed' if resumed else 'begun'}: {schedule.num_steps} steps, "
             f"{schedule.num_samples} rows, batches of {schedule.batch_size}, {len(plan.client_names)} clients, plan "
             f"{plan.fingerprint[:16]}"
         )
-        self.line(f"claim: ε = {claim.epsilon:.4g}, δ = {claim.delta:g}; {claim.neighbouring}")
+        self.line(f"claim: {plan.claim.headline()}")
+        for caveat in plan.claim.caveats:
+            self.line(caveat)
 
     def listen(self, peer: Any, message: dict[str, Any]) -> None:
         """Reports of server 0: the start of a phase, and every tenth of the training."""

@@ -31,6 +31,8 @@ from itertools import pairwise
 from scipy.stats import norm
 
 from accel.validate import require
+from protocols.over_clip import ERROR_NORM, MOST_CLIP_BOUND, ROOM, OverClip
+from refmpc.normalise import MANTISSA_BITS
 from vfl.dp import Factorisation
 from vfl.twins.config import Schedule, TrainingConfig
 
@@ -46,9 +48,9 @@ MOST_WEIGHT_BITS = 36
 NOISE_DEVIATIONS = 12.0  # ranges leave room for this many standard deviations
 NORM_LIMITS = (256.0, 128.0, 64.0, 32.0, 16.0)  # tried in this order
 RESOLUTION_BITS = 6  # a limit on a square is compared to a relative 2^-6
-ERROR_NORM = 1.42  # ‖δ_L‖ ≤ √2, and the softmax is off by at most 2^-14 an entry
-MOST_CLIP_BOUND = 2.0**31
-ROOM = 61  # |value| < 2^61 in the ring, half of what truncation allows
+EXPLICIT_BITS = GRADIENT_BITS - MANTISSA_BITS  # of a per-sample gradient: times a clip factor, the scale of the noise
+DECAY_BITS = 16  # of α
+RATE_ERROR = 1.06  # the learning rate may be off by 5 % in fixed point
 
 
 @dataclass(frozen=True)
@@ -57,15 +59,32 @@ class LayerScales:
 
     fan_in: int
     fan_out: int
-    reach: float  # of ‖[a 1]‖
-    norm_bits: int  # of n = ‖[a 1]‖²/γ²
-    norm_bound: float
+    norms: OverClip  # n = ‖[a 1]‖²/γ²
     error_bound: float  # of ‖δ‖
     error_bits: int
     square_bits: int  # of ‖δ‖² when it meets n
     weight_bound: float = 0.0  # ω ≥ ‖W‖, MLP only
     sum_bound: float = 0.0  # of ‖[a 1]·W‖, also for samples that do not count; MLP only
     back_bound: float = 0.0  # of ‖δ‖ before the limit is looked at; hidden layers only
+
+    @property
+    def reach(self) -> float:
+        """Of ‖[a 1]‖."""
+        return self.norms.bound
+
+    @property
+    def norm_bits(self) -> int:
+        return self.norms.bits
+
+    @property
+    def largest_square(self) -> float:
+        """Of ‖δ‖² when it meets n, rounded up."""
+        return self.error_bound**2 + 2 * 2.0**-self.square_bits
+
+    @property
+    def clip_part(self) -> float:
+        """Bound of this layer's part of q, with everything that is rounded up on the way."""
+        return self.norms.largest * self.largest_square + 2 * 2.0**-MANTISSA_BITS
 
     @property
     def sum_high_bit(self) -> int:
@@ -92,14 +111,27 @@ class Scales:
 
     row_bound: float  # of the embeddings as the servers hold them, rounding included
     weight_bits: int
-    norm_bits: int
-    norm_bound: float  # of n_j = (‖h_j‖²+1)/γ²
     logit_bound: float
     logit_high_bit: int
     overflow_probability: float
     batch_size: int
     layers: tuple[LayerScales, ...]
     norm_limit: float | None = None  # of hidden activations and errors; None for one layer
+    written_out: OverClip | None = None  # ‖g_j‖²/γ² of a per-sample gradient; explicit gradients only
+
+    @property
+    def norms(self) -> OverClip:
+        """n_j = (‖h_j‖²+1)/γ²."""
+        return self.layers[0].norms
+
+    @property
+    def norm_bits(self) -> int:
+        return self.norms.bits
+
+    @property
+    def norm_bound(self) -> float:
+        """Of n_j, before rounding."""
+        return self.norms.ratio
 
     @property
     def truncated_bits(self) -> int:
@@ -113,10 +145,10 @@ class Scales:
 
     @property
     def clip_bound(self) -> float:
-        """Bound of q = Σ_l n_lj·‖δ_lj‖², with room for the rounding up; above 1 also when nothing can be clipped."""
-        if self.norm_limit is None:
-            return max(2.0, 4.0 * self.norm_bound)
-        return max(2.0, 2.0 * sum(layer.norm_bound * layer.error_bound**2 for layer in self.layers))
+        """Bound of q = Σ_l n_lj·‖δ_lj‖², all rounding up included; above 1 also when nothing can be clipped."""
+        if self.written_out is not None:
+            return max(2.0, self.written_out.largest)
+        return max(2.0, sum(layer.clip_part for layer in self.layers))
 
     @property
     def clip_rounding(self) -> float:
@@ -154,8 +186,12 @@ def plan_scales(
         return _plan_layers(config, schedule, factorisation, row_bound, width, classes, noise_std, start_norms)
     bounded, drift, deviation = _movement(config, schedule, factorisation, row_bound, width, noise_std)
     reach = math.hypot(bounded, 1.0)
-    logit_bound = reach * (drift + NOISE_DEVIATIONS * deviation)
-    weight_bits = min(MOST_WEIGHT_BITS, math.floor(61 - EMBEDDING_BITS - math.log2(max(1.0, logit_bound))))
+    rounding = _release_rounding(config, schedule, (width + 1) * classes)
+    weight_bound = RATE_ERROR * (drift + NOISE_DEVIATIONS * deviation + rounding)
+    logit_bound = reach * weight_bound
+    weight_bits = min(
+        MOST_WEIGHT_BITS, math.floor(ROOM - max(EMBEDDING_BITS + _log2(logit_bound), _decay_room(config, weight_bound)))
+    )
     require(
         weight_bits >= RELEASE_BITS + 8,
         "learning_rate",
@@ -163,32 +199,36 @@ def plan_scales(
         f"small enough that logits up to {logit_bound:.3g} fit the ring",
         "lower the learning rate, the epochs, the noise (larger epsilon) or the row bound",
     )
-    norm_bound = reach**2 / config.clip_norm**2
-    norm_bits = min(12, math.floor(61 - 2 * PROBABILITY_BITS - 2 - math.log2(max(1.0, norm_bound))))
+    squared = 2 * PROBABILITY_BITS  # bits of ‖δ‖², which is below 2.02: n·‖δ‖² needs two bits more than n
+    norms = OverClip(config.clip_norm, reach, EMBEDDING_BITS, 0)
+    norms = replace(norms, bits=min(12, math.floor(ROOM - squared - 2 - _log2(norms.ratio))))
     require(
-        norm_bits >= 2,
+        norms.bits >= 2,
         "clip_norm",
         config.clip_norm,
         f"at least {reach / 2**10.5:.3g} for rows bounded by {row_bound:g}",
         "raise the clip norm or lower the row bound",
     )
+    norms.require_fine("row_bound", row_bound, "scale the rows and the clip norm down: nothing else changes")
+    written_out = None
+    if config.gradients == "explicit":
+        longest = ERROR_NORM * reach + math.sqrt((width + 1) * classes) * 2.0**-EXPLICIT_BITS
+        written_out = OverClip(config.clip_norm, longest, EXPLICIT_BITS, MANTISSA_BITS)
+        written_out.require_fine(
+            "row_bound", row_bound, "use factored gradients, or scale the rows and the clip norm down"
+        )
     # a difference of two logits, and the constant that exp adds, must stay inside the compared bits
     logit_high_bit = LOGIT_BITS + math.ceil(math.log2(2 * logit_bound + 64)) + 1
     logits = schedule.num_steps * schedule.batch_size * classes
     scales = Scales(
         row_bound=bounded,
         weight_bits=weight_bits,
-        norm_bits=norm_bits,
-        norm_bound=norm_bound,
         logit_bound=logit_bound,
         logit_high_bit=logit_high_bit,
         overflow_probability=min(1.0, logits * 2 * float(norm.sf(NOISE_DEVIATIONS))),
         batch_size=config.batch_size,
-        layers=(
-            LayerScales(
-                width, classes, reach, norm_bits, norm_bound, ERROR_NORM, PROBABILITY_BITS, 2 * PROBABILITY_BITS
-            ),
-        ),
+        layers=(LayerScales(width, classes, norms, ERROR_NORM, PROBABILITY_BITS, squared),),
+        written_out=written_out,
     )
     _require_rate(config, scales)
     return scales
@@ -209,6 +249,21 @@ def _movement(
     error = factorisation.workload_error("final", weight_decay=config.weight_decay, momentum=config.momentum)
     deviation = config.learning_rate / config.batch_size * noise_std * error
     return bounded, drift, deviation
+
+
+def _release_rounding(config: TrainingConfig, schedule: Schedule, entries: int) -> float:
+    """How far rounding y in every step can move ‖W‖."""
+    units = schedule.num_steps / (1 - config.momentum) * math.sqrt(entries)
+    return config.learning_rate / config.batch_size * units * 2.0**-RELEASE_BITS
+
+
+def _decay_room(config: TrainingConfig, weight_bound: float) -> float:
+    """Bits that α·W needs besides those of W."""
+    return 0.0 if config.weight_decay == 1.0 else DECAY_BITS + _log2(weight_bound)
+
+
+def _log2(value: float) -> float:
+    return math.log2(max(1.0, value))
 
 
 def _require_rate(config: TrainingConfig, scales: Scales) -> None:
@@ -239,18 +294,17 @@ def _plan_layers(
     bounds = []
     for (fan_in, fan_out), start in zip(sizes, start_norms, strict=True):
         matrix = math.sqrt(fan_in + 1) + math.sqrt(fan_out) + NOISE_DEVIATIONS
-        # y is rounded in every step, and the learning rate may be off by 5 % in fixed point
-        rounding = schedule.num_steps / (1 - config.momentum) * math.sqrt((fan_in + 1) * fan_out) * 2.0**-RELEASE_BITS
-        moved = drift + deviation * matrix + config.learning_rate / config.batch_size * rounding
-        bounds.append(start + 1.06 * moved)
+        moved = drift + deviation * matrix + _release_rounding(config, schedule, (fan_in + 1) * fan_out)
+        bounds.append(start + RATE_ERROR * moved)
+    reach = math.hypot(bounded, 1.0)
+    first = OverClip(config.clip_norm, reach, EMBEDDING_BITS, 0)
+    first.require_fine("row_bound", row_bound, "scale the rows and the clip norm down")
     for limit in NORM_LIMITS:
-        found = _layers_at(limit, config.clip_norm, math.hypot(bounded, 1.0), sizes, bounds)
-        weight_bits = _weight_bits(found)
+        found = _layers_at(limit, config.clip_norm, reach, sizes, bounds)
+        weight_bits = min(_weight_bits(found), math.floor(ROOM - _decay_room(config, max(bounds))))
         tried = Scales(
             row_bound=bounded,
             weight_bits=weight_bits,
-            norm_bits=found[0].norm_bits,
-            norm_bound=found[0].norm_bound,
             logit_bound=found[-1].sum_bound,
             logit_high_bit=LOGIT_BITS + math.ceil(math.log2(2 * found[-1].sum_bound + 64)) + 1,
             # e^-72 a step and layer: the norm of the noise in W
@@ -291,13 +345,12 @@ def _layers_at(
             error_bits = min(PROBABILITY_BITS, math.floor(ROOM / 2 - math.log2(through + 1.0)))
             back_bound = through + math.sqrt(fan_out) * 2.0**-error_bits
             error_bound = min(back_bound, limit * tolerance)
-        norm_bound = reaches[depth] ** 2 / clip_norm**2
-        room = math.floor(ROOM - math.log2(max(1.0, norm_bound * error_bound**2)))
-        norm_bits = min(12, room - 20)
-        square_bits = min(2 * error_bits, room - norm_bits)
-        layer = LayerScales(
-            fan_in, fan_out, reaches[depth], norm_bits, norm_bound, error_bound, error_bits, square_bits
+        norms = OverClip(clip_norm, reaches[depth], EMBEDDING_BITS, 0)
+        norms = replace(norms, bits=min(12, math.floor(ROOM - _log2(norms.ratio * error_bound**2)) - 20))
+        square_bits = min(
+            2 * error_bits, math.floor(ROOM - norms.bits - math.log2(norms.largest * error_bound**2 + 1.0))
         )
+        layer = LayerScales(fan_in, fan_out, norms, error_bound, error_bits, square_bits)
         layers.insert(0, replace(layer, weight_bound=bounds[depth], sum_bound=sums[depth], back_bound=back_bound))
     return tuple(layers)
 
@@ -316,7 +369,7 @@ def _fits(scales: Scales, least_error_bits: int) -> bool:
     hidden = scales.layers[:-1]
     return (
         scales.clip_bound <= MOST_CLIP_BOUND
-        and all(layer.norm_bits >= 2 and layer.square_bits >= 18 for layer in scales.layers)
+        and all(layer.norms.is_fine and layer.norm_bits >= 2 and layer.square_bits >= 18 for layer in scales.layers)
         and all(layer.error_bits >= least_error_bits for layer in hidden)
         and all(layer.outputs_range(scales.norm_limit)[1] <= ROOM + 1 for layer in hidden)
         and all(layer.errors_range(scales.norm_limit)[1] <= ROOM + 1 for layer in hidden)

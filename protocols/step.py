@@ -10,7 +10,6 @@ whose hidden norms leave the public limit contributes nothing: see ``protocols.s
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -18,8 +17,11 @@ import numpy as np
 
 import refmpc
 from protocols.clip import beside, clip_cost, clip_factors, clipped_updates, shaped, squared_norms
+from protocols.over_clip import norms_over_clip
 from protocols.scales import (
+    DECAY_BITS,
     EMBEDDING_BITS,
+    EXPLICIT_BITS,
     GRADIENT_BITS,
     LOGIT_BITS,
     PROBABILITY_BITS,
@@ -35,10 +37,12 @@ from vfl.twins.config import TrainingConfig
 __all__ = [
     "SharedRows",
     "Weights",
+    "explicit_clip",
     "explicit_gradient",
     "factored_gradients",
     "gradient_step",
     "hidden_layer",
+    "layer_factors",
     "logit_errors",
     "own_addends",
     "squared_norms",
@@ -109,27 +113,34 @@ async def hidden_errors(
     return found
 
 
+async def layer_factors(
+    rows: SharedRows, layers: Sequence[Weights], scales: Scales
+) -> tuple[list[ArithmeticTensor], list[ArithmeticTensor]]:
+    """[a 1] and δ of every layer, first layer first: forward, softmax, and back through the weights."""
+    inputs, active = [rows.embeddings], []
+    for depth, weights in enumerate(layers[:-1]):
+        outputs, bits = await hidden_layer(inputs[-1], weights.values, scales, scales.layers[depth])
+        inputs.append(outputs)
+        active.append(bits)
+    last = SharedRows(inputs[-1], rows.labels, rows.norms)
+    return inputs, await hidden_errors(await logit_errors(last, layers[-1].values, scales), layers, active, scales)
+
+
 async def factored_gradients(
     inputs: Sequence[ArithmeticTensor],
     errors: Sequence[ArithmeticTensor],
     norms: ArithmeticTensor,
     addends: Sequence[np.ndarray],
-    training: TrainingConfig,
     scales: Scales,
 ) -> list[ArithmeticTensor]:
     """[A 1]ᵀ·diag(c)·Δ + addend of every layer, truncated: no per-sample gradient is ever built."""
-    factor = await clip_factors(errors, inputs, norms, training.clip_norm, scales)
+    factor = await clip_factors(errors, inputs, norms, scales)
     updates = await refmpc.gather(*(clipped_updates(factor, delta) for delta in errors))
     products = (
         refmpc.matmul_truncate(rows.T, update, scales.truncated_bits, addend=addend)
         for rows, update, addend in zip(inputs, updates, addends, strict=True)
     )
     return await refmpc.gather(*products)
-
-
-EXPLICIT_BITS = (
-    GRADIENT_BITS - MANTISSA_BITS
-)  # of a per-sample gradient: times the clip factor it has the noise's scale
 
 
 async def written_out(embeddings: ArithmeticTensor, errors: ArithmeticTensor) -> ArithmeticTensor:
@@ -140,21 +151,24 @@ async def written_out(embeddings: ArithmeticTensor, errors: ArithmeticTensor) ->
     return found.reshape(batch, -1)
 
 
+async def explicit_clip(
+    embeddings: ArithmeticTensor, errors: ArithmeticTensor, scales: Scales
+) -> tuple[ArithmeticTensor, ArithmeticTensor]:
+    """The per-sample gradients written out, and their clip factors. 23 rounds."""
+    assert scales.written_out is not None
+    flat = await written_out(embeddings, errors)
+    return flat, await refmpc.clip_factor(await norms_over_clip(flat, scales.written_out), scales.clip_bound)
+
+
 async def explicit_gradient(
-    rows: SharedRows, errors: ArithmeticTensor, addend: np.ndarray, training: TrainingConfig, scales: Scales
+    embeddings: ArithmeticTensor, errors: ArithmeticTensor, addend: np.ndarray, scales: Scales
 ) -> ArithmeticTensor:
     """The same sum as the paper computes it: all B·(d+1)·S entries of the per-sample gradients, their norms, their clip.
 
     The reference for ``factored_gradients``, one layer only, at about 60 times its bytes. The norm is that of the rounded
     gradient itself, so the clip needs no slack.
     """
-    flat = await written_out(rows.embeddings, errors)
-    squares = await refmpc.dot(flat, flat)
-    spare = math.floor(61 - 2 * EXPLICIT_BITS - math.log2(4 * scales.norm_bound))
-    inverse = math.ceil(2.0 ** min(20, spare) / training.clip_norm**2)
-    scaled = squares.scale_by_integers(inverse).reinterpret(2 * EXPLICIT_BITS + min(20, spare))
-    q = await refmpc.truncate(scaled, scaled.fraction_bits - MANTISSA_BITS)
-    factor = await refmpc.clip_factor(q + 2.0**-MANTISSA_BITS, scales.clip_bound)
+    flat, factor = await explicit_clip(embeddings, errors, scales)
     total = await refmpc.matmul_truncate(
         factor.reshape(1, -1), flat, scales.truncated_bits, addend=addend.reshape(1, -1)
     )
@@ -175,21 +189,14 @@ async def gradient_step(
     ``vfl.gradients``: layer after layer. Momentum is merged into the truncation: β·v joins the summand of the backward
     product as a public multiple of this server's share of v.
     """
-    # forward
-    inputs, active = [rows.embeddings], []
-    for depth, weights in enumerate(layers[:-1]):
-        outputs, bits = await hidden_layer(inputs[-1], weights.values, scales, scales.layers[depth])
-        inputs.append(outputs)
-        active.append(bits)
-    last = SharedRows(inputs[-1], rows.labels, rows.norms)
-    errors = await hidden_errors(await logit_errors(last, layers[-1].values, scales), layers, active, scales)
+    inputs, errors = await layer_factors(rows, layers, scales)
 
     # clip, backward with noise
     addends = own_addends(noise, layers, training.momentum)
     if training.gradients == "factored":
-        velocities = await factored_gradients(inputs, errors, rows.norms, addends, training, scales)
+        velocities = await factored_gradients(inputs, errors, rows.norms, addends, scales)
     else:
-        velocities = [await explicit_gradient(rows, errors[0], addends[0], training, scales)]
+        velocities = [await explicit_gradient(rows.embeddings, errors[0], addends[0], scales)]
 
     # update
     return await updated(layers, velocities, learning_rate, training, scales)
@@ -225,9 +232,6 @@ def own_addends(noise: np.ndarray, layers: Sequence[Weights], momentum: float) -
         found.append(addend)
         start += weights.values.size
     return found
-
-
-DECAY_BITS = 16
 
 
 async def _decayed(values: ArithmeticTensor, weight_decay: float) -> ArithmeticTensor:
@@ -284,9 +288,9 @@ def step_cost(training: TrainingConfig, width: int, classes: int, scales: Scales
 def _explicit_cost(batch: int, width: int, classes: int, scales: Scales) -> refmpc.Cost:
     """Of ``explicit_gradient``."""
     column, flat = shaped(batch, bits=MANTISSA_BITS), shaped(batch, (width + 1) * classes, bits=EXPLICIT_BITS)
-    spare = math.floor(61 - 2 * EXPLICIT_BITS - math.log2(4 * scales.norm_bound))
+    assert scales.written_out is not None
     total = refmpc.multiply_truncate.cost(flat, flat, EMBEDDING_BITS + PROBABILITY_BITS - EXPLICIT_BITS)
     total += refmpc.dot.cost(flat, flat)
-    total += refmpc.truncate.cost(column, 2 * EXPLICIT_BITS + min(20, spare) - MANTISSA_BITS)
+    total += refmpc.truncate.cost(column, scales.written_out.cut)
     total += refmpc.clip_factor.cost(column, scales.clip_bound)
     return total + refmpc.matmul_truncate.cost(column.reshape(1, -1), flat, scales.truncated_bits)

@@ -99,7 +99,7 @@ async def receive_rows(party: Party, plan: Plan, directory: ServerDirectory | No
             party.report({"phase": "upload", "done": chunk.stop, "total": rows})
     embeddings = with_ones_column(party, shares)
     with party.phase("norms"):
-        norms = await squared_norms(embeddings, plan.training.clip_norm, plan.scales)
+        norms = await squared_norms(embeddings, plan.scales)
     return SharedRows(embeddings, ArithmeticTensor(party, labels, 0), norms)
 
 

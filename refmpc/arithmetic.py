@@ -8,6 +8,8 @@ this party's own contribution to the product, at the product's scale: noise that
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -115,6 +117,13 @@ def matmul_summand(
     return out.reshape(mask.shape)
 
 
+_IN_THE_CLEAR: dict[Any, Callable[[Any, Any], Any]] = {  # for debug mode
+    _product_summand: np.multiply,
+    _dot_summand: lambda x, y: (x * y).sum(axis=-1),
+    matmul_summand: np.matmul,
+}
+
+
 def own_addend(shape: tuple[int, ...], addend: np.ndarray | None) -> np.ndarray | None:
     """This party's addend as ring words, checked."""
     if addend is None:
@@ -127,9 +136,13 @@ def own_addend(shape: tuple[int, ...], addend: np.ndarray | None) -> np.ndarray 
 async def _plain(
     name: str, x: ArithmeticTensor, y: ArithmeticTensor, shape: tuple[int, ...], summand
 ) -> ArithmeticTensor:
-    operation = x.party.operation(name)
+    operation = x.party.operation(name, x, y)
+    if x.party.insecure_check_ranges and x.fraction_bits + y.fraction_bits > 0:  # integers may be meant modulo 2^64
+        from refmpc.debug import check_product
+
+        await check_product(operation, x, y, _IN_THE_CLEAR[summand], 2**63)
     shares = await reshare(operation, summand(x, y, shape, operation.zero_share(shape)))
-    return ArithmeticTensor(x.party, shares, x.fraction_bits + y.fraction_bits)
+    return ArithmeticTensor(x.party, shares, x.fraction_bits + y.fraction_bits, operation.history())
 
 
 async def _truncated(
@@ -137,14 +150,15 @@ async def _truncated(
 ) -> ArithmeticTensor:
     scale = x.fraction_bits + y.fraction_bits
     require_integer("bits", bits, 1, min(62, scale) or 62, way_out="bits is what the product's scale loses")
-    operation = x.party.operation(name)
-    z = summand(x, y, shape, own_addend(shape, addend))
+    own = own_addend(shape, addend)
+    operation = x.party.operation(name, x, y, bits)
+    z = summand(x, y, shape, own)
     if x.party.insecure_check_ranges:
-        from refmpc.debug import check_summand_range
+        from refmpc.debug import check_product
 
-        await check_summand_range(operation, z, -(2**62), 2**62)
+        await check_product(operation, x, y, _IN_THE_CLEAR[summand], 2**62, own)
     shares = await truncate_summands(operation, z, bits)
-    return ArithmeticTensor(x.party, shares.reshape(2, *shape), max(0, scale - bits))
+    return ArithmeticTensor(x.party, shares.reshape(2, *shape), max(0, scale - bits), operation.history())
 
 
 # protocols --------------------------------------------------------------------------------------

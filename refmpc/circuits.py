@@ -50,7 +50,7 @@ def _and_words_cost(x: BooleanTensor, y: BooleanTensor) -> Cost:
 async def and_words(x: BooleanTensor, y: BooleanTensor) -> BooleanTensor:
     """x & y. 1 round, 3 bits for each bit."""
     require(x.shape == y.shape and x.width == y.width, "y", y, f"a Boolean tensor like x, {x!r}")
-    operation = x.party.operation("and_words")
+    operation = x.party.operation("and_words", x, y)
     mask = operation.zero_share_xor(x.shape)
     mine = kernels.and_pair(x.first, x.second, y.first, y.second, mask) & np.uint64((1 << x.width) - 1)
     round_ = operation.round()
@@ -58,7 +58,7 @@ async def and_words(x: BooleanTensor, y: BooleanTensor) -> BooleanTensor:
     packed = round_.expect_next(kernels.packed_size(x.size, x.width), np.uint8)
     await round_
     theirs = kernels.unpack_bits(packed, x.width, x.size).reshape(x.shape)
-    return BooleanTensor(x.party, np.stack([mine, theirs]), x.width)
+    return BooleanTensor(x.party, np.stack([mine, theirs]), x.width, operation.history())
 
 
 # from arithmetic shares to the operands of an adder ---------------------------------------------
@@ -143,14 +143,14 @@ def _carry_sign_cost(x: ArithmeticTensor) -> Cost:
 @protocol(cost=_carry_sign_cost, source=SOURCE_ADDER)
 async def is_negative_by_carry_tree(x: ArithmeticTensor) -> TwoHolderBits:
     """[x < 0] for any x: 8 rounds, about 79 bytes. Exact. The reference for ``is_negative``."""
-    operation = x.party.operation("is_negative_by_carry_tree")
+    operation = x.party.operation("is_negative_by_carry_tree", x)
     known, dealt = await _boolean_operands(operation, x)
     a, b = _slice(known), _slice(dealt)
     generate = await _and_planes(operation, a[:, :63], b[:, :63])
     carry = await _top_carry(operation, generate, a[:, :63] ^ b[:, :63])
     sign = a[:, 63] ^ b[:, 63] ^ carry
     words = np.stack([kernels.unslice_bits(share[np.newaxis], x.size) for share in sign])
-    return two_holder(BooleanTensor(x.party, words.reshape(2, *x.shape), 1))
+    return two_holder(BooleanTensor(x.party, words.reshape(2, *x.shape), 1, operation.history()))
 
 
 # the full adder ---------------------------------------------------------------------------------
@@ -196,11 +196,11 @@ def _a2b_cost(x: ArithmeticTensor) -> Cost:
 @protocol(cost=_a2b_cost, source=SOURCE_ADDER)
 async def arithmetic_to_boolean(x: ArithmeticTensor) -> BooleanTensor:
     """All 64 bits of x, XOR-shared. 8 rounds, about 170 bytes. Exact."""
-    operation = x.party.operation("arithmetic_to_boolean")
+    operation = x.party.operation("arithmetic_to_boolean", x)
     known, dealt = await _boolean_operands(operation, x)
     planes = await _add_planes(operation, _slice(known), _slice(dealt))
     words = np.stack([kernels.unslice_bits(share, x.size) for share in planes])
-    return BooleanTensor(x.party, words.reshape(2, *x.shape), 64)
+    return BooleanTensor(x.party, words.reshape(2, *x.shape), 64, operation.history())
 
 
 def _b2a_cost(x: BooleanTensor, fraction_bits: int = 0) -> Cost:
@@ -214,7 +214,7 @@ async def boolean_to_arithmetic(x: BooleanTensor, fraction_bits: int = 0) -> Ari
     The dealer draws both outer shares with the holders and inputs minus their sum; the adder's result is the middle
     share, opened to the two holders only. Each of them sees it masked by the outer share it does not know.
     """
-    operation = x.party.operation("boolean_to_arithmetic")
+    operation = x.party.operation("boolean_to_arithmetic", x, fraction_bits)
     me = x.party.id
     flat = x.shares.reshape(2, -1)
     shares = np.empty_like(flat)
@@ -248,7 +248,7 @@ async def boolean_to_arithmetic(x: BooleanTensor, fraction_bits: int = 0) -> Ari
     await last
     for at, index, missing in pending:
         shares[index, at] = total[0, at] ^ total[1, at] ^ missing
-    return ArithmeticTensor(x.party, shares.reshape(2, *x.shape), fraction_bits)
+    return ArithmeticTensor(x.party, shares.reshape(2, *x.shape), fraction_bits, operation.history())
 
 
 # equality ---------------------------------------------------------------------------------------
@@ -263,7 +263,7 @@ def _equal_cost(x: ArithmeticTensor, y: ArithmeticTensor) -> Cost:
 async def equal(x: ArithmeticTensor, y: ArithmeticTensor) -> TwoHolderBits:
     """[x = y] in the ring. 7 rounds, about 32 bytes. Exact: x − y = c − ρ is zero when all bits of c and ρ agree."""
     difference = x - y
-    operation = x.party.operation("equal")
+    operation = x.party.operation("equal", difference)
     known, dealt = await _boolean_operands(operation, difference, negate_dealt=False)
     agree = _slice(known ^ dealt)
     ones = np.uint64(0xFFFFFFFFFFFFFFFF)
@@ -275,4 +275,4 @@ async def equal(x: ArithmeticTensor, y: ArithmeticTensor) -> TwoHolderBits:
         half = agree.shape[1] // 2
         agree = await _and_planes(operation, agree[:, :half], agree[:, half:])
     words = np.stack([kernels.unslice_bits(share, difference.size) for share in agree])
-    return two_holder(BooleanTensor(x.party, words.reshape(2, *difference.shape), 1))
+    return two_holder(BooleanTensor(x.party, words.reshape(2, *difference.shape), 1, operation.history()))

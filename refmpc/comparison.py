@@ -164,11 +164,11 @@ async def is_negative(x: ArithmeticTensor, low_bit: int = 0, high_bit: int = 63)
     """
     require_integer("high_bit", high_bit, 1, 63)
     require_integer("low_bit", low_bit, 0, high_bit - 1)
-    operation = x.party.operation("is_negative")
+    operation = x.party.operation("is_negative", x, low_bit, high_bit)
     await _check(x, low_bit, high_bit, operation.name)
     layout = Layout.of(high_bit - low_bit, _DIGIT_BITS)
     held, segments = await _borrows(operation, x, layout, [0], [low_bit], high_bit)
-    return TwoHolderBits(x.party, held[0], segments, x.shape)
+    return TwoHolderBits(x.party, held[0], segments, x.shape, operation.history())
 
 
 async def _check(x: ArithmeticTensor, low_bit: int, high_bit: int, name: str) -> None:
@@ -206,13 +206,15 @@ async def thermometer(
     require(len(thresholds) == len(low_bits) > 0, "low_bits", low_bits, "as many as thresholds, at least one")
     require(sorted(low_bits) == list(low_bits), "low_bits", low_bits, "in non-decreasing order")
     require_integer("high_bit", high_bit, low_bits[-1] + 1, 63)
-    operation = x.party.operation("thermometer")
+    operation = x.party.operation("thermometer", x, list(thresholds), list(low_bits), high_bit)
     for threshold, low_bit in zip(thresholds, low_bits, strict=True):
         await _check(x.reinterpret(0) - threshold, low_bit, high_bit, operation.name)
     lows = aligned_low_bits(low_bits)
     layout = Layout.of(high_bit - lows[0], THERMOMETER_DIGIT_BITS)
     held, segments = await _borrows(operation, x, layout, thresholds, lows, high_bit)
-    return [~TwoHolderBits(x.party, bits, segments, x.shape) for bits in held]
+    return [
+        ~TwoHolderBits(x.party, bits, segments, x.shape, operation.history(index)) for index, bits in enumerate(held)
+    ]
 
 
 def _pack(values: np.ndarray, layout: Layout) -> np.ndarray:

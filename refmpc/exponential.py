@@ -52,7 +52,7 @@ async def _exp_window(x: ArithmeticTensor, upper: float, fraction_bits: int) -> 
     held_bits, bits = _exp_plan(upper, fraction_bits)
     shifted = x - upper
     party, f = x.party, x.fraction_bits
-    operation = party.operation("exp")
+    operation = party.operation("exp", shifted, upper, fraction_bits)
     flat = shifted.shares.reshape(2, -1)
     low_mask = np.uint64((STEP << f) - 1)
     digit_shift, digit_mask = np.uint64(f + 3), np.uint64(PLACES - 1)
@@ -83,7 +83,7 @@ async def _exp_window(x: ArithmeticTensor, upper: float, fraction_bits: int) -> 
         weights = np.rint(exact * 2.0**held_bits).astype(np.uint64)
         summand[at] = (half * weights).sum(axis=1, dtype=np.uint64)
     shares = await truncate_summands(operation, summand, bits)
-    return ArithmeticTensor(party, shares.reshape(2, *x.shape), fraction_bits)
+    return ArithmeticTensor(party, shares.reshape(2, *x.shape), fraction_bits, operation.history())
 
 
 def _range_bits(x: ArithmeticTensor, high_bit: int) -> tuple[int, int]:
@@ -135,7 +135,7 @@ async def exp(
 
 
 def _log_cost(x: ArithmeticTensor, low: float, high: float) -> Cost:
-    mantissa = ArithmeticTensor(x.party, x.shares, 26)
+    mantissa = ArithmeticTensor(x.party, x.shares, 26, x.history)
     return normalise_cost(x, low, high, 1) + polynomial.cost(mantissa, [0.0] * (LOG_DEGREE + 1))
 
 
@@ -165,7 +165,7 @@ def _slack(classes: int) -> float:
 def _softmax_cost(logits: ArithmeticTensor, fraction_bits: int = 18, high_bit: int = 61) -> Cost:
     classes = logits.shape[-1]
     sums = logits[..., 0]
-    narrow = ArithmeticTensor(logits.party, sums.shares, EXP_BITS)
+    narrow = ArithmeticTensor(logits.party, sums.shares, EXP_BITS, sums.history)
     inverse_bits = EXP_BITS + 26 + ceil_log2(1.01 * classes) - fraction_bits
     return (
         maximum.cost(logits, -1, logits.fraction_bits - MAXIMUM_RESOLUTION, high_bit)

@@ -95,8 +95,9 @@ def gaussian_addend(party: Party, shape: tuple[int, ...], std_in_grid_units: flo
     most 2^-188 from that law (``accel.gaussian``). std from 8 to 2^52. The sum over the servers has variance 3·std²; a
     server that subtracts its own part faces 2·std².
 
-    The noise is a function of this server's key and ``step``: the same step gives the same noise again, which is what
-    re-sending after a crash needs. Different releases must have different steps.
+    The noise is a function of ``step`` and of a key that this server draws when it joins a run: within that run the same
+    step gives the same noise again, so different releases must have different steps. After a crash the key, and with it
+    the noise, is another one: whoever may have to send a release again must have kept it.
     """
     require_integer("step", step, 0, 2**63)
     return _own_samples(party.private_stream("gaussian addend", step), shape, std_in_grid_units)
@@ -140,7 +141,7 @@ def _two_holder_bits(operation: Operation, words: np.ndarray, width: int) -> lis
         at, role = segment.slice, segment.role(party.id)
         held[at] = words[0, at] ^ words[1, at] if role == 2 else words[1 - role, at]
     rows = [((held >> np.uint64(index)) & np.uint64(1)).astype(np.uint8) for index in range(width)]
-    return [TwoHolderBits(party, row, segments, (count,)) for row in rows]
+    return [TwoHolderBits(party, row, segments, (count,), operation.history(index)) for index, row in enumerate(rows)]
 
 
 async def _coefficients(operation: Operation, count: int) -> ArithmeticTensor:
@@ -204,7 +205,7 @@ async def joint_gaussian(party: Party, shape: tuple[int, ...], smoothing: float 
     """
     count = math.prod(shape)
     factor, own_std = _split(smoothing)
-    segment_choice, position = party.operation("joint_gaussian"), party.operation("joint_gaussian")
+    segment_choice, position = (party.operation("joint_gaussian", tuple(shape), smoothing) for _ in range(2))
     own = None
     if smoothing:
         number = (party.step << 32) + segment_choice.number  # as in a mask's nonce: never twice in a run

@@ -14,6 +14,7 @@ import numpy as np
 
 from accel import kernels
 from accel.validate import require, require_choice
+from refmpc.digest import mix
 from refmpc.party import Operation, Segment, segment_sizes
 from refmpc.protocol import Cost, protocol
 from refmpc.tensor import ArithmeticTensor, BooleanTensor
@@ -33,22 +34,30 @@ __all__ = [
 ]
 
 
+_NOT, _XOR = range(100, 102)  # what a history says of local operations
+
+
 class TwoHolderBits:
     """Secret bits β ⊕ β'. Not and XOR are local; ``where``, ``arithmetic`` and ``boolean`` run protocols."""
 
-    __slots__ = ("held", "party", "segments", "shape")
+    __slots__ = ("held", "history", "party", "segments", "shape")
 
-    def __init__(self, party: Party, held: np.ndarray, segments: list[Segment], shape: tuple[int, ...]):
+    def __init__(self, party: Party, held: np.ndarray, segments: list[Segment], shape: tuple[int, ...], history: int):
         self.party = party
         self.held = held  # flat uint8: this party's bit of each element
         self.segments = segments
         self.shape = shape
+        self.history = history  # as of every tensor
 
     def __repr__(self) -> str:
         return f"TwoHolderBits(shape={self.shape}, party={self.party.id})"
 
     def __bool__(self) -> bool:
         raise TypeError(f"{self!r} is secret: it has no truth value; reveal it, or select with where()")
+
+    def public_digest(self) -> int:
+        """Of history and shape."""
+        return mix(self.history, self.shape)
 
     @property
     def size(self) -> int:
@@ -59,19 +68,20 @@ class TwoHolderBits:
         flip = np.zeros_like(self.held)
         for segment in self.segments:
             flip[segment.slice] = segment.role(self.party.id) != 2
-        return TwoHolderBits(self.party, self.held ^ flip, self.segments, self.shape)
+        return TwoHolderBits(self.party, self.held ^ flip, self.segments, self.shape, mix(_NOT, self.history))
 
     def __xor__(self, other: TwoHolderBits) -> TwoHolderBits:
         """XOR of two sets of bits; local when both have the same dealers, as results of one operation have."""
         same = [(s.dealer, s.slice) for s in self.segments] == [(s.dealer, s.slice) for s in other.segments]
         require(same and self.shape == other.shape, "other", other, "bits of the same shape dealt by the same parties")
-        return TwoHolderBits(self.party, self.held ^ other.held, self.segments, self.shape)
+        history = mix(_XOR, self.history, other.history)
+        return TwoHolderBits(self.party, self.held ^ other.held, self.segments, self.shape, history)
 
     def reshape(self, *shape: int | tuple[int, ...]) -> TwoHolderBits:
         """The same bits in another shape."""
         wanted: Any = shape[0] if len(shape) == 1 and isinstance(shape[0], tuple) else shape
         target = self.held.reshape(wanted).shape
-        return TwoHolderBits(self.party, self.held, self.segments, target)
+        return TwoHolderBits(self.party, self.held, self.segments, target, self.history)
 
     def where(self, if_set: Any, if_clear: Any) -> ArithmeticTensor:
         """``if_set`` where the bit is one, else ``if_clear``."""
@@ -91,12 +101,13 @@ def two_holder(bits: BooleanTensor) -> TwoHolderBits:
     require(bits.width == 1, "bits.width", bits.width, "1", "take one bit of each word with .bit(index)")
     party = bits.party
     flat = bits.shares.reshape(2, -1).astype(np.uint8)
-    segments = party.operation("two_holder").segments(bits.size)
+    operation = party.operation("two_holder", bits)
+    segments = operation.segments(bits.size)
     held = np.empty(bits.size, dtype=np.uint8)
     for segment in segments:
         at, role = segment.slice, segment.role(party.id)
         held[at] = flat[0, at] ^ flat[1, at] if role == 2 else flat[1 - role, at]
-    return TwoHolderBits(party, held, segments, bits.shape)
+    return TwoHolderBits(party, held, segments, bits.shape, operation.history())
 
 
 async def reshare_pair(
@@ -158,7 +169,7 @@ async def select(bits: TwoHolderBits, d: ArithmeticTensor) -> ArithmeticTensor:
     outer share; the dealer gets nothing.
     """
     require(bits.shape == d.shape, "d.shape", d.shape, f"the shape of the bits, {bits.shape}")
-    operation = d.party.operation("select")
+    operation = d.party.operation("select", bits, d)
     me = d.party.id
     flat = d.shares.reshape(2, -1)
     round_ = operation.round()
@@ -190,7 +201,7 @@ async def select(bits: TwoHolderBits, d: ArithmeticTensor) -> ArithmeticTensor:
             v += beta * middle
         summands.append(v)
     shares = await reshare_pair(operation, bits.segments, summands, d.size)
-    return ArithmeticTensor(d.party, shares.reshape(2, *d.shape), d.fraction_bits)
+    return ArithmeticTensor(d.party, shares.reshape(2, *d.shape), d.fraction_bits, operation.history())
 
 
 def _where_cost(bits: TwoHolderBits, if_set: Any, if_clear: Any) -> Cost:
@@ -219,9 +230,9 @@ async def bit_to_arithmetic(bits: TwoHolderBits, rounds: int = 1) -> ArithmeticT
     β + (1−2β)β' and reshare.
     """
     require_choice("rounds", str(rounds), ("1", "2"))
-    operation = bits.party.operation("bit_to_arithmetic")
+    operation = bits.party.operation("bit_to_arithmetic", bits, rounds)
     shares = await (_inject_one_round(operation, bits) if rounds == 1 else _inject_two_rounds(operation, bits))
-    return ArithmeticTensor(bits.party, shares.reshape(2, *bits.shape), 0)
+    return ArithmeticTensor(bits.party, shares.reshape(2, *bits.shape), 0, operation.history())
 
 
 async def _inject_two_rounds(operation: Operation, bits: TwoHolderBits) -> np.ndarray:
@@ -295,12 +306,14 @@ async def weigh_bits(bits: Sequence[TwoHolderBits], weights: np.ndarray, fractio
     dealers). The dealer shares each β'_k; Σ w_k(β_k + (1−2β_k)β'_k) is linear in them and reshared once.
     The result has one leading axis for the outputs and the given scale.
     """
+    kind = np.asarray(weights).dtype
+    require(kind.kind in "biu", "weights", kind, "integers", "encode real weights first, and give their fraction_bits")
     words = np.asarray(weights).astype(np.int64).view(np.uint64)
     require(words.ndim == 2 and words.shape[1] == len(bits), "weights.shape", words.shape, f"(outputs, {len(bits)})")
     party, segments, count = bits[0].party, bits[0].segments, bits[0].size
     dealers = [[(s.dealer, s.slice) for s in each.segments] for each in bits]
     require(all(d == dealers[0] for d in dealers), "bits", list(bits), "dealt by the same parties (one operation)")
-    operation = party.operation("weigh_bits")
+    operation = party.operation("weigh_bits", list(bits), words, fraction_bits)
     held = np.stack([each.held for each in bits]).astype(np.uint64)
     round_ = operation.round()
     halves: list[np.ndarray | None] = []
@@ -326,7 +339,8 @@ async def weigh_bits(bits: Sequence[TwoHolderBits], weights: np.ndarray, fractio
             terms += beta
         sums.append(words @ terms)
     shares = await _reshare_rows(operation, segments, sums, len(words), count)
-    return ArithmeticTensor(party, shares.reshape(2, len(words), *bits[0].shape), fraction_bits)
+    result = shares.reshape(2, len(words), *bits[0].shape)
+    return ArithmeticTensor(party, result, fraction_bits, operation.history())
 
 
 def _bits_to_boolean_cost(bits: TwoHolderBits) -> Cost:
@@ -336,7 +350,7 @@ def _bits_to_boolean_cost(bits: TwoHolderBits) -> Cost:
 @protocol(cost=_bits_to_boolean_cost, source="this project")
 async def bits_to_boolean(bits: TwoHolderBits) -> BooleanTensor:
     """Two-holder bits as an XOR-shared tensor: the dealer sends one masked bit. 1 round, 1/8 byte."""
-    operation = bits.party.operation("bits_to_boolean")
+    operation = bits.party.operation("bits_to_boolean", bits)
     me = bits.party.id
     shares = np.empty((2, bits.size), dtype=np.uint64)
     round_ = operation.round()
@@ -356,7 +370,7 @@ async def bits_to_boolean(bits: TwoHolderBits) -> BooleanTensor:
     await round_
     for at, n, packed in pending:
         shares[1, at] = kernels.unpack_bits(packed, 1, n)
-    return BooleanTensor(bits.party, shares.reshape(2, *bits.shape), 1)
+    return BooleanTensor(bits.party, shares.reshape(2, *bits.shape), 1, operation.history())
 
 
 def _random_bits(stream: Any, count: int) -> np.ndarray:
@@ -382,7 +396,7 @@ async def lookup(x: ArithmeticTensor, tables: np.ndarray, fraction_bits: int = 0
     words = words.astype(np.uint64)
     entries = words.shape[1]
     require(entries & (entries - 1) == 0 and entries > 0, "entries of a table", entries, "a power of two")
-    operation = x.party.operation("lookup")
+    operation = x.party.operation("lookup", x, words, fraction_bits)
     me, low = x.party.id, np.uint64(entries - 1)
     flat = x.shares.reshape(2, -1)
     round_ = operation.round()
@@ -412,4 +426,4 @@ async def lookup(x: ArithmeticTensor, tables: np.ndarray, fraction_bits: int = 0
         sums.append((half * rotated).sum(axis=2, dtype=np.uint64))
     shares = await _reshare_rows(operation, segments, sums, len(words), x.size)
     shape = x.shape if np.ndim(tables) == 1 else (words.shape[0], *x.shape)
-    return ArithmeticTensor(x.party, shares.reshape(2, *shape), fraction_bits)
+    return ArithmeticTensor(x.party, shares.reshape(2, *shape), fraction_bits, operation.history())

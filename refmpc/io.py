@@ -38,13 +38,15 @@ async def input_from_party(
     remains, the third is zero.
     """
     require_integer("source", source, 0, 2)
-    operation = party.operation("input_from_party")
+    words = None
+    if party.id == source:  # refused values must not leave this party one operation ahead
+        words = encode(values, fraction_bits, name="values")
+        require(words.shape == tuple(shape), "values.shape", words.shape, f"the declared shape {tuple(shape)}")
+    operation = party.operation("input_from_party", source, tuple(shape), fraction_bits)
     count = int(np.prod(shape))
     shares = np.zeros((2, count), dtype=np.uint64)
     round_ = operation.round()
-    if party.id == source:
-        words = encode(values, fraction_bits, name="values")
-        require(words.shape == tuple(shape), "values.shape", words.shape, f"the declared shape {tuple(shape)}")
+    if words is not None:
         shares[0] = operation.with_previous.words(count)
         shares[1] = words.reshape(-1) - shares[0]
         round_.send_next(shares[1])
@@ -53,7 +55,7 @@ async def input_from_party(
     else:
         round_.from_previous.append(shares[0])
     await round_
-    return ArithmeticTensor(party, shares.reshape(2, *shape), fraction_bits)
+    return ArithmeticTensor(party, shares.reshape(2, *shape), fraction_bits, operation.history())
 
 
 # clients outside --------------------------------------------------------------------------------
@@ -121,7 +123,7 @@ def reveal_to_client(x: ArithmeticTensor, client: str, release: str) -> None:
     party = x.party
     require(isinstance(x, ArithmeticTensor), "x", x, "an arithmetic tensor", "convert it with boolean_to_arithmetic")
     party.ledger.record(release, x.size, f"client {client!r}")
-    operation = party.operation("reveal_to_client")
+    operation = party.operation("reveal_to_client", x, client, release)
     party.send("reveal_to_client", client, [x.first + operation.zero_share(x.shape)])
 
 
@@ -142,7 +144,7 @@ async def reveal(x: SecretTensor, release: str, to: int | None = None) -> np.nda
     if to is not None:
         require_integer("to", to, 0, 2)
     party.ledger.record(release, x.size, "all servers" if to is None else f"server {to}")
-    operation = party.operation("reveal")
+    operation = party.operation("reveal", x, release, to)
     missing = await _missing_share(operation, x, to)
     if missing is None:
         return None

@@ -14,6 +14,8 @@ of its view, which is independent of the data, and the others stay uniform. This
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from accel.validate import require_integer
@@ -22,7 +24,7 @@ from refmpc.io import Client
 from refmpc.party import Party
 from refmpc.tensor import ArithmeticTensor
 
-__all__ = ["matmul_opening", "open_to_client", "opening_bytes", "receive_opening"]
+__all__ = ["joined_words", "matmul_opening", "open_to_client", "opening_bytes", "receive_opening"]
 
 
 def _word_type(bits: int) -> type[np.uint32] | type[np.uint64]:
@@ -40,13 +42,17 @@ def matmul_opening(x: ArithmeticTensor, y: ArithmeticTensor, bits: int, addend: 
 
     Domain |z| < 2^62 in the ring, addends included. The opened value is z/2^bits off by at most 1.5 units, unbiased.
     """
-    shape = matmul_shape(x, y)
-    operation = x.party.operation("matmul_opening")
-    z = matmul_summand(x, y, shape, operation.zero_share(shape))
+    shape, word_type = matmul_shape(x, y), _word_type(bits)
     own = own_addend(shape, addend)
+    operation = x.party.operation("matmul_opening", x, y, bits)
+    if x.party.insecure_check_ranges:
+        from refmpc.debug import check_product
+
+        x.party.complete(check_product(operation, x, y, np.matmul, 2**62, own))
+    z = matmul_summand(x, y, shape, operation.zero_share(shape))
     if own is not None:
         z = z + own
-    return (z >> np.uint64(bits)).astype(_word_type(bits))
+    return (z >> np.uint64(bits)).astype(word_type)
 
 
 def open_to_client(party: Party, words: np.ndarray, client: str, release: str) -> None:
@@ -58,12 +64,17 @@ def open_to_client(party: Party, words: np.ndarray, client: str, release: str) -
 def receive_opening(
     client: Client, count: int, bits: int, fraction_bits: int, timeout: float | None = None
 ) -> np.ndarray:
-    """What the three servers open to this client: ``count`` numbers with ``fraction_bits``, of products cut by ``bits``.
+    """What the three servers open to this client: ``count`` numbers with ``fraction_bits``, of products cut by ``bits``."""
+    parts = [np.empty(count, dtype=_word_type(bits)) for _ in range(3)]
+    client.collect("open_to_client", {server: [part] for server, part in enumerate(parts)}, timeout)
+    return joined_words(parts, bits, fraction_bits)
+
+
+def joined_words(parts: Sequence[np.ndarray], bits: int, fraction_bits: int) -> np.ndarray:
+    """The opened numbers from the three servers' words.
 
     The sum of the words is ⌊(z − l_0 − l_1)/2^bits⌋, on average 1.5 units below z/2^bits: those are added here.
     """
-    parts = [np.empty(count, dtype=_word_type(bits)) for _ in range(3)]
-    client.collect("open_to_client", {server: [part] for server, part in enumerate(parts)}, timeout)
     total = parts[0].astype(np.uint64) + parts[1] + parts[2]
     shift = np.uint64(bits)
     signed = (total << shift).view(np.int64) >> np.int64(bits)  # modulo 2^(64−bits), as a signed number

@@ -16,12 +16,16 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from accel import kernels
 from accel.prg import KEY_BYTES, Stream, StreamKey
 from accel.validate import require_integer
+from refmpc.digest import digest, mix, name_digest
+from refmpc.errors import OutOfStep
 from refmpc.ledger import Counters, Ledger
 from refmpc.rounds import Round, complete
 from refmpc.transport import Peer, Transport
 
 __all__ = ["Operation", "Party", "Segment", "segment_sizes"]
 
+_ARRIVAL = name_digest("arrival")
+_PER_STEP, _PER_NUMBER = 0x9E3779B1, 0x85EBCA77  # odd, so that neighbouring steps and numbers have other codes
 SMALL = 6144  # below this many elements the dealer is not rotated inside a vector, only from operation to operation
 
 
@@ -50,14 +54,19 @@ def segment_sizes(count: int) -> list[int]:
 
 
 class Operation:
-    """One execution of one primitive: its number, its name, and the randomness that belongs to it alone."""
+    """One execution of one primitive: its number, its name, and the randomness that belongs to it alone.
 
-    __slots__ = ("_next", "_previous", "name", "number", "party")
+    ``code`` goes into the header of each of its frames: step, number and the digest of name and public arguments.
+    """
 
-    def __init__(self, party: Party, name: str, number: int):
+    __slots__ = ("_next", "_previous", "code", "digest", "name", "number", "party")
+
+    def __init__(self, party: Party, name: str, number: int, digest: int = 0):
         self.party = party
         self.name = name
         self.number = number
+        self.digest = digest
+        self.code = ((digest >> 32) + party.step * _PER_STEP + number * _PER_NUMBER) & 0xFFFFFFFF
         self._next: Stream | None = None
         self._previous: Stream | None = None
 
@@ -77,7 +86,11 @@ class Operation:
 
     def round(self) -> Round:
         """A new round of this operation."""
-        return Round(self.name)
+        return Round(self.name, self.code, (self.number,))
+
+    def history(self, output: int = 0) -> int:
+        """The history of a tensor that this operation makes."""
+        return mix(self.digest, self.number, output)
 
     def segments(self, count: int) -> list[Segment]:
         """The stretches of a vector of ``count`` elements, with rotating dealers."""
@@ -145,6 +158,7 @@ class Party:
         self._seed = insecure_seed
         self._step = 0
         self._operations = 0
+        self._arrivals = 0
         self._phase = "set-up"
         self._keys: dict[str, StreamKey] = {}
         self._own_key = os.urandom(KEY_BYTES) if insecure_seed is None else self._seeded(f"own {id}")
@@ -198,10 +212,19 @@ class Party:
     def step(self, value: int) -> None:
         self._step = require_integer("step", value, 0, 2**32 - 1)
 
-    def operation(self, name: str) -> Operation:
-        """Begin a primitive: a fresh number, hence fresh randomness. All parties begin the same ones in order."""
+    def operation(self, name: str, *public: Any) -> Operation:
+        """Begin a primitive: a fresh number, hence fresh randomness. All parties begin the same ones in order.
+
+        ``public`` are its operands and all its public arguments: parties that differ in them raise ``OutOfStep``. Check
+        this party's own arguments before: a number that was taken cannot be given back.
+        """
         self._operations += 1
-        return Operation(self, name, self._operations)
+        return Operation(self, name, self._operations, mix(name_digest(name), *map(digest, public)))
+
+    def arrival(self) -> int:
+        """The history of a secret that no operation of ours made: its place in the order of arrival."""
+        self._arrivals += 1
+        return mix(_ARRIVAL, self._arrivals)
 
     # communication -------------------------------------------------------------------------------
 
@@ -209,11 +232,16 @@ class Party:
         """Carry out one round with both neighbours."""
         sends = {self.next: round_.to_next, self.previous: round_.to_previous}
         receives = {self.next: round_.from_next, self.previous: round_.from_previous}
-        self._exchange(
-            round_.operation,
-            {peer: parts for peer, parts in sends.items() if any(part.nbytes for part in parts)},
-            {peer: parts for peer, parts in receives.items() if any(part.nbytes for part in parts)},
-        )
+        try:
+            self._exchange(
+                round_.operation,
+                {peer: parts for peer, parts in sends.items() if any(part.nbytes for part in parts)},
+                {peer: parts for peer, parts in receives.items() if any(part.nbytes for part in parts)},
+                round_.code,
+            )
+        except OutOfStep as error:
+            numbers = " + ".join(map(str, round_.numbers))
+            raise OutOfStep(f"{error}; here this is step {self._step}, operation {numbers}") from None
 
     def send(self, operation: str, receiver: Peer, parts: list[np.ndarray]) -> None:
         """Send one message to any peer (a client, or a server outside the ring pattern)."""
@@ -223,11 +251,11 @@ class Party:
         """Receive one message from any peer into ``parts``."""
         self._exchange(operation, {}, {sender: parts})
 
-    def _exchange(self, operation: str, sends: dict[Peer, Any], receives: dict[Peer, Any]) -> None:
+    def _exchange(self, operation: str, sends: dict[Peer, Any], receives: dict[Peer, Any], code: int = 0) -> None:
         counters = self.ledger.phases.setdefault(self._phase, Counters())
         transport = self.transport
         before = transport.bytes_sent, transport.frames_sent, transport.seconds_waiting
-        transport.exchange(operation, sends, receives)
+        transport.exchange(operation, sends, receives, code)
         counters.rounds += 1
         counters.bytes_sent += transport.bytes_sent - before[0]
         counters.frames_sent += transport.frames_sent - before[1]

@@ -37,14 +37,15 @@ def _polynomial_cost(t: ArithmeticTensor, coefficients: Sequence[float]) -> Cost
 async def polynomial(t: ArithmeticTensor, coefficients: Sequence[float]) -> ArithmeticTensor:
     """Σ coefficients[i]·t^i at the scale of t, for |t| of the order of 1.
 
-    2·⌈log2 degree⌉ + 1 rounds; 24 + 3/8·fraction_bits bytes for each power from the second on, and 23. Domain: |t^i|
-    and the result below 2^(41 − fraction_bits). Error for |t| ≤ 1: i − 1 units times coefficient i, 2^-21 for each
-    coefficient (they are rounded to 20 bits), and one unit. All servers must pass the same coefficients to the last bit
-    (see ``refmpc.agreed``).
+    2·⌈log2 degree⌉ + 1 rounds; 24 + 3/8·fraction_bits bytes for each power from the second on, and 23. Domain: powers
+    |t^i| with i ≥ 2 below 2^(62 − 2·fraction_bits), as products have twice the fraction bits (so at most 30 of them from
+    degree 2 on), and the result below 2^(41 − fraction_bits); ``insecure_check_ranges`` finds what lies outside. Error
+    for |t| ≤ 1: i − 1 units times coefficient i, 2^-21 for each coefficient (they are rounded to 20 bits), and one unit.
+    All servers must pass the same coefficients to the last bit (see ``refmpc.agreed``).
     """
     bits = t.fraction_bits
-    require_integer("fraction bits of t", bits, 1, 40)
     require(len(coefficients) >= 2, "coefficients", coefficients, "at least two (degree 1)")
+    require_integer("fraction bits of t", bits, 1, 40 if len(coefficients) == 2 else 30)
     powers = t.reshape(1, *t.shape)
     for new in _power_levels(len(coefficients) - 1):
         powers = concatenate([powers, await multiply_truncate(powers[-1:], powers[:new], bits)])

@@ -58,7 +58,7 @@ def _reciprocal_cost(
     x: ArithmeticTensor, low: float, high: float, fraction_bits: int = 26, signed: bool = False
 ) -> Cost:
     _, _, (residual, start, square, last) = _plan(x, low, high, fraction_bits, signed)
-    mantissa = ArithmeticTensor(x.party, x.shares, NORMAL_BITS)
+    mantissa = ArithmeticTensor(x.party, x.shares, NORMAL_BITS, x.history)
     return (
         normalise_cost(x, low, high, 1, signed, NORMAL_BITS)
         + polynomial.cost(mantissa, [0.0] * (DEGREE + 1))
@@ -112,7 +112,7 @@ def _narrow_plan(low: float, high: float) -> tuple[int, float, tuple[float, ...]
 
 def _narrow_cost(x: ArithmeticTensor, low: float, high: float) -> Cost:
     exponent, _, coefficients, steps = _narrow_plan(low, high)
-    mantissa = ArithmeticTensor(x.party, x.shares, MANTISSA_BITS)
+    mantissa = ArithmeticTensor(x.party, x.shares, MANTISSA_BITS, x.history)
     total = polynomial.cost(mantissa, coefficients) + _product(x.size)
     if x.fraction_bits + exponent > MANTISSA_BITS:
         total += truncate.cost(x, x.fraction_bits + exponent - MANTISSA_BITS)
@@ -169,7 +169,8 @@ async def divide(
     low ≤ |denominator| ≤ high.
 
     19 rounds, the bytes of ``reciprocal`` + 34. Error: relative 2^-18 of the quotient, |numerator|·2^-24.9, and one
-    unit. Domain: the bounds, and a quotient below 2^36 in units of the numerator's scale.
+    unit. Domain: the bounds, and |quotient|·(1 + 2^-18) + |numerator|·2^-24.9 (what the inverse may be off by) below 2^36
+    in units of the numerator's scale; ``insecure_check_ranges`` finds what lies outside.
     """
     inverse = await reciprocal(denominator, low, high, INVERSE_BITS, signed)
     return await multiply_truncate(numerator, inverse, INVERSE_BITS)

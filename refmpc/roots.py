@@ -33,7 +33,7 @@ LAST_UNIT = 2.0**-MANTISSA_BITS  # what the last truncation of a clip factor may
 
 
 def _newton_cost(x: ArithmeticTensor, degree: int) -> Cost:
-    mantissa = ArithmeticTensor(x.party, x.shares, MANTISSA_BITS)
+    mantissa = ArithmeticTensor(x.party, x.shares, MANTISSA_BITS, x.history)
     start = polynomial.cost(mantissa, [0.0] * (degree + 1))
     return (
         start

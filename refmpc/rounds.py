@@ -15,14 +15,18 @@ import numpy as np
 
 __all__ = ["Round", "complete", "gather"]
 
+_ORDER = 0x85EBCA6B  # odd: the codes of a shared round count in their order
+
 
 class Round:
     """The messages of one party in one round, to and from its two neighbours."""
 
-    __slots__ = ("from_next", "from_previous", "operation", "to_next", "to_previous")
+    __slots__ = ("code", "from_next", "from_previous", "numbers", "operation", "to_next", "to_previous")
 
-    def __init__(self, operation: str):
+    def __init__(self, operation: str, code: int = 0, numbers: tuple[int, ...] = ()):
         self.operation = operation
+        self.code = code  # of the frames: what all parties must agree on (``Operation.code``)
+        self.numbers = numbers  # of the operations that take part
         self.to_next: list[np.ndarray] = []
         self.to_previous: list[np.ndarray] = []
         self.from_next: list[np.ndarray] = []
@@ -93,6 +97,8 @@ def _merge(turn: list[Round]) -> Round:
     names = dict.fromkeys(round_.operation for round_ in turn)
     merged = Round(" + ".join(names))
     for round_ in turn:
+        merged.code = (merged.code * _ORDER + round_.code) & 0xFFFFFFFF
+        merged.numbers += round_.numbers
         merged.to_next += round_.to_next
         merged.to_previous += round_.to_previous
         merged.from_next += round_.from_next

@@ -52,10 +52,12 @@ async def shuffle(tensors: Sequence[SecretTensor]) -> list[SecretTensor]:
     for tensor in tensors:
         require(len(tensor) == rows, "rows of a tensor", len(tensor), f"{rows}, as the first tensor has")
     party = tensors[0].party
-    operation = party.operation("shuffle")
+    operation = party.operation("shuffle", tensors)
     role = (party.id - operation.number) % 3
     permutations = _permutations(operation, role, rows)
-    return await gather(*(_shuffle_one(operation, tensor, role, permutations) for tensor in tensors))
+    return await gather(
+        *(_shuffle_one(operation, tensor, role, permutations, index) for index, tensor in enumerate(tensors))
+    )
 
 
 def _permutations(operation: Operation, role: int, rows: int) -> dict[str, np.ndarray]:
@@ -69,7 +71,7 @@ def _permutations(operation: Operation, role: int, rows: int) -> dict[str, np.nd
 
 
 async def _shuffle_one(
-    operation: Operation, tensor: SecretTensor, role: int, permutations: dict[str, np.ndarray]
+    operation: Operation, tensor: SecretTensor, role: int, permutations: dict[str, np.ndarray], index: int
 ) -> SecretTensor:
     boolean = isinstance(tensor, BooleanTensor)
     add, subtract = (np.bitwise_xor, np.bitwise_xor) if boolean else (np.add, np.subtract)
@@ -114,4 +116,4 @@ async def _shuffle_one(
             theirs = second.expect_next(shape)
             await second
             out[0], out[1] = y2, add(mine, theirs)
-    return tensor._like(result.reshape(tensor.shares.shape))
+    return tensor._like(result.reshape(tensor.shares.shape), operation.history(index))

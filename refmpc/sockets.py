@@ -163,9 +163,14 @@ class SocketTransport(Framing):
         raise TypeError("a party, and a secret tensor of it, stays in its process: return what was revealed")
 
     def exchange(
-        self, operation: str, sends: Mapping[Peer, list[np.ndarray]], receives: Mapping[Peer, list[np.ndarray]]
+        self,
+        operation: str,
+        sends: Mapping[Peer, list[np.ndarray]],
+        receives: Mapping[Peer, list[np.ndarray]],
+        code: int = 0,
     ) -> None:
-        """Send and receive one frame per named peer, all at the same time."""
+        """Send and receive one frame per named peer, all at the same time. All ends of a frame pass the same ``code``."""
+        self._code = code
         self._require_participants((*sends, *receives))
         self._sending = sending = {
             peer: _Sending(self._header(peer, operation, parts), parts, peer in self._with_tls)

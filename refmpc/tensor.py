@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from accel.validate import require, require_integer
+from refmpc.digest import digest, mix
 from refmpc.fixed import DEFAULT_FRACTION_BITS, encode, encode_number
 
 if TYPE_CHECKING:
@@ -22,19 +23,25 @@ __all__ = ["ArithmeticTensor", "BooleanTensor", "SecretTensor", "concatenate", "
 
 Kind = TypeVar("Kind", bound="SecretTensor")
 
+# what a history says of local operations
+_INDEX, _AXES, _JOIN, _SCALE, _ADD, _SUBTRACT, _NEGATE, _TIMES, _SUM, _XOR, _AND, _BIT = range(12)
+
 
 class SecretTensor:
     """What both kinds share: two arrays of words of one shape, and the moves that need no arithmetic."""
 
     __array_ufunc__ = None  # numpy arrays on the left defer to our operators
 
-    __slots__ = ("party", "shares")
+    __slots__ = ("history", "party", "shares")
 
-    def __init__(self, party: Party, shares: np.ndarray):
+    def __init__(self, party: Party, shares: np.ndarray, history: int | None):
         self.party = party
         self.shares = shares
+        if history is None:
+            history = 0 if party is None else party.arrival()
+        self.history = history  # ``refmpc.digest``: what is public about how this secret came about
 
-    def _like(self: Kind, shares: np.ndarray) -> Kind:
+    def _like(self: Kind, shares: np.ndarray, history: int) -> Kind:
         raise TypeError(f"{type(self).__name__} has no way to carry its scale")
 
     @property
@@ -76,18 +83,21 @@ class SecretTensor:
         """A view, as in numpy (a copy if arrays or lists are among the indices); the index is public."""
         index = index if isinstance(index, tuple) else (index,)
         if all(part is None or part is Ellipsis or isinstance(part, int | np.integer | slice) for part in index):
-            return self._like(self.shares[(slice(None), *index)])
-        return self._like(np.stack([share[index] for share in self.shares]))  # numpy may move the indexed axes
+            shares = self.shares[(slice(None), *index)]
+        else:
+            shares = np.stack([share[index] for share in self.shares])  # numpy may move the indexed axes
+        return self._like(shares, mix(_INDEX, self.history, *map(digest, index)))
 
     def reshape(self: Kind, *shape: int | tuple[int, ...]) -> Kind:
         """The same elements in another shape."""
         target = shape[0] if len(shape) == 1 and isinstance(shape[0], tuple) else shape
-        return self._like(self.shares.reshape(2, *target))
+        return self._like(self.shares.reshape(2, *target), self.history)
 
     def transpose(self: Kind, *axes: int) -> Kind:
         """Axes permuted (reversed without arguments); a view."""
         order = axes or tuple(reversed(range(self.ndim)))
-        return self._like(self.shares.transpose(0, *(_axis(axis, self.ndim) for axis in order)))
+        places = tuple(_axis(axis, self.ndim) for axis in order)
+        return self._like(self.shares.transpose(0, *places), mix(_AXES, self.history, *places))
 
     @property
     def T(self: Kind) -> Kind:
@@ -100,11 +110,11 @@ class SecretTensor:
             return self
         missing = len(shape) - self.ndim
         aligned = self.shares.reshape(2, *(1,) * missing, *self.shape)
-        return self._like(np.broadcast_to(aligned, (2, *shape)))
+        return self._like(np.broadcast_to(aligned, (2, *shape)), self.history)
 
     def copy(self: Kind) -> Kind:
         """The same secret in fresh memory."""
-        return self._like(self.shares.copy())
+        return self._like(self.shares.copy(), self.history)
 
     def _public_shares(self, words: np.ndarray) -> np.ndarray:
         """A public value as shares (words, 0, 0)."""
@@ -125,15 +135,25 @@ class ArithmeticTensor(SecretTensor):
 
     __slots__ = ("fraction_bits",)
 
-    def __init__(self, party: Party, shares: np.ndarray, fraction_bits: int = DEFAULT_FRACTION_BITS):
-        super().__init__(party, shares)
+    def __init__(
+        self,
+        party: Party,
+        shares: np.ndarray,
+        fraction_bits: int = DEFAULT_FRACTION_BITS,
+        history: int | None = None,
+    ):
+        super().__init__(party, shares, history)
         self.fraction_bits = fraction_bits
 
     def __repr__(self) -> str:
         return f"ArithmeticTensor(shape={self.shape}, fraction_bits={self.fraction_bits}, party={self.party.id})"
 
-    def _like(self, shares: np.ndarray) -> ArithmeticTensor:
-        return ArithmeticTensor(self.party, shares, self.fraction_bits)
+    def _like(self, shares: np.ndarray, history: int) -> ArithmeticTensor:
+        return ArithmeticTensor(self.party, shares, self.fraction_bits, history)
+
+    def public_digest(self) -> int:
+        """Of history, scale and shape."""
+        return mix(self.history, self.fraction_bits, self.shape)
 
     # local arithmetic ----------------------------------------------------------------------------
 
@@ -145,21 +165,24 @@ class ArithmeticTensor(SecretTensor):
         if fraction_bits == self.fraction_bits:
             return self
         shift = np.uint64(fraction_bits - self.fraction_bits)
-        return ArithmeticTensor(self.party, self.shares << shift, fraction_bits)
+        history = mix(_SCALE, self.history, fraction_bits, int(shift))
+        return ArithmeticTensor(self.party, self.shares << shift, fraction_bits, history)
 
     def reinterpret(self, fraction_bits: int) -> ArithmeticTensor:
         """The same ring words read at another scale: multiplies the value by a power of two, free of charge."""
         require_integer("fraction_bits", fraction_bits, 0, 62)
-        return ArithmeticTensor(self.party, self.shares, fraction_bits)
+        history = mix(_SCALE, self.history, fraction_bits)
+        return ArithmeticTensor(self.party, self.shares, fraction_bits, history)
 
-    def _aligned(self, other: Any) -> tuple[np.ndarray, np.ndarray, int]:
+    def _aligned(self, other: Any) -> tuple[np.ndarray, np.ndarray, int, int]:
+        """Shares that broadcast, their scale, and the history of the other operand."""
         if isinstance(other, ArithmeticTensor):
             if self.fraction_bits == other.fraction_bits and self.shares.ndim == other.shares.ndim:
-                return self.shares, other.shares, self.fraction_bits
+                return self.shares, other.shares, self.fraction_bits, other.history
             bits = max(self.fraction_bits, other.fraction_bits)
             mine, theirs = self.rescale(bits), other.rescale(bits)
             if mine.shares.ndim == theirs.shares.ndim:
-                return mine.shares, theirs.shares, bits
+                return mine.shares, theirs.shares, bits, other.history
         else:
             bits = self.fraction_bits
             if bits == 0 and np.asarray(other).dtype.kind == "f":
@@ -168,45 +191,45 @@ class ArithmeticTensor(SecretTensor):
                     whole, "public operand", other, "whole numbers with an integer tensor", "rescale the tensor first"
                 )
             words = encode(other, bits, name="public operand")
-            mine, theirs = self, ArithmeticTensor(self.party, self._public_shares(words), bits)
+            mine, theirs = self, ArithmeticTensor(self.party, self._public_shares(words), bits, digest(words))
         ndim = max(mine.ndim, theirs.ndim)
         left, right = (t.shares.reshape(2, *(1,) * (ndim - t.ndim), *t.shape) for t in (mine, theirs))
-        return left, right, bits
+        return left, right, bits, theirs.history
 
     def _is_number(self, other: Any) -> bool:
         """A plain Python number that this scale can hold; everything else takes the general way, with its checks."""
         kind = type(other)
         return kind is int or (kind is float and self.fraction_bits > 0)
 
-    def _plus_number(self, shares: np.ndarray, number: float) -> ArithmeticTensor:
+    def _plus_number(self, shares: np.ndarray, number: float, sign: int) -> ArithmeticTensor:
         """Fresh ``shares`` plus one public number, which the share x_0 takes."""
         word = encode_number(number, self.fraction_bits, "public operand")
         if self.party.id != 1:
             shares[0 if self.party.id == 0 else 1] += word
-        return self._like(shares)
+        return self._like(shares, mix(sign, self.history, digest(word)))
 
     def __add__(self, other: Any) -> ArithmeticTensor:
         if self._is_number(other):
-            return self._plus_number(self.shares.copy(), other)
-        left, right, bits = self._aligned(other)
-        return ArithmeticTensor(self.party, left + right, bits)
+            return self._plus_number(self.shares.copy(), other, _ADD)
+        left, right, bits, history = self._aligned(other)
+        return ArithmeticTensor(self.party, left + right, bits, mix(_ADD, self.history, history))
 
     __radd__ = __add__
 
     def __sub__(self, other: Any) -> ArithmeticTensor:
         if self._is_number(other):
-            return self._plus_number(self.shares.copy(), -other)
-        left, right, bits = self._aligned(other)
-        return ArithmeticTensor(self.party, left - right, bits)
+            return self._plus_number(self.shares.copy(), -other, _ADD)
+        left, right, bits, history = self._aligned(other)
+        return ArithmeticTensor(self.party, left - right, bits, mix(_SUBTRACT, self.history, history))
 
     def __rsub__(self, other: Any) -> ArithmeticTensor:
         if self._is_number(other):
-            return self._plus_number(np.uint64(0) - self.shares, other)
-        left, right, bits = self._aligned(other)
-        return ArithmeticTensor(self.party, right - left, bits)
+            return self._plus_number(np.uint64(0) - self.shares, other, _SUBTRACT)
+        left, right, bits, history = self._aligned(other)
+        return ArithmeticTensor(self.party, right - left, bits, mix(_SUBTRACT, history, self.history))
 
     def __neg__(self) -> ArithmeticTensor:
-        return self._like(np.uint64(0) - self.shares)
+        return self._like(np.uint64(0) - self.shares, mix(_NEGATE, self.history))
 
     def scale_by_integers(self, factor: Any) -> ArithmeticTensor:
         """Times public integers: local, exact, same scale."""
@@ -215,7 +238,7 @@ class ArithmeticTensor(SecretTensor):
         words = encode(factor, 0, name="factor")
         ndim = max(self.ndim, words.ndim)
         shares = self.shares.reshape(2, *(1,) * (ndim - self.ndim), *self.shape)
-        return self._like(shares * words)
+        return self._like(shares * words, mix(_TIMES, self.history, digest(words)))
 
     def sum(self, axis: int | tuple[int, ...] | None = None, keepdims: bool = False) -> ArithmeticTensor:
         """The sum along axes: local."""
@@ -223,7 +246,8 @@ class ArithmeticTensor(SecretTensor):
             axis = tuple(range(self.ndim))
         axes = (axis,) if isinstance(axis, int) else axis
         shifted = tuple(_axis(a, self.ndim) for a in axes)
-        return self._like(np.asarray(self.shares.sum(axis=shifted, dtype=np.uint64, keepdims=keepdims)))
+        shares = np.asarray(self.shares.sum(axis=shifted, dtype=np.uint64, keepdims=keepdims))
+        return self._like(shares, mix(_SUM, self.history, *shifted))
 
     # operators that run a protocol ---------------------------------------------------------------
 
@@ -259,9 +283,15 @@ class ArithmeticTensor(SecretTensor):
         public = np.asarray(other)
         bits = 0 if public.dtype.kind in "biu" else self.fraction_bits or DEFAULT_FRACTION_BITS
         factor = encode(public, bits, "public operand")
-        scaled = self._like(np.stack([product(share, factor) for share in self.shares]))
+        shares = np.stack([product(share, factor) for share in self.shares])
+        scaled = self._like(shares, mix(_TIMES, self.history, digest(factor)))
         if bits == 0:
             return scaled
+        if self.party.insecure_check_ranges:
+            from refmpc.debug import check_product
+
+            operation = self.party.operation("truncate", self)
+            self.party.complete(check_product(operation, self, factor, product, 2**62))
         return self.party.complete(truncation.truncate(scaled.reinterpret(self.fraction_bits + bits), bits))
 
     def __lt__(self, other: Any) -> TwoHolderBits:
@@ -286,15 +316,19 @@ class BooleanTensor(SecretTensor):
 
     __slots__ = ("width",)
 
-    def __init__(self, party: Party, shares: np.ndarray, width: int = 64):
-        super().__init__(party, shares)
+    def __init__(self, party: Party, shares: np.ndarray, width: int = 64, history: int | None = None):
+        super().__init__(party, shares, history)
         self.width = require_integer("width", width, 1, 64)
 
     def __repr__(self) -> str:
         return f"BooleanTensor(shape={self.shape}, width={self.width}, party={self.party.id})"
 
-    def _like(self, shares: np.ndarray) -> BooleanTensor:
-        return BooleanTensor(self.party, shares, self.width)
+    def _like(self, shares: np.ndarray, history: int) -> BooleanTensor:
+        return BooleanTensor(self.party, shares, self.width, history)
+
+    def public_digest(self) -> int:
+        """Of history, width and shape."""
+        return mix(self.history, self.width, self.shape)
 
     @property
     def _mask(self) -> np.uint64:
@@ -318,9 +352,12 @@ class BooleanTensor(SecretTensor):
         if isinstance(other, BooleanTensor):
             require(other.width == self.width, "width of the other operand", other.width, f"{self.width} bits")
             left, right = self._aligned(other.shares)
+            history = other.history
         else:
-            left, right = self._aligned(self._public_shares(self._public_words(other)))
-        return self._like(left ^ right)
+            words = self._public_words(other)
+            left, right = self._aligned(self._public_shares(words))
+            history = digest(words)
+        return self._like(left ^ right, mix(_XOR, self.history, history))
 
     __rxor__ = __xor__
 
@@ -330,15 +367,17 @@ class BooleanTensor(SecretTensor):
     def bit(self, index: int) -> BooleanTensor:
         """One bit of each word, as a tensor of width 1."""
         require_integer("index", index, 0, self.width - 1)
-        return BooleanTensor(self.party, (self.shares >> np.uint64(index)) & np.uint64(1), 1)
+        shares = (self.shares >> np.uint64(index)) & np.uint64(1)
+        return BooleanTensor(self.party, shares, 1, mix(_BIT, self.history, index))
 
     def __and__(self, other: Any) -> BooleanTensor:
         from refmpc.circuits import and_words
 
         if isinstance(other, BooleanTensor):
             return self.party.complete(and_words(self, other))
-        left, right = self._aligned(self._public_words(other)[np.newaxis])
-        return self._like(left & right)
+        words = self._public_words(other)
+        left, right = self._aligned(words[np.newaxis])
+        return self._like(left & right, mix(_AND, self.history, digest(words)))
 
     def __or__(self, other: BooleanTensor) -> BooleanTensor:
         return ~(~self & ~other)
@@ -347,13 +386,19 @@ class BooleanTensor(SecretTensor):
 def concatenate(tensors: Sequence[Kind], axis: int = 0) -> Kind:
     """Join tensors of one kind and scale along an axis: local."""
     first = _same_kind(tensors)
-    return first._like(np.concatenate([t.shares for t in tensors], axis=_axis(axis, first.ndim)))
+    place = _axis(axis, first.ndim)
+    return first._like(np.concatenate([t.shares for t in tensors], axis=place), _joined(tensors, place))
 
 
 def stack(tensors: Sequence[Kind], axis: int = 0) -> Kind:
     """Join tensors of one kind, scale and shape along a new axis: local."""
     first = _same_kind(tensors)
-    return first._like(np.stack([t.shares for t in tensors], axis=_axis(axis, first.ndim + 1)))
+    place = _axis(axis, first.ndim + 1)
+    return first._like(np.stack([t.shares for t in tensors], axis=place), _joined(tensors, place))
+
+
+def _joined(tensors: Sequence[SecretTensor], place: int) -> int:
+    return mix(_JOIN, place, *(tensor.history for tensor in tensors))
 
 
 def _axis(axis: int, ndim: int) -> int:

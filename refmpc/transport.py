@@ -1,8 +1,10 @@
 """Framed messages between parties, and their channels between threads of one process (``refmpc.sockets``: over TCP).
 
-A frame is a 64-byte header (payload length, round number, the operation's name and its checksum, time of sending) and
-the payload: all messages of one round on one link. Length, round and operation are known to the receiver beforehand
-and compared with the header, so a party out of step raises and never computes garbage. Payloads go out of, and into,
+A frame is a 64-byte header (payload length, round number, the operation's name and its code, time of sending) and the
+payload: all messages of one round on one link. The code is the checksum of the name plus what the caller passes:
+between servers step, operation number and a digest of all public arguments (``refmpc.digest``), to and from clients
+nothing. Length, round, operation and code are known to the receiver beforehand and compared with the header, so a
+party out of step raises and never computes garbage. Payloads go out of, and into,
 numpy buffers without a copy. Sending and receiving progress together, so two parties that send at once cannot block
 each other. Counted are payload bytes and frames; ``FRAME_OVERHEAD`` bytes a frame come on top on the wire.
 
@@ -74,7 +76,11 @@ class Transport(Protocol):
     seconds_waiting: float
 
     def exchange(
-        self, operation: str, sends: Mapping[Peer, list[np.ndarray]], receives: Mapping[Peer, list[np.ndarray]]
+        self,
+        operation: str,
+        sends: Mapping[Peer, list[np.ndarray]],
+        receives: Mapping[Peer, list[np.ndarray]],
+        code: int = 0,
     ) -> None: ...
 
     def abort(self, reason: str) -> None: ...
@@ -93,6 +99,7 @@ class Framing:
         self._sent: dict[Peer, int] = dict.fromkeys(peers, 0)
         self._received: dict[Peer, int] = dict.fromkeys(peers, 0)
         self._lines = {peer: ReceivingLine(profile) for peer in self._sent} if profile.is_slow else {}
+        self._code = 0  # of the frames of the present exchange, on top of the operation's name
         self._said_why = False  # whether the peers were told that this party gives up
 
     def _require_participants(self, peers: Iterable[Peer]) -> None:
@@ -107,7 +114,7 @@ class Framing:
         self.frames_sent += 1
         self._sent[peer] += 1
         code, name = _named(operation)
-        return HEADER.pack(size, self._sent[peer], code, time.monotonic_ns(), name)
+        return HEADER.pack(size, self._sent[peer], (code + self._code) & 0xFFFFFFFF, time.monotonic_ns(), name)
 
     def _check(self, peer: Peer, operation: str, header: bytes, size: int) -> float:
         """Compare a header with what is expected; returns the time of sending."""
@@ -118,7 +125,9 @@ class Framing:
                 f"{title(peer)} has ended its program after {got_round} messages, "
                 f"this party expects message {expected_round} of '{operation}'"
             )
-        if got_code != _named(operation)[0] or got_round != expected_round:
+        code, name = _named(operation)
+        same_code = got_code == (code + self._code) & 0xFFFFFFFF
+        if got_round != expected_round or not (same_code or got_name.rstrip(b"\0") == name):
             theirs = printable(got_name.rstrip(b"\0").decode(errors="replace"))
             raise OutOfStep(
                 f"{title(peer)} is out of step: it sent message {got_round} of '{theirs}', "
@@ -128,6 +137,11 @@ class Framing:
             raise OutOfStep(
                 f"{title(peer)} sent {got_size} bytes in '{operation}' (message {got_round}), this party expects "
                 f"{size}: the parties run on different shapes or parameters"
+            )
+        if not same_code:
+            raise OutOfStep(
+                f"{title(peer)} is out of step in '{operation}' (message {got_round}): its step, its number of "
+                "operations or its public arguments (shapes, scales, ranges, tables, public numbers, order) differ"
             )
         return sent_ns * 1e-9
 
@@ -166,9 +180,14 @@ class ThreadTransport(Framing):
         self._incoming = dict(incoming)
 
     def exchange(
-        self, operation: str, sends: Mapping[Peer, list[np.ndarray]], receives: Mapping[Peer, list[np.ndarray]]
+        self,
+        operation: str,
+        sends: Mapping[Peer, list[np.ndarray]],
+        receives: Mapping[Peer, list[np.ndarray]],
+        code: int = 0,
     ) -> None:
-        """Send and receive one frame per named peer."""
+        """Send and receive one frame per named peer. All ends of a frame pass the same ``code``."""
+        self._code = code
         self._require_participants((*sends, *receives))
         for peer, payload in sends.items():
             self._outgoing[peer].put((self._header(peer, operation, payload), payload))

@@ -94,11 +94,14 @@ async def truncate(x: ArithmeticTensor, bits: int) -> ArithmeticTensor:
     """x / 2^bits at the scale fraction_bits − bits.
 
     Cost: 1 round, 8 + 6·bits/8 bytes an element. Domain: −2^62 ≤ x < 2^62 in the ring, 1 ≤ bits ≤ 62. Error: ⌊x/2^bits⌋
-    or one more, unbiased, exact on multiples. The wrap-around bit reaches both holders of c by a three-party
-    oblivious transfer: the dealer offers both answers under one-time keys, the other holder sends the right key.
+    or one more, exact on multiples. The rounding is that of the shares: unbiased if they are uniform (results of
+    products and comparisons, inputs of clients), but not for a public tensor or a fresh input of one server, where a
+    share is zero: +1/6 unit on average over the dealers, up to half a unit for one dealer. Take ``multiply_truncate``
+    where that matters. The wrap-around bit reaches both holders of c by a three-party oblivious transfer: the dealer
+    offers both answers under one-time keys, the other holder sends the right key.
     """
     require_integer("bits", bits, 1, 62)
-    operation = x.party.operation("truncate")
+    operation = x.party.operation("truncate", x, bits)
     await _check_domain(x, "truncate")
     me, low = x.party.id, np.uint64((1 << bits) - 1)
     shift = np.uint64(64 - bits)
@@ -155,7 +158,7 @@ async def truncate(x: ArithmeticTensor, bits: int) -> ArithmeticTensor:
             shares[0, at] = kernels.truncate_finish(c, wrap, bits)
             shares[1, at] = np.uint64(0) - b0 - (mask << shift)
     result = shares.reshape(2, *x.shape)
-    return ArithmeticTensor(x.party, result, max(0, x.fraction_bits - bits))
+    return ArithmeticTensor(x.party, result, max(0, x.fraction_bits - bits), operation.history())
 
 
 def _offer_masks(stream: Stream, count: int, bits: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

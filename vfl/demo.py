@@ -49,6 +49,8 @@ class Outcome:
     claimed_epsilon: float | None
     covers: str
     proven: bool
+    proven_epsilon: float | None  # None: no ε is proven
+    presumes: str
 
     @property
     def accuracy(self) -> float:
@@ -64,6 +66,8 @@ class Outcome:
             "claimed_epsilon": self.claimed_epsilon,
             "covers": self.covers,
             "proven": self.proven,
+            "proven_epsilon": self.proven_epsilon,
+            "claimed_epsilon_presumes": self.presumes,
         }
 
 
@@ -182,6 +186,8 @@ def run_demo(
                         None if claim is None else claim.epsilon,
                         "nothing" if claim is None else _short(claim.covers),
                         claim is not None and claim.proven,
+                        None if claim is None else claim.proven_epsilon,
+                        "" if claim is None else claim.unproven_because,
                     )
                 )
     return outcomes
@@ -217,8 +223,9 @@ def plot_outcomes(outcomes: Sequence[Outcome], epsilons: Sequence[float], title:
             label=None if label in labelled else label,
         )
         labelled.add(label)
-    axes.set_yticks(range(len(names)), names[::-1])
-    axes.set_xlabel("test accuracy in %")
+    unproven = {o.method for o in outcomes if o.presumes}
+    axes.set_yticks(range(len(names)), [f"{name} †" if name in unproven else name for name in names[::-1]])
+    axes.set_xlabel("test accuracy in %; †: this ε is not proven for the run")
     axes.set_xlim(0, 100)
     axes.set_title(title)
     axes.grid(axis="x", alpha=0.3)
@@ -271,7 +278,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     console = Console()
     table = Table(title=title)
     for column, side in (("method", "left"), ("ε", "right"), ("accuracy %", "right"), ("ε claimed", "right"),
-                         ("for", "left"), ("proven", "left"), ("s", "right")):  # fmt: skip
+                         ("for", "left"), ("ε proven", "right"), ("s", "right")):  # fmt: skip
         table.add_column(column, justify=side, no_wrap=column == "method")  # type: ignore[arg-type]
     previous = ""
     for o in outcomes:
@@ -281,13 +288,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
             f"{100 * o.accuracy:.1f} ± {100 * float(np.std(o.accuracies)):.1f}",
             "–" if o.claimed_epsilon is None else f"{o.claimed_epsilon:.3g}",
             o.covers,
-            "–" if o.epsilon is None else ("yes" if o.proven else "no"),
+            "–" if o.epsilon is None else ("none" if o.proven_epsilon is None else f"{o.proven_epsilon:.3g}"),
             f"{o.seconds:.2f}",
         )
         previous = o.method
     console.print(table)
     if importlib.util.find_spec("torch") is None:
         console.print("Baselines left out: they need torch (pip install 'ppvfl[vision]').")
+    for because in dict.fromkeys(o.presumes for o in outcomes if o.presumes):
+        names = ", ".join(dict.fromkeys(o.method for o in outcomes if o.presumes == because))
+        console.print(f"{names}: ε claimed is {because}.")
     console.print(
         "Baselines and LDP cover features only, not labels, and not the clients' own trained models; "
         "Ada-VFed is rebuilt from its abstract; GL-BMF with estimated updates covers labels only, and a "

@@ -77,6 +77,8 @@ class StudyRow:
     clipped_share: float
     claimed_epsilon: float | None
     proven: bool
+    proven_epsilon: float | None  # None: no ε is proven
+    presumes: str  # what an unproven ε rests on
     paper: float | None
 
     def summary(self) -> dict[str, Any]:
@@ -132,6 +134,8 @@ def run_study(
                     float(np.mean([r.clipped_share for r in results])),
                     None if plan is None else plan.claim.epsilon,
                     plan is not None and plan.claim.proven,
+                    None if plan is None else plan.claim.proven_epsilon,
+                    "" if plan is None else plan.claim.unproven_because,
                     paper,
                 )
                 rows.append(row)
@@ -172,6 +176,8 @@ def run_baselines(
                     0.0,
                     claim.epsilon,
                     claim.proven,
+                    claim.proven_epsilon,
+                    claim.unproven_because,
                     paper_accuracy(*paper_key, method, 1, epsilon) if paper_key else None,
                 )
             )
@@ -191,7 +197,7 @@ def plot_study(rows: Sequence[StudyRow], title: str, path: Path) -> None:
         mine = [r for r in rows if (r.method, r.setting) == (method, setting) and r.epsilon is not None]
         x = [float(r.epsilon or 0) for r in mine]
         y = [100 * float(np.mean(r.accuracies)) for r in mine]
-        axes.plot(x, y, "o-", color=f"C{k}", label=f"{method}, setting {setting}")
+        axes.plot(x, y, "o-", color=f"C{k}", label=f"{method}{' †' if mine[0].presumes else ''}, setting {setting}")
         printed = [(r.epsilon, r.paper) for r in mine if r.paper is not None]
         if printed:
             axes.plot(*zip(*printed, strict=True), "x", color=f"C{k}", label=f"{method}, setting {setting}: paper")
@@ -202,7 +208,7 @@ def plot_study(rows: Sequence[StudyRow], title: str, path: Path) -> None:
     ticks = sorted({r.epsilon for r in rows if r.epsilon is not None})
     axes.set_xticks(ticks, [f"{t:g}" for t in ticks])
     axes.minorticks_off()
-    axes.set_xlabel("ε")
+    axes.set_xlabel("ε (†: not proven for the run)")
     axes.set_ylabel("test accuracy in %")
     axes.set_title(title)
     axes.grid(alpha=0.3)
@@ -339,11 +345,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "test %",
         "paper %",
         "clipped",
-        "proven",
+        "ε proven",
         "steps",
         "s",
     ):
-        table.add_column(column, justify="left" if column in ("method", "proven") else "right")
+        table.add_column(column, justify="left" if column == "method" else "right")
     for r in rows:
         spread = f" ± {100 * float(np.std(r.accuracies)):.1f}" if len(r.accuracies) > 1 else ""
         table.add_row(
@@ -353,11 +359,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
             f"{100 * float(np.mean(r.accuracies)):.2f}{spread}",
             "–" if r.paper is None else f"{r.paper:.2f}",
             f"{r.clipped_share:.0%}",
-            "–" if r.epsilon is None else ("yes" if r.proven else "no"),
+            "–" if r.epsilon is None else ("none" if r.proven_epsilon is None else f"{r.proven_epsilon:.3g}"),
             str(r.num_steps),
             f"{r.seconds:.1f}",
         )
     console.print(table)
+    for because in dict.fromkeys(r.presumes for r in rows if r.presumes):
+        names = ", ".join(dict.fromkeys(r.method for r in rows if r.presumes == because))
+        console.print(f"{names}: the ε of the row is {because}.")
     console.print(f"Picture: {picture}; {time.perf_counter() - started:.0f} s in all")
     return 0
 

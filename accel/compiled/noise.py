@@ -9,6 +9,7 @@ import numpy as np
 from numba import njit
 
 from accel.reference import noise as _reference
+from accel.reference.noise import MOST_INT64
 
 if TYPE_CHECKING:
     from accel.gaussian import StripTable
@@ -33,7 +34,7 @@ def grid_gaussian_attempts(words: np.ndarray, table: StripTable) -> tuple[np.nda
     )
 
 
-@njit(cache=True)
+@njit(cache=True, nogil=True)
 def _attempts(words, thresholds, aliases, ceilings, floors, curvature, strip_bits, guard):
     attempts = words.size // 2
     values = np.empty(attempts, dtype=np.int64)
@@ -64,15 +65,19 @@ def _attempts(words, thresholds, aliases, ceilings, floors, curvature, strip_bit
     return values[:kept], places[:open_count].copy(), undecided[:open_count].copy()
 
 
-def fir_taps(history: np.ndarray, rows: np.ndarray, taps: np.ndarray) -> np.ndarray:
-    """See ``accel.reference.noise.fir_taps``: exact mod 2^64 for every int64 input.
+def fir_taps(history: np.ndarray, rows: np.ndarray, taps: np.ndarray, largest: int = MOST_INT64) -> np.ndarray:
+    """See ``accel.reference.noise.fir_taps``: exact mod 2^64 for every int64 input within ``largest``.
 
-    z = 2^32·high + low with |high|, |low| < 2^32, each half through one float64 matrix product: all sums
-    are integers below Σ|taps|·2^32 ≤ 2^53, hence exact in any order. Larger taps go to the reference.
+    Where Σ|taps|·largest ≤ 2^53, one float64 matrix product: all sums are integers below 2^53, hence exact in any order.
+    Otherwise z = 2^32·high + low with |high|, |low| < 2^32, each half through such a product, if Σ|taps|·2^32 ≤ 2^53.
+    Larger taps go to the reference. The choice depends on public numbers only.
     """
-    if sum(abs(tap) for tap in taps.tolist()) > 1 << 21:
-        return _reference.fir_taps(history, rows, taps)
+    total = sum(abs(tap) for tap in taps.tolist())
     depth = len(taps) - 1
+    if total * largest <= 1 << 53:
+        return _fir_once(history, rows, taps, depth)
+    if total > 1 << 21:
+        return _reference.fir_taps(history, rows, taps)
     out = np.empty(rows.shape, dtype=np.int64)
     z = np.concatenate([history, rows])
     toeplitz = _toeplitz(taps.astype(np.float64), min(_STEPS, len(rows)))
@@ -83,6 +88,17 @@ def fir_taps(history: np.ndarray, rows: np.ndarray, taps: np.ndarray) -> np.ndar
             piece = z[top : top + steps + depth, left : left + _COLUMNS]
             high, low = _split(piece, 32)
             _join(band @ high, band @ low, 32, out[top : top + steps, left : left + _COLUMNS])
+    return out
+
+
+def _fir_once(history: np.ndarray, rows: np.ndarray, taps: np.ndarray, depth: int) -> np.ndarray:
+    toeplitz = _toeplitz(taps.astype(np.float64), min(_STEPS, len(rows)))
+    z = np.empty((depth + len(rows), rows.shape[1]))
+    z[:depth], z[depth:] = history, rows
+    out = np.empty(rows.shape, dtype=np.int64)
+    for top in range(0, len(rows), _STEPS):
+        steps = min(_STEPS, len(rows) - top)
+        out[top : top + steps] = toeplitz[:steps, : steps + depth] @ z[top : top + steps + depth]
     return out
 
 
@@ -121,7 +137,7 @@ def _toeplitz(taps: np.ndarray, steps: int) -> np.ndarray:
     return matrix
 
 
-@njit(cache=True)
+@njit(cache=True, nogil=True)
 def _split(z, bits):
     high = np.empty(z.shape, dtype=np.float64)
     low = np.empty(z.shape, dtype=np.float64)
@@ -133,14 +149,14 @@ def _split(z, bits):
     return high, low
 
 
-@njit(cache=True)
+@njit(cache=True, nogil=True)
 def _join(high, low, bits, out):
     for t in range(out.shape[0]):
         for c in range(out.shape[1]):
             out[t, c] = (np.int64(high[t, c]) << bits) + np.int64(low[t, c])
 
 
-@njit(cache=True)
+@njit(cache=True, nogil=True)
 def _recurse(block, high, low, weights, bits):
     steps, columns = block.shape
     half = np.int64(1) << bits >> 1

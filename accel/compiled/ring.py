@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
+from accel.compiled import tiles
 from accel.reference.ring import decode_fixed, gather_rows, shift_right_arithmetic, shift_right_logical
 
 __all__ = [
@@ -49,45 +50,6 @@ def dot_pair(x: np.ndarray, y: np.ndarray, mask: np.ndarray) -> np.ndarray:
     return out
 
 
-@njit(cache=True, nogil=True)
-def _matmul_by_rows(x0, x1, y_columns, out):
-    """x0, x1 row by row, y column by column: the inner loop is a dot product along contiguous memory."""
-    rows, inner = x0.shape
-    for i in range(rows):
-        for j in range(out.shape[1]):
-            total = out[i, j]
-            for l in range(inner):
-                total += x0[i, l] * y_columns[0, j, l] + x1[i, l] * y_columns[1, j, l]
-            out[i, j] = total
-
-
-_BLOCK = 1024  # rows whose sums are kept in the cache
-
-
-@njit(cache=True, nogil=True)
-def _matmul_by_columns(x0_transposed, x1_transposed, y, out):
-    """The left factor lies transposed in memory (as in Hᵀ·u): multiples of its contiguous rows are added up, column by
-    column of the result, no copy."""
-    inner, rows = x0_transposed.shape
-    columns = out.shape[1]
-    sums = np.empty((columns, _BLOCK), dtype=np.uint64)
-    for start in range(0, rows, _BLOCK):
-        count = min(_BLOCK, rows - start)
-        sums[:] = np.uint64(0)
-        for l in range(inner):
-            left0 = x0_transposed[l, start : start + count]
-            left1 = x1_transposed[l, start : start + count]
-            for j in range(columns):
-                right0 = y[0, l, j]
-                right1 = y[1, l, j]
-                total = sums[j]
-                for i in range(count):
-                    total[i] += left0[i] * right0 + left1[i] * right1
-        for i in range(count):
-            for j in range(columns):
-                out[start + i, j] += sums[j, i]
-
-
 def matmul_pair(x0: np.ndarray, x1: np.ndarray, y0: np.ndarray, y1: np.ndarray, mask: np.ndarray) -> np.ndarray:
     """See ``accel.reference.ring.matmul_pair``."""
     out = np.ascontiguousarray(mask).copy()
@@ -96,12 +58,12 @@ def matmul_pair(x0: np.ndarray, x1: np.ndarray, y0: np.ndarray, y1: np.ndarray, 
         y = np.empty((2, inner, columns), dtype=np.uint64)
         np.add(y0, y1, out=y[0])
         y[1] = y0
-        _matmul_by_columns(x0.T, x1.T, y, out)
+        tiles.by_columns(x0.T, x1.T, y, out)
         return out
     y = np.empty((2, columns, inner), dtype=np.uint64)
     np.add(y0.T, y1.T, out=y[0])
     y[1] = y0.T
-    _matmul_by_rows(np.ascontiguousarray(x0), np.ascontiguousarray(x1), y, out)
+    tiles.by_rows(np.ascontiguousarray(x0), np.ascontiguousarray(x1), y, out)
     return out
 
 

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
 __all__ = ["fir_taps", "grid_gaussian_attempts", "recursive_filter"]
 
+MOST_INT64 = 1 << 63  # no |int64| is larger
 _LOW_BITS = 24
 
 
@@ -37,10 +38,10 @@ def grid_gaussian_attempts(words: np.ndarray, table: StripTable) -> tuple[np.nda
     return values[possible], places, undecided
 
 
-def fir_taps(history: np.ndarray, rows: np.ndarray, taps: np.ndarray) -> np.ndarray:
+def fir_taps(history: np.ndarray, rows: np.ndarray, taps: np.ndarray, largest: int = MOST_INT64) -> np.ndarray:
     """out[t] = Σ_j taps[j]·z[t−j] mod 2^64 for int64 ``rows``, after the len(taps)−1 rows of ``history``.
 
-    Cost: len(taps) multiplications per entry, in 64-bit integers, so exact whatever the sizes.
+    ``largest`` is a public bound of |z|, which lets the compiled kernel take a shorter way. Cost: len(taps) multiplications per entry, in 64-bit integers, so exact whatever the sizes.
     """
     z = np.concatenate([history, rows]).view(np.uint64)
     out = np.zeros(rows.shape, dtype=np.uint64)

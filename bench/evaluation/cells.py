@@ -180,6 +180,8 @@ def _summary(run: TwinResult) -> dict[str, Any]:
             "claimed_epsilon": plan.claim.epsilon,
             "covers": plan.claim.covers,
             "proven": plan.claim.proven,
+            "proven_epsilon": plan.claim.proven_epsilon,
+            "presumes": plan.claim.unproven_because,
             "noise_multiplier": plan.noise_multiplier,
             "noise_of_mean": plan.step_std(last) / run.config.batch_size,
         }
@@ -272,6 +274,8 @@ def _baseline(cell: Cell, options: DataOptions) -> dict[str, Any]:
         "claimed_epsilon": None if claim is None else claim.epsilon,
         "covers": "nothing" if claim is None else claim.covers,
         "proven": claim is not None and claim.proven,
+        "proven_epsilon": None if claim is None else claim.proven_epsilon,
+        "presumes": "" if claim is None else claim.unproven_because,
     }
 
 

@@ -16,7 +16,7 @@ from bench.evaluation.cost import CostRow, load_costs, table_number
 from bench.evaluation.presets import PRESETS, Preset
 from bench.evaluation.report import Report, Section
 from bench.evaluation.sources import DATA_TITLES
-from bench.evaluation.tables import NOT_RUN, Line, Results, TableView, view
+from bench.evaluation.tables import MARK, NOT_PROVEN, NOT_RUN, Line, Results, TableView, view
 from vfl.paper_tables import METHOD_NAMES, paper_table
 
 __all__ = ["compose", "cost_view", "secure_cells", "secure_view"]
@@ -54,6 +54,10 @@ def secure_view(cells: Sequence[Cell], results: Results) -> TableView:
         found = results.get(cell)
         variant = f", {cell.variant}" if cell.variant else ""
         name = f"{METHOD_NAMES[cell.method]} (Setting {cell.setting}{variant})"
+        if cell.method in NOT_PROVEN:
+            name += MARK
+            note = f"{METHOD_NAMES[cell.method]}{MARK}: ε is {NOT_PROVEN[cell.method]}."
+            out.notes += [] if note in out.notes else [note]
         figures = [NOT_RUN] * 5
         if isinstance(found, dict):
             accuracies = [f"{100 * found[key]:.2f}" for key in ("accuracy", "twin_accuracy")]

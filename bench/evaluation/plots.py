@@ -11,7 +11,7 @@ import numpy as np
 
 from bench.evaluation.cost import CostRow
 from bench.evaluation.presets import PRESETS
-from bench.evaluation.tables import Line, Results, measured
+from bench.evaluation.tables import MARK, NOT_PROVEN, Line, Results, measured
 from vfl.paper_tables import METHOD_NAMES
 from vfl.twins import plan_matrix_factorisation, plan_shuffled
 
@@ -74,9 +74,8 @@ def plot_accuracy(lines: Sequence[Line], results: Results) -> str | None:
             style = {"published": "x--"}.get(line.source, "o:" if line.variant == "estimated" else "o-")
             drawn = axis.errorbar(x, y, spread, fmt=style, color=_COLOURS[name], ms=3.5, lw=1.3, capsize=2)
             handles.setdefault(_LABELS[name] + (", estimated" if line.variant == "estimated" else ""), drawn)
-        axis.set_title(
-            METHOD_NAMES[method] + (f", Setting {setting}" if method in ("g_bmf", "gl_bmf") else ""), fontsize=8.5
-        )
+        which = f", Setting {setting}" if method in ("g_bmf", "gl_bmf") else ""
+        axis.set_title(f"{METHOD_NAMES[method]}{which}{_mark(method)}", fontsize=8.5)
         axis.set_xscale("log")
         ticks = sorted({e.epsilon for l in panels[method, setting] for e in l.entries if e.epsilon is not None})
         axis.set_xticks(ticks, [f"{t:g}" for t in ticks])
@@ -85,11 +84,15 @@ def plot_accuracy(lines: Sequence[Line], results: Results) -> str | None:
     for axis in axes[:, 0]:
         axis.set_ylabel("test accuracy in %")
     for axis in axes[-1]:
-        axis.set_xlabel("ε")
+        axis.set_xlabel("ε († not proven for what runs)")
     figure.legend(
         handles.values(), handles.keys(), loc="outside lower center", ncols=min(5, len(handles)), frameon=False
     )
     return _svg(figure)
+
+
+def _mark(method: str) -> str:
+    return MARK if method in NOT_PROVEN else ""
 
 
 def plot_noise(num_samples: int, epsilons: Sequence[float], epochs: int = 20) -> str:
@@ -113,7 +116,7 @@ def plot_noise(num_samples: int, epsilons: Sequence[float], epochs: int = 20) ->
             noise = plan.std * plan.factorisation.workload_error("final") * (1 - config.momentum)
             relative.append(noise / (config.clip_norm * schedule.num_samples * epochs))
         style = {"g_shuff": "s--", "g_bmf": "o-" if setting == 1 else "^-"}[method]
-        name = METHOD_NAMES[method] + (f" {setting}" if method == "g_bmf" else "")
+        name = METHOD_NAMES[method] + (f" {setting}" if method == "g_bmf" else _mark(method))
         axis.plot(
             epsilons,
             relative,

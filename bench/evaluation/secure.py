@@ -36,4 +36,6 @@ def run_secure(cell: Any, federation: Federation, config: TrainingConfig) -> dic
         "run_seconds": report.seconds,
         "claimed_epsilon": report.plan.claim.epsilon,
         "proven": report.plan.claim.proven,
+        "proven_epsilon": report.plan.claim.proven_epsilon,
+        "presumes": report.plan.claim.unproven_because,
     }

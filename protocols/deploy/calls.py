@@ -131,7 +131,11 @@ class Delivered:
         self.seconds_waiting = 0.0
 
     def exchange(
-        self, operation: str, sends: Mapping[Peer, list[np.ndarray]], receives: Mapping[Peer, list[np.ndarray]]
+        self,
+        operation: str,
+        sends: Mapping[Peer, list[np.ndarray]],
+        receives: Mapping[Peer, list[np.ndarray]],
+        code: int = 0,
     ) -> None:
         """As every transport, but there is nobody to send to."""
         if sends:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import hashlib
+import math
 import socket
 import ssl
 import time
@@ -43,6 +44,7 @@ from refmpc.certificates import fingerprint_of
 from refmpc.errors import HandshakeError
 from refmpc.handshake import parse, receive, send, tune
 from refmpc.transport import printable
+from vfl.dp.baselines import AS_IF_POISSON
 
 __all__ = ["PEER_CHECKS", "Finding", "check_own_files", "check_peer"]
 
@@ -83,8 +85,9 @@ class Finding:
 
 
 def check_own_files(config: FederationConfig, name: str, directory: str | Path | None = None) -> Iterator[Finding]:
-    """The participant's own key and certificate, and the others' certificates in the file."""
+    """The participant's own key and certificate, the others' certificates in the file, and what it says of privacy."""
     entry = config.participant(name, "--as")
+    yield check_privacy(config, name)
     folder = own_directory(config, name, directory)
     certificate = None
     try:
@@ -111,6 +114,19 @@ def check_own_files(config: FederationConfig, name: str, directory: str | Path |
         except ConfigurationError as error:
             check = "role in the file" if isinstance(error, RoleError) else "certificate in the file"
             yield Finding(other.name, check, "failed", *_split(str(error)))
+
+
+def check_privacy(config: FederationConfig, name: str) -> Finding:
+    """What (ε, δ) in the file will mean; the number of common rows is known only when they are aligned."""
+    training = config.run.training
+    rows = math.ceil(1 / training.delta)
+    found = (
+        f"ε = {training.epsilon:g}, δ = {training.delta:g}, for fewer than {rows:,} common rows: δ must be below 1/n"
+    )
+    if config.run.protocol == "g_shuff" and training.accounting == "paper":
+        way_out = "the proven ε is logged when rows are aligned, and stands first in the claim; g_bmf has one proven ε"
+        return Finding(name, "privacy", "warning", f"{found}; this ε is {AS_IF_POISSON}", way_out)
+    return Finding(name, "privacy", "ok", found)
 
 
 def _own_pin(name: str, entry: ServerEntry | ClientEntry, certificate: x509.Certificate, source: str) -> Finding:

@@ -24,7 +24,7 @@ from protocols.deploy.align import Aligner
 from protocols.deploy.columns import OwnColumns, add_column_options, read_columns
 from protocols.deploy.config import ClientEntry, FederationConfig, load
 from protocols.deploy.credentials import load_credentials, own_directory
-from protocols.deploy.facts import plan_for
+from protocols.deploy.facts import log_claim, plan_for
 from protocols.deploy.live_client import train_with_servers
 from protocols.deploy.log import Log
 from protocols.deploy.tasks import TRAINING
@@ -102,6 +102,7 @@ def run(arguments: argparse.Namespace) -> int:
             agreed = aligner.agree(advance, again=arguments.align_again)
         log.info("rows aligned", common=len(agreed.rows), of=len(own.ids), from_disk=agreed.from_disk)
         plan = plan_for(config, len(agreed.rows))
+        log_claim(log, plan.claim)
         if isinstance(plan, JointPlan):
             with _waiting() as on_beat:
                 train_with_servers(

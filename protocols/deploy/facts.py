@@ -9,13 +9,23 @@ from dataclasses import dataclass
 
 from accel.validate import require
 from protocols.deploy.config import FederationConfig, LayersConfig
+from protocols.deploy.log import Log
 from protocols.gl_facts import AdapterShape, JointFacts, PublicLayers, start_digest
 from protocols.gl_plan import JointPlan, plan_from_facts
 from protocols.plan import Plan, plan_run
 from vfl.client import LocalUpdate, initial_layers
+from vfl.dp.claim import WARNING, Claim
 from vfl.lora import ParallelLora
 
-__all__ = ["PublicClient", "PublicFederation", "joint_plan_for", "local_update", "plan_for", "starting_layers"]
+__all__ = [
+    "PublicClient",
+    "PublicFederation",
+    "joint_plan_for",
+    "local_update",
+    "log_claim",
+    "plan_for",
+    "starting_layers",
+]
 
 _PUBLIC_INPUTS = ("each client states that its scaling and its local model come from public data only",)
 
@@ -56,6 +66,16 @@ def plan_for(config: FederationConfig, rows: int) -> Plan:
         public_inputs=_PUBLIC_INPUTS,
     )
     return plan_run(run.protocol, public, run.training)
+
+
+def log_claim(log: Log, claim: Claim) -> None:
+    """What a run will claim, and a warning if that is not proven, or says little because δ is large."""
+    log.info("privacy", claim=claim.headline())
+    if not claim.proven:
+        log.warning("the epsilon that was asked for is not proven", claim=claim.headline())
+    for caveat in claim.caveats:
+        if caveat.startswith(WARNING):
+            log.warning("delta is too large", reason=caveat.removeprefix(WARNING))
 
 
 # GL-BMF ------------------------------------------------------------------------------------------

@@ -147,14 +147,18 @@ class LiveTransport(SocketTransport):
         self._last: dict[str, dict[str, bytes]] = {str(peer): {} for peer in connections if isinstance(peer, str)}
 
     def exchange(
-        self, operation: str, sends: Mapping[Peer, list[np.ndarray]], receives: Mapping[Peer, list[np.ndarray]]
+        self,
+        operation: str,
+        sends: Mapping[Peer, list[np.ndarray]],
+        receives: Mapping[Peer, list[np.ndarray]],
+        code: int = 0,
     ) -> None:
         """As every transport."""
         if operation in _RESULT:
             for peer, parts in sends.items():
                 if isinstance(peer, str):
                     self._last[peer][operation] = b"".join(np.ascontiguousarray(part).tobytes() for part in parts)
-        super().exchange(operation, sends, receives)
+        super().exchange(operation, sends, receives, code)
 
     @property
     def outbox(self) -> dict[str, list[tuple[str, bytes]]]:

@@ -20,19 +20,20 @@ from typing import Any
 from rich.console import Console
 
 from accel.validate import require
-from protocols.checkpoint import write_private
+from protocols.checkpoint import CannotResume, write_private
 from protocols.commitment import ColumnsChanged
 from protocols.deploy.answer import Answerer
 from protocols.deploy.audit import WITNESS, AuditLog
 from protocols.deploy.config import FederationConfig, ServerEntry, load
 from protocols.deploy.credentials import load_credentials, own_directory
 from protocols.deploy.door import Door
+from protocols.deploy.facts import log_claim
 from protocols.deploy.live import BEAT, LiveTransport
 from protocols.deploy.log import QUIET, Log
 from protocols.deploy.meeting import DONE, READY, Different, Meeting, Met
 from protocols.deploy.sessions import Session, SessionStore
 from protocols.deploy.spool import SpoolTransport
-from protocols.deploy.tasks import TRAINING
+from protocols.deploy.tasks import TRAINING, TrainingTask
 from protocols.deploy.wire import Channel, Identity, Refused, name_of
 from protocols.gl_bmf import GREETING
 from protocols.launch import _progress
@@ -193,9 +194,16 @@ class Server:
         more = {} if session.task.live else uploads
         self._audit.append("attempt", **facts, session=session.name, attempt=met.attempt, **more)
         self._log.info("all servers agree", **facts, session=session.name[:8], attempt=met.attempt[:8])
+        if isinstance(session.task, TrainingTask):
+            log_claim(self._log, session.task.plan.claim)
         try:
             session.computing = True
             self._attempt(session, met)
+        except CannotResume as error:  # it would release something twice: nobody computes until an operator has acted
+            if not session.done:  # a server that is done goes on handing out what it has
+                session.failed = str(error)
+            self._audit.append("session failed", session=session.name)
+            self._log.error("this training must not go on", reason=str(error))
         except (RefmpcError, ColumnsChanged) as error:
             self._audit.append("attempt failed", attempt=met.attempt, reason=type(error).__name__)
             self._log.warning("the attempt failed, the servers will meet again", reason=str(error))

@@ -115,7 +115,11 @@ class SpoolTransport:
         self.seconds_waiting = 0.0
 
     def exchange(
-        self, operation: str, sends: Mapping[Peer, list[np.ndarray]], receives: Mapping[Peer, list[np.ndarray]]
+        self,
+        operation: str,
+        sends: Mapping[Peer, list[np.ndarray]],
+        receives: Mapping[Peer, list[np.ndarray]],
+        code: int = 0,
     ) -> None:
         """As every transport: send and receive one message per named peer."""
         for peer, parts in sends.items():
@@ -127,7 +131,7 @@ class SpoolTransport:
         from_servers: dict[Peer, list[np.ndarray]] = {p: parts for p, parts in receives.items() if isinstance(p, int)}
         if to_servers or from_servers:
             self._servers.timeout = self.timeout
-            self._servers.exchange(operation, to_servers, from_servers)
+            self._servers.exchange(operation, to_servers, from_servers, code)
         for peer, parts in receives.items():
             if isinstance(peer, str):
                 self._spools[peer].read(self._read[peer], operation, parts)

@@ -19,7 +19,7 @@ from protocols.plan import Plan
 from protocols.predict import load_layers
 from protocols.prediction import PredictionPlan, PredictionServerJob, plan_with_released_model
 from protocols.prediction import servers as prediction_servers
-from protocols.training import ServerJob
+from protocols.training import ServerJob, TrainingRun
 from protocols.upload import CHUNK_ROWS, receive_rows
 from refmpc import Party
 
@@ -70,8 +70,9 @@ class TrainingTask:
     async def run(self, party: Party, directory: Path) -> list[np.ndarray]:
         """At each server, when everything that clients send is there."""
         job = ServerJob(self.plan, directory / "server", self.checkpoint_every)
-        rows = await receive_rows(party, self.plan)
-        return await importlib.import_module(f"protocols.{self.plan.protocol}").train(party, job, rows)
+        with TrainingRun(party, job) as run:
+            rows = await receive_rows(party, self.plan)
+            return await importlib.import_module(f"protocols.{self.plan.protocol}").train(run, rows)
 
     def keep(self, directory: Path, layers: list[np.ndarray]) -> None:
         """What the server's operator finds afterwards."""
@@ -84,7 +85,7 @@ class LiveTrainingTask(TrainingTask):
     live = True
 
     async def run(self, party: Party, directory: Path) -> list[np.ndarray]:
-        """At each server, with all clients connected. Every release is on disk before it is opened."""
+        """At each server, with all clients connected. Every release is on all three disks before it is opened."""
         assert isinstance(self.plan, JointPlan)
         return [await joint_servers(party, JointServerJob(self.plan, directory / "server", keep=True))]
 

@@ -47,7 +47,11 @@ class UplinkTransport(ServerCalls):
     # sending -------------------------------------------------------------------------------------
 
     def exchange(
-        self, operation: str, sends: Mapping[Peer, list[np.ndarray]], receives: Mapping[Peer, list[np.ndarray]]
+        self,
+        operation: str,
+        sends: Mapping[Peer, list[np.ndarray]],
+        receives: Mapping[Peer, list[np.ndarray]],
+        code: int = 0,
     ) -> None:
         """As every transport. A message to the servers returns when all three have it on disk."""
         if sends:

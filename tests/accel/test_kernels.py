@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 import accel
 from accel import backend
+from accel.compiled import tiles
 from accel.prg import Stream
 
 BACKENDS = [backend("numpy"), backend("numba")]
@@ -58,6 +59,29 @@ def test_matmul_pair_wraps_around(kernels, seed, n, k, m, flip):
     want = (big[0].dot(big[2] + big[3]) + big[1].dot(big[2]) + big[4]) % 2**64 if k else mask.astype(object)
     assert got.shape == (n, m)
     assert (got.astype(object) == want).all()
+
+
+@both
+@pytest.mark.parametrize("flip", [False, True])
+@pytest.mark.parametrize(
+    "n,k,m", [(16, 8, 5), (17, 9, 6), (33, 40, 13), (15, 7, 4), (1, 1, 1), (48, 16, 26), (3, 64, 11)]
+)
+def test_tiles_meet_at_their_edges_and_stay_inside(kernels, n, k, m, flip):
+    """Sizes around whole tiles; the result lies between guards that must survive."""
+    x = random_words(1, 2, k, n).transpose(0, 2, 1) if flip else random_words(1, 2, n, k)
+    y, mask = random_words(2, 2, k, m), random_words(3, n, m)
+    want = x[0] @ (y[0] + y[1]) + x[1] @ y[0] + mask
+    assert np.array_equal(kernels.matmul_pair(x[0], x[1], y[0], y[1], mask), want)
+    if kernels is accel.backend("numba"):
+        guarded = np.full((n + 2, m), 0xA5A5, dtype=np.uint64)
+        guarded[1:-1] = 0
+        factors = np.stack([y[0] + y[1], y[0]])
+        if flip:
+            tiles.by_columns(x[0].T, x[1].T, factors, guarded[1:-1])
+        else:
+            tiles.by_rows(x[0], x[1], np.ascontiguousarray(factors.transpose(0, 2, 1)), guarded[1:-1])
+        assert np.array_equal(guarded[1:-1], want - mask)
+        assert (guarded[[0, -1]] == 0xA5A5).all()
 
 
 @both

@@ -2,6 +2,7 @@
 
 import decimal
 import math
+from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
@@ -153,6 +154,25 @@ def test_fir_taps_equal_python_integers(name, seed, bands, steps, big):
     taps = rng.integers(-(2**62), 2**62, bands) if seed % 5 == 0 else rng.integers(-(2**17), 2**17, bands)
     history, rows = z[: bands - 1], z[bands - 1 :]
     assert np.array_equal(accel.backend(name).fir_taps(history, rows, taps), python_fir(history, rows, taps))
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+@given(seed=st.integers(0, 10**6), bits=st.integers(0, 21), steps=st.integers(1, 130))
+def test_one_product_is_exact_up_to_its_bound(name, seed, bits, steps):
+    rng = np.random.default_rng(seed)
+    taps = np.array([2**bits - 2 ** (bits - 1) if bits else 1, *([-(2 ** (bits - 1))] if bits else [])])
+    largest = 2**53 // int(np.abs(taps).sum())
+    z = rng.choice([-largest, largest, largest - 1, 1, 0], (len(taps) - 1 + steps, 3)).astype(np.int64)
+    history, rows = z[: len(taps) - 1], z[len(taps) - 1 :]
+    assert np.array_equal(accel.backend(name).fir_taps(history, rows, taps, largest), python_fir(history, rows, taps))
+
+
+def test_no_sample_passes_the_largest():
+    sampler = GridGaussian(8.0)
+    words = np.full(2, 2**64 - 1, dtype=np.uint64)
+    table = replace(sampler.table, aliases=np.full(512, 511, dtype=np.uint64), floors=np.full(512, np.inf))
+    values, _, _ = accel.kernels.grid_gaussian_attempts(words, table)
+    assert np.abs(values).tolist() == [sampler.largest]
 
 
 @pytest.mark.parametrize("name", BACKENDS)

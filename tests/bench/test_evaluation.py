@@ -106,6 +106,26 @@ def test_cells_that_were_not_run_say_so(tmp_path):
     assert alone.notes == [f"Not run: {why}."]
 
 
+def test_methods_whose_epsilon_is_not_proven_are_marked():
+    """Also when a kept result still says that it is proven."""
+    for number, methods in ((1, ("g_shuff", "ldp_g", "ldp_gl", "g_bmf")), (3, ("split", "fedbcd", "admm", "ada_vfed"))):
+        lines = layout(number, Selection(seeds=1, data=("digits",), methods=methods, epsilons=(1.0,)))
+        kept = {"accuracy": 0.5, "proven": True, "covers": "features and labels", "claimed_epsilon": 1.0}
+        results = {cell: kept for line in lines for entry in line.entries for cell in entry.cells}
+        results = {c: r | ({"proven_epsilon": 9.9} if c.method == "g_shuff" else {}) for c, r in results.items()}
+        shown = view(number, lines, results)
+        labels = {row[0] for kind, row in shown.rows if kind != "heading"}
+        assert {label.endswith(" †") for label in labels if not label.startswith(("G-BMF", "LDP-G"))} == {True}
+        assert {"LDP-G", "LDP-GL †"} <= labels or number == 3
+        assert not any("G-BMF" in note or "LDP-G:" in note for note in shown.notes)
+        text = " ".join(shown.notes)
+        if number == 1:
+            assert "G-Shuff †: ε is as if Poisson-sampled, not proven for shuffled batches; proven is ε = 9.9" in text
+            assert "LDP-GL †: ε is for a record's own released rows alone, not proven for the run" in text
+        else:
+            assert text.count("not proven for the run") == 4
+
+
 def test_the_command_writes_one_page(tmp_path, capsys):
     pytest.importorskip("matplotlib")
     arguments = [

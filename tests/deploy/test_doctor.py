@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from protocols.deploy.answer import MAX_TRANSFER, software_version
-from protocols.deploy.checks import PEER_CHECKS, Finding
+from protocols.deploy.checks import PEER_CHECKS, Finding, check_own_files
 from protocols.deploy.cli import main
 from protocols.deploy.config import FederationConfig, load
 from protocols.deploy.credentials import load_credentials
@@ -43,11 +43,22 @@ def test_nothing_is_wrong_with_a_sound_federation(tmp_path: Path):
         assert [f.check for f in findings if f.subject == server] == list(PEER_CHECKS)
     assert {f.subject for f in as_server} == {"server-0", "server-1", "server-2"}
     assert [f.check for f in as_server if f.subject == "server-1"] == [
+        "privacy",
         "own certificate",
         "own certificate valid",
         "own key safe",
         "own key matches",
     ]
+
+
+def test_doctor_says_what_epsilon_and_delta_will_mean(tmp_path: Path):
+    config = make_federation(tmp_path)
+    (found,) = [f for f in check_own_files(config, "bank") if f.check == "privacy"]
+    assert found.status == "ok" and "ε = 3, δ = 1e-05, for fewer than 100,000 common rows" in found.found
+    path = tmp_path / "federation.toml"
+    path.write_text(path.read_text().replace('protocol = "g_bmf"', 'protocol = "g_shuff"'))
+    (found,) = [f for f in check_own_files(load(path), "bank") if f.check == "privacy"]
+    assert found.status == "warning" and "as if Poisson-sampled, not proven for shuffled batches" in found.found
 
 
 # planted misconfigurations -----------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import replace
 
@@ -9,10 +10,12 @@ import numpy as np
 import pytest
 
 from protocols.deploy.config import FederationConfig, parse
-from protocols.deploy.facts import local_update, plan_for
+from protocols.deploy.facts import local_update, log_claim, plan_for
+from protocols.deploy.log import Log
 from protocols.deploy.template import federation_text
 from protocols.gl_plan import plan_joint_run
 from vfl.data import VerticalData
+from vfl.dp import DeltaWarning
 from vfl.federation import Federation, build_federation
 
 CLIENTS = [("bank", 4, ""), ("card", 3, "127.0.0.1:7101")]
@@ -87,3 +90,14 @@ def test_the_plan_from_the_file_is_the_plan_from_the_rows(lines: tuple[str, ...]
     )
     covers = "labels only" if 'local_update = "estimated"' in lines else "features and labels"
     assert public.claim.covers == covers and covers in public.claim.paragraph()
+
+
+def test_a_deployment_logs_what_is_proven_and_warns(tmp_path):
+    config = configured('protocol = "g_shuff"', "delta = 0.01")
+    with pytest.warns(DeltaWarning):
+        claim = plan_for(config, ROWS).claim
+    log_claim(Log("bank", tmp_path / "log"), claim)
+    lines = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
+    assert [line["level"] for line in lines] == ["info", "warning", "warning"]
+    assert lines[0]["claim"].startswith("proven ε = ") and "not proven for shuffled batches" in lines[1]["claim"]
+    assert "n = 300" in lines[2]["reason"] and "choose delta = 0.0001 or less" in lines[2]["reason"]

@@ -149,14 +149,20 @@ def test_a_server_that_fails_after_the_release_is_helped_by_the_others(
         assert len(attempts) == 2
 
 
-def test_a_server_that_is_stopped_resumes_from_its_checkpoint(tmp_path: Path) -> None:
-    federation = Federation(tmp_path, epochs=60, checkpoint_every=10)
+def train_until_a_checkpoint(directory: Path) -> tuple[Federation, list[threading.Thread], dict[str, Any]]:
+    """Three servers in the middle of a training, its two clients waiting, and what these will have."""
+    federation = Federation(directory, epochs=60, checkpoint_every=10)
     for number in range(3):
         federation.start(number)
     outcome: dict[str, Any] = {}
     session = secrets.token_hex(16)
     threads = [federation.client(name, session, outcome) for name in ("bank", "card")]
-    _wait(lambda: list(tmp_path.glob("server-1/state/*/training-*/server/checkpoint-*.npz")), 60.0)
+    _wait(lambda: list(directory.glob("server-1/state/*/training-*/server/checkpoint-*.npz")), 60.0)
+    return federation, threads, outcome
+
+
+def test_a_server_that_is_stopped_resumes_from_its_checkpoint(tmp_path: Path) -> None:
+    federation, threads, outcome = train_until_a_checkpoint(tmp_path)
     server, thread = federation.servers[1]
     server.stop.set()
     thread.join(10)

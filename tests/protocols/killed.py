@@ -13,7 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from protocols import g_bmf, gl_client, upload
+import refmpc
+from protocols import g_bmf, gl_bmf, gl_client, upload
 from protocols.checkpoint import ServerDirectory
 
 PROGRAMS = {"g_bmf": upload.client_program, "gl_bmf": gl_client.client_program}
@@ -57,6 +58,19 @@ def _server(victim: int, step: int, marker: Path, party: Any, job: Any) -> Any:
     return g_bmf.servers(party, job)
 
 
+def _gl_server(victim: int, step: int, clients: int, marker: Path, party: Any, job: Any) -> Any:
+    real, sent = refmpc.open_to_client, []
+
+    def open_to_client(at: Any, *arguments: Any) -> None:
+        if at.id == victim and at.step == step and len(sent) == clients:
+            _die_once(marker)
+        real(at, *arguments)
+        sent.extend([step] if at.step == step else [])
+
+    refmpc.open_to_client = open_to_client  # in a process of its own
+    return gl_bmf.servers(party, job)
+
+
 def killed_client(protocol: str, victim: str, shares: int, marker: Path) -> Callable[..., Any]:
     """The clients' program; ``victim`` dies when it has shared ``shares`` arrays and is about to share another, at the
     latest when it waits for the model."""
@@ -66,3 +80,8 @@ def killed_client(protocol: str, victim: str, shares: int, marker: Path) -> Call
 def killed_server(victim: int, step: int, marker: Path) -> Callable[..., Any]:
     """G-BMF at the servers; ``victim`` dies when it has just written its checkpoint of ``step``."""
     return functools.partial(_server, victim, step, marker)
+
+
+def killed_gl_server(victim: int, step: int, clients: int, marker: Path) -> Callable[..., Any]:
+    """GL-BMF at the servers; in ``step``, ``victim`` dies when so many clients have its words, and the next has not."""
+    return functools.partial(_gl_server, victim, step, clients, marker)

@@ -9,12 +9,14 @@ import sys
 import pytest
 
 from protocols import g_shuff, gl_launch
-from protocols.curves import Timeline, draw_curves
-from protocols.launch import main, make_federation
+from protocols.curves import Timeline, curve_title, draw_curves
+from protocols.launch import main, main_in_the_clear, make_federation
 from protocols.options import RunOptions, parse_options
 from protocols.plan import plan_run
 from protocols.report import estimate
 from tests.protocols.test_against_twins import run_secure, small_training
+from vfl.dp import DeltaWarning
+from vfl.twins import train_ldp_g
 from vfl.twins.config import TrainingConfig
 
 
@@ -130,3 +132,40 @@ def test_g_shuff_says_that_its_epsilon_is_not_proven():
     options = RunOptions("g_shuff", TrainingConfig())
     paragraph = plan_run("g_shuff", make_federation(options), options.training).claim.paragraph()
     assert "NOT a proven bound" in paragraph
+
+
+UNPROVEN = "ε = 3 as if Poisson-sampled, not proven for shuffled batches"
+
+
+def test_the_proven_epsilon_is_wherever_the_other_is(tmp_path, capsys, monkeypatch):
+    """G-Shuff: the final table, the estimate, the curves, the log and the files."""
+    monkeypatch.setenv("COLUMNS", "300")
+    words = ["--epochs", "1", "--parties", "threads", "--out", str(tmp_path), "--checkpoint-every", "0"]
+    main("g_shuff", None, ["--epochs", "1", "--estimate"])
+    main("g_shuff", None, words)
+    printed = capsys.readouterr().out
+    (run,) = tmp_path.iterdir()
+    report = json.loads((run / "report.json").read_text())
+    proven = f"proven ε = {report['claim']['proven_epsilon']:.4g}, δ = 1e-05"
+    assert report["claim"]["proven_epsilon"] > 1.3 * report["claim"]["epsilon"]
+    options = RunOptions("g_shuff", TrainingConfig(epochs=1))
+    title = curve_title(plan_run("g_shuff", make_federation(options), options.training))
+    assert printed.count(proven) >= 4 and printed.count(UNPROVEN) >= 4  # two tables, two paragraphs
+    for text in (report["privacy"], title, *((run / name).read_text() for name in ("run.log", "claim.txt"))):
+        assert proven in text and UNPROVEN in text
+    for text in (printed, title, (run / "run.log").read_text()):
+        assert text.count("ε = 3") == text.count(UNPROVEN)  # never alone
+
+
+@pytest.mark.parametrize("protocol", ["g_bmf", "g_shuff", "gl_bmf", "ldp"])
+def test_a_delta_that_is_too_large_is_warned_of(capsys, monkeypatch, protocol):
+    words = ["--delta", "0.001", "--epochs", "1"]
+    with pytest.warns(DeltaWarning, match=r"delta = 0.001 .* n = 14\d\d .* choose delta = 1e-05 or less"):
+        if protocol == "ldp":
+            monkeypatch.setattr(sys, "argv", ["ldp", *words])
+            main_in_the_clear("ldp", None, train_ldp_g)
+        elif protocol == "gl_bmf":
+            gl_launch.main(None, [*words, "--estimate", "--rank", "2"])
+        else:
+            main(protocol, None, [*words, "--estimate"])
+    assert "WARNING: delta = 0.001" in capsys.readouterr().out

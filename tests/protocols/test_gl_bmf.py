@@ -304,9 +304,9 @@ def crash_once(monkeypatch, where: str, server: int, step: int) -> None:
     write, send = gl_bmf.JointRun.release_gradients, refmpc.open_to_client
     sent: dict[tuple[int, int], int] = defaultdict(int)
 
-    def release(self, at, openings):
+    async def release(self, at, openings):
         die(self.party, "before writing")
-        write(self, at, openings)
+        await write(self, at, openings)
         die(self.party, "after sending")
 
     def open_(party, words, client, release):

@@ -15,7 +15,6 @@ from protocols.adapters import clip_factors, joint_step, joint_step_cost, weight
 from protocols.gl_facts import JacobianShape
 from protocols.gl_launch import client_jobs, joint_estimate, main
 from protocols.gl_plan import JointPlan, plan_joint_run
-from protocols.gl_scales import inverse_clip_bits
 from protocols.jacobians import ClientJacobian, global_samples, layer_samples
 from protocols.scales import EMBEDDING_BITS, RELEASE_BITS
 from protocols.step import SharedRows, Weights, logit_errors
@@ -23,7 +22,7 @@ from refmpc.errors import PartyFailed
 from tests.protocols.conftest import lora_federation
 from tests.protocols.test_against_twins import noise_of_the_servers
 from tests.protocols.test_gl_bmf import BLOCKS, CLASSES, WIDTHS, crash_once, difference, make, run_secure, trained
-from tests.protocols.test_gl_step import on_grid, within
+from tests.protocols.test_gl_step import on_grid, rounded_up, within
 from vfl.client import LocalUpdate
 from vfl.federation import Federation
 from vfl.gradients import AdapterJacobian, GlobalModel, clipped_gradient, with_ones
@@ -153,11 +152,8 @@ def step_bound(plan: JointPlan, inputs) -> float:
         longest = np.linalg.norm(jacobian, 2, axis=(1, 2)).max()
         signal = omega * e_delta + math.sqrt(shape.width) * 2.0**-scales.signal_bits
         moved += (longest * signal + math.sqrt(shape.parameters) * 2.0**-scales.sample_bits) ** 2
-    widest = [(scales.sample_bits, scales.sample_bound), (20, 2 * reach), (EMBEDDING_BITS, reach)]
-    loose = max(
-        math.ceil(2.0**bits / gamma**2) * gamma**2 / 2.0**bits - 1
-        for bits in (inverse_clip_bits(f, gamma, bound) for f, bound in widest)
-    )
+    squared = scales.sample_norms, plan.scales.norms, plan.scales.written_out
+    loose = max(rounded_up(over) for over in squared if over is not None)
     excess = loose + 5 * 2.0**-26 + 4 * 2.0**-plan.scales.norm_bits
     sample = math.sqrt(moved) + gamma * (2.0**-14 + 2.0**-18 + excess / 2) + scales.clip_rounding
     return batch * sample + math.sqrt(plan.parameters) * 1.5 * 2.0**-RELEASE_BITS
@@ -193,7 +189,7 @@ async def clip_only(party, job):
     errors = await logit_errors(SharedRows(embeddings, labels, labels), weights, plan.scales)
     written = []
     for client in clients:
-        block = (await weight_products(client, weights, plan.training.clip_norm, plan.adapters)).block
+        block = (await weight_products(client, weights, plan.adapters)).block
         written.append(layer_samples(errors, block, client, plan))
     written.append(global_samples(embeddings, errors, plan))
     factor, _, samples = await clip_factors(errors, None, [], [], plan.adapters, written)

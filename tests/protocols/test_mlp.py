@@ -20,6 +20,7 @@ from protocols.step import SharedRows, Weights, gradient_step, squared_norms, st
 from refmpc import ArithmeticTensor
 from tests.protocols.conftest import small_federation
 from tests.protocols.test_against_twins import noise_of_the_servers, run_secure, small_training
+from tests.protocols.test_gl_step import rounded_up
 from tests.protocols.test_resume import run_until_crash
 from vfl.federation import Federation
 from vfl.gradients import GlobalModel, clipped_gradient, with_ones
@@ -63,13 +64,14 @@ def contribution_errors(plan: Plan, model: GlobalModel, rows: np.ndarray, labels
         cut = np.sqrt(through.shape[1]) * 2.0 ** -scales.layers[depth - 1].error_bits
         error = error * (norms[depth] + gaps[depth]) + size(deltas[depth]) * gaps[depth] + cut + undecided
         delta_errors.insert(0, error)
-    squares, rounded_up = 0.0, 0.0
+    squares, excess = 0.0, 0.0
     for layer, a, d, da, dd in zip(scales.layers, inputs, deltas, input_errors, delta_errors, strict=True):
         squares = squares + (size(a) * dd + (size(d) + dd) * da) ** 2
         n = (size(a) / plan.training.clip_norm) ** 2
-        rounded_up = rounded_up + 2 * 2.0**-layer.norm_bits * size(d) ** 2 + 2.0**-layer.square_bits * (n + 1)
+        excess = excess + 2 * 2.0**-layer.norm_bits * size(d) ** 2 + 2.0**-layer.square_bits * (n + 1)
+        excess = excess + rounded_up(layer.norms) * n * size(d) ** 2
     gamma = plan.training.clip_norm
-    return np.minimum(np.sqrt(squares), 2 * gamma) + gamma * (2.0**-14 + rounded_up / 2)
+    return np.minimum(np.sqrt(squares), 2 * gamma) + gamma * (2.0**-14 + excess / 2)
 
 
 def twin_and_bound(plan: Plan, federation: Federation, noise: np.ndarray) -> tuple[list[np.ndarray], list[float]]:
@@ -217,7 +219,7 @@ async def one_step(party, job):
     plan, rows, labels, layers = job
     embeddings = await refmpc.input_from_party(party, 0, rows, rows.shape, EMBEDDING_BITS)
     one_hot = await refmpc.input_from_party(party, 0, np.eye(plan.classes)[labels], (len(rows), plan.classes), 0)
-    norms = await squared_norms(embeddings, plan.training.clip_norm, plan.scales)
+    norms = await squared_norms(embeddings, plan.scales)
     bits = plan.scales.weight_bits
     before = [
         Weights(await refmpc.input_from_party(party, 0, layer, layer.shape, bits), nothing(party, layer.shape))

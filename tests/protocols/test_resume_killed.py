@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from protocols import g_bmf, gl_launch, launch
-from tests.protocols.killed import killed_client, killed_server
+from protocols import g_bmf, gl_bmf, gl_launch, launch
+from tests.protocols.killed import killed_client, killed_gl_server, killed_server
 
 # A killed peer is noticed by its closed connection. The time-out only bounds the start of five interpreters.
 COMMON = ["--timeout", "250", "--json"]
@@ -58,6 +58,22 @@ def test_a_killed_server_is_named_and_resume_finishes(tmp_path, monkeypatch, cap
     assert report["steps"] == 33 and 0.1 < report["test_accuracy"] <= 1.0
     training = next(row for row in report["phases"] if row["phase"] == "training")
     assert training["rounds"] == 22 * 62  # the eleven steps before the checkpoint were not computed again
+
+
+@pytest.mark.parametrize("clients", [0, 1])
+def test_a_server_killed_while_it_releases_leaves_the_same_words_on_all_disks(tmp_path, monkeypatch, capsys, clients):
+    """It dies with none, or one, of the two clients told: the resumed run sends what lies there, and goes on after it."""
+    with monkeypatch.context() as patch:
+        patch.setattr(gl_bmf, "servers", killed_gl_server(1, 9, clients, tmp_path / "killed"))
+        run, _ = interrupted("gl_bmf", ["--epochs", "1", "--checkpoint-every", "1"], tmp_path)
+    files = [run / f"server-{server}" / "release-00000010.npz" for server in range(3)]
+    words = [file.read_bytes() for file in files]
+    report = resumed("gl_bmf", run, capsys, "threads")
+    assert [file.read_bytes() for file in files] == words
+    training = next(row for row in report["phases"] if row["phase"] == "training")
+    assert training["rounds"] < 71  # the last of eleven steps, and no other
+    released = [r["name"] for r in report["releases"]]
+    assert released.count("layer gradient of client 1") == 2  # step 9 once more, and step 10
 
 
 @pytest.mark.parametrize(

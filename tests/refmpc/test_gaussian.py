@@ -173,8 +173,8 @@ def plant(monkeypatch, segment_words, position_words):
             shares[0 if operation.party.id == 0 else 1] = words
         return shares
 
-    def named(party, name):
-        operation = honest_operation(party, name)
+    def named(party, name, *public):
+        operation = honest_operation(party, name, *public)
         if name == "joint_gaussian":
             first = party.__dict__.setdefault("_planted", 0) % 2 == 0
             party._planted += 1
@@ -413,3 +413,11 @@ def test_noise_belongs_to_server_and_step():
     np.testing.assert_array_equal(outputs[0][0], outputs[0][2])
     distinct = {array.tobytes() for output in outputs for array in output}
     assert len(distinct) == 6
+
+
+def test_noise_does_not_outlive_the_run():
+    """The docstring says so: a server that comes back has another key."""
+    once, again = (
+        refmpc.run(lambda party: refmpc.gaussian_addend(party, (100,), 2.0**30, 0)).outputs for _ in range(2)
+    )
+    assert len({array.tobytes() for array in [*once, *again]}) == 6

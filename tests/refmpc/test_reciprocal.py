@@ -56,6 +56,31 @@ def test_a_polynomial_keeps_its_bound_with_every_truncation_forced(choose, monke
     assert within(got, np.polynomial.polynomial.polyval(t * 2.0**-bits, c), 0, error)
 
 
+@pytest.mark.parametrize("bits", [8, 16, 22, 26, 30])
+@pytest.mark.parametrize("degree", [2, 5, 8])
+def test_a_polynomial_keeps_its_bound_to_the_end_of_its_domain(bits, degree):
+    """|t^i| up to 2^(62 − 2·bits), or to where the result has 2^(41 − bits)."""
+    largest = 2.0 ** (min(62 - 2 * bits, 40 - bits) / degree) * 0.999
+    t = np.concatenate([np.linspace(-largest, largest, 301) * 2**bits, [1, -1]]).astype(np.int64)
+    c = np.array([0.25, *[0.5] * (degree - 1), -1.0])
+    got = opened(lambda party, x: refmpc.polynomial(x, list(c)), Secret(t, bits), insecure_check_ranges=True)
+    grown = max(1.0, largest) ** (degree - 1)  # an error in t^j grows with the other factors of t^i
+    error = grown * 2.0**-bits * (1 + sum(abs(c[i]) * (i - 1) for i in range(2, degree + 1)))
+    assert within(got.value, np.polynomial.polynomial.polyval(t * 2.0**-bits, c), 2.0**-40, 1.01 * error)
+
+
+def test_a_polynomial_beyond_its_domain_is_refused_or_found():
+    """2^7 at 26 bits was inside the domain that was stated once: its square has 66 bits."""
+    with pytest.raises(refmpc.PartyFailed, match="'multiply_truncate' left its domain"):
+        opened(
+            lambda party, x: refmpc.polynomial(x, [0.0, 0.0, 1.0]), Secret([1 << 33], 26), insecure_check_ranges=True
+        )
+    with pytest.raises(refmpc.PartyFailed, match="fraction bits of t = 31: must be"):
+        opened(lambda party, x: refmpc.polynomial(x, [0.0, 0.0, 1.0]), Secret([1 << 31], 31))
+    line = opened(lambda party, x: refmpc.polynomial(x, [0.5, 0.25]), Secret([1 << 40], 40))
+    assert abs(line.value[0] - 0.75) <= 2.0**-40
+
+
 def test_a_polynomial_needs_a_degree_and_a_scale():
     with pytest.raises(refmpc.PartyFailed, match=r"coefficients = \[1.0\]: must be at least two"):
         opened(lambda party, x: refmpc.polynomial(x, [1.0]), Secret([1], 16))
@@ -98,8 +123,15 @@ def test_weighed_bits_are_the_weighted_sums(seed, bits, outputs, shape):
         (lambda x: refmpc.thermometer(x, [1, 2], [0], 20), r"low_bits = \[0\]: must be as many as thresholds"),
         (lambda x: refmpc.thermometer(x, [1, 2], [3, 0], 20), r"low_bits = \[3, 0\]: must be in non-decreasing order"),
         (lambda x: refmpc.thermometer(x, [1], [5], 5), "high_bit = 5: must be an integer from 6 to 63"),
-        (lambda x: refmpc.weigh_bits([x < 1, x < 2], np.ones((1, 2))), "bits = .*: must be dealt by the same parties"),
-        (lambda x: refmpc.weigh_bits([x < 1], np.ones((1, 2))), r"weights.shape = \(1, 2\): must be \(outputs, 1\)"),
+        (lambda x: refmpc.weigh_bits([x < 1], np.array([[0.5]])), r"weights = dtype\('float64'\): must be integers"),
+        (
+            lambda x: refmpc.weigh_bits([x < 1, x < 2], np.ones((1, 2), int)),
+            "bits = .*: must be dealt by the same parties",
+        ),
+        (
+            lambda x: refmpc.weigh_bits([x < 1], np.ones((1, 2), int)),
+            r"weights.shape = \(1, 2\): must be \(outputs, 1\)",
+        ),
     ],
 )
 def test_thermometers_and_weights_check_their_arguments(call, said):
@@ -197,6 +229,39 @@ def test_a_quotient_keeps_its_bound(seed, signed, bits, begun):
     numerator, quotient = top * 2.0**-bits, top * 2.0**-bits / (x * 2.0**-16)
     assert got.scale == bits
     assert within(got.value, quotient, 2.0**-18, np.abs(numerator) * 2.0**-24.9 + 2.0**-bits)
+
+
+@pytest.mark.parametrize("exponent", [0, 8, 16, 24, 28])
+def test_a_quotient_keeps_its_bound_to_the_end_of_its_domain(exponent):
+    """A large numerator over a large denominator: what the inverse is off by counts, too."""
+    low, high = 0.5, 2.0**30
+    denominator = np.array([1.0, 1.2345, 1.9]) * 2.0**exponent
+    x = (denominator * 2**16).astype(np.int64)
+    inverse = 1 / (x * 2.0**-16)
+    top = (0.99 * 2.0**36 / (inverse * (1 + 2.0**-18) + 2.0**-24.9)).astype(np.int64)
+    top = np.concatenate([top, -top])
+    got = opened(
+        lambda party, a, b: refmpc.divide(a, b, low, high),
+        Secret(top, 4),
+        Secret(np.concatenate([x, x]), 16),
+        insecure_check_ranges=True,
+    )
+    quotient = top * 2.0**-4 * np.concatenate([inverse, inverse])
+    assert within(got.value, quotient, 2.0**-18, np.abs(top) * 2.0**-4 * 2.0**-24.9 + 2.0**-4)
+
+
+def test_a_quotient_that_only_the_rounded_inverse_takes_beyond_its_domain():
+    """The quotient alone is 0.84·2^36; but the inverse is 1.2 units of 2^-26, and where it is rounded to 2 the product
+    leaves ±2^62: such quotients are off by more than is stated, and debug mode finds them."""
+    top, bottom = Secret([int(0.7 * 2**62)] * 200), Secret([int(2**42 / 1.2)] * 200, 16)
+
+    def quotient(**options):
+        return opened(lambda party, a, b: refmpc.divide(a, b, 0.5, 2.0**30), top, bottom, seed=1, **options)
+
+    value = 0.7 * 1.2 * 2.0**36
+    assert not within(quotient(insecure_seed=1).value, value, 2.0**-18, 0.7 * 2.0 ** (62 - 24.9) + 1)
+    with pytest.raises(refmpc.PartyFailed, match="'multiply_truncate' left its domain"):
+        quotient(insecure_seed=1, insecure_check_ranges=True)
 
 
 def test_a_numerator_broadcasts_against_its_denominator():

@@ -118,3 +118,23 @@ def test_a_hundred_million_truncations_near_the_limits_have_no_larger_error(kind
             values = near_the_limits(100 * bits + chunk, 1_000_000, bits)
             error = opened(kind(bits), Secret(values, 62), seed=chunk, begun=chunk).signed - (values >> bits)
             assert error.min() >= 0 and error.max() <= 1
+
+
+@pytest.mark.parametrize("origin", ["public", "input of a server", "random shares", "result"])
+def test_the_mean_error_of_truncate_depends_on_how_the_tensor_is_shared(origin):
+    """As its docstring says: none on random shares; 1/6 of a unit on average over the dealers where shares are zero."""
+    bits, values = 16, np.random.default_rng(8).integers(0, 2**30, 3 * SMALL)
+
+    async def program(party, x):
+        if origin == "public":
+            x = refmpc.ArithmeticTensor(party, np.zeros_like(x.shares), 0) + values
+        elif origin == "input of a server":
+            x = await refmpc.input_from_party(party, 1, values if party.id == 1 else None, values.shape, 0)
+        elif origin == "result":
+            public = refmpc.ArithmeticTensor(party, np.zeros_like(x.shares), 0)
+            x = await refmpc.multiply(public + values, public + 1)
+        return await refmpc.truncate(x, bits)
+
+    error = (opened(program, Secret(values)).signed - values / 2**bits).mean()
+    expected = 1 / 6 if origin in ("public", "input of a server") else 0.0
+    assert abs(error - expected) < 0.02

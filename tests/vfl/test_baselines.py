@@ -1,5 +1,7 @@
 """Baselines: they learn, their noise is the claimed one, and their pieces do what they say."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -69,6 +71,48 @@ def test_noise_counts_every_release_about_one_person(digits):
     assert float(rows.norm(dim=1).max()) <= 2.0 * (1 + 1e-5)
     seen = torch.cat(parties.batches())
     assert sorted(seen.tolist()) == list(range(parties.num_samples))
+
+
+@pytest.mark.parametrize("train", [train_split_learning, train_fedbcd, train_admm, train_ada_vfed])
+def test_one_record_moves_the_releases_of_others_and_the_claim_says_so(digits, monkeypatch, train):
+    """Same seeds, same noise, one record replaced: what is sent of OTHER rows moves by more than three times what the
+    claim would allow for everything together."""
+    sent: list[torch.Tensor] = []
+    noise = Parties.noise
+
+    def watched(self, like, *arguments):
+        if like.norm(dim=1).max() > 0.5:  # embeddings; Ada-VFed's returned gradients have norm 0.01
+            sent.append(like.detach().clone())
+        return noise(self, like, *arguments)
+
+    monkeypatch.setattr(Parties, "noise", watched)
+    config = BaselineConfig(epochs=6, epsilon=8.0, learning_rate=1.0, server_learning_rate=0.5)
+    changed = replace_record(digits, 7)
+    runs = []
+    for data in (digits, changed):
+        sent.clear()
+        claim = train(data, config, MODEL).claim
+        runs.append(torch.cat(sent))
+    # the record's own rows, at 2 clients in every epoch, move by at most 2C each: that is all the claim counts
+    allowed = 2 * config.clip_norm * (2 * config.epochs) ** 0.5
+    moved = (runs[0] - runs[1]).norm(dim=1)
+    assert int((moved > 1e-3).sum()) > 10 * 2 * config.epochs  # many rows besides its own
+    if train is not train_ada_vfed:  # which clips the returned gradients to 0.01 of the rows
+        assert float(moved.square().sum()) - allowed**2 > 9 * allowed**2
+    assert not claim.proven and claim.proven_epsilon is None
+    assert "OTHER rows" in claim.paragraph() and "NOT a proven bound" in claim.paragraph()
+
+
+def replace_record(data, row):
+    """``data`` with one record's features at all clients replaced by those of the row farthest from it."""
+    parts = []
+    for part in data.train:
+        flat = part.reshape(len(part), -1).astype(float)
+        other = int(((flat - flat[row]) ** 2).sum(axis=1).argmax())
+        part = part.copy()
+        part[row] = part[other]
+        parts.append(part)
+    return dataclasses.replace(data, train=tuple(parts))
 
 
 def test_same_seed_same_result(digits):

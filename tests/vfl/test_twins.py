@@ -1,6 +1,7 @@
 """The twins: reproducible, equal to a few lines written out by hand, noise as planned, claims attached."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -208,6 +209,44 @@ def test_ldp_noise_is_calibrated(digits):
     assert claim.epsilon == pytest.approx(2.0, rel=1e-3)
     local = train_ldp_gl(build_federation(load_data("digits"), lora=True), config.with_(epochs=4)).plan
     assert local.noise_multiplier == pytest.approx(2 * sigma)
+    assert claim.proven and not local.claim.proven and local.claim.proven_epsilon is None
+
+
+def test_ldp_gl_moves_the_rows_of_others(monkeypatch):
+    """Same noise, one record's blocks replaced: the rows that LDP-GL sends of all others move, beyond what its claim
+    counts; with frozen models (LDP-G) nobody else's row moves."""
+    import vfl.twins.ldp as ldp
+
+    data = load_data("digits")
+    parts = []
+    for part in data.train:
+        changed = part.copy()
+        changed[7] = part.reshape(len(part), -1).max(axis=0).reshape(part.shape[1:])
+        parts.append(changed)
+    config = QUICK.with_(epochs=4, epsilon=8.0, learning_rate=2.0)
+    sent = []
+    noised = ldp.noised_rows
+
+    def watched(federation, sigma, seed, rows=slice(None)):
+        found = noised(federation, sigma, seed, rows)
+        sent.append(np.delete(found, 7, axis=0) if rows in (slice(None), config.steps(1438).rows(0)) else found)
+        return found
+
+    monkeypatch.setattr(ldp, "noised_rows", watched)
+    moved = {}
+    for train in (train_ldp_g, train_ldp_gl):
+        runs = []
+        for rows in (data.train, tuple(parts)):
+            sent.clear()
+            update = LocalUpdate("released", learning_rate=10000.0)
+            federation = build_federation(replace(data, train=rows), lora=train is train_ldp_gl, update=update)
+            result = train(federation, config)
+            runs.append(np.concatenate(sent))
+        moved[train] = np.linalg.norm(runs[0] - runs[1])
+        claim = result.plan.claim
+    allowed = 2 * federation.row_bound * np.sqrt(config.epochs)  # all that the record's own rows may move
+    assert moved[train_ldp_g] == 0 and moved[train_ldp_gl] > allowed
+    assert "OTHER rows" in claim.paragraph()
 
 
 def test_randomised_response_keeps_labels_at_the_stated_rate():

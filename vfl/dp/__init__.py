@@ -1,6 +1,6 @@
 """The differential-privacy engine: factorisations, calibration, slack, claims, budget and audit."""
 
-from vfl.dp.baselines import calibrate_shuffled, ldp_claim, shuffled_claim, subsampled_claim
+from vfl.dp.baselines import calibrate_shuffled, example_level, ldp_claim, shuffled_claim, subsampled_claim
 from vfl.dp.budget import BudgetExceededError, PrivacyBudget
 from vfl.dp.calibration import (
     any_order_epsilon,
@@ -14,7 +14,7 @@ from vfl.dp.calibration import (
     zcdp_epsilon,
     zcdp_sigma,
 )
-from vfl.dp.claim import Claim, Figure, labels_only_claim
+from vfl.dp.claim import Claim, DeltaWarning, Figure, labels_only_claim, with_delta_checked
 from vfl.dp.factorisation import Factorisation, default_bands, factorise
 from vfl.dp.filter import NoiseFilter, NoiseSource, sample_grid_gaussian
 from vfl.dp.mechanism import (
@@ -30,6 +30,7 @@ __all__ = [
     "BudgetExceededError",
     "CalibratedNoise",
     "Claim",
+    "DeltaWarning",
     "Factorisation",
     "Figure",
     "FixedPointSlack",
@@ -44,6 +45,7 @@ __all__ = [
     "calibrate_matrix_factorisation",
     "calibrate_shuffled",
     "default_bands",
+    "example_level",
     "factorise",
     "fixed_order",
     "gaussian_delta",
@@ -59,6 +61,7 @@ __all__ = [
     "sample_grid_gaussian",
     "shuffled_claim",
     "subsampled_claim",
+    "with_delta_checked",
     "zcdp_epsilon",
     "zcdp_sigma",
 ]

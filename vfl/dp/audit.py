@@ -10,7 +10,8 @@ Clopper–Pearson limits on the other half give ε ≥ ln((TPR − δ)/FPR) with
 stay below the claim, and must exceed it when the noise is halved on purpose: an audit that cannot fail
 shows nothing.
 
-``python -m vfl.dp.audit`` runs both directions.
+``python -m vfl.dp.audit`` runs both directions; with ``--protocol g_bmf`` (or g_shuff, gl_bmf) on the whole protocol,
+on shares: see ``vfl.dp.protocol_audit``.
 """
 
 from __future__ import annotations
@@ -18,20 +19,20 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import math
 import secrets
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.stats import beta
 
 from accel.gaussian import GridGaussian
 from accel.prg import KEY_BYTES, Stream
 from accel.validate import require_integer, require_real
+from vfl.dp import protocol_audit
 from vfl.dp.factorisation import KINDS, Factorisation, factorise
 from vfl.dp.filter import NoiseFilter
+from vfl.dp.lower_bound import epsilon_lower_bound
 from vfl.dp.mechanism import CalibratedNoise, calibrate_matrix_factorisation
 from vfl.dp.slack import FixedPointSlack
 
@@ -152,45 +153,6 @@ def attack_scores(
     return scores
 
 
-def epsilon_lower_bound(
-    without: np.ndarray, with_canary: np.ndarray, delta: float, confidence: float = 0.999
-) -> tuple[float, float, float]:
-    """(ε lower bound, FPR, TPR) that holds with ``confidence``, whatever the distributions; at least 0.
-
-    Tests "score > threshold ⇒ canary" and "score < threshold ⇒ none"; the better one and its threshold
-    come from the first half of the trials, the Clopper–Pearson limits from the second.
-    """
-    tests = ((without, with_canary), (-with_canary, -without))
-    best = max(
-        (
-            (_log_ratio(*_counts(low, high, threshold, 0), delta, confidence), index, threshold)
-            for index, (low, high) in enumerate(tests)
-            for threshold in np.quantile(high[: len(high) // 2], np.linspace(0.5, 0.9999, 200))
-        ),
-        key=lambda candidate: candidate[0],
-    )
-    low, high = tests[best[1]]
-    false_hits, low_size, true_hits, high_size = _counts(low, high, best[2], 1)
-    bound = _log_ratio(false_hits, low_size, true_hits, high_size, delta, confidence)
-    return max(0.0, bound), false_hits / low_size, true_hits / high_size
-
-
-def _counts(low: np.ndarray, high: np.ndarray, threshold: float, half: int) -> tuple[int, int, int, int]:
-    middle_low, middle_high = len(low) // 2, len(high) // 2
-    low = low[middle_low:] if half else low[:middle_low]
-    high = high[middle_high:] if half else high[:middle_high]
-    return int(np.sum(low > threshold)), len(low), int(np.sum(high > threshold)), len(high)
-
-
-def _log_ratio(
-    false_hits: int, low_size: int, true_hits: int, high_size: int, delta: float, confidence: float
-) -> float:
-    error = (1 - confidence) / 2
-    most_false = 1.0 if false_hits == low_size else beta.ppf(1 - error, false_hits + 1, low_size - false_hits)
-    least_true = 0.0 if true_hits == 0 else beta.ppf(error, true_hits, high_size - true_hits + 1)
-    return math.log((least_true - delta) / most_false) if least_true > delta else -math.inf
-
-
 def main(arguments: list[str] | None = None) -> int:
     """Both directions on the command line; exit status 1 when either comes out wrong."""
     from rich.console import Console
@@ -198,18 +160,29 @@ def main(arguments: list[str] | None = None) -> int:
     from rich.table import Table
 
     parser = argparse.ArgumentParser(prog="python -m vfl.dp.audit", description="Attack the running noise path.")
-    parser.add_argument("--mechanism", choices=KINDS, default="bisr")
-    parser.add_argument("--epsilon", type=float, default=1.0)
-    parser.add_argument("--delta", type=float, default=1e-3)
+    parser.add_argument("--protocol", help="audit a whole protocol on shares: g_bmf, g_shuff or gl_bmf")
+    parser.add_argument("--mechanism", choices=KINDS, default="bisr", help="audit the noise of a mechanism alone")
+    parser.add_argument("--epsilon", type=float, help="default 1, or 2 for a protocol")
+    parser.add_argument(
+        "--delta", type=float, help="default 0.001, or 0.01 for a protocol: large δ are audited sharply"
+    )
     parser.add_argument("--momentum", type=float, default=0.9)
     parser.add_argument("--bands", type=int, default=6)
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--batches", type=int, default=8, help="batches per epoch")
-    parser.add_argument("--trials", type=int, default=1_000_000)
+    parser.add_argument("--trials", type=int, help="default 1,000,000, or 10,000 canaries for a protocol")
     parser.add_argument("--confidence", type=float, default=0.999)
     parser.add_argument("--json", action="store_true", help="print the results as JSON")
     options = parser.parse_args(arguments)
     console = Console(stderr=options.json)
+    if options.protocol is not None:
+        for name in ("mechanism", "momentum", "bands", "epochs", "batches"):
+            if getattr(options, name) != parser.get_default(name):
+                parser.error(f"--{name} goes with the noise of a mechanism alone, not with --protocol")
+        return protocol_audit.run_command(options, console)
+    options.epsilon = 1.0 if options.epsilon is None else options.epsilon
+    options.delta = 1e-3 if options.delta is None else options.delta
+    options.trials = 1_000_000 if options.trials is None else options.trials
     try:
         factorisation = factorise(
             options.mechanism,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 
@@ -19,14 +20,33 @@ from vfl.dp.mechanism import (
     NoiseSplit,
     calibrated_noise,
     epsilon_with_slack,
+    no_noise_found,
     outsider_figure,
 )
 from vfl.dp.sensitivity import Participation, fixed_order
 from vfl.dp.slack import FixedPointSlack
 
-__all__ = ["calibrate_shuffled", "ldp_claim", "shuffled_claim", "subsampled_claim"]
+__all__ = [
+    "AS_IF_POISSON",
+    "AS_IF_UNSEEN",
+    "RELEASED_ROWS_ALONE",
+    "calibrate_shuffled",
+    "example_level",
+    "ldp_claim",
+    "shuffled_claim",
+    "subsampled_claim",
+]
 
 _ANY_ORDER = "one Gaussian of sensitivity √epochs: no amplification"
+_PAPERS_NUMBER = "As if Poisson-sampled (the paper's number), not proven for shuffled batches"
+AS_IF_POISSON = "as if Poisson-sampled, not proven for shuffled batches"
+AS_IF_UNSEEN = "as if nobody saw which records take part, not proven against the clients"
+RELEASED_ROWS_ALONE = "for a record's own released rows alone, not proven for the run"
+_TRAINED_ON_RAW_ROWS = (
+    "Clients train their local models on raw rows between releases, so a record moves the later releases of OTHER rows, "
+    "un-noised and without a bound that this counts; the same ε holds for the record's own rows if the local models did not "
+    "depend on it"
+)
 _SHUFFLE_GAP = (
     "Batches here are shuffled and of fixed size; the as-if-Poisson number is no proven bound for them, and "
     "at low noise the truth can be several times larger (Chua et al. 2024, arXiv 2403.17673 and 2411.04205)"
@@ -64,7 +84,7 @@ def calibrate_shuffled(
         addition = claim.epsilon_addition * (1 + 1e-6)
         require(addition < epsilon, "epsilon", epsilon, f"above {addition:.3g}, the cost of the joint sampler")
         wanted = epsilon - addition
-    raise ArithmeticError(f"no noise found for epsilon = {epsilon}, delta = {delta}: the slack takes most of it")
+    raise no_noise_found(epsilon, delta)
 
 
 def shuffled_claim(
@@ -92,7 +112,7 @@ def shuffled_claim(
     else:
         require(slack.steps == run.num_steps, "slack.steps", slack.steps, f"the {run.num_steps} steps of the run")
         bound = slack.sensitivity(1.0, clip_norm, strategy_norm=1.0, affected_steps=1)
-        worst = sigma * bound * math.sqrt(split.outsider_variance)
+        worst = sigma * bound * math.sqrt(split.outsider_variance / (1 - slack.momentum**2))
         overflow = slack.noise_overflow(worst, clip_norm, DEFAULT_TAP_BITS)
 
     def poisson(part: float) -> float:
@@ -108,10 +128,10 @@ def shuffled_claim(
 
     paper, paper_slack = with_slack(poisson, sigma, not headline_proven)
     proven, proven_slack = with_slack(any_order(sigma), sigma, headline_proven)
-    if headline_proven:
-        replace_one, _ = with_slack(any_order(sigma / 2), sigma / 2)
-    else:
-        replace_one, _ = with_slack(lambda part: calibration.group_of_two(poisson, part), sigma / 2)
+    proven_replace_one, _ = with_slack(any_order(sigma / 2), sigma / 2)
+    paper_replace_one = math.inf  # takes long, and is asked for only as a headline
+    if not headline_proven:
+        paper_replace_one, _ = with_slack(lambda part: calibration.group_of_two(poisson, part), sigma / 2)
     outsider, _ = with_slack(any_order(sigma * math.sqrt(split.outsider_variance)), sigma)
     poisson_source = "Poisson-subsampled RDP, Opacus' orders (dp_accounting), as the paper accounts"
     return Claim(
@@ -119,21 +139,22 @@ def shuffled_claim(
         epsilon=proven if headline_proven else paper,
         delta=delta,
         neighbouring=ZERO_OUT,
-        epsilon_replace_one=replace_one,
+        epsilon_replace_one=proven_replace_one if headline_proven else paper_replace_one,
         participation=_shuffled_participation(run),
         adversary=split.adversary,
         covers="features and labels",
         noise_multiplier=sigma,
         sensitivity=bound,
         proven=headline_proven,
+        presumes="" if headline_proven else AS_IF_POISSON,
         gaussian_multiplier=sigma / math.sqrt(epochs),
         slack_delta=proven_slack if headline_proven else paper_slack,
         statistical_distance=slack.statistical_distance(overflow) if slack else 0.0,
         epsilon_addition=slack.epsilon_addition(sigma, epochs) if slack else 0.0,
         row_bound=slack.row_bound if slack else None,
         figures=(
-            Figure("As if Poisson-sampled (the paper's number)", paper, delta, False, poisson_source),
-            Figure("Any order of the batches", proven, delta, True, _ANY_ORDER),
+            Figure(_PAPERS_NUMBER, paper, delta, False, poisson_source, paper_replace_one),
+            Figure("Any order of the batches", proven, delta, True, _ANY_ORDER, proven_replace_one),
             *outsider_figure(split, outsider, delta, _ANY_ORDER),
         ),
         slack=()
@@ -152,17 +173,30 @@ def shuffled_claim(
     )
 
 
-def ldp_claim(noise_multiplier: float, delta: float, clip_norm: float, releases: int, num_clients: int) -> Claim:
+def ldp_claim(
+    noise_multiplier: float, delta: float, clip_norm: float, releases: int, num_clients: int, *, frozen: bool
+) -> Claim:
     """LDP baselines: every client clips its embedding row to ``clip_norm`` and noises it before it leaves.
 
-    ``releases`` counts how often a row is sent (1 with frozen models, epochs otherwise). Per client; the
-    figure gives all clients' releases about one person together.
+    ``releases`` counts how often a row is sent (1 with ``frozen`` local models, epochs otherwise). Per client;
+    the figure gives all clients' releases about one person together. Local models that train on raw rows
+    carry a record into the releases of others: then nothing is proven of the whole run.
     """
     sigma = require_real("noise_multiplier", noise_multiplier, 0, open_low=True)
     clip_norm = require_real("clip_norm", clip_norm, 0, open_low=True)
     releases = require_integer("releases", releases, 1)
     num_clients = require_integer("num_clients", num_clients, 1)
-    together = calibration.any_order_epsilon(sigma, delta, releases * num_clients)
+    total = releases * num_clients
+    name = f"All {num_clients} clients together" + ("" if frozen else ", a record's own released rows alone")
+    together = Figure(
+        name,
+        calibration.any_order_epsilon(sigma, delta, total),
+        delta,
+        True,
+        "sensitivity √(clients·releases)" + ("" if frozen else ", local models held fixed"),
+        calibration.any_order_epsilon(sigma / 2, delta, total),
+        narrower=not frozen,
+    )
     return Claim(
         mechanism="local Gaussian noise on each embedding row",
         epsilon=calibration.any_order_epsilon(sigma, delta, releases),
@@ -174,21 +208,27 @@ def ldp_claim(noise_multiplier: float, delta: float, clip_norm: float, releases:
         covers="one client's features of a record",
         noise_multiplier=sigma,
         sensitivity=clip_norm,
-        gaussian_multiplier=sigma / math.sqrt(releases * num_clients),
-        figures=(
-            Figure(
-                f"All {num_clients} clients together",
-                together,
-                delta,
-                True,
-                "sensitivity √(clients·releases)",
-            ),
-        ),
+        proven=frozen,
+        presumes="" if frozen else RELEASED_ROWS_ALONE,
+        gaussian_multiplier=sigma / math.sqrt(total) if frozen else None,
+        figures=(together,),
         caveats=(
+            *(() if frozen else (_TRAINED_ON_RAW_ROWS,)),
             "Labels and returned gradients are covered only if they are noised on their own",
             "Noise here is sampled in floating point: a baseline for comparing, not a deployment",
         ),
         sources=(("epsilon", ANALYTIC_GAUSSIAN),),
+    )
+
+
+def example_level(claim: Claim, num_clients: int) -> Claim:
+    """An LDP claim about one person: what all clients release of them together is the headline."""
+    (together,) = claim.figures
+    return dataclasses.replace(
+        claim,
+        epsilon=together.epsilon,
+        epsilon_replace_one=together.epsilon_replace_one,
+        covers=f"the features of a record at all {num_clients} clients together",
     )
 
 
@@ -227,6 +267,7 @@ def subsampled_claim(
         noise_multiplier=sigma,
         sensitivity=require_real("clip_norm", clip_norm, 0, open_low=True),
         proven=False,
+        presumes=AS_IF_UNSEEN,
         figures=(
             Figure(
                 "Against the clients, who see the indices",
@@ -234,6 +275,7 @@ def subsampled_claim(
                 delta,
                 True,
                 f"at most {most} participations but for probability δ/2; no amplification",
+                calibration.any_order_epsilon(sigma / 2, delta / 2, most),
             ),
         ),
         caveats=("The clients learn the sampled indices: participation is not anonymous (the paper says so too)",),

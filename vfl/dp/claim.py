@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,10 +15,13 @@ __all__ = [
     "CHANGED_LABEL",
     "OUTSIDE_EVERY_CLAIM",
     "PUBLIC_BY_ASSUMPTION",
+    "WARNING",
     "ZERO_OUT",
     "Claim",
+    "DeltaWarning",
     "Figure",
     "labels_only_claim",
+    "with_delta_checked",
 ]
 
 ZERO_OUT = "zero-out: one record's contribution is there or is not"
@@ -32,22 +36,36 @@ OUTSIDE_EVERY_CLAIM = (
 )
 
 
+WARNING = "WARNING: "  # begins a caveat that must be shown before a run, not only kept with it
+_PROVEN_EPSILON = "proven_epsilon"
+
+
+class DeltaWarning(UserWarning):
+    """δ is so large that (ε, δ) would allow to publish somebody's record as it is."""
+
+
 @dataclass(frozen=True)
 class Figure:
-    """A further (ε, δ) next to the headline one: what it says, whether it is proved, where it comes from."""
+    """A further (ε, δ) next to the headline one: what it says, whether it is proved, where it comes from.
+
+    ``narrower``: it holds against fewer people, or for less, than the claim speaks of, so it never stands in
+    for the headline. ``epsilon_replace_one`` is its ε for a replaced record.
+    """
 
     name: str
     epsilon: float
     delta: float
     proven: bool
     source: str
+    epsilon_replace_one: float = math.inf
+    narrower: bool = False
 
 
 @dataclass(frozen=True)
 class Claim:
     """(ε, δ)-DP of everything a run releases, against ``adversary``, for neighbours ``neighbouring``.
 
-    ``proven`` is False when ε rests on an assumption the run does not meet (as-if-Poisson accounting).
+    ``proven`` is False when ε rests on an assumption the run does not meet; ``presumes`` then says which.
     ``gaussian_multiplier`` is the σ of one Gaussian mechanism that covers the run (proven), so that a
     budget can compose runs exactly; None when there is no such mechanism. ``slack_delta`` is the part of
     δ that is not the Gaussian's, (1+e^ε)·``statistical_distance``, and ``epsilon_addition`` that of ε.
@@ -64,6 +82,7 @@ class Claim:
     noise_multiplier: float
     sensitivity: float
     proven: bool = True
+    presumes: str = ""
     gaussian_multiplier: float | None = None
     slack_delta: float = 0.0
     statistical_distance: float = 0.0
@@ -90,16 +109,45 @@ class Claim:
 
     def proven_pair(self) -> tuple[float, float]:
         """(ε, δ) that is proved: the headline, else the best proved figure; what a budget charges."""
+        best = self._proven_figure()
+        if self.proven or best is None:
+            return (self.epsilon if self.proven else math.inf), self.delta
+        return best.epsilon, best.delta
+
+    @property
+    def proven_epsilon(self) -> float | None:
+        """ε of ``proven_pair``; None if none is proved."""
+        epsilon = self.proven_pair()[0]
+        return epsilon if math.isfinite(epsilon) else None
+
+    def _proven_figure(self) -> Figure | None:
+        found = (f for f in self.figures if f.proven and not f.narrower)
+        return min(found, key=lambda f: f.epsilon, default=None)
+
+    @property
+    def unproven_because(self) -> str:
+        """What the headline rests on, to be said wherever it is shown; empty if it is proved."""
+        return "" if self.proven else self.presumes or "not proven for what runs"
+
+    def headline(self) -> str:
+        """One line for tables, curves and logs: the proved ε first, an unproven one named as such."""
         if self.proven:
-            return self.epsilon, self.delta
-        return min(((f.epsilon, f.delta) for f in self.figures if f.proven), default=(math.inf, self.delta))
+            return f"ε = {_number(self.epsilon)}, δ = {self.delta:g}; {self.neighbouring}"
+        best = self._proven_figure()
+        proof = (
+            "no ε is proven for all that is released"
+            if best is None
+            else f"proven ε = {_number(best.epsilon)}, δ = {best.delta:g} ({_lower(best.name)})"
+        )
+        return f"{proof}; ε = {_number(self.epsilon)} {self.unproven_because}; {self.neighbouring}"
 
     def paragraph(self) -> str:
         """The claim in a few sentences, for a data-protection officer."""
-        status = "" if self.proven else "NOT a proven bound for what runs: "
+        status = "" if self.proven else f"NOT a proven bound for what runs ({self.headline()}): "
         lines = [
             f"{status}Everything this run releases is ({_number(self.epsilon)}, {self.delta:.3g})-"
-            f"differentially private for {self.covers} ({self.neighbouring}), against {self.adversary}.",
+            f"differentially private for {self.covers} ({self.neighbouring}), against {self.adversary}"
+            f"{'' if self.proven else f', {self.unproven_because}'}.",
             f"If a record is replaced by another one instead, ε is {_number(self.epsilon_replace_one)}."
             if self.neighbouring == ZERO_OUT
             else "",
@@ -120,13 +168,15 @@ class Claim:
         return " ".join(line for line in lines if line)
 
     def to_json(self) -> str:
-        """The claim as JSON; infinite numbers become the string "inf"."""
-        return json.dumps(_plain(dataclasses.asdict(self)), ensure_ascii=False)
+        """The claim as JSON, and the ε that is proved; infinite numbers become the string "inf"."""
+        fields = dataclasses.asdict(self) | {_PROVEN_EPSILON: self.proven_epsilon}
+        return json.dumps(_plain(fields), ensure_ascii=False)
 
     @classmethod
     def from_json(cls, text: str) -> Claim:
         """The inverse of ``to_json``."""
         fields: dict[str, Any] = json.loads(text, object_hook=_numbers)
+        fields.pop(_PROVEN_EPSILON, None)  # follows from the others
         fields["figures"] = tuple(Figure(**figure) for figure in fields["figures"])
         for name in ("slack", "sources"):
             fields[name] = tuple((str(key), value) for key, value in fields[name])
@@ -140,18 +190,25 @@ def labels_only_claim(claim: Claim, local_update: str = "estimated") -> Claim:
 
     A client's update from the estimate uses its raw rows, so its later embeddings depend on them un-
     noised: features are not covered (PROTOCOLS §7). Labels are: a changed label moves a contribution by
-    2γ, hence the replace-one ε of ``claim`` becomes the headline.
+    2γ, hence the replace-one ε of ``claim`` and of its figures; a figure that has none is left out.
     """
     require_choice("local_update", local_update, ("estimated",), "'released' keeps the full claim")
     require(claim.covers != "labels only", "claim", claim.covers, "a claim that covers features and labels")
     half = None if claim.gaussian_multiplier is None else claim.gaussian_multiplier / 2
+    figures = (
+        dataclasses.replace(f, epsilon=f.epsilon_replace_one, epsilon_replace_one=math.inf)
+        for f in claim.figures
+        if math.isfinite(f.epsilon_replace_one)
+    )
     return dataclasses.replace(
         claim,
         epsilon=claim.epsilon_replace_one,
         neighbouring=CHANGED_LABEL,
         covers="labels only",
+        noise_multiplier=claim.noise_multiplier / 2,
+        sensitivity=2 * claim.sensitivity,
         gaussian_multiplier=half,
-        figures=tuple(f for f in claim.figures if f.proven and "outsider" not in f.name),
+        figures=tuple(figures),
         caveats=(
             *claim.caveats,
             "Features are NOT covered: local updates use each client's raw rows (local_update=estimated); "
@@ -162,6 +219,23 @@ def labels_only_claim(claim: Claim, local_update: str = "estimated") -> Claim:
             ("labels only", "PROTOCOLS §7: a changed label has sensitivity 2·clip_norm"),
         ),
     )
+
+
+def with_delta_checked(claim: Claim, num_samples: int) -> Claim:
+    """``claim`` as it is if δ < 1/n; else with a caveat, and a ``DeltaWarning`` for who runs the command."""
+    if claim.delta * num_samples < 1:
+        return claim
+    better = 10.0 ** (math.floor(-math.log10(num_samples)) - 1)
+    sentence = (
+        f"delta = {claim.delta:g} is not below 1/n for the n = {num_samples} records: such a claim would allow to "
+        f"publish one of them unchanged; choose delta = {better:g} or less"
+    )
+    warnings.warn(sentence, DeltaWarning, stacklevel=2)
+    return dataclasses.replace(claim, caveats=(WARNING + sentence, *claim.caveats))
+
+
+def _lower(name: str) -> str:
+    return name[:1].lower() + name[1:]
 
 
 def _number(value: float) -> str:

@@ -101,6 +101,12 @@ class Factorisation:
         squares[: len(self.noising_taps)] = self.noising_taps**2
         return np.sqrt(np.cumsum(squares))
 
+    def velocity_norm(self, momentum: float) -> float:
+        """The noise of v_t = β·v_{t−1} + y_t at the last step, the largest, per unit std of z."""
+        column = np.zeros(self.num_steps)
+        column[: len(self.noising_taps)] = self.noising_taps
+        return float(np.linalg.norm(lfilter([1.0], [1.0, -momentum], column)))
+
     def workload_error(
         self, quantity: str = "final", *, weight_decay: float | None = None, momentum: float | None = None
     ) -> float:

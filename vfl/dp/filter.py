@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 import numpy as np
 
@@ -31,13 +32,15 @@ class NoiseFilter:
 
     Integers (``next_block``): rows at scale f_z in, filtered rows at scale f_z + tap_bits out, exact
     modulo 2^64. Floats (``next_block_float``): the same filter for the plaintext twin. One filter does
-    one of the two. Memory: (bands−1)·width words. Cost: two float64 matrix products of bands+63 terms per
-    entry; blocks of 64 rows are the cheapest, single rows pay a copy of the history.
+    one of the two. ``largest`` is a public bound of the integers. Memory: (bands−1)·width words. Cost: one float64
+    matrix product of bands+63 terms an entry where Σ|taps|·largest ≤ 2^53, two where not; blocks of 64 rows are the
+    cheapest, single rows pay a copy of the history.
     """
 
-    def __init__(self, factorisation: Factorisation, width: int):
+    def __init__(self, factorisation: Factorisation, width: int, largest: int = 1 << 63):
         self.factorisation = factorisation
         self.width = require_integer("width", width, 1)
+        self._largest = require_integer("largest", largest, 1)
         self.steps_done = 0
         self._depth = factorisation.bands - 1
         self._history: np.ndarray | None = None
@@ -48,7 +51,7 @@ class NoiseFilter:
         assert self._history is not None
         f = self.factorisation
         if f.integer_taps is not None:
-            out = accel.kernels.fir_taps(self._history, z, f.integer_taps)
+            out = accel.kernels.fir_taps(self._history, z, f.integer_taps, self._largest)
             self._remember(z)
             return out
         assert f.integer_strategy is not None
@@ -112,6 +115,10 @@ class NoiseSource:
     ``open_stream(step)`` must give the stream of that step's noise, always the same for the same run
     (DESIGN §7), so a run resumed at ``start`` redraws nothing: FIR kinds replay bands−1 rows, bsr replays
     from step 0.
+
+    Blocks of rows are the cheapest, but a block at once would hold up one step in ``block``. So the work is spread:
+    while one block is handed out, the next is filtered, a slice of its columns a step, and the one after it is sampled,
+    a row a step. ``work`` does one step's share; a caller that never calls it gets the same rows, a block at a time.
     """
 
     def __init__(
@@ -128,28 +135,74 @@ class NoiseSource:
         self._block = require_integer("block", block, 1)
         self._sampler = GridGaussian(std_in_grid_units)
         self._open_stream = open_stream
-        self._filter = NoiseFilter(factorisation, width)
+        self._width = require_integer("width", width, 1)
+        ends = [width * part // self._block for part in range(self._block + 1)]
+        self._slices = [slice(left, right) for left, right in pairwise(ends) if left < right]
+        self._filters = [
+            NoiseFilter(factorisation, part.stop - part.start, self._sampler.largest) for part in self._slices
+        ]
+        self._num_steps = factorisation.num_steps
         replayed = start if factorisation.is_recursive else min(start, factorisation.bands - 1)
-        self._filter.steps_done = self._drawn = start - replayed
+        self._drawn = start - replayed
+        for each in self._filters:
+            each.steps_done = self._drawn
         while self._drawn < start:
-            self._draw(min(self._block, start - self._drawn))
-        self._ready = np.empty((0, width), dtype=np.int64)
+            self._filter_rest(_Block(self._sample(min(self._block, start - self._drawn))))
+        self._ready = self._empty()
+        self._filtering = self._empty()
+        self._sampled: list[np.ndarray] = []
 
     def next_row(self) -> np.ndarray:
         """The filtered noise of the next step, int64 of length ``width``."""
-        if not len(self._ready):
-            left = self._filter.factorisation.num_steps - self.step
-            require(left > 0, "step", self.step, f"below num_steps = {self.step}", "the run is over")
-            self._ready = self._draw(min(self._block, left))
-        row, self._ready = self._ready[0], self._ready[1:]
+        if not len(self._ready.rows):
+            require(self.step < self._num_steps, "step", self.step, f"below num_steps = {self.step}", "the run is over")
+            if not len(self._filtering.rows):
+                self._filtering = self._sampled_block()
+            self._filter_rest(self._filtering)
+            self._ready, self._filtering = self._filtering, self._empty()
+        row, self._ready.rows = self._ready.rows[0], self._ready.rows[1:]
         self.step += 1
         return row
 
-    def _draw(self, rows: int) -> np.ndarray:
+    def work(self) -> None:
+        """One step's share of the work for later blocks."""
+        if not len(self._filtering.rows):
+            self._filtering = self._sampled_block()
+        if self._filtering.slices_done < len(self._slices):
+            self._filter_slice(self._filtering)
+        if len(self._sampled) < self._block and self._drawn < self._num_steps:
+            self._sampled += self._sample(1)
+
+    def _empty(self) -> _Block:
+        return _Block(np.empty((0, self._width), dtype=np.int64))
+
+    def _sample(self, rows: int) -> list[np.ndarray]:
         steps = range(self._drawn, self._drawn + rows)
-        z = np.stack([self._sampler.sample(self._open_stream(t), self._filter.width) for t in steps])
         self._drawn += rows
-        return self._filter.next_block(z)
+        return [self._sampler.sample(self._open_stream(t), self._width) for t in steps]
+
+    def _sampled_block(self) -> _Block:
+        """The rows sampled so far, filled up to a block."""
+        missing = min(self._block - len(self._sampled), self._num_steps - self._drawn)
+        rows, self._sampled = self._sampled + self._sample(missing), []
+        return _Block(rows) if rows else self._empty()
+
+    def _filter_slice(self, block: _Block) -> None:
+        part = self._slices[block.slices_done]
+        block.rows[:, part] = self._filters[block.slices_done].next_block(block.rows[:, part])
+        block.slices_done += 1
+
+    def _filter_rest(self, block: _Block) -> None:
+        while block.slices_done < len(self._slices):
+            self._filter_slice(block)
+
+
+class _Block:
+    """Rows of noise, filtered in place slice by slice."""
+
+    def __init__(self, rows: Sequence[np.ndarray] | np.ndarray):
+        self.rows = np.stack(rows) if isinstance(rows, list) else np.asarray(rows)
+        self.slices_done = 0
 
 
 def _band(taps: np.ndarray, rows: int) -> np.ndarray:

@@ -23,6 +23,7 @@ __all__ = [
     "calibrated_noise",
     "epsilon_with_slack",
     "matrix_factorisation_claim",
+    "no_noise_found",
     "outsider_figure",
 ]
 
@@ -122,7 +123,15 @@ def calibrate_matrix_factorisation(
             addition = slack.epsilon_addition(multiplier) if slack else 0.0
             require(addition < epsilon, "epsilon", epsilon, f"above {addition:.3g}, the cost of the joint sampler")
             multiplier = calibration.gaussian_sigma(epsilon - addition, left) * TIE
-    raise ArithmeticError(f"no noise found for epsilon = {epsilon}, delta = {delta}: the slack takes most of it")
+    raise no_noise_found(epsilon, delta)
+
+
+def no_noise_found(epsilon: float, delta: float) -> ValueError:
+    """For a search that found no noise: what the arithmetic takes of δ grows as fast as the noise shrinks."""
+    return ValueError(
+        f"epsilon = {epsilon:g}, delta = {delta:g}: must be large enough for what fixed-point arithmetic takes of them;"
+        " raise either, or lower the batch size, the epochs or the momentum"
+    )
 
 
 def matrix_factorisation_claim(
@@ -143,7 +152,6 @@ def matrix_factorisation_claim(
     split = NoiseSplit(split)
     report = factorisation.sensitivity_report(max_participations, min_separation)
     identity = factorisation.kind == "identity"
-    largest_norm = float(factorisation.noise_norms()[-1])
     if slack is None:
         bound, overflow = report.value * clip_norm * (1 + 1e-9), 0.0
     else:
@@ -167,7 +175,8 @@ def matrix_factorisation_claim(
             recursive=factorisation.is_recursive,
             affected_steps=max_participations if identity else None,
         )
-        worst = sigma * bound * largest_norm * math.sqrt(split.outsider_variance)
+        noise_norm = factorisation.velocity_norm(slack.momentum)
+        worst = sigma * bound * noise_norm * math.sqrt(split.outsider_variance)
         overflow = slack.noise_overflow(worst, clip_norm, factorisation.tap_bits)
 
     def gaussian(multiplier: float) -> Callable[[float], float]:
@@ -249,7 +258,7 @@ def epsilon_with_slack(
         "delta",
         delta,
         f"above {addition:.3g}, what sampler distance and overflow take of it",
-        "widen the ranges or use fewer noise bits",
+        "lower the clip norm and the row bound together, the batch size or the momentum, or raise delta",
     )
     return math.inf, addition
 
@@ -265,9 +274,11 @@ def _mechanism_name(factorisation: Factorisation) -> str:
 
 
 def outsider_figure(split: NoiseSplit, epsilon: float, delta: float, source: str) -> tuple[Figure, ...]:
+    """What outsiders face; no corrupted server is counted, so it never stands in for the claim."""
     if split is NoiseSplit.JOINT:
         return ()
-    return (Figure("Against outsiders, who face 1.5 times the variance", epsilon, delta, True, source),)
+    name = "Against outsiders, who face 1.5 times the variance"
+    return (Figure(name, epsilon, delta, True, source, narrower=True),)
 
 
 def _slack_parts(

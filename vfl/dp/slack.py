@@ -53,6 +53,7 @@ class FixedPointSlack:
     fraction_bits_u: int = 32
     noise_bits: int = DEFAULT_NOISE_BITS
     batch_size: int = 4096  # an upper bound: sizes |G| for the overflow probability
+    momentum: float = 0.0  # β, if β·v is added before the truncation: sizes it too
     truncated_bits: int = 30  # m: bits cut after the noise went in; the theorem needs m ≥ tap_bits
     value_bits: int = 62  # |noised value| < 2^62 is the domain of the truncation
     coordinates: int | None = None
@@ -68,6 +69,7 @@ class FixedPointSlack:
         require_integer("noise_bits", self.noise_bits, 1, 46, way_out="30 keeps the grid slack near 10^-4")
         require_integer("value_bits", self.value_bits, 8, 63)
         require_integer("truncated_bits", self.truncated_bits, 0, 62)
+        require_real("momentum", self.momentum, 0, 1, open_high=True)
         if self.coordinates is not None:
             require_integer("coordinates", self.coordinates, 1)
         if self.clip_rounding is not None:
@@ -113,15 +115,22 @@ class FixedPointSlack:
         return total * _ROUNDING_MARGIN
 
     def noise_overflow(self, largest_noise_std: float, clip_norm: float, tap_bits: int) -> float:
-        """Probability that some noised coordinate of the run leaves ±2^value_bits (union bound over n·T)."""
-        room = 2.0 ** (self.value_bits - self.noise_bits - tap_bits)
-        room -= self.batch_size * (clip_norm + self.clip_slack)
+        """Probability that some noised coordinate of the run leaves ±2^value_bits (union bound over n·T).
+
+        What is truncated is v_t = βv_{t−1} + G_t + noise: sums of B clipped gradients and the roundings of earlier v count
+        1/(1−β) times, and ``largest_noise_std`` is that of the noise in v (``Factorisation.velocity_norm``).
+        """
+        bits = self.value_bits - self.noise_bits - tap_bits
+        rounding = 2.0 ** (self.truncated_bits - self.noise_bits - tap_bits)
+        sums = (self.batch_size * (clip_norm + self.clip_slack) + rounding) / (1 - self.momentum)
+        room = 2.0**bits - sums
         require(
             room > 6 * largest_noise_std,
-            "noise_bits",
-            self.noise_bits,
-            f"small enough that 2^{self.value_bits - tap_bits - self.noise_bits:d} holds batch and noise",
-            f"batch_size·clip_norm and 6·{largest_noise_std:.3g} must fit",
+            "clip_norm",
+            clip_norm,
+            f"small enough that batch_size·clip_norm/(1 − momentum) = {sums:.4g} and noise of deviation"
+            f" {largest_noise_std:.3g}, six times, fit 2^{bits:d}",
+            "lower the clip norm and the row bound together, the batch size or the momentum, or raise epsilon",
         )
         tail = 2 * float(norm.sf(room / largest_noise_std))
         return min(1.0, self.released_coordinates * self.steps * tail)

@@ -3,7 +3,9 @@
 Every client clips its rows to R_i and adds N(0, (σ·R_i)²) per coordinate. All N clients' releases concern the
 same person, and with local training a row is released once per epoch, so σ is calibrated for
 √(clients·releases) participations of sensitivity R_i each (zero-out). Everything after the release is
-post-processing, so the global model is trained without clipping or further noise. Labels reach the servers
+post-processing, so the global model is trained without clipping or further noise. LDP-GL's clients train on
+their raw rows, so a record also moves later releases of other rows: its ε is that of the record's own rows
+alone and is not proven for the run. Labels reach the servers
 un-noised, as in the paper; ``label_epsilon`` adds k-ary randomised response for them, on top of ε.
 """
 
@@ -16,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from accel.validate import require, require_real
-from vfl.dp import Claim, any_order_epsilon, any_order_sigma, ldp_claim
+from vfl.dp import Claim, any_order_sigma, example_level, ldp_claim, with_delta_checked
 from vfl.dp.factorisation import factorise
 from vfl.federation import Federation
 from vfl.gradients import GlobalModel, clipped_gradient, with_ones
@@ -36,18 +38,13 @@ def ldp_sigma(config: TrainingConfig, num_clients: int, releases: int) -> float:
     return any_order_sigma(config.epsilon, config.delta, num_clients * releases)
 
 
-def _claim(sigma: float, config: TrainingConfig, federation: Federation, releases: int) -> Claim:
+def _claim(sigma: float, config: TrainingConfig, federation: Federation, releases: int, frozen: bool) -> Claim:
     bound = max(c.row_bound.norm for c in federation.clients)
     clients = federation.num_clients
-    claim = ldp_claim(sigma, config.delta, bound, releases, clients)
     # Headline: everything that concerns one person, which is what σ was calibrated for.
-    return dataclasses.replace(
-        claim,
-        epsilon=any_order_epsilon(sigma, config.delta, releases * clients),
-        epsilon_replace_one=any_order_epsilon(sigma / 2, config.delta, releases * clients),
-        covers=f"the features of a record at all {clients} clients together",
-        row_bound=federation.row_bound,
-    )
+    claim = example_level(ldp_claim(sigma, config.delta, bound, releases, clients, frozen=frozen), clients)
+    claim = with_delta_checked(claim, federation.num_samples)
+    return dataclasses.replace(claim, row_bound=federation.row_bound)
 
 
 def noised_rows(federation: Federation, sigma: float, seed: list[int], rows: object = slice(None)) -> Floats:
@@ -95,7 +92,7 @@ def train_ldp_g(
         "LDP-G",
         federation,
         config,
-        _plan(sigma, config, federation, 1, schedule.num_steps),
+        _plan(sigma, config, federation, 1, schedule.num_steps, frozen=True),
         schedule.rows,
         schedule.num_steps,
         no_noise(size, config.dtype),
@@ -158,7 +155,7 @@ def train_ldp_gl(
         model.accuracy(federation.test_rows(), federation.test_labels),
         schedule.num_steps,
         time.perf_counter() - started,
-        _plan(sigma, config, federation, schedule.epochs, schedule.num_steps),
+        _plan(sigma, config, federation, schedule.epochs, schedule.num_steps, frozen=False),
         config,
         curve,
         federation.clients,
@@ -166,10 +163,12 @@ def train_ldp_gl(
     )
 
 
-def _plan(sigma: float, config: TrainingConfig, federation: Federation, releases: int, num_steps: int) -> NoisePlan:
+def _plan(
+    sigma: float, config: TrainingConfig, federation: Federation, releases: int, num_steps: int, *, frozen: bool
+) -> NoisePlan:
     bound = max(c.row_bound.norm for c in federation.clients)
     identity = factorise("identity", num_steps)
-    claim = _claim(sigma, config, federation, releases)
+    claim = _claim(sigma, config, federation, releases, frozen)
     return NoisePlan(sigma, bound, sigma * bound, identity, claim, identity.noise_norms())
 
 

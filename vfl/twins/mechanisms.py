@@ -18,6 +18,7 @@ from vfl.dp import (
     labels_only_claim,
     poisson_sigma,
     subsampled_claim,
+    with_delta_checked,
 )
 from vfl.federation import Federation
 from vfl.twins.config import Schedule, TrainingConfig
@@ -84,6 +85,7 @@ def plan_matrix_factorisation(config: TrainingConfig, schedule: Schedule, *, lab
         split=config.noise,
     )
     claim = labels_only_claim(noise.claim) if labels_only else noise.claim
+    claim = with_delta_checked(claim, schedule.num_samples)
     return NoisePlan(
         noise.noise_multiplier,
         noise.sensitivity,
@@ -106,7 +108,8 @@ def plan_shuffled(config: TrainingConfig, schedule: Schedule) -> NoisePlan:
         split=config.noise,
         accounting=config.accounting,
     )
-    return _independent(noise.noise_multiplier, noise.sensitivity, noise.outsider_std, noise.claim, schedule)
+    claim = with_delta_checked(noise.claim, schedule.num_samples)
+    return _independent(noise.noise_multiplier, noise.sensitivity, noise.outsider_std, claim, schedule)
 
 
 def plan_subsampled(config: TrainingConfig, schedule: Schedule, *, labels_only: bool = False) -> NoisePlan:
@@ -126,6 +129,7 @@ def plan_subsampled(config: TrainingConfig, schedule: Schedule, *, labels_only: 
     std = sigma * config.clip_norm * spread
     if labels_only:
         claim = labels_only_claim(claim)
+    claim = with_delta_checked(claim, schedule.num_samples)
     return _independent(sigma, config.clip_norm, std, claim, schedule)
 
 

@@ -7,11 +7,14 @@ import subprocess
 import sys
 
 import pytest
+from scipy.stats import binom
 
 from vfl.dp import (
     Claim,
+    DeltaWarning,
     FixedPointSlack,
     NoiseSplit,
+    any_order_epsilon,
     calibrate_matrix_factorisation,
     calibrate_shuffled,
     factorise,
@@ -23,7 +26,9 @@ from vfl.dp import (
     matrix_factorisation_claim,
     shuffled_claim,
     subsampled_claim,
+    with_delta_checked,
 )
+from vfl.dp.budget import composed_epsilon
 
 RUN = fixed_order(50_000, 128, 20)
 SLACK = FixedPointSlack(64.0, 10, 2000, RUN.num_steps, batch_size=128)
@@ -115,7 +120,8 @@ def test_json_keeps_the_claim():
         calibrate().claim,
         labels_only_claim(calibrate().claim),
         shuffled_claim(1.0, 1e-5, 1.2, 50_000, 128, 20, SLACK),
-        ldp_claim(3.0, 1e-5, 1.0, 1, 2),
+        ldp_claim(3.0, 1e-5, 1.0, 1, 2, frozen=True),
+        ldp_claim(3.0, 1e-5, 1.0, 5, 2, frozen=False),
         dataclasses.replace(calibrate().claim, epsilon_replace_one=math.inf),
     ]
     for claim in claims:
@@ -141,7 +147,29 @@ def test_a_shuffled_claim_carries_both_numbers():
     # the same mechanism as matrix factorisation with Ω = 1 in fixed order
     fixed = calibrate(factorisation=factorise("identity", RUN.num_steps))
     assert proven.target_std == pytest.approx(fixed.target_std, rel=1e-6)
-    assert paper.claim.proven_pair() == (pytest.approx(17.6, abs=0.1), 1e-5)
+    # against a corrupted server too: the outsiders' figure (17.6) never stands in for it
+    assert paper.claim.proven_pair() == (pytest.approx(23.0, abs=0.1), 1e-5)
+
+
+def test_an_unproven_epsilon_never_stands_alone():
+    paper = calibrate_shuffled(1.0, 1e-5, 1.2, 50_000, 128, 20, SLACK).claim
+    line = paper.headline()
+    assert line.startswith("proven ε = 23.01, δ = 1e-05 (any order of the batches)")
+    assert "ε = 1 as if Poisson-sampled, not proven for shuffled batches" in line
+    assert line in paper.paragraph()
+    content = json.loads(paper.to_json())
+    assert content["proven_epsilon"] == pytest.approx(23.0, abs=0.1)
+    assert content["presumes"] == "as if Poisson-sampled, not proven for shuffled batches"
+    proven = calibrate().claim
+    assert proven.headline().startswith("ε = 1, δ = 1e-05; zero-out") and proven.proven_epsilon == proven.epsilon
+
+
+def test_a_delta_of_one_over_n_is_warned_of():
+    claim = calibrate().claim
+    assert with_delta_checked(claim, 99_999) is claim
+    with pytest.warns(DeltaWarning, match=r"delta = 1e-05 .* n = 100000 .* choose delta = 1e-06 or less"):
+        warned = with_delta_checked(claim, 100_000)
+    assert "WARNING: delta = 1e-05" in warned.paragraph()
 
 
 def test_labels_only_for_estimated_updates():
@@ -150,6 +178,8 @@ def test_labels_only_for_estimated_updates():
     assert labels.epsilon == full.epsilon_replace_one and labels.covers == "labels only"
     assert labels.gaussian_multiplier == full.noise_multiplier / 2
     assert "Features are NOT covered" in labels.paragraph()
+    assert labels.sensitivity == 2 * full.sensitivity and labels.noise_multiplier == full.noise_multiplier / 2
+    assert labels.figures == ()  # the outsiders' figure is for a record that is there or is not
     with pytest.raises(ValueError, match="covers features and labels"):
         labels_only_claim(labels)
     with pytest.raises(ValueError, match="local_update = 'released'"):
@@ -157,12 +187,21 @@ def test_labels_only_for_estimated_updates():
 
 
 def test_baseline_claims_name_their_caveats():
-    local = ldp_claim(gaussian_sigma(1, 1e-5), 1e-5, 1.0, 1, 4)
+    local = ldp_claim(gaussian_sigma(1, 1e-5), 1e-5, 1.0, 1, 4, frozen=True)
     assert local.epsilon == pytest.approx(1.0)
     assert local.figures[0].epsilon == pytest.approx(gaussian_epsilon(gaussian_sigma(1, 1e-5) / 2, 1e-5))
     sampled = subsampled_claim(1.0, 1e-5, 1.2, 50_000, 128, 7800)
     assert not sampled.proven and "not anonymous" in sampled.paragraph()
     assert sampled.figures[0].proven and sampled.figures[0].epsilon > 10 * sampled.epsilon
+    labels = labels_only_claim(sampled)  # a changed label moves a contribution twice as far: in every figure
+    assert labels.proven_epsilon == pytest.approx(
+        any_order_epsilon(0.5, 5e-6, max(1, int(binom.isf(5e-6, 7800, 128 / 50_000))))
+    )
+    assert labels.proven_epsilon > 2 * sampled.proven_epsilon
+    trained = ldp_claim(gaussian_sigma(1, 1e-5), 1e-5, 1.0, 1, 4, frozen=False)
+    assert not trained.proven and trained.proven_epsilon is None and trained.gaussian_multiplier is None
+    assert composed_epsilon([trained], 1e-5) == math.inf  # no budget takes it
+    assert trained.headline().startswith("no ε is proven for all that is released; ε = 1 for a record's own")
     with pytest.raises(ValueError, match="batch_size = 200"):
         subsampled_claim(1.0, 1e-5, 1.2, 100, 200, 10)
 

@@ -53,14 +53,22 @@ def test_a_resumed_source_hands_out_the_same_rows(kind, bands):
     def open_stream(step):
         return Stream(bytes(32), step.to_bytes(8, "big"))
 
-    def rows(start, block):
+    def rows(start, block, shares=0):
         source = NoiseSource(f, 6, 2.0**34, open_stream, start=start, block=block)
-        return np.stack([source.next_row() for _ in range(20 - start)])
+        found = []
+        for _ in range(20 - start):
+            found.append(source.next_row())
+            for _ in range(shares):
+                source.work()
+        return np.stack(found)
 
     whole = rows(0, 64)
+    z = np.stack([sample_grid_gaussian(open_stream(t), 6, 2.0**34) for t in range(20)])
+    assert np.array_equal(whole, NoiseFilter(f, 6).next_block(z))
     assert np.array_equal(rows(0, 3), whole)
-    for start in (1, 4, 11, 19):
-        assert np.array_equal(rows(start, 4), whole[start:])
+    for start in (0, 1, 4, 11, 19):
+        for shares in (0, 1, 2, 5):
+            assert np.array_equal(rows(start, 4, shares), whole[start:])
     ended = NoiseSource(f, 6, 2.0**34, open_stream, start=20)
     with pytest.raises(ValueError, match="the run is over"):
         ended.next_row()

@@ -160,11 +160,29 @@ def test_distance_and_overflow_go_into_delta():
     assert slack.delta_addition(1.0) == pytest.approx((1 + math.e) * 1e-9, rel=1e-6)
     assert slack.delta_addition(1.0, 1e-8) == pytest.approx((1 + math.e) * 1.1e-8, rel=1e-6)
     assert FixedPointSlack(**CIFAR).statistical_distance() < 2.0**-150
-    room = 2.0**16 - 4096 * 1.2
+    room = 2.0**16 - 4096 * 1.2 - 2.0**-16
     probability = slack.noise_overflow(room / 8, 1.2, 16)
     assert probability == pytest.approx(20_010 * 7800 * 2 * stats.norm.sf(8), rel=1e-3)
-    with pytest.raises(ValueError, match=r"noise_bits = 30: must be small enough that 2\^16 holds"):
+    with pytest.raises(ValueError, match=r"clip_norm = 1.2: must be small enough that .* fit 2\^16"):
         slack.noise_overflow(room / 5, 1.2, 16)
+
+
+@pytest.mark.parametrize("kind", ["bisr", "bsr", "identity"])
+def test_the_overflow_of_momentum_is_that_of_what_is_truncated(kind):
+    """v_t = β·v_{t−1} + y_t is summed before the cut: its gradients count 1/(1−β) times, its noise as the recursion says."""
+    f, beta = factorise(kind, 12, momentum=0.0 if kind == "identity" else 0.9), 0.9
+    response = np.zeros((12, 12))  # of v at each step to z of each step
+    for t in range(12):
+        response[t] = beta * response[t - 1] if t else 0.0
+        response[t, : t + 1] += f.noising_taps[: t + 1][::-1] if kind != "identity" else 0.0
+        response[t, t] += kind == "identity"
+    assert f.velocity_norm(beta) == pytest.approx(np.linalg.norm(response, axis=1).max())
+    assert f.velocity_norm(0.0) == pytest.approx(f.noise_norms()[-1])
+    slack = FixedPointSlack(**CIFAR, batch_size=400, momentum=beta)
+    room = 2.0**16 - (400 * (14 + slack.clip_slack) + 2.0**-16) / (1 - beta)
+    assert slack.noise_overflow(room / 8, 14, 16) == pytest.approx(20_010 * 7800 * 2 * stats.norm.sf(8), rel=1e-6)
+    with pytest.raises(ValueError, match=r"clip_norm = 14: .*momentum\) = 5.734e\+05"):
+        FixedPointSlack(**CIFAR, batch_size=4096, momentum=beta).noise_overflow(1.0, 14, 16)
 
 
 @pytest.mark.parametrize(

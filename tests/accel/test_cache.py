@@ -1,0 +1,59 @@
+"""Compiled kernels are kept, whoever the user is."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import accel
+
+PROGRAM = """
+import numpy as np, accel
+from accel.compiled import ring
+x = np.ones((2, 3), dtype=np.uint64)
+accel.kernels.product_pair(x, x, None)
+print("compiled" if ring._product_pair.stats.cache_misses else "from the cache")
+"""
+# root may write everywhere, unless it gives that up
+ORDINARY = ["setpriv", "--bounding-set=-dac_override", "--inh-caps=-dac_override"] if os.getuid() == 0 else []
+
+
+@pytest.mark.skipif(bool(ORDINARY) and shutil.which("setpriv") is None, reason="root needs setpriv to act as a user")
+@pytest.mark.parametrize("open_to_others", [False, True])
+def test_a_user_who_can_write_neither_beside_the_source_nor_at_home_compiles_once(tmp_path, open_to_others):
+    package = tmp_path / "package"
+    shutil.copytree(
+        Path(accel.__file__).parent, package / "accel", ignore=shutil.ignore_patterns("__pycache__"), symlinks=True
+    )
+    (temporary := tmp_path / "temporary").mkdir()
+    (home := tmp_path / "home").mkdir()
+    kept = temporary / f"ppvfl-kernels-{os.getuid()}"
+    if open_to_others:  # whoever made it so could put code there
+        kept.mkdir()
+        kept.chmod(0o777)
+    closed = [home, *(directory for directory in package.rglob("*") if directory.is_dir())]
+    for directory in closed:
+        directory.chmod(0o555)
+
+    def run():
+        kept_environment = {name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH") if name in os.environ}
+        done = subprocess.run(
+            [*ORDINARY, sys.executable, "-c", PROGRAM],
+            env={**kept_environment, "TMPDIR": str(temporary), "HOME": str(home), "PYTHONPATH": str(package)},
+            cwd=package,
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    try:
+        assert run() == "compiled"
+        assert run() == ("compiled" if open_to_others else "from the cache")
+        assert bool(list(kept.iterdir())) != open_to_others
+    finally:
+        for directory in closed:
+            directory.chmod(0o755)
