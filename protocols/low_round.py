@@ -46,7 +46,7 @@ def clipped_updates_cost(batch: int, scales: LowRoundScales, *, opens: bool) -> 
     """Of ``clipped_updates``; ``opens`` if the logits are additive."""
 
     def additive(*shape: int, bits: int) -> Additive:
-        return Additive(None, np.broadcast_to(np.uint64(0), shape), [], bits)  # type: ignore[arg-type]
+        return Additive(None, np.broadcast_to(np.uint64(0), shape), [], bits, 0)  # type: ignore[arg-type]
 
     def tensor(*shape: int, bits: int) -> ArithmeticTensor:
         return ArithmeticTensor(None, np.broadcast_to(np.uint64(0), (2, *shape)), bits)  # type: ignore[arg-type]

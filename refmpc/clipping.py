@@ -116,5 +116,4 @@ async def clip_root(q: Additive | ArithmeticTensor, high: float) -> Additive:
     )
     scale = q.fraction_bits + constants.octaves - 1
     mantissa = scaled.minus_shifted(unreached, scale)
-    mantissa.fraction_bits, root.fraction_bits = scale, ROOT_BITS
-    return await spline_times(mantissa, root, "root")
+    return await spline_times(mantissa.reinterpret(scale), root.reinterpret(ROOT_BITS), "root")

@@ -25,7 +25,8 @@ import numpy as np
 
 from accel import kernels
 from accel.validate import require, require_integer
-from refmpc.party import Segment
+from refmpc.digest import digest, mix
+from refmpc.party import Operation, Segment
 from refmpc.protocol import Cost, protocol
 from refmpc.rounds import Round, gather
 from refmpc.tensor import ArithmeticTensor
@@ -51,6 +52,7 @@ __all__ = [
 
 FEWEST_ROWS = 24  # below, one dealer has all rows
 FIRST, SECOND, DEALER = 0, 1, 2  # roles
+_SUM, _SCALE, _SUBTRACT = range(200, 203)  # what a history says of local operations
 
 
 def row_sizes(rows: int) -> list[int]:
@@ -73,10 +75,19 @@ def row_segments(party: Party, rows: int) -> list[Segment]:
 class _Shaped:
     """What additive and two-holder numbers have in common: words of this party, rows first, and the rows' dealers."""
 
-    __slots__ = ("bits", "fraction_bits", "party", "segments", "words")
+    __slots__ = ("bits", "fraction_bits", "history", "party", "segments", "words")
 
-    def __init__(self, party: Party, words: np.ndarray, segments: list[Segment], fraction_bits: int, bits: int = 64):
+    def __init__(
+        self,
+        party: Party,
+        words: np.ndarray,
+        segments: list[Segment],
+        fraction_bits: int,
+        history: int,
+        bits: int = 64,
+    ):
         self.party = party
+        self.history = history  # as of every tensor
         self.words = words
         self.segments = segments
         self.fraction_bits = fraction_bits
@@ -92,6 +103,11 @@ class _Shaped:
     def shape(self) -> tuple[int, ...]:
         """Rows first."""
         return self.words.shape
+
+    def public_digest(self) -> int:
+        """Of history, scales, shape and dealers."""
+        dealers = (segment.dealer for segment in self.segments)
+        return mix(self.history, self.fraction_bits, self.bits, self.shape, *dealers)
 
     def same_dealers(self, other: _Shaped) -> bool:
         """Whether the rows of both have the same dealers."""
@@ -113,18 +129,30 @@ class Additive(_Shaped):
         words: np.ndarray,
         segments: list[Segment],
         fraction_bits: int,
+        history: int,
         bits: int = 64,
         *,
         dealer_adds: bool = False,
     ):
-        super().__init__(party, words, segments, fraction_bits, bits)
+        super().__init__(party, words, segments, fraction_bits, history, bits)
         self.dealer_adds = dealer_adds
 
     def sum(self) -> Additive:
         """The sum of every row: local."""
         total = np.empty(len(self.words), dtype=np.uint64)
         kernels.sum_entries(self.words, total)
-        return Additive(self.party, total, self.segments, self.fraction_bits, self.bits, dealer_adds=self.dealer_adds)
+        history = mix(_SUM, self.history)
+        return self._like(total, history, self.dealer_adds)
+
+    def _like(self, words: np.ndarray, history: int, dealer_adds: bool) -> Additive:
+        scale = self.fraction_bits
+        return Additive(self.party, words, self.segments, scale, history, self.bits, dealer_adds=dealer_adds)
+
+    def reinterpret(self, fraction_bits: int) -> Additive:
+        """The same words read at another scale."""
+        history = mix(_SCALE, self.history, fraction_bits)
+        adds = self.dealer_adds
+        return Additive(self.party, self.words, self.segments, fraction_bits, history, self.bits, dealer_adds=adds)
 
     def minus(self, x: ArithmeticTensor) -> Additive:
         """z − x for a replicated x of a scale that is no finer: local."""
@@ -137,15 +165,16 @@ class Additive(_Shaped):
             self.fraction_bits - x.fraction_bits,
             out.reshape(-1),
         )
-        return Additive(self.party, out, self.segments, self.fraction_bits, dealer_adds=True)
+        return self._like(out, mix(_SUBTRACT, self.history, digest(x)), True)
 
     def minus_shifted(self, other: Additive, shift: int) -> Additive:
         """z − other·2^shift in ring words, for the same rows and dealers: local."""
         require(self.same_dealers(other) and self.shape == other.shape, "other", other, f"like {self!r}")
         out = np.empty_like(self.words)
         kernels.subtract_scaled(self.words.reshape(-1), other.words.reshape(-1), shift, out.reshape(-1))
-        adds = self.dealer_adds or other.dealer_adds
-        return Additive(self.party, out, self.segments, self.fraction_bits, dealer_adds=adds)
+        return self._like(
+            out, mix(_SUBTRACT, self.history, digest(other), shift), self.dealer_adds or other.dealer_adds
+        )
 
 
 class TwoHolder(_Shaped):
@@ -154,10 +183,19 @@ class TwoHolder(_Shaped):
     __slots__ = ()
 
 
-def summands(party: Party, words: np.ndarray, fraction_bits: int, segments: list[Segment] | None = None) -> Additive:
-    """This party's own summands of a secret (such as those of a product), rows first."""
+def summands(
+    party: Party,
+    words: np.ndarray,
+    fraction_bits: int,
+    segments: list[Segment] | None = None,
+    *,
+    of: Sequence[Any] = (),
+) -> Additive:
+    """This party's own summands of a secret (such as those of a product), rows first; ``of`` are the operands and public
+    numbers that they were made of."""
     segments = segments or row_segments(party, len(words))
-    return Additive(party, np.ascontiguousarray(words), segments, fraction_bits, dealer_adds=True)
+    history = mix(party.arrival(), *map(digest, of))
+    return Additive(party, np.ascontiguousarray(words), segments, fraction_bits, history, dealer_adds=True)
 
 
 def held(x: ArithmeticTensor, segments: list[Segment]) -> TwoHolder:
@@ -170,7 +208,7 @@ def held(x: ArithmeticTensor, segments: list[Segment]) -> TwoHolder:
             kernels.replicated_rho(first, second, words[at].reshape(-1))
         else:
             words[at] = x.shares[1 - role][at]
-    return TwoHolder(x.party, words, segments, x.fraction_bits)
+    return TwoHolder(x.party, words, segments, x.fraction_bits, x.history)
 
 
 class Opening:
@@ -232,9 +270,9 @@ class Dealing:
 
     __slots__ = ("_round", "operation", "party", "role", "rows", "slice")
 
-    def __init__(self, party: Party, name: str, segment: Segment):
+    def __init__(self, party: Party, name: str, segment: Segment, public: Sequence[Any] = ()):
         self.party = party
-        self.operation = party.operation(name)
+        self.operation = party.operation(name, *public)
         self.role = segment.role(party.id)
         self.rows, self.slice = segment.size, segment.slice
         self._round: Round = self.operation.round()
@@ -322,22 +360,24 @@ class Dealing:
 
 
 async def each_dealer(
-    party: Party,
     name: str,
-    segments: Sequence[Segment],
+    of: _Shaped,
+    public: Sequence[Any],
     work: Callable[[Dealing], Coroutine[Round, None, Any]],
-) -> list[Any]:
-    """Run ``work`` for every stretch of rows, in the same rounds."""
-    return await gather(*(work(Dealing(party, name, segment)) for segment in segments))
+) -> tuple[Operation, list[Any]]:
+    """Run ``work`` for every stretch of the rows of ``of``, in the same rounds; ``public`` are the other operands and all
+    public arguments. Returns the first operation, for the histories of results, and what ``work`` returned."""
+    dealings = [Dealing(of.party, name, segment, (of, *public)) for segment in of.segments]
+    return dealings[0].operation, await gather(*map(work, dealings))
 
 
 async def check_additive(z: Additive | ArithmeticTensor, low: int, high: int, name: str) -> None:
     """In debug mode, raise unless low ≤ z < high (ring words)."""
     if z.party.insecure_check_ranges:
-        from refmpc.debug import check_summand_range
+        from refmpc.debug import check_words
 
-        own = np.ascontiguousarray(z.first) if isinstance(z, ArithmeticTensor) else z.words
-        await check_summand_range(z.party.operation(name), own, low, high)
+        own = z.first if isinstance(z, ArithmeticTensor) else z.words
+        await check_words(z.party.operation(name, z, low, high), own, low, high)
 
 
 # back to replicated shares --------------------------------------------------------------------------
@@ -376,8 +416,8 @@ async def replicate(z: Additive) -> ArithmeticTensor:
         dealing.call("add_low", sent.reshape(-1), theirs.reshape(-1), 64, common.reshape(-1))
         mine[1 - role] = common
 
-    await each_dealer(z.party, "replicate", z.segments, work)
-    return ArithmeticTensor(z.party, shares, z.fraction_bits)
+    operation, _ = await each_dealer("replicate", z, (), work)
+    return ArithmeticTensor(z.party, shares, z.fraction_bits, operation.history())
 
 
 def _truncate_cost(z: Additive, bits: int) -> Cost:
@@ -390,8 +430,9 @@ async def truncate_additive(z: Additive, bits: int) -> ArithmeticTensor:
     """Replicated shares of z/2^bits: ⌊z/2^bits⌋ or one more. 2 rounds, 24 + 3·bits/8 bytes. Domain −2^62 ≤ z < 2^62."""
     require(z.bits == 64, "z", z, "modulo 2^64")
     await check_additive(z, -(2**62), 2**62, "truncate_additive")
-    operation = z.party.operation("truncate_additive")
+    operation = z.party.operation("truncate_additive", z, bits)
     each = z.words.size // max(1, len(z.words))
     segments = [Segment(s.dealer, s.slice.start * each, s.slice.stop * each) for s in z.segments]
     shares = await truncate_summands(operation, z.words, bits, segments)
-    return ArithmeticTensor(z.party, shares.reshape(2, *z.shape), max(0, z.fraction_bits - bits))
+    scale = max(0, z.fraction_bits - bits)
+    return ArithmeticTensor(z.party, shares.reshape(2, *z.shape), scale, operation.history())

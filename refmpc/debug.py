@@ -14,7 +14,7 @@ from refmpc.errors import RangeError
 from refmpc.party import Operation
 from refmpc.tensor import ArithmeticTensor
 
-__all__ = ["check_bounds", "check_product", "check_range"]
+__all__ = ["check_bounds", "check_product", "check_range", "check_words"]
 
 _WRAPPED = 2.0**61  # doubles and residues of a product that did not wrap differ by less, others by 2^63 at least
 
@@ -60,6 +60,11 @@ async def check_product(
             f"the ring, allowed is -{limit} ≤ value < {limit}; lower fraction_bits or bound the input"
         )
     _refuse_outside(signed, -limit, limit, operation.name)
+
+
+async def check_words(operation: Operation, summand: np.ndarray, low: int, high: int) -> None:
+    """Open Σ summands and raise unless low ≤ value < high everywhere (signed ring words, modulo 2^64)."""
+    _refuse_outside(await _open(operation, summand), low, high, operation.name)
 
 
 async def check_range(x: ArithmeticTensor, low: int, high: int, name: str) -> None:

@@ -135,5 +135,5 @@ async def exp_below(z: TwoHolder, largest: Additive, high_bits: int) -> Additive
         result = out[dealing.slice].reshape(-1)
         dealing.call("exp_take", flat, codes, theirs.small, digits, values, rising, rising_fine, result)
 
-    await each_dealer(party, "exp_below", z.segments, work)
-    return Additive(party, out, z.segments, EXP_BITS)
+    operation, _ = await each_dealer("exp_below", z, (largest, high_bits), work)
+    return Additive(party, out, z.segments, EXP_BITS, operation.history())

@@ -100,6 +100,6 @@ async def octave(s: Additive, most: int) -> tuple[Additive, Additive]:
         dealing.call("weigh_hold", alpha, halves, opening.words, opening.mask, weights, times, dealing.leads, found)
         out[:, dealing.slice] = found
 
-    await each_dealer(s.party, "octave", s.segments, work)
-    mantissa = Additive(s.party, out[0], s.segments, s.fraction_bits + top)
-    return mantissa, Additive(s.party, out[1], s.segments, top)
+    operation, _ = await each_dealer("octave", s, (most,), work)
+    mantissa = Additive(s.party, out[0], s.segments, s.fraction_bits + top, operation.history())
+    return mantissa, Additive(s.party, out[1], s.segments, top, operation.history(1))

@@ -220,8 +220,8 @@ async def largest_coarse(z: Additive | ArithmeticTensor, unit_bits: int, width: 
     groups = order_groups(classes)
     ends = [0, *itertools.accumulate(groups)]
     coarse = z.fraction_bits - unit_bits
-    opened = held(z, segments) if isinstance(z, ArithmeticTensor) else None
-    words = np.empty((rows, classes), dtype=np.uint64) if opened is None else opened.words
+    source: Additive | TwoHolder = held(z, segments) if isinstance(z, ArithmeticTensor) else z
+    words = np.empty((rows, classes), dtype=np.uint64) if isinstance(z, Additive) else source.words
     out = np.empty((rows, 1), dtype=np.uint64)
 
     async def work(dealing: Dealing) -> None:
@@ -229,8 +229,8 @@ async def largest_coarse(z: Additive | ArithmeticTensor, unit_bits: int, width: 
         opening = dealing.open(z.words[dealing.slice]) if isinstance(z, Additive) else None
         shifted = dealing.memory(mine.shape)
         if dealing.role == DEALER:
-            source = opening.words if opening is not None else mine
-            dealing.call("shift_right", source.reshape(-1), coarse, shifted.reshape(-1))
+            rho = opening.words if opening is not None else mine
+            dealing.call("shift_right", rho.reshape(-1), coarse, shifted.reshape(-1))
         parts = [np.ascontiguousarray(shifted[:, a:b]) for a, b in itertools.pairwise(ends)]
         orders = [_Order(dealing, part, width) for part in parts]
         await dealing.turn()
@@ -249,6 +249,6 @@ async def largest_coarse(z: Additive | ArithmeticTensor, unit_bits: int, width: 
         await dealing.turn()
         await _largest(dealing, [final], [second.words], out[dealing.slice])
 
-    await each_dealer(party, "order", segments, work)
-    largest = Additive(party, out[:, 0], segments, unit_bits, width + 1, dealer_adds=True)
-    return TwoHolder(party, words, segments, z.fraction_bits), largest
+    operation, _ = await each_dealer("largest_coarse", source, (unit_bits, width), work)
+    largest = Additive(party, out[:, 0], segments, unit_bits, operation.history(1), width + 1, dealer_adds=True)
+    return TwoHolder(party, words, segments, z.fraction_bits, operation.history()), largest

@@ -67,6 +67,8 @@ async def weigh_reached(
     layout = Layout.of(high_bit - lows[0], THERMOMETER_DIGIT_BITS)
     segments = x.segments if isinstance(x, Additive) else row_segments(party, rows)
     given = held(x, segments) if isinstance(x, ArithmeticTensor) else None
+    source = x if isinstance(x, Additive) else given
+    assert source is not None
     table = ring_words([steps for steps, _ in weights])
     times = np.array([flag for _, flag in weights])
     words = [t % 2**64 for t in thresholds]
@@ -156,6 +158,10 @@ async def weigh_reached(
             alpha[:, index] = column
         return alpha
 
-    await each_dealer(party, "weigh_reached", segments, work)
-    fraction = [x.fraction_bits if flag else 0 for _, flag in weights]
-    return [Additive(party, row, segments, bits) for row, bits in zip(out, fraction, strict=True)]
+    public = list(thresholds), list(low_bits), high_bit, [(list(steps), flag) for steps, flag in weights]
+    operation, _ = await each_dealer("weigh_reached", source, public, work)
+    scales = [x.fraction_bits if flag else 0 for _, flag in weights]
+    return [
+        Additive(party, row, segments, bits, operation.history(index))
+        for index, (row, bits) in enumerate(zip(out, scales, strict=True))
+    ]

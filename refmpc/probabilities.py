@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from accel.validate import require_integer, require_real
 from refmpc.agreed import ceil_log2
-from refmpc.dealing import Additive, truncate_additive
+from refmpc.dealing import Additive, TwoHolder, truncate_additive
 from refmpc.exp_below import EXP_BITS, exp_below
 from refmpc.octave import octave, octave_top
 from refmpc.order import largest_coarse
@@ -33,16 +33,14 @@ def order_width(spread: float) -> int:
 
 
 def _cost(z: Additive | ArithmeticTensor, spread: float) -> Cost:
-    from refmpc.dealing import TwoHolder
-
     rows, classes = z.shape
-    nothing: list = []
-    opened = TwoHolder(z.party, z.words if isinstance(z, Additive) else z.shares[0], nothing, z.fraction_bits)
-    e = Additive(z.party, opened.words, nothing, EXP_BITS)
-    s = Additive(z.party, opened.words[:, 0], nothing, EXP_BITS)
-    largest = Additive(z.party, opened.words[:, 0], nothing, UNIT_BITS, order_width(spread) + 1)
+    width = order_width(spread)
+    words = z.words if isinstance(z, Additive) else z.shares[0]
+    opened = TwoHolder(z.party, words, [], z.fraction_bits, 0)
+    e, s = (Additive(z.party, each, [], EXP_BITS, 0) for each in (words, words[:, 0]))
+    largest = Additive(z.party, words[:, 0], [], UNIT_BITS, 0, width + 1)
     return (
-        largest_coarse.cost(z, UNIT_BITS, order_width(spread))
+        largest_coarse.cost(z, UNIT_BITS, width)
         + exp_below.cost(opened, largest, high_bits(spread))
         + truncate_additive.cost(e, EXP_BITS - ENTRY_BITS).beside(octave.cost(s, classes))
         + spline_times.cost(s, s, "reciprocal")

@@ -56,8 +56,9 @@ async def scale_rows(v: Additive, x: ArithmeticTensor, bits: int, margin: int = 
         middle = two_holder.words[at]
         dealing.call("scale_rows_hold", opening.words, middle, outer, halves, bits, margin, dealing.leads, out[at])
 
-    await each_dealer(v.party, "scale_rows", v.segments, work)
-    return Additive(v.party, out, v.segments, x.fraction_bits + max(0, v.fraction_bits - bits))
+    operation, _ = await each_dealer("scale_rows", v, (x, bits, margin), work)
+    scale = x.fraction_bits + max(0, v.fraction_bits - bits)
+    return Additive(v.party, out, v.segments, scale, operation.history())
 
 
 def _square_cost(z: Additive, bits: int, weights: ArithmeticTensor) -> Cost:
@@ -128,7 +129,7 @@ async def begin_cut_and_square(z: Additive, bits: int, weights: ArithmeticTensor
         )
         return dealing, c, answer, message
 
-    begun = await each_dealer(z.party, "cut_and_square", z.segments, first)
+    operation, begun = await each_dealer("cut_and_square", z, (bits, weights), first)
 
     async def second(dealing: Dealing, c: Any, answer: Any, message: Any) -> None:
         if dealing.role == DEALER:
@@ -143,10 +144,10 @@ async def begin_cut_and_square(z: Additive, bits: int, weights: ArithmeticTensor
 
     async def finish() -> ArithmeticTensor:
         await gather(*(second(*each) for each in begun))
-        return ArithmeticTensor(z.party, shares, fraction_bits)
+        return ArithmeticTensor(z.party, shares, fraction_bits, operation.history())
 
     scale = 2 * fraction_bits + weights.fraction_bits
-    return Additive(z.party, q, z.segments, scale, dealer_adds=True), finish()
+    return Additive(z.party, q, z.segments, scale, operation.history(1), dealer_adds=True), finish()
 
 
 @protocol(cost=_square_cost, source="this project: truncation of PROTOCOLS §1.1; squares of c° − R in two versions")

@@ -60,5 +60,5 @@ async def spline_times(m: Additive, t: Additive, function: str) -> Additive:
         result = out[dealing.slice]
         dealing.call("spline_hold", mantissa.words, factor.words, halves, scale, FUNCTIONS.index(function), result)
 
-    await each_dealer(m.party, "spline_times", m.segments, work)
-    return Additive(m.party, out, m.segments, SPLINE_BITS + t.fraction_bits)
+    operation, _ = await each_dealer("spline_times", m, (t, function), work)
+    return Additive(m.party, out, m.segments, SPLINE_BITS + t.fraction_bits, operation.history())

@@ -103,7 +103,7 @@ def at_holders(party: Party, x: ArithmeticTensor, segments: list[Segment] | None
             summand[at] = x.first[at] + x.second[at]
         elif role == 1:
             summand[at] = x.second[at]
-    return Additive(party, summand, segments, x.fraction_bits)
+    return Additive(party, summand, segments, x.fraction_bits, x.history)
 
 
 def _laid_out(shares: np.ndarray, layout: str) -> np.ndarray:
