@@ -257,7 +257,9 @@ class _Arriving:
 
     @property
     def small(self) -> np.ndarray:
-        """Values below 128 as bytes."""
+        """Values below 256 as bytes."""
+        if self.bits == 8:
+            return self._packed.reshape(self.shape)
         return kernels.unpack_small(self._packed, self.bits, math.prod(self.shape)).reshape(self.shape)
 
 
@@ -326,7 +328,7 @@ class Dealing:
     def send_packed(self, other: int, values: np.ndarray, bits: int) -> None:
         """Words, or small values (uint8), of ``bits`` bits each."""
         if values.dtype == np.uint8:
-            values = kernels.pack_small(values.reshape(-1), bits)
+            values = kernels.pack_small(values.reshape(-1), bits) if bits < 8 else values
         elif bits < 64:
             values = kernels.pack_bits(values.reshape(-1), bits)
         self.send(other, values)

@@ -14,7 +14,7 @@ from refmpc.errors import RangeError
 from refmpc.party import Operation
 from refmpc.tensor import ArithmeticTensor
 
-__all__ = ["check_bounds", "check_product", "check_range", "check_words"]
+__all__ = ["check_bounds", "check_product", "check_range", "check_spread", "check_words"]
 
 _WRAPPED = 2.0**61  # doubles and residues of a product that did not wrap differ by less, others by 2^63 at least
 
@@ -65,6 +65,18 @@ async def check_product(
 async def check_words(operation: Operation, summand: np.ndarray, low: int, high: int) -> None:
     """Open Σ summands and raise unless low ≤ value < high everywhere (signed ring words, modulo 2^64)."""
     _refuse_outside(await _open(operation, summand), low, high, operation.name)
+
+
+async def check_spread(operation: Operation, summand: np.ndarray, spread: float, fraction_bits: int) -> None:
+    """Open Σ summands and raise unless the entries of every row differ by at most ``spread``."""
+    values = (await _open(operation, summand)).astype(np.float64) * 2.0**-fraction_bits
+    widest = values.max(axis=1, initial=-np.inf) - values.min(axis=1, initial=np.inf)
+    if (widest > spread).any():
+        row = int(np.argmax(widest))
+        raise RangeError(
+            f"'{operation.name}' left its domain: the entries of row {row} differ by {float(widest[row])!r}, allowed is "
+            f"{spread!r}; give a wider bound or bound the input"
+        )
 
 
 async def check_range(x: ArithmeticTensor, low: int, high: int, name: str) -> None:

@@ -22,9 +22,9 @@ MOST_DIGIT_BITS = 8
 
 
 def digit_sizes(high_bits: int) -> tuple[int, ...]:
-    """The bits above the low 20 as two digits, or three beyond 16 bits."""
-    require_integer("high bits of x", high_bits, 2, 3 * MOST_DIGIT_BITS, way_out="bound the logits more tightly")
-    count = 2 if high_bits <= 2 * MOST_DIGIT_BITS else 3
+    """The bits above the low 20 as two digits, or as many as it takes beyond 16 bits."""
+    require_integer("high bits of x", high_bits, 2, 4 * MOST_DIGIT_BITS, way_out="bound the logits more tightly")
+    count = max(2, -(-high_bits // MOST_DIGIT_BITS))
     base, more = divmod(high_bits, count)
     return tuple(base + (index >= count - more) for index in range(count))
 

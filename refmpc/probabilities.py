@@ -23,7 +23,7 @@ PROBABILITY_BITS = ENTRY_BITS + INVERSE_BITS
 
 def high_bits(spread: float) -> int:
     """Bits above the digit of 16, for differences of logits up to ``spread``."""
-    require_real("spread of the logits", spread, 0, 2.0**28 - 34, way_out="bound the logits more tightly")
+    require_real("spread of the logits", spread, 0, 2.0**36 - 34, way_out="bound the logits more tightly")
     return max(2, ceil_log2((spread + 34) / 16))
 
 
@@ -53,7 +53,7 @@ async def probabilities(z: Additive | ArithmeticTensor, spread: float) -> Additi
     """Softmax of every row of z (rows × classes), additive at 40 bits; logits of a row differ by at most ``spread``.
 
     9 rounds, 12 beyond 12 classes; the first opens z if it is additive. Bytes for 128 × 10 at spread 62,935: 0.46 MB.
-    Error of an entry, before any further rounding: 2^-15 + (S − 1)·2^-18 at worst, 2^-15.9 found. Domain: the spread, at most 2^28 − 34; 2 to 64 classes; logits at 2
+    Error of an entry, before any further rounding: 2^-15 + (S − 1)·2^-18 at worst, 2^-15.9 found. Domain: the spread, at most 2^36 − 34; 2 to 64 classes; logits at 2
     to 60 bits.
 
     *Ranges.* With M' the coarse maximum, x_i = z_i − M'/4 − 1/4 on the grid of 2^-16 is definite: x_i = (x'_i − M')/4 −
@@ -67,6 +67,11 @@ async def probabilities(z: Additive | ArithmeticTensor, spread: float) -> Additi
     require_integer("axes of z", len(z.shape), 2, 2, way_out="reshape it to rows of classes")
     require_integer("fraction bits of z", z.fraction_bits, UNIT_BITS, 60)
     width, high = order_width(spread), high_bits(spread)
+    if z.party.insecure_check_ranges:
+        from refmpc.debug import check_spread
+
+        own = z.words if isinstance(z, Additive) else z.first
+        await check_spread(z.party.operation("probabilities", z, spread), own, spread, z.fraction_bits)
     opened, largest = await largest_coarse(z, UNIT_BITS, width)
     e = await exp_below(opened, largest, high)
     entries, (mantissa, power) = await gather(truncate_additive(e, EXP_BITS - ENTRY_BITS), octave(e.sum(), z.shape[1]))

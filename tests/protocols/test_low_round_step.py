@@ -164,7 +164,7 @@ def test_less_room_for_the_gradient_takes_bits_from_the_clip_then_from_the_error
         ({"classes": 65}, "classes"),
         ({"classes": 1}, "classes"),
         ({"logit_bits": 47}, "logit_bits"),
-        ({"logit_bits": 20, "logit_bound": 2.0**28}, "spread"),
+        ({"logit_bits": 20, "logit_bound": 2.0**36}, "spread"),
         ({"clip_bound": 2.0**25}, "high"),
         ({"norm_bits": 1}, "norm_bits"),
         ({"delta_bits": 12}, "delta_bits"),

@@ -39,7 +39,7 @@ def weighed(bits):
 
 
 def coarse(party, x, additive, width=3):
-    spread = x.scale_by_integers(WEIGHTS[: x.shape[1]])
+    spread = x.scale_by_integers(np.arange(1, x.shape[1] + 1))
     return refmpc.largest_coarse(summands(party, spread.first, 16) if additive else spread, 16, width)
 
 
@@ -363,7 +363,7 @@ def exp_with_a_short_mask(monkeypatch):
     send = Round.send_previous
 
     def leaky(self, array):
-        if self.operation == "exp" and array.ndim == 2:
+        if self.operation in ("exp", "exp_below") and array.ndim == 2:
             array = array & np.uint64(2**48 - 1)
         send(self, array)
 
@@ -383,7 +383,42 @@ def shuffle_without_r(monkeypatch):
     monkeypatch.setattr(Stream, "words", unmasked)
 
 
+def slots_that_stand_still(monkeypatch):
+    """The classes keep their places: the dealer sees their order."""
+    monkeypatch.setattr(
+        kernels, "order_shuffle", lambda draws, out: np.copyto(out, np.arange(out.shape[1], dtype=np.uint8))
+    )
+
+
+def slots_that_only_turn(monkeypatch):
+    """A rotation of the classes instead of a permutation: the dealer sees all pairs."""
+
+    def turned(draws, out):
+        out[:] = (np.arange(out.shape[1]) + draws[-1][:, np.newaxis]) % out.shape[1]
+
+    monkeypatch.setattr(kernels, "order_shuffle", turned)
+
+
+def a_spline_with_a_short_mask(monkeypatch):
+    """Dealt words of 17 bits get masks of 48."""
+    send = Round.send_previous
+
+    def leaky(self, array):
+        if self.operation == "spline_times" and array.ndim == 3:
+            array = array & np.uint64(2**48 - 1)
+        send(self, array)
+
+    monkeypatch.setattr(Round, "send_previous", leaky)
+
+
 PLANTED = [
+    ("largest_coarse", slots_that_stand_still),
+    ("largest_coarse", slots_that_only_turn),
+    ("exp_below", exp_with_a_short_mask),
+    ("probabilities", exp_with_a_short_mask),
+    ("spline_times", a_spline_with_a_short_mask),
+    ("clip_root", a_spline_with_a_short_mask),
+    ("weigh_reached", a_biased_coin),
     ("thermometer", one_coin_for_all_thresholds),
     ("thermometer", a_biased_coin),
     ("exp between bounds", exp_with_a_short_mask),
