@@ -148,6 +148,11 @@ class Additive(_Shaped):
         scale = self.fraction_bits
         return Additive(self.party, words, self.segments, scale, history, self.bits, dealer_adds=dealer_adds)
 
+    def reshape(self, *shape: int) -> Additive:
+        """The same rows in another shape."""
+        require(shape[0] == len(self.words), "shape", shape, f"of {len(self.words)} rows")
+        return self._like(self.words.reshape(shape), self.history, self.dealer_adds)
+
     def reinterpret(self, fraction_bits: int) -> Additive:
         """The same words read at another scale."""
         history = mix(_SCALE, self.history, fraction_bits)
@@ -373,13 +378,13 @@ async def each_dealer(
     return dealings[0].operation, await gather(*map(work, dealings))
 
 
-async def check_additive(z: Additive | ArithmeticTensor, low: int, high: int, name: str) -> None:
-    """In debug mode, raise unless low ≤ z < high (ring words)."""
+async def check_additive(z: Additive | ArithmeticTensor, low: int, high: int, name: str, *, zero: bool = False) -> None:
+    """In debug mode, raise unless low ≤ z < high (ring words), or z = 0 where ``zero`` allows it."""
     if z.party.insecure_check_ranges:
         from refmpc.debug import check_words
 
         own = z.first if isinstance(z, ArithmeticTensor) else z.words
-        await check_words(z.party.operation(name, z, low, high), own, low, high)
+        await check_words(z.party.operation(name, z, low, high), own, low, high, zero=zero)
 
 
 # back to replicated shares --------------------------------------------------------------------------

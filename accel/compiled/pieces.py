@@ -159,7 +159,8 @@ def spline_deal(rho, rho_t, scale, halves, out):
     for row in range(rho.size):
         for k in range(width):
             out[row, 0, k] = np.uint64(0) - halves[row, 0, k]
-            out[row, 1, k] = np.uint64(0) - halves[row, 1, k]
+            if out.shape[1] == 2:
+                out[row, 1, k] = np.uint64(0) - halves[row, 1, k]
         place = np.int64((rho[row] >> np.uint64(scale - 2)) & np.uint64(PLACES - 1))
         low = np.float64(rho[row] & _low(scale - 2)) * unit
         tau = (low - 0.125) * 8.0
@@ -168,7 +169,8 @@ def spline_deal(rho, rho_t, scale, halves, out):
             word = np.uint64(np.int64(np.rint(power * SPLINE_DEALT)))
             at = place * (DEGREE + 1) + j
             out[row, 0, at] += word
-            out[row, 1, at] += word * rho_t[row]
+            if out.shape[1] == 2:
+                out[row, 1, at] += word * rho_t[row]
             power = power * tau
 
 
@@ -201,5 +203,8 @@ def spline_hold(c, c_t, halves, scale, function, out):
             for j in range(DEGREE + 1):
                 word = np.uint64(np.int64(np.rint(a[j] * SPLINE_HELD)))
                 at = place * (DEGREE + 1) + j
-                total += word * (c_t[row] * halves[row, 0, at] - halves[row, 1, at])
+                if halves.shape[1] == 2:
+                    total += word * (c_t[row] * halves[row, 0, at] - halves[row, 1, at])
+                else:
+                    total += word * halves[row, 0, at]
         out[row] = total

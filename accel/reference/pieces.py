@@ -176,7 +176,7 @@ def octave_bits(
 
 
 def spline_deal(rho: np.ndarray, rho_t: np.ndarray, scale: int, halves: np.ndarray, out: np.ndarray) -> None:
-    """The dealer: τ^j at its place of eight, and times ρ_t, minus halves: (n, 2, 8·5)."""
+    """The dealer: τ^j at its place of eight, minus halves: (n, 1, 8·5); and times ρ_t: (n, 2, 8·5)."""
     place = ((rho >> np.uint64(scale - 2)) & np.uint64(PLACES - 1)).astype(np.int64)
     low = (rho & _low(scale - 2)).astype(np.float64) * 2.0**-scale
     tau = (low - 0.125) * 8.0
@@ -186,12 +186,13 @@ def spline_deal(rho: np.ndarray, rho_t: np.ndarray, scale: int, halves: np.ndarr
     for j in range(DEGREE + 1):
         word = np.rint(power * SPLINE_DEALT).astype(np.int64).view(np.uint64)
         out[rows, 0, place * (DEGREE + 1) + j] += word
-        out[rows, 1, place * (DEGREE + 1) + j] += word * rho_t
+        if out.shape[1] == 2:
+            out[rows, 1, place * (DEGREE + 1) + j] += word * rho_t
         power = power * tau
 
 
 def spline_hold(c: np.ndarray, c_t: np.ndarray, halves: np.ndarray, scale: int, function: int, out: np.ndarray) -> None:
-    """A holder's summand of f(m)·t: f = 1/m (``function`` 0) or 1/sqrt(m) (1), for m in [15/16, 2.25).
+    """A holder's summand of f(m)·t, or of f(m): f = 1/m (``function`` 0) or 1/sqrt(m) (1), for m in [15/16, 2.25).
 
     At each place the piece's centre a and ε = ⅛/a give f(a)·Σ b_j ε^j τ^j; τ⁵ and τ⁶ by Chebyshev's lower powers.
     """
@@ -214,5 +215,5 @@ def spline_hold(c: np.ndarray, c_t: np.ndarray, halves: np.ndarray, scale: int, 
         for j in range(DEGREE + 1):
             word = np.rint(np.where(inside, a[j], 0.0) * SPLINE_HELD).astype(np.int64).view(np.uint64)
             at = place * (DEGREE + 1) + j
-            total += word * (c_t * halves[:, 0, at] - halves[:, 1, at])
+            total += word * (c_t * halves[:, 0, at] - halves[:, 1, at] if halves.shape[1] == 2 else halves[:, 0, at])
     out[:] = total
