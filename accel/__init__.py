@@ -17,7 +17,7 @@ from typing import Any
 __all__ = ["backend", "kernels"]
 
 _PACKAGES = {"numpy": "accel.reference", "numba": "accel.compiled"}
-_FAMILIES = ("additive", "bits", "holders", "noise", "order", "pieces", "ring", "truncation")
+_FAMILIES = ("additive", "bits", "two_holder", "noise", "order", "pieces", "ring", "truncation")
 
 
 def backend(name: str | None = None) -> Any:

@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 import refmpc
-from refmpc.party import Party
+from refmpc.core.party import Party
 
 __all__ = ["CURVES", "Curve", "Points", "main", "measure"]
 

@@ -21,8 +21,8 @@ import refmpc
 from accel.validate import require_integer
 from bench.systems import machine
 from protocols.g_shuff import shuffle_rows
-from protocols.scales import EMBEDDING_BITS
-from protocols.step import SharedRows
+from protocols.plan.scales import EMBEDDING_BITS
+from protocols.step.global_step import SharedRows
 from refmpc import ArithmeticTensor, Party
 
 __all__ = ["EpochShuffle", "measure"]

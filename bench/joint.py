@@ -16,12 +16,12 @@ import numpy as np
 import refmpc
 from bench.shapes import StepShape
 from protocols import gl_bmf
-from protocols.gl_launch import client_jobs, joint_estimate, server_jobs
-from protocols.gl_plan import plan_joint_run
-from vfl.client import make_clients
+from protocols.local.gl_launch import client_jobs, joint_estimate, server_jobs
+from protocols.plan.gl_plan import plan_joint_run
+from vfl.data.scaling import RowBound
 from vfl.federation import Federation
-from vfl.scaling import RowBound
-from vfl.twins.config import TrainingConfig
+from vfl.local.client import make_clients
+from vfl.training import TrainingConfig
 
 __all__ = ["measure_joint_step"]
 

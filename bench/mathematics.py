@@ -11,7 +11,7 @@ from rich.table import Table
 
 import refmpc
 from bench.measure import Case, Measurement
-from refmpc.party import Party
+from refmpc.core.party import Party
 
 __all__ = ["AIMS", "CASES", "Aim", "table"]
 

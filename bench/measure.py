@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 import refmpc
-from refmpc.party import Party
-from refmpc.rounds import Round
+from refmpc.core.party import Party
+from refmpc.core.rounds import Round
 
 __all__ = ["Case", "Measurement", "measure_cases"]
 

@@ -21,10 +21,10 @@ from accel.validate import require_choice
 from bench.measure import in_step
 from bench.shapes import step_plan
 from bench.workloads import Workload
-from protocols.noise import NoiseAhead
-from protocols.plan import Plan
-from protocols.scales import EMBEDDING_BITS, GRADIENT_BITS
-from protocols.step import SharedRows, Weights, gradient_step, squared_norms
+from protocols.noise.server_noise import NoiseAhead
+from protocols.plan.run_plan import Plan
+from protocols.plan.scales import EMBEDDING_BITS, GRADIENT_BITS
+from protocols.step.global_step import SharedRows, Weights, gradient_step, squared_norms
 from refmpc import ArithmeticTensor, Party
 
 __all__ = ["OurResult", "measure_ours"]

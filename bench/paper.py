@@ -28,12 +28,12 @@ from bench.evaluation.choose import OPTIONS, Trial, choose, choose_baseline_rate
 from bench.evaluation.compose import compose, secure_cells
 from bench.evaluation.cost import cost_main
 from bench.evaluation.engine import ENGINES, run_sweep
+from bench.evaluation.paper_tables import METHOD_NAMES
 from bench.evaluation.presets import BASELINE_RATES, PRESETS
 from bench.evaluation.report import rich_table, write_report
 from bench.evaluation.sources import DATA_TITLES, PRETRAININGS, DataOptions, NotThere
 from bench.evaluation.tables import TABLES, Selection, layout
 from bench.systems import machine
-from vfl.paper_tables import METHOD_NAMES
 
 __all__ = ["main"]
 

@@ -14,7 +14,7 @@ from rich.table import Table
 import refmpc
 from bench import mathematics
 from bench.measure import Case, Measurement, measure_cases
-from refmpc.party import Party
+from refmpc.core.party import Party
 
 __all__ = ["CASES", "main"]
 

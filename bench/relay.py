@@ -1,7 +1,7 @@
 """A userspace TCP relay that adds delay and a bandwidth limit, for programs that are not ours.
 
 The kernel here has no netem, and our own transport imposes its profiles itself; the peers get the same profile from this
-relay, by the same rule (``refmpc.network.ReceivingLine``): a chunk leaves when its directed link is free, takes
+relay, by the same rule (``refmpc.net.emulation.ReceivingLine``): a chunk leaves when its directed link is free, takes
 size/bandwidth to leave and arrives one delay later. All connections of a directed pair of parties share one link.
 """
 
@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 
-from refmpc.network import NetworkProfile, ReceivingLine
+from refmpc.net.emulation import NetworkProfile, ReceivingLine
 
 __all__ = ["free_ports", "relay"]
 

@@ -8,10 +8,10 @@ from functools import cache
 import numpy as np
 
 from accel.validate import require_integer
-from protocols.plan import Plan
-from protocols.scales import EMBEDDING_BITS, GRADIENT_BITS, RELEASE_BITS, plan_scales
+from protocols.plan.run_plan import Plan
+from protocols.plan.scales import EMBEDDING_BITS, GRADIENT_BITS, RELEASE_BITS, plan_scales
 from vfl.dp import FixedPointSlack, calibrate_matrix_factorisation, default_bands, factorise
-from vfl.twins.config import Schedule, TrainingConfig
+from vfl.training import Schedule, TrainingConfig
 
 __all__ = ["PAPER_SHAPES", "StepInputs", "StepShape", "step_inputs", "step_plan"]
 

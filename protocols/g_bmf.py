@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from protocols.launch import main
-from protocols.step import SharedRows
-from protocols.training import ServerJob, TrainingRun
-from protocols.upload import receive_rows
+from protocols.client.upload import receive_rows
+from protocols.local.launch import main
+from protocols.server.training import ServerJob, TrainingRun
+from protocols.step.global_step import SharedRows
 from refmpc import Party
 
 __all__ = ["servers", "train"]

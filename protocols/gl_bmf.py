@@ -16,14 +16,14 @@ from pathlib import Path
 import numpy as np
 
 import refmpc
-from protocols.adapters import BlockOutputs, ClientFactors, block_norms, joint_step
-from protocols.commitment import check_columns
-from protocols.gl_facts import AdapterShape, JacobianShape
-from protocols.gl_plan import JointPlan, layer_release
-from protocols.jacobians import ClientJacobian
-from protocols.scales import EMBEDDING_BITS
-from protocols.training import ServerJob, TrainingRun
-from protocols.upload import with_ones_column
+from protocols.client.commitment import check_columns
+from protocols.client.upload import with_ones_column
+from protocols.plan.gl_plan import JointPlan, layer_release
+from protocols.plan.gl_shapes import AdapterShape, JacobianShape
+from protocols.plan.scales import EMBEDDING_BITS
+from protocols.server.training import ServerJob, TrainingRun
+from protocols.step.gl_step import BlockOutputs, ClientFactors, block_norms, joint_step
+from protocols.step.jacobians import ClientJacobian
 from refmpc import ArithmeticTensor, Party
 
 __all__ = ["GREETING", "JointRun", "JointServerJob", "servers", "train"]
@@ -62,7 +62,7 @@ class JointRun(TrainingRun):
     """State of the training at one server; use as a context manager around the loop over ``steps()``.
 
     With ``keep`` all three servers have written a release, and said so, before any of them sends its words
-    (``protocols.releases``): a server that dies with words of the others in hand finds the same words on all disks, and
+    (``protocols.server.releases``): a server that dies with words of the others in hand finds the same words on all disks, and
     they are sent again, never computed again. Without, a run is begun once and cannot be resumed.
     """
 
@@ -180,6 +180,6 @@ class JointRun(TrainingRun):
 
 
 if __name__ == "__main__":
-    from protocols.gl_launch import main
+    from protocols.local.gl_launch import main
 
     main(__doc__)

@@ -1,7 +1,7 @@
 """Predict with a trained model, on shares: python -m protocols.predict --run runs/g_bmf-...
 
 Takes the test rows of a finished run: every client shares its own columns of them, three servers compute, and one client
-receives the predictions. What that opens, and to whom, is in ``protocols.prediction``.
+receives the predictions. What that opens, and to whom, is in ``protocols.inference.prediction``.
 """
 
 from __future__ import annotations
@@ -19,11 +19,7 @@ from rich.table import Table
 
 import refmpc
 from accel.validate import require, require_integer
-from protocols.checkpoint import ServerDirectory
-from protocols.launch import make_federation
-from protocols.options import RunOptions
-from protocols.plan import plan_run
-from protocols.prediction import (
+from protocols.inference.prediction import (
     OUTPUTS,
     PREDICTION_RELEASE,
     PredictionClientJob,
@@ -34,6 +30,10 @@ from protocols.prediction import (
     plan_with_shares,
     servers,
 )
+from protocols.local.launch import make_federation
+from protocols.local.options import RunOptions
+from protocols.plan.run_plan import plan_run
+from protocols.server.checkpoint import ServerDirectory
 from vfl.federation import Federation
 from vfl.gradients import GlobalModel
 

@@ -9,18 +9,7 @@ async def program(party, own):
 refmpc.run(program, [[1.0, 2.0, 3.0], None, None], releases={"squares": "an example, no claim"}).outputs
 """
 
-from refmpc.arithmetic import dot, dot_truncate, matmul, matmul_truncate, multiply, multiply_truncate
-from refmpc.circuits import (
-    and_words,
-    arithmetic_to_boolean,
-    boolean_to_arithmetic,
-    equal,
-    is_negative_by_carry_tree,
-)
-from refmpc.clipping import clip_root
-from refmpc.comparison import is_negative, maximum, relu, thermometer
-from refmpc.dealing import Additive, TwoHolder, replicate, summands, truncate_additive
-from refmpc.errors import (
+from refmpc.core.errors import (
     HandshakeError,
     OutOfStep,
     PartyFailed,
@@ -31,11 +20,42 @@ from refmpc.errors import (
     RefmpcError,
     ReleaseRefused,
 )
-from refmpc.exp_below import exp_below
-from refmpc.exponential import exp, log, softmax
-from refmpc.fixed import DEFAULT_FRACTION_BITS, decode, encode, largest_value
-from refmpc.gaussian import gaussian_addend, joint_gaussian, joint_slope_error
-from refmpc.holders import (
+from refmpc.core.fixed import DEFAULT_FRACTION_BITS, decode, encode, largest_value
+from refmpc.core.ledger import Ledger, Release
+from refmpc.core.party import Party
+from refmpc.core.protocol import PROTOCOLS, Cost
+from refmpc.core.rounds import gather
+from refmpc.core.tensor import ArithmeticTensor, BooleanTensor, concatenate, stack
+from refmpc.launch.runtime import RunResult, run
+from refmpc.mathematics.clipping import clip_root
+from refmpc.mathematics.exp_below import exp_below
+from refmpc.mathematics.exponential import exp, log, softmax
+from refmpc.mathematics.gaussian import gaussian_addend, joint_gaussian, joint_slope_error
+from refmpc.mathematics.octave import octave
+from refmpc.mathematics.polynomial import polynomial
+from refmpc.mathematics.powers import weigh_reached
+from refmpc.mathematics.probabilities import probabilities
+from refmpc.mathematics.reciprocal import divide, reciprocal, reciprocal_narrow
+from refmpc.mathematics.roots import clip_factor, inverse_sqrt, sqrt
+from refmpc.mathematics.scale_rows import cut_and_square, scale_rows
+from refmpc.mathematics.spline import spline_times
+from refmpc.net.emulation import NetworkProfile
+from refmpc.primitives.arithmetic import dot, dot_truncate, matmul, matmul_truncate, multiply, multiply_truncate
+from refmpc.primitives.boolean import (
+    and_words,
+    arithmetic_to_boolean,
+    boolean_to_arithmetic,
+    equal,
+    is_negative_by_carry_tree,
+)
+from refmpc.primitives.comparison import is_negative, maximum, relu, thermometer
+from refmpc.primitives.dealing import Additive, TwoHolder, replicate, summands, truncate_additive
+from refmpc.primitives.io import Client, input_from_client, input_from_party, reveal, reveal_to_client
+from refmpc.primitives.opening import matmul_opening, open_to_client, opening_bytes, receive_opening
+from refmpc.primitives.order import largest_coarse
+from refmpc.primitives.shuffle import shuffle
+from refmpc.primitives.truncation import truncate
+from refmpc.primitives.two_holder import (
     TwoHolderBits,
     bit_to_arithmetic,
     bits_to_boolean,
@@ -45,26 +65,6 @@ from refmpc.holders import (
     weigh_bits,
     where,
 )
-from refmpc.io import Client, input_from_client, input_from_party, reveal, reveal_to_client
-from refmpc.ledger import Ledger, Release
-from refmpc.network import NetworkProfile
-from refmpc.octave import octave
-from refmpc.opening import matmul_opening, open_to_client, opening_bytes, receive_opening
-from refmpc.order import largest_coarse
-from refmpc.party import Party
-from refmpc.polynomial import polynomial
-from refmpc.powers import weigh_reached
-from refmpc.probabilities import probabilities
-from refmpc.protocol import PROTOCOLS, Cost
-from refmpc.reciprocal import divide, reciprocal, reciprocal_narrow
-from refmpc.roots import clip_factor, inverse_sqrt, sqrt
-from refmpc.rounds import gather
-from refmpc.runtime import RunResult, run
-from refmpc.scale_rows import cut_and_square, scale_rows
-from refmpc.shuffle import shuffle
-from refmpc.spline import spline_times
-from refmpc.tensor import ArithmeticTensor, BooleanTensor, concatenate, stack
-from refmpc.truncation import truncate
 
 __all__ = [
     "DEFAULT_FRACTION_BITS",

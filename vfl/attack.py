@@ -25,7 +25,8 @@ from accel.validate import require, require_integer
 from vfl.federation import Federation
 from vfl.gradients import GlobalModel, softmax
 from vfl.progress import progress_bar
-from vfl.twins import TrainingConfig, train_g_bmf, train_g_shuff, train_plain
+from vfl.training import TrainingConfig
+from vfl.twins import train_g_bmf, train_g_shuff, train_plain
 
 __all__ = [
     "METHODS",
@@ -249,7 +250,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from rich.console import Console
     from rich.table import Table
 
-    from vfl.data import load_data
+    from vfl.data.sets import load_data
     from vfl.federation import build_federation
 
     parser = argparse.ArgumentParser(prog="python -m vfl.attack", description=__doc__.splitlines()[0])

@@ -10,11 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from accel.validate import require, require_choice, require_real
-from vfl.client import Client, LocalUpdate, concatenate, make_clients
-from vfl.data import VerticalData
-from vfl.embeddings import ClientEmbeddings, embed
-from vfl.local_config import LocalModelConfig
-from vfl.scaling import RowBound, bound_rows, row_bound_from_public, split_row_bound
+from vfl.data.embeddings import ClientEmbeddings, embed
+from vfl.data.scaling import RowBound, bound_rows, row_bound_from_public, split_row_bound
+from vfl.data.sets import VerticalData
+from vfl.local.client import Client, LocalUpdate, concatenate, make_clients
+from vfl.local.config import LocalModelConfig
 
 __all__ = ["Federation", "build_federation"]
 

@@ -18,10 +18,11 @@ import numpy as np
 from bench.evaluation.presets import BASELINE_RATES, PRESETS
 from bench.evaluation.sources import DataOptions, load_parts
 from vfl.attack import confidences, confidences_of, population_attack
-from vfl.data import VerticalData
+from vfl.data.sets import VerticalData
 from vfl.federation import Federation, build_federation
-from vfl.local_config import LocalModelConfig
-from vfl.twins import TrainingConfig, TwinResult, train_gl_sub, train_ldp_g, train_ldp_gl, train_plain
+from vfl.local.config import LocalModelConfig
+from vfl.training import TrainingConfig
+from vfl.twins import TwinResult, train_gl_sub, train_ldp_g, train_ldp_gl, train_plain
 from vfl.twins.sweep import train_adapters_at_every_epsilon, train_at_every_epsilon
 
 if TYPE_CHECKING:

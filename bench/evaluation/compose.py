@@ -13,11 +13,11 @@ import numpy as np
 from bench.evaluation import plots, texts
 from bench.evaluation.cells import Cell
 from bench.evaluation.cost import CostRow, load_costs, table_number
+from bench.evaluation.paper_tables import METHOD_NAMES, paper_table
 from bench.evaluation.presets import PRESETS, Preset
 from bench.evaluation.report import Report, Section
 from bench.evaluation.sources import DATA_TITLES
 from bench.evaluation.tables import MARK, NOT_PROVEN, NOT_RUN, Line, Results, TableView, view
-from vfl.paper_tables import METHOD_NAMES, paper_table
 
 __all__ = ["compose", "cost_view", "secure_cells", "secure_view"]
 

@@ -18,13 +18,13 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from bench.evaluation.paper_tables import paper_table
 from bench.joint import measure_joint_step
 from bench.mpspdz.runner import MpSpdz, MpSpdzError
 from bench.ours import measure_ours
 from bench.shapes import PAPER_SHAPES, StepShape
 from bench.systems import machine
 from bench.workloads import Workload, make_workload
-from vfl.paper_tables import paper_table
 
 __all__ = ["CostRow", "Figure", "cost_main", "load_costs", "measure_costs", "paper_costs"]
 

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from bench.evaluation.cost import CostRow
+from bench.evaluation.paper_tables import METHOD_NAMES
 from bench.evaluation.presets import PRESETS
 from bench.evaluation.tables import MARK, NOT_PROVEN, Line, Results, measured
-from vfl.paper_tables import METHOD_NAMES
 from vfl.twins import plan_matrix_factorisation, plan_shuffled
 
 __all__ = ["plot_accuracy", "plot_costs", "plot_noise", "plot_roc"]

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from vfl.client import LocalUpdate
-from vfl.twins import SETTINGS, TrainingConfig
+from vfl.local.client import LocalUpdate
+from vfl.training import SETTINGS, TrainingConfig
 
 __all__ = ["BASELINE_RATES", "PRESETS", "Preset"]
 

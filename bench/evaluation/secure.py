@@ -7,10 +7,10 @@ from typing import Any
 
 from rich.console import Console
 
-from protocols import gl_launch, launch
-from protocols.options import RunOptions
+from protocols.local import gl_launch, launch
+from protocols.local.options import RunOptions
 from vfl.federation import Federation
-from vfl.twins import TrainingConfig
+from vfl.training import TrainingConfig
 
 __all__ = ["run_secure"]
 

@@ -14,10 +14,10 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from vfl.data import VerticalData, load_data, load_embeddings, split_columns
-from vfl.embeddings import ClientEmbeddings, apply_last_layer, embed
-from vfl.local_config import LocalModelConfig
-from vfl.scaling import PublicProjection
+from vfl.data.embeddings import ClientEmbeddings, apply_last_layer, embed
+from vfl.data.scaling import PublicProjection
+from vfl.data.sets import VerticalData, load_data, load_embeddings, split_columns
+from vfl.local.config import LocalModelConfig
 
 __all__ = ["DATA_TITLES", "PRETRAININGS", "DataOptions", "NotThere", "load_parts", "public_task"]
 

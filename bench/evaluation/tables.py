@@ -10,10 +10,10 @@ import numpy as np
 
 from accel.validate import require
 from bench.evaluation.cells import Cell
+from bench.evaluation.paper_tables import METHOD_NAMES, PRETRAINING_NAMES, PaperTable, paper_table
 from bench.evaluation.presets import PRESETS
 from bench.evaluation.sources import DATA_TITLES, PRETRAININGS
 from vfl.dp.baselines import AS_IF_POISSON, AS_IF_UNSEEN, RELEASED_ROWS_ALONE
-from vfl.paper_tables import METHOD_NAMES, PRETRAINING_NAMES, PaperTable, paper_table
 
 __all__ = ["TABLES", "Entry", "Line", "Selection", "TableView", "layout", "measured", "view"]
 

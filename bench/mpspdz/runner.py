@@ -26,7 +26,7 @@ import numpy as np
 
 from accel.validate import require
 from bench.relay import HOST, free_ports, relay
-from refmpc.network import NetworkProfile, network_profile
+from refmpc.net.emulation import NetworkProfile, network_profile
 
 __all__ = ["HOME_VARIABLE", "Compiled", "MpSpdz", "MpSpdzError", "Outcome", "find_home"]
 

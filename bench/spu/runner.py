@@ -19,7 +19,7 @@ import numpy as np
 from accel.validate import require
 from bench.relay import HOST, free_ports, relay
 from bench.workloads import Workload
-from refmpc.network import NetworkProfile, network_profile
+from refmpc.net.emulation import NetworkProfile, network_profile
 
 __all__ = ["PYTHON_VARIABLE", "SUPPORTED", "Spu", "SpuError", "SpuResult"]
 

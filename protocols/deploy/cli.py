@@ -7,7 +7,7 @@ import importlib
 import importlib.util
 import sys
 
-from refmpc.errors import RefmpcError
+from refmpc.core.errors import RefmpcError
 
 __all__ = ["main"]
 
@@ -23,15 +23,15 @@ def make_parser() -> argparse.ArgumentParser:
     )
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name in COMMANDS:
-        if importlib.util.find_spec(f"protocols.deploy.{name}") is not None:
-            importlib.import_module(f"protocols.deploy.{name}").add_parser(subparsers)
+        if importlib.util.find_spec(f"protocols.deploy.commands.{name}") is not None:
+            importlib.import_module(f"protocols.deploy.commands.{name}").add_parser(subparsers)
     return parser
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run one sub-command. Exit codes: 0 done, 1 something is wrong or broke (it may work later), 2 bad input."""
     arguments = make_parser().parse_args(argv)
-    module = importlib.import_module(f"protocols.deploy.{arguments.command.replace('-', '_')}")
+    module = importlib.import_module(f"protocols.deploy.commands.{arguments.command.replace('-', '_')}")
     try:
         return module.run(arguments)
     except ValueError as error:

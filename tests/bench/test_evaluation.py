@@ -11,12 +11,12 @@ import pytest
 from bench.evaluation.cache import ResultCache
 from bench.evaluation.cells import Cell, group_cells, run_cells
 from bench.evaluation.engine import run_sweep
+from bench.evaluation.paper_tables import paper_accuracy, paper_table
 from bench.evaluation.presets import PRESETS
 from bench.evaluation.report import Report, Section, write_report
 from bench.evaluation.sources import DataOptions
 from bench.evaluation.tables import TABLES, Selection, layout, view
 from bench.paper import main
-from vfl.paper_tables import paper_accuracy, paper_table
 
 CELL = Cell("utility", "digits", "none", "ours", "g_bmf", 1, "", 8.0, 2, 0)
 NOWHERE = DataOptions()
@@ -178,8 +178,8 @@ def test_attack_cells(changes):
 def test_settings_are_chosen_on_public_rows(tmp_path, capsys):
     """From public images alone; what is kept is the best mean, for our options and for the baselines' rates."""
     torch = pytest.importorskip("torch")
-    from vfl.local_config import LocalModelConfig
-    from vfl.local_models import build_local_model
+    from vfl.local.config import LocalModelConfig
+    from vfl.local.models import build_local_model
 
     random = np.random.default_rng(0)
     images, labels = random.integers(0, 256, (200, 32, 32, 3), dtype=np.uint8), np.arange(200) % 100

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from bench.mpspdz.runner import HOME_VARIABLE, MpSpdz
-from protocols.gl_plan import plan_joint_run
+from protocols.plan.gl_plan import plan_joint_run
 from tests.protocols.conftest import lora_federation
-from tests.protocols.test_gl_step import make_inputs, secure_sum, step_bound
+from tests.protocols.step.test_gl_step import make_inputs, secure_sum, step_bound
 from vfl.gradients import AdapterFactors, GlobalModel, clipped_gradient, with_ones
-from vfl.twins.config import TrainingConfig
+from vfl.training import TrainingConfig
 
 pytestmark = [
     pytest.mark.mpspdz,

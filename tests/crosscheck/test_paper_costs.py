@@ -9,7 +9,7 @@ import pytest
 from bench.evaluation.cost import CostRow, Figure, markdown, paper_costs, table, table_number
 from bench.paper import main
 from bench.shapes import PAPER_SHAPES, StepShape, step_inputs, step_plan
-from protocols.step import step_cost
+from protocols.step.global_step import step_cost
 
 
 def test_the_figures_of_the_paper():

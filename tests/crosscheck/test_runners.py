@@ -14,7 +14,7 @@ from bench.mpspdz.runner import HOME_VARIABLE, PARTY, MpSpdz, MpSpdzError, find_
 from bench.relay import free_ports, relay
 from bench.spu.runner import PYTHON_VARIABLE, Spu, SpuError
 from bench.workloads import make_workload, standard_workloads
-from refmpc.network import NetworkProfile
+from refmpc.net.emulation import NetworkProfile
 
 
 def test_a_missing_or_broken_mpspdz_is_named(monkeypatch, tmp_path):

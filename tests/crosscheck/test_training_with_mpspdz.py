@@ -9,7 +9,7 @@ import pytest
 
 from bench.mpspdz.runner import HOME_VARIABLE, MpSpdz
 from bench.mpspdz.training import MOST_STEPS, noise_of_the_servers, require_small, train_with_mpspdz
-from protocols.plan import plan_run
+from protocols.plan.run_plan import plan_run
 from tests.protocols.conftest import small_federation
 from tests.protocols.test_against_twins import run_secure, small_training, weight_bound
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from vfl.client import LocalUpdate, make_clients
+from vfl.data.scaling import RowBound, bound_rows
 from vfl.federation import Federation
-from vfl.scaling import RowBound, bound_rows
+from vfl.local.client import LocalUpdate, make_clients
 
 
 def small_federation(

@@ -11,17 +11,17 @@ from hypothesis import strategies as st
 
 import refmpc
 from protocols import g_bmf, g_shuff
-from protocols.checkpoint import ServerDirectory
-from protocols.noise import insecure_total_noise
-from protocols.plan import Plan, plan_run
-from protocols.scales import PROBABILITY_BITS, RELEASE_BITS
-from protocols.step import step_cost
-from protocols.training import ServerJob
-from protocols.upload import ClientJob, client_program
+from protocols.client.upload import ClientJob, client_program
+from protocols.noise.server_noise import insecure_total_noise
+from protocols.plan.run_plan import Plan, plan_run
+from protocols.plan.scales import PROBABILITY_BITS, RELEASE_BITS
+from protocols.server.checkpoint import ServerDirectory
+from protocols.server.training import ServerJob
+from protocols.step.global_step import step_cost
 from tests.protocols.conftest import small_federation
 from vfl.federation import Federation
+from vfl.training import TrainingConfig
 from vfl.twins import train_g_bmf, train_g_shuff
-from vfl.twins.config import TrainingConfig
 
 
 def run_secure(plan: Plan, federation: Federation, directory, servers=g_bmf.servers, parties="threads", **options):

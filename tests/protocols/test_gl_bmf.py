@@ -10,24 +10,24 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import protocols.gl_client
-import protocols.training
+import protocols.client.gl_client
+import protocols.server.training
 import refmpc
 from protocols import gl_bmf
-from protocols.adapters import joint_step_cost
-from protocols.gl_client import client_program
-from protocols.gl_launch import client_jobs, joint_estimate, main, server_jobs
-from protocols.gl_plan import JointPlan, plan_joint_run
-from protocols.gl_scales import FactorBounds
-from protocols.scales import RELEASE_BITS
-from refmpc.errors import PartyFailed
+from protocols.client.gl_client import client_program
+from protocols.local.gl_launch import client_jobs, joint_estimate, main, server_jobs
+from protocols.plan.gl_plan import JointPlan, plan_joint_run
+from protocols.plan.gl_scales import FactorBounds
+from protocols.plan.scales import RELEASE_BITS
+from protocols.step.gl_step import joint_step_cost
+from refmpc.core.errors import PartyFailed
 from tests.protocols.conftest import lora_federation, small_federation
 from tests.protocols.test_against_twins import noise_of_the_servers
-from vfl.client import make_clients
+from vfl.data.scaling import RowBound
 from vfl.federation import Federation
-from vfl.scaling import RowBound
+from vfl.local.client import make_clients
+from vfl.training import TrainingConfig
 from vfl.twins import TwinResult, train_gl_bmf
-from vfl.twins.config import TrainingConfig
 
 WIDTHS, BLOCKS, CLASSES = (5, 4), ((3, 4), (6,)), 3
 
@@ -264,12 +264,12 @@ def test_factors_beyond_their_bounds_are_shared_within_them():
     client = federation.fresh().clients[0]
     for layer in client.lora.layers:
         layer.up += 1.0
-    projected, up, factors = protocols.gl_client.bounded_factors(client, slice(0, 32), bounds)
+    projected, up, factors = protocols.client.gl_client.bounded_factors(client, slice(0, 32), bounds)
     assert np.linalg.norm(projected, axis=1).max() <= 0.01
     assert np.linalg.norm(up) <= 0.1 * (1 + 1e-12)
     assert factors.max() == 0.25
     whole = plan_joint_run(federation, plan.training, bounds)
-    blocks = protocols.gl_client.shared_blocks(client, slice(0, 32), whole).astype(np.float64) * 2.0**-14
+    blocks = protocols.client.gl_client.shared_blocks(client, slice(0, 32), whole).astype(np.float64) * 2.0**-14
     assert np.linalg.norm(blocks[: 32 * 3].reshape(32, 3), axis=1).max() <= 0.5 + 2.0**-13
 
 
@@ -329,7 +329,7 @@ def test_after_a_crash_no_step_is_released_with_two_values(tmp_path, monkeypatch
     receive = refmpc.receive_opening
     count: dict[str, int] = defaultdict(int)
     first: dict[str, int] = {}
-    named = protocols.gl_client._first_step
+    named = protocols.client.gl_client._first_step
 
     def noted_first(client):
         first[client.name] = named(client)
@@ -342,8 +342,8 @@ def test_after_a_crash_no_step_is_released_with_two_values(tmp_path, monkeypatch
         count[client.name] += 1
         return found
 
-    monkeypatch.setattr(protocols.gl_client, "receive_opening", noted)
-    monkeypatch.setattr(protocols.gl_client, "_first_step", noted_first)
+    monkeypatch.setattr(protocols.client.gl_client, "receive_opening", noted)
+    monkeypatch.setattr(protocols.client.gl_client, "_first_step", noted_first)
     crash_once(monkeypatch, where, server, step=1)
     with pytest.raises(PartyFailed, match="Crash"):
         run_secure(plan, federation, tmp_path, keep=True)
@@ -360,13 +360,13 @@ def test_after_a_crash_no_step_is_released_with_two_values(tmp_path, monkeypatch
 def test_a_server_that_has_not_written_the_last_step_means_nobody_opened_the_model(tmp_path, monkeypatch):
     federation, plan = make(epochs=1)
     opened = []
-    real = protocols.training.release_model
+    real = protocols.server.training.release_model
 
     async def watching(party, plan, weights):
         opened.append(await real(party, plan, weights))
         return opened[-1]
 
-    monkeypatch.setattr(protocols.training, "release_model", watching)
+    monkeypatch.setattr(protocols.server.training, "release_model", watching)
     crash_once(monkeypatch, "before writing", 1, step=plan.schedule.num_steps - 1)
     with pytest.raises(PartyFailed, match="Crash"):
         run_secure(plan, federation, tmp_path, keep=True)

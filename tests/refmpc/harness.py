@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 import refmpc
 from refmpc import Additive, ArithmeticTensor, BooleanTensor, TwoHolder, TwoHolderBits
-from refmpc.dealing import row_segments
-from refmpc.party import SMALL, Party, Segment
+from refmpc.core.party import SMALL, Party, Segment
+from refmpc.primitives.dealing import row_segments
 
 LAYOUTS = ("plain", "transposed", "strided", "reversed")
 EDGES = [0, 1, -1, 2, -2, 2**16, 2**16 - 1, -(2**16) - 1, 2**31, -(2**32), 2**40, -(2**40)]

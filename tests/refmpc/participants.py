@@ -8,10 +8,10 @@ import traceback
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from refmpc.connect import connect_client, connect_party, listen
-from refmpc.greeting import Greeting
-from refmpc.sockets import SocketTransport
-from refmpc.transport import ThreadTransport, thread_links
+from refmpc.net.framing import ThreadTransport, thread_links
+from refmpc.net.greeting import Greeting
+from refmpc.net.rendezvous import connect_client, connect_party, listen
+from refmpc.net.sockets import SocketTransport
 
 PATIENCE = 30.0
 

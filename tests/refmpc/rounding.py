@@ -11,11 +11,13 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from harness import Secret, opened
 
 import refmpc
-from refmpc import ArithmeticTensor, arithmetic, dealing, exponential, truncation
-from refmpc.party import Operation, Party
+from refmpc import ArithmeticTensor
+from refmpc.core.party import Operation, Party
+from refmpc.mathematics import exponential
+from refmpc.primitives import arithmetic, dealing, truncation
+from tests.refmpc.harness import Secret, opened
 
 WAYS = 256  # patterns of eight truncations
 

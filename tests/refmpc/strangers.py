@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from hypothesis import strategies as st
 
-from refmpc.handshake import Credentials, secure
+from refmpc.net.tls import Credentials, secure
 
 PATIENCE = 0.3  # seconds that one attack may take
 

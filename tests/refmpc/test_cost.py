@@ -7,13 +7,13 @@ import sys
 
 import numpy as np
 import pytest
-from harness import SMALL, Secret, at_holders, evaluate, random_signed
 
 import refmpc
 from refmpc import PROTOCOLS
-from refmpc.dealing import held, row_segments, summands
+from refmpc.primitives.dealing import held, row_segments, summands
+from tests.refmpc.harness import SMALL, Secret, at_holders, evaluate, random_signed
 
-shuffling = sys.modules["refmpc.shuffle"]  # the module: refmpc.shuffle is its function
+shuffling = sys.modules["refmpc.primitives.shuffle"]  # the module: refmpc.shuffle is its function
 
 COUNTS = [0, 1, 7, 64, 65, 100, SMALL - 1, SMALL, SMALL + 1, 3 * SMALL + 17]
 BITS = [1, 5, 8, 16, 33, 62]

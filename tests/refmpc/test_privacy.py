@@ -8,18 +8,19 @@ import sys
 
 import numpy as np
 import pytest
-from harness import at_holders
-from transcripts import Case, draws, finds_a_leak, leaks, watch_streams
 
 import refmpc
 from accel import kernels
 from accel.prg import Stream
-from refmpc import PROTOCOLS, dealing, truncation
-from refmpc.dealing import held, row_segments, summands
-from refmpc.party import Operation
-from refmpc.rounds import Round
+from refmpc import PROTOCOLS
+from refmpc.core.party import Operation
+from refmpc.core.rounds import Round
+from refmpc.primitives import dealing, truncation
+from refmpc.primitives.dealing import held, row_segments, summands
+from tests.refmpc.harness import at_holders
+from tests.refmpc.transcripts import Case, draws, finds_a_leak, leaks, watch_streams
 
-shuffling = sys.modules["refmpc.shuffle"]
+shuffling = sys.modules["refmpc.primitives.shuffle"]
 FAR = ((5,), (-(2**61) + 987654321,))
 PAIR = ((3, 5), (-(2**30), 2**31 - 77))
 BITS = ((0,), (1,))

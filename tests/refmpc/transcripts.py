@@ -23,8 +23,8 @@ from scipy import stats
 import refmpc
 from accel import kernels
 from refmpc import Additive, ArithmeticTensor, BooleanTensor, TwoHolderBits
-from refmpc.dealing import Dealing
-from refmpc.party import Operation, Party
+from refmpc.core.party import Operation, Party
+from refmpc.primitives.dealing import Dealing
 
 COUNT = 4096  # elements a run: below SMALL, so that each run has one dealer; a multiple of 64
 WORD = 2**64

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from vfl.attack import METHODS, attack_twin, lira_scores, main, population_attack, roc_report
-from vfl.data import VerticalData
-from vfl.embeddings import ClientEmbeddings
+from vfl.data.embeddings import ClientEmbeddings
+from vfl.data.sets import VerticalData
 from vfl.federation import build_federation
-from vfl.twins import TrainingConfig
+from vfl.training import TrainingConfig
 
 
 def memorising_federation(rows=240, width=120, seed=0):

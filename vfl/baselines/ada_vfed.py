@@ -19,8 +19,8 @@ import torch
 
 from accel.validate import require_real
 from vfl.baselines.release import BaselineConfig, BaselineResult, Parties, bound_tensor_rows, zcdp_share
-from vfl.data import VerticalData
-from vfl.local_config import LocalModelConfig
+from vfl.data.sets import VerticalData
+from vfl.local.config import LocalModelConfig
 from vfl.progress import progress_bar
 
 __all__ = ["importance_weights", "laplacian_scores", "train_ada_vfed"]

@@ -16,8 +16,8 @@ import time
 import torch
 
 from vfl.baselines.release import BaselineConfig, BaselineResult, Parties
-from vfl.data import VerticalData
-from vfl.local_config import LocalModelConfig
+from vfl.data.sets import VerticalData
+from vfl.local.config import LocalModelConfig
 from vfl.progress import progress_bar
 
 __all__ = ["solve_auxiliary", "train_admm"]

@@ -22,11 +22,11 @@ import torch
 from torch import nn
 
 from accel.validate import require_choice, require_integer, require_real
-from vfl.data import VerticalData, usable_rows
+from vfl.data.embeddings import input_scaling
+from vfl.data.sets import VerticalData, usable_rows
 from vfl.dp import Claim, any_order_sigma, example_level, ldp_claim, with_delta_checked
-from vfl.embeddings import input_scaling
-from vfl.local_config import LocalModelConfig
-from vfl.local_models import LocalModel, build_local_model, to_tensor
+from vfl.local.config import LocalModelConfig
+from vfl.local.models import LocalModel, build_local_model, to_tensor
 
 __all__ = ["BaselineConfig", "BaselineResult", "Parties", "bound_tensor_rows", "example_level_claim"]
 

@@ -13,8 +13,8 @@ import time
 import torch
 
 from vfl.baselines.release import BaselineConfig, BaselineResult, Parties
-from vfl.data import VerticalData
-from vfl.local_config import LocalModelConfig
+from vfl.data.sets import VerticalData
+from vfl.local.config import LocalModelConfig
 from vfl.progress import progress_bar
 
 __all__ = ["train_fedbcd", "train_split_learning"]

@@ -4,7 +4,7 @@ Numpy only (no torch). Every twin takes a ``Federation`` and a ``TrainingConfig`
 from outside, so that a secure run and its twin can be compared with the same batches, clipping and noise.
 """
 
-from vfl.twins.config import SETTINGS, Schedule, TrainingConfig
+from vfl.training import SETTINGS, Schedule, TrainingConfig
 from vfl.twins.engine import TwinResult
 from vfl.twins.g_bmf import train_g_bmf
 from vfl.twins.g_shuff import epoch_order, train_g_shuff

@@ -18,11 +18,11 @@ import numpy as np
 import numpy.typing as npt
 
 from accel.validate import require
-from vfl.client import Client
 from vfl.federation import Federation
 from vfl.gradients import GlobalModel, clipped_gradient, with_ones
+from vfl.local.client import Client
 from vfl.progress import progress_bar
-from vfl.twins.config import TrainingConfig
+from vfl.training import TrainingConfig
 from vfl.twins.mechanisms import NoisePlan
 from vfl.twins.noise import StepNoise
 

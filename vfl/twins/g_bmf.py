@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from vfl.federation import Federation
 from vfl.gradients import GlobalModel
-from vfl.twins.config import TrainingConfig
+from vfl.training import TrainingConfig
 from vfl.twins.engine import TwinResult, start_model, train_frozen
 from vfl.twins.mechanisms import plan_matrix_factorisation
 from vfl.twins.noise import GivenNoise, filtered_noise, given_noise

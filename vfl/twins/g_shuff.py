@@ -10,7 +10,7 @@ import numpy.typing as npt
 from accel.validate import require
 from vfl.federation import Federation
 from vfl.gradients import GlobalModel
-from vfl.twins.config import TrainingConfig
+from vfl.training import TrainingConfig
 from vfl.twins.engine import TwinResult, start_model, train_frozen
 from vfl.twins.mechanisms import plan_shuffled
 from vfl.twins.noise import GivenNoise, filtered_noise, given_noise

@@ -1,6 +1,6 @@
 """GL-BMF: global model and the clients' LoRA layers together (paper, Fig. 3), and its variant GL-Sub.
 
-The clients' ``LocalUpdate`` (see ``vfl.client``) decides between ``released`` (all layers, claim covers
+The clients' ``LocalUpdate`` (see ``vfl.local.client``) decides between ``released`` (all layers, claim covers
 features and labels) and ``estimated`` (the paper's: one layer, claim covers labels only).
 """
 
@@ -14,7 +14,7 @@ import numpy.typing as npt
 from accel.validate import require
 from vfl.federation import Federation
 from vfl.gradients import GlobalModel
-from vfl.twins.config import TrainingConfig
+from vfl.training import TrainingConfig
 from vfl.twins.engine import TwinResult, adapter_parameters, start_model, train_with_adapters
 from vfl.twins.mechanisms import plan_matrix_factorisation, plan_subsampled
 from vfl.twins.noise import GivenNoise, filtered_noise, given_noise

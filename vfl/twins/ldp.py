@@ -18,12 +18,12 @@ import numpy as np
 import numpy.typing as npt
 
 from accel.validate import require, require_real
+from vfl.data.scaling import bound_rows
 from vfl.dp import Claim, any_order_sigma, example_level, ldp_claim, with_delta_checked
 from vfl.dp.factorisation import factorise
 from vfl.federation import Federation
 from vfl.gradients import GlobalModel, clipped_gradient, with_ones
-from vfl.scaling import bound_rows
-from vfl.twins.config import TrainingConfig
+from vfl.training import TrainingConfig
 from vfl.twins.engine import TwinResult, start_model, train_frozen
 from vfl.twins.mechanisms import NoisePlan
 from vfl.twins.noise import no_noise

@@ -21,7 +21,7 @@ from vfl.dp import (
     with_delta_checked,
 )
 from vfl.federation import Federation
-from vfl.twins.config import Schedule, TrainingConfig
+from vfl.training import Schedule, TrainingConfig
 
 __all__ = ["NoisePlan", "plan_matrix_factorisation", "plan_shuffled", "plan_subsampled"]
 

@@ -11,7 +11,7 @@ import numpy as np
 from accel.validate import require, require_choice
 from vfl.federation import Federation
 from vfl.gradients import GlobalModel
-from vfl.twins.config import TrainingConfig
+from vfl.training import TrainingConfig
 from vfl.twins.engine import TwinResult, adapter_parameters, start_model, train_frozen, train_with_adapters
 from vfl.twins.noise import no_noise
 

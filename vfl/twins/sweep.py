@@ -18,7 +18,7 @@ from accel.validate import require, require_choice
 from vfl.federation import Federation
 from vfl.gradients import GlobalModel, with_ones
 from vfl.progress import progress_bar
-from vfl.twins.config import TrainingConfig
+from vfl.training import TrainingConfig
 from vfl.twins.engine import AdapterRun, TwinResult
 from vfl.twins.g_shuff import epoch_order
 from vfl.twins.gl_bmf import is_estimated, release_size

@@ -1,0 +1,1 @@
+"""Programs that make the numbers stored in ``refmpc.mathematics``."""

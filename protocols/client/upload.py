@@ -1,0 +1,121 @@
+"""Client-server phase: clients share their embeddings (and the label client its labels) in chunks of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+import refmpc
+from protocols.client.commitment import check_columns, commit_to_columns
+from protocols.plan.run_plan import MODEL_RELEASE, Plan
+from protocols.plan.scales import EMBEDDING_BITS
+from protocols.server.checkpoint import ServerDirectory
+from protocols.step.global_step import SharedRows, squared_norms
+from refmpc import ArithmeticTensor, Client, Party
+from refmpc.core.fixed import encode
+
+__all__ = [
+    "ClientJob",
+    "client_program",
+    "receive_model",
+    "receive_rows",
+    "release_model",
+    "share_columns",
+    "with_ones_column",
+]
+
+CHUNK_ROWS = 4096
+PATIENCE = 30 * 24 * 3600.0  # a client waits for the model as long as the training takes
+
+
+@dataclass(frozen=True)
+class ClientJob:
+    """One client's own columns; nobody else receives this object. Labels only at the label client."""
+
+    plan: Plan
+    embeddings: np.ndarray = field(repr=False)
+    one_hot: np.ndarray | None = field(repr=False)
+
+
+def _chunks(plan: Plan) -> list[slice]:
+    rows = plan.schedule.num_samples
+    return [slice(start, min(rows, start + CHUNK_ROWS)) for start in range(0, rows, CHUNK_ROWS)]
+
+
+def _columns(job: ClientJob) -> Iterator[np.ndarray]:
+    """All that this client is about to share, as ring words, chunk by chunk."""
+    for rows in _chunks(job.plan):
+        yield encode(job.embeddings[rows], EMBEDDING_BITS, name="embeddings")
+        if job.one_hot is not None:
+            yield encode(job.one_hot[rows], 0, name="labels")
+
+
+def client_program(client: Client, job: ClientJob) -> list[np.ndarray]:
+    """What a client does: commit to its columns, share them, wait, receive the released model, layer by layer."""
+    commit_to_columns(client, job.plan.client_names, _columns(job))
+    share_columns(client, job)
+    return receive_model(client, job.plan)
+
+
+def share_columns(client: Client, job: ClientJob, advance: Callable[[int], None] = lambda rows: None) -> None:
+    """Share all columns, chunk by chunk; ``advance`` is told of the rows that are gone."""
+    for rows in _chunks(job.plan):
+        client.share(job.embeddings[rows], EMBEDDING_BITS)
+        if job.one_hot is not None:
+            client.share(job.one_hot[rows], 0)
+        advance(rows.stop - rows.start)
+
+
+def receive_model(client: Client, plan: Plan) -> list[np.ndarray]:
+    """Wait for the released model."""
+    return plan.unflatten(client.receive((plan.parameters,), plan.scales.weight_bits, timeout=PATIENCE))
+
+
+async def receive_rows(party: Party, plan: Plan, directory: ServerDirectory | None = None) -> SharedRows:
+    """Take in all clients' columns side by side, append the column of ones, and compute the row norms.
+
+    ``directory`` keeps what tells a resumed run that a client's columns are still the same; None if the servers have kept
+    the shares themselves (``protocols.deploy``). The shares go straight into their place: memory stays at one copy and a
+    chunk.
+    """
+    rows = plan.schedule.num_samples
+    shares = np.zeros((2, rows, plan.width + 1), dtype=np.uint64)
+    labels = np.empty((2, rows, plan.classes), dtype=np.uint64)
+    if directory is not None:
+        check_columns(party, directory, plan.client_names)
+    with party.phase("upload"):
+        for chunk in _chunks(plan):
+            start = 0
+            for name, width in zip(plan.client_names, plan.client_widths, strict=True):
+                part = refmpc.input_from_client(party, name, (chunk.stop - chunk.start, width), EMBEDDING_BITS)
+                shares[:, chunk, start : start + width] = part.shares
+                start += width
+            one_hot = refmpc.input_from_client(
+                party, plan.client_names[-1], (chunk.stop - chunk.start, plan.classes), 0
+            )
+            labels[:, chunk] = one_hot.shares
+            party.report({"phase": "upload", "done": chunk.stop, "total": rows})
+    embeddings = with_ones_column(party, shares)
+    with party.phase("norms"):
+        norms = await squared_norms(embeddings, plan.scales)
+    return SharedRows(embeddings, ArithmeticTensor(party, labels, 0), norms)
+
+
+def with_ones_column(party: Party, shares: np.ndarray) -> ArithmeticTensor:
+    """[H 1] from shares whose last column is still zero: the public ones are the share x_0."""
+    ones = {0: 0, 2: 1}.get(party.id)
+    if ones is not None:
+        shares[ones, :, -1] = 1 << EMBEDDING_BITS
+    return ArithmeticTensor(party, shares, EMBEDDING_BITS)
+
+
+async def release_model(party: Party, plan: Plan, weights: ArithmeticTensor) -> np.ndarray:
+    """Server-client phase: open the global model to the servers and to every client."""
+    with party.phase("release"):
+        for name in plan.client_names:
+            refmpc.reveal_to_client(weights, name, MODEL_RELEASE)
+        opened = await refmpc.reveal(weights, MODEL_RELEASE)
+    assert opened is not None
+    return opened

@@ -1,0 +1,1 @@
+"""A client between organisations: its columns, alignment, uploads, live training."""

@@ -1,0 +1,255 @@
+"""Clients find their common rows: a private set intersection over mutual TLS between clients, without any server.
+
+The label client leads and listens at its ``alignment`` address; the others call it. Afterwards the leader draws the name
+of the session, which ties the uploads of all clients to this one alignment.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from accel.validate import require
+from protocols.deploy.doctor.answerer import Answerer
+from protocols.deploy.net.door import Door, Handler
+from protocols.deploy.net.wire import Channel, Identity, Refused, call, name_of
+from protocols.deploy.records.log import QUIET, Log
+from protocols.server.checkpoint import write_arrays
+from refmpc.core.errors import PeerLost, PeerTimeout, RefmpcError
+from refmpc.net.rendezvous import listen
+from vfl.alignment import AlignmentError, align_as_leader, align_as_member, encode_ids
+
+__all__ = ["Agreed", "Aligner"]
+
+_PATIENCE = 600.0  # seconds for one message of the intersection: long lists take time to blind
+_ATTEMPTS = 5
+_PAUSE = 0.5
+
+Advance = Callable[[int], None]
+
+
+@dataclass(frozen=True)
+class Agreed:
+    """``rows[i]`` is this client's row of the i-th common id, in an order that all clients share; ``session`` names it."""
+
+    rows: np.ndarray
+    session: str
+    from_disk: bool = False
+
+
+class Aligner:
+    """One client's part in the alignment for one purpose; use as a context manager, which stays open for the whole call
+    so that a client that comes too late is told so."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        kind: str,
+        ids: Sequence[str],
+        state: Path,
+        log: Log,
+        *,
+        listen_on: str | None,
+        pad_to: int | None = None,
+        handlers: Mapping[str, Handler] | None = None,
+    ):
+        self._identity, self._kind, self._ids, self._log = identity, kind, ids, log
+        encode_ids(ids)  # refuses what cannot be matched, before anybody is called
+        self._tag = hashlib.sha256("\0".join(ids).encode()).hexdigest()
+        state.mkdir(parents=True, exist_ok=True, mode=0o700)
+        state.chmod(0o700)
+        self._file = state / f"alignment-{kind}.npz"
+        clients = identity.config.ordered_clients
+        self._names = [client.name for client in clients]
+        self._leader = clients[-1]
+        self._listen_on, self._pad_to = listen_on, pad_to
+        self._handlers = {"align": self._arrive, **(handlers or {})}
+        self._arrived: dict[str, Channel] = {}
+        self._changed = threading.Condition()
+        self._agreed: Agreed | None = None
+
+    @contextmanager
+    def open(self) -> Iterator[Aligner]:
+        """Listen, if others call this client."""
+        if self._identity.name != self._leader.name or len(self._names) == 1:
+            yield self
+            return
+        address = self._meeting_place()
+        listener = listen(self._listen_on or address[0], address[1])
+        identity, timeout = self._identity, self._identity.config.run.timeout
+        doctor = Answerer(
+            identity.config, identity.credentials, identity.name, state=lambda: f"aligns for {self._kind}"
+        )
+        with Door(identity, listener, self._handlers, self._log, timeout=timeout, doctor=doctor) as self._door:
+            yield self
+
+    def agree(self, advance: Advance, *, again: bool = False) -> Agreed:
+        """The common rows: from disk if this client has aligned the same ids before, else with the others."""
+        agreed = None if again else self._load()
+        if agreed is None:
+            agreed = self._align(advance)
+            self._save(agreed)
+            self._announce(agreed)
+        self._agreed = agreed
+        return agreed
+
+    def _align(self, advance: Advance) -> Agreed:
+        session = secrets.token_hex(16)
+        if len(self._names) == 1:
+            order = np.argsort(np.frombuffer(os.urandom(8 * len(self._ids)), dtype=np.uint64), kind="stable")
+            return Agreed(order, session)
+        for left in range(_ATTEMPTS - 1, -1, -1):
+            try:
+                if self._identity.name == self._leader.name:
+                    return Agreed(self._lead(advance), session)
+                return self._follow(advance)
+            except (AlignmentError, PeerLost, PeerTimeout) as error:
+                if not left:
+                    raise PeerLost(f"the alignment failed {_ATTEMPTS} times, at last because {error}") from error
+                self._log.warning("the alignment was interrupted, it begins again", reason=str(error))
+                time.sleep(_PAUSE)
+        raise AssertionError("unreachable")
+
+    # the label client ----------------------------------------------------------------------------
+
+    def _arrive(self, channel: Channel, hello: Mapping[str, Any]) -> None:
+        name = name_of(channel.peer)
+        if name not in self._names or hello.get("kind") != self._kind:
+            channel.answer(refused=f"{self._identity.name} aligns for {self._kind} here")
+            return
+        if hello.get("pad_to") != self._pad_to:
+            both = f"{name} has --pad-to {hello.get('pad_to')}, {self._identity.name} has {self._pad_to}"
+            channel.answer(refused=f"{both}: they must agree")
+            return
+        if self._agreed is not None:
+            channel.answer(
+                refused=f"{self._identity.name} has aligned its rows already: if {name} has lost what it kept of that, "
+                "start all clients with --align-again"
+            )
+            return
+        channel.answer(ok=True)
+        self._door.keep(channel)
+        with self._changed:
+            earlier = self._arrived.pop(name, None)
+            self._arrived[name] = channel
+            self._changed.notify_all()
+        if earlier is not None:
+            earlier.close()
+
+    def _lead(self, advance: Advance) -> np.ndarray:
+        members = self._names[:-1]
+        said = 0.0
+        with self._changed:
+            while missing := [name for name in members if name not in self._arrived]:
+                if time.monotonic() - said > QUIET:
+                    said = time.monotonic()
+                    self._log.info("waiting for clients to align their rows", missing=", ".join(missing))
+                self._changed.wait(1.0)
+            self._members = {name: self._arrived.pop(name) for name in members}
+        try:
+            links = {name: channel.connection for name, channel in self._members.items()}
+            name = self._identity.name
+            found = align_as_leader(
+                self._ids, links, name=name, pad_to=self._pad_to, timeout=_PATIENCE, advance=advance
+            )
+            return found.rows
+        except BaseException:
+            self._hang_up()
+            raise
+
+    def _announce(self, agreed: Agreed) -> None:
+        if len(self._names) == 1 or self._identity.name != self._leader.name:
+            return
+        try:
+            for channel in self._members.values():
+                channel.send({"session": agreed.session, "rows": len(agreed.rows)})
+                channel.receive()
+        except RefmpcError as error:
+            self._log.warning("a client may not have learnt the name of the session", reason=str(error))
+        self._hang_up()
+
+    def _hang_up(self) -> None:
+        for channel in self._members.values():
+            channel.close()
+
+    # the other clients ---------------------------------------------------------------------------
+
+    def _follow(self, advance: Advance) -> Agreed:
+        with self._call_leader() as channel:
+            name = self._identity.name
+            link = channel.connection
+            found = align_as_member(
+                self._ids, link, name=name, clients=self._names, pad_to=self._pad_to, timeout=_PATIENCE, advance=advance
+            )
+            message, _ = channel.receive()
+            agreed = Agreed(found.rows, str(message.get("session")))
+            require(message.get("rows") == len(agreed.rows), "aligned rows", message.get("rows"), str(len(agreed.rows)))
+            self._save(agreed)
+            channel.send({"ok": True})
+            return agreed
+
+    def _meeting_place(self) -> tuple[str, int]:
+        """Where the leading client listens."""
+        address = self._leader.alignment_address
+        require(
+            address is not None,
+            f"[[client]] {self._leader.name}: alignment",
+            "",
+            "host:port where the label client listens while ids are matched",
+        )
+        assert address is not None
+        return address
+
+    def _call_leader(self) -> Channel:
+        address = self._meeting_place()
+        said = -QUIET
+        while True:
+            try:
+                timeout = self._identity.config.run.timeout
+                channel, _ = call(
+                    self._identity,
+                    self._leader.name,
+                    address,
+                    "align",
+                    timeout=timeout,
+                    kind=self._kind,
+                    pad_to=self._pad_to,
+                )
+                return channel
+            except (PeerLost, PeerTimeout) as error:
+                if time.monotonic() - said > QUIET:
+                    said = time.monotonic()
+                    self._log.info("waiting for the label client to align rows", reason=str(error))
+            except Refused as error:
+                if not error.later:
+                    raise
+            time.sleep(_PAUSE)
+
+    def forget(self) -> None:
+        """The alignment served its purpose: the next call aligns anew."""
+        self._file.unlink(missing_ok=True)
+
+    # disk ----------------------------------------------------------------------------------------
+
+    def _save(self, agreed: Agreed) -> None:
+        facts = {"rows": agreed.rows, "session": np.array(agreed.session), "ids": np.array(self._tag)}
+        write_arrays(self._file, facts)
+
+    def _load(self) -> Agreed | None:
+        if not self._file.exists():
+            return None
+        with np.load(self._file) as kept:
+            if str(kept["ids"]) != self._tag:
+                self._log.warning("the ids in the file have changed since they were aligned: aligning again")
+                return None
+            return Agreed(kept["rows"], str(kept["session"]), from_disk=True)

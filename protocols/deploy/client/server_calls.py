@@ -1,0 +1,165 @@
+"""A client's calls to the three servers about one session, and the result that it fetches when they have one.
+
+Servers keep a client's result until it comes for it. Each has one part, uniform on its own, and only parts of one and the
+same attempt belong together.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from protocols.deploy.net.wire import Channel, Identity, Refused, call, name_of
+from protocols.deploy.records.log import QUIET, Log
+from refmpc.core.errors import HandshakeError, OutOfStep, PeerLost, PeerTimeout, RefmpcError
+from refmpc.net.framing import Peer
+
+__all__ = ["FIRST_PAUSE", "LONGEST_PAUSE", "SERVERS", "Beat", "Delivered", "ServerCalls"]
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.2, 5.0  # seconds before a server is called again
+SERVERS = range(3)
+
+Beat = Callable[[Mapping[str, Any]], None]
+
+
+class ServerCalls:
+    """One session of one client. ``on_beat`` gets what the servers say while the client waits."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        log: Log,
+        *,
+        kind: str,
+        session: str,
+        rows: int,
+        output: str | None = None,
+        parameters: Mapping[str, Any],
+        largest_result: int,
+        on_beat: Beat = lambda progress: None,
+    ):
+        self._identity, self._log = identity, log
+        self._facts = {"kind": kind, "session": session, "rows": rows, "output": output}
+        self._parameters = parameters
+        self._largest_result = largest_result
+        self._on_beat = on_beat
+        self.timeout = identity.config.run.timeout
+        self._channels: dict[int, Channel] = {}
+        self._complained: dict[str, float] = {}
+
+    def _compare(self, server: int, theirs: Any) -> None:
+        """Refuse a server whose plan differs: before anything is shared with it."""
+        difference = self._identity.difference(server, theirs, self._parameters)
+        if difference:
+            raise HandshakeError(difference)
+
+    def _fetch(self) -> Delivered:
+        """Wait for the three servers' parts of one and the same attempt."""
+        pause = FIRST_PAUSE
+        while True:
+            self._hang_up()
+            try:
+                for server in SERVERS:
+                    self._call(server, "result")
+                results = self._wait_for_results()
+                if len({str(head["attempt"]) for head, _ in results.values()}) == 1:
+                    return Delivered(results)
+                self._complain("the servers are between two attempts: their results do not belong together yet")
+            except (PeerLost, PeerTimeout) as error:
+                self._complain(str(error))
+            time.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE)
+
+    def _wait_for_results(self) -> dict[int, tuple[dict[str, Any], bytearray]]:
+        """All servers give signs of life at the same pace, so they are listened to in turn."""
+        results: dict[int, tuple[dict[str, Any], bytearray]] = {}
+        while len(results) < 3:
+            for server in set(SERVERS) - results.keys():
+                message, payload = self._channels[server].receive(limit=self._largest_result)
+                if "progress" not in message:
+                    results[server] = message, payload
+                    continue
+                if server == min(set(SERVERS) - results.keys()):
+                    self._on_beat(message)
+                self._channels[server].send({"waiting": True})
+        return results
+
+    def _confirm(self) -> None:
+        """Tell the servers that this client has its result."""
+        self._hang_up()
+        for server in SERVERS:
+            try:
+                self._call(server, "taken")
+            except RefmpcError as error:  # the result is here; the server only goes on listening
+                self._log.warning("a server could not be told that the result arrived", reason=str(error))
+        self._hang_up()
+
+    def _call(self, server: int, purpose: str) -> dict[str, Any]:
+        address = self._identity.config.addresses[server]
+        try:
+            channel, answer = call(self._identity, server, address, purpose, timeout=self.timeout, **self._facts)
+        except Refused as error:
+            if error.later:
+                raise PeerLost(str(error)) from error
+            raise
+        self._channels[server] = channel
+        self._complained.pop(name_of(server), None)
+        return answer
+
+    def _complain(self, why: str) -> None:
+        now = time.monotonic()
+        if now - self._complained.get(why, -QUIET) >= QUIET:
+            self._complained[why] = now
+            self._log.warning("waiting for a server", reason=why)
+
+    def _hang_up(self) -> None:
+        for channel in self._channels.values():
+            channel.close()
+        self._channels.clear()
+
+
+class Delivered:
+    """A result as a transport: a program receives from it, in the order in which the servers' program sent."""
+
+    def __init__(self, results: Mapping[int, tuple[Mapping[str, Any], bytearray]]):
+        self._waiting = {server: _split(head, payload) for server, (head, payload) in results.items()}
+        self.timeout = 0.0
+        self.bytes_sent = self.frames_sent = 0
+        self.seconds_waiting = 0.0
+
+    def exchange(
+        self,
+        operation: str,
+        sends: Mapping[Peer, list[np.ndarray]],
+        receives: Mapping[Peer, list[np.ndarray]],
+        code: int = 0,
+    ) -> None:
+        """As every transport, but there is nobody to send to."""
+        if sends:
+            raise OutOfStep(f"'{operation}' would send to servers that have finished")
+        for server, parts in receives.items():
+            waiting = self._waiting[int(str(server))]
+            name, words = waiting.pop(0) if waiting else ("nothing", b"")
+            if name != operation or len(words) != sum(part.nbytes for part in parts):
+                raise OutOfStep(f"{name_of(server)} has {name!r} with {len(words)} bytes, '{operation}' is expected")
+            at = 0
+            for part in parts:
+                part.reshape(-1).view(np.uint8)[:] = np.frombuffer(words[at : at + part.nbytes], dtype=np.uint8)
+                at += part.nbytes
+
+    def abort(self, reason: str) -> None:
+        """Nobody listens."""
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def _split(head: Mapping[str, Any], payload: bytearray) -> list[tuple[str, bytes]]:
+    found, at = [], 0
+    for operation, size in head["messages"]:
+        found.append((str(operation), bytes(payload[at : at + size])))
+        at += size
+    return found

@@ -1,0 +1,1 @@
+"""The sub-commands of ``ppvfl``, one module each."""

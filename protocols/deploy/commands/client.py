@@ -1,0 +1,248 @@
+"""``ppvfl client``: a data holder. Aligns its rows with the other clients, shares its columns, waits for the model.
+
+The file stays here: the other clients learn which ids all have in common, each server gets shares, which are uniform.
+The client may be stopped and started again at any time, with the same ``--state``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+from accel.validate import require
+from protocols.client.upload import ClientJob, receive_model, share_columns
+from protocols.deploy.client.align import Aligner
+from protocols.deploy.client.columns import OwnColumns, add_column_options, read_columns
+from protocols.deploy.client.live import train_with_servers
+from protocols.deploy.client.uplink import UplinkTransport, UploadLost
+from protocols.deploy.config.public_plan import log_claim, plan_for
+from protocols.deploy.config.read import ClientEntry, FederationConfig, load
+from protocols.deploy.net.credentials import load_credentials, own_directory
+from protocols.deploy.net.wire import Identity
+from protocols.deploy.records.log import Log
+from protocols.deploy.server.tasks import TRAINING
+from protocols.plan.gl_plan import JointPlan
+from protocols.plan.run_plan import Plan
+from protocols.server.checkpoint import write_arrays, write_private
+from refmpc import Client
+from refmpc.net.framing import printable
+from vfl.local.lora import LoraLayer, ParallelLora
+from vfl.progress import progress_bar
+
+__all__ = ["add_parser", "client_identity", "embeddings_for", "run", "take_part"]
+
+LOCAL = "local_"  # what stands before the names of a client's own layers in its model file
+
+
+def add_parser(subparsers: Any) -> None:
+    """The command line."""
+    parser = subparsers.add_parser("client", help="take part with a file of columns", description=__doc__)
+    add_client_options(parser)
+    parser.add_argument("--label-column", metavar="COLUMN", help="the labels, at the label client (default label)")
+    parser.add_argument("--model-out", metavar="FILE", help="where the released model goes (default model-NAME.npz)")
+    add_column_options(parser)
+
+
+def add_client_options(parser: argparse.ArgumentParser) -> None:
+    """Options of every command that a client runs against the servers."""
+    parser.add_argument("--as", dest="name", required=True, metavar="NAME", help="which client of the file")
+    parser.add_argument("--config", default="federation.toml", metavar="FILE")
+    parser.add_argument("--columns", required=True, metavar="FILE", help="CSV, Parquet, .npz or .npy")
+    parser.add_argument("--credentials", metavar="DIR", help="where key.pem and certificate.pem lie (default: ./NAME)")
+    parser.add_argument("--state", metavar="DIR", help="what survives a restart is kept here (default: ./NAME/state)")
+    parser.add_argument("--listen", metavar="HOST", help="address to listen on while rows are aligned (label client)")
+    parser.add_argument(
+        "--pad-to", type=int, metavar="N", help="hide how many rows there are behind N (at all clients)"
+    )
+    parser.add_argument("--align-again", action="store_true", help="forget an earlier alignment (at all clients)")
+    parser.add_argument("--log", metavar="FILE", help="structured log, a JSON object a line (default: stderr)")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+
+
+def client_identity(arguments: argparse.Namespace) -> tuple[Identity, ClientEntry, Path, Log]:
+    """Who this client is, where it keeps things, and its log."""
+    config = load(arguments.config)
+    entry = config.participant(arguments.name, "--as")
+    require(isinstance(entry, ClientEntry), "--as", arguments.name, "a client", "servers run `ppvfl server`")
+    assert isinstance(entry, ClientEntry)
+    identity = Identity(config, entry.name, load_credentials(config, entry.name, arguments.credentials))
+    state = Path(arguments.state or own_directory(config, entry.name, arguments.credentials) / "state")
+    log = Log(entry.name, None if arguments.log is None else Path(arguments.log))
+    return identity, entry, state / identity.configuration[:16], log
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Take part in the training; ends when the model is here."""
+    identity, entry, state, log = client_identity(arguments)
+    config = identity.config
+    require(
+        entry.label or arguments.label_column is None,
+        "--label-column",
+        arguments.label_column,
+        f"absent at {entry.name}",
+        f"{config.label_client.name} holds the labels",
+    )
+    label = (arguments.label_column or "label") if entry.label else None
+    own = read_columns(config, entry, arguments.columns, arguments, label_column=label)
+    log.info("columns read", rows=len(own.ids), width=entry.width, public=own.source)
+    file = Path(arguments.model_out or f"model-{entry.name}.npz")
+    with Aligner(
+        identity, TRAINING, own.ids, state, log, listen_on=arguments.listen, pad_to=arguments.pad_to
+    ).open() as aligner:
+        with progress_bar("aligning rows", 2 * len(own.ids)) as advance:
+            agreed = aligner.agree(advance, again=arguments.align_again)
+        log.info("rows aligned", common=len(agreed.rows), of=len(own.ids), from_disk=agreed.from_disk)
+        plan = plan_for(config, len(agreed.rows))
+        log_claim(log, plan.claim)
+        if isinstance(plan, JointPlan):
+            with _waiting() as on_beat:
+                train_with_servers(
+                    identity,
+                    plan,
+                    own,
+                    agreed.rows,
+                    agreed.session,
+                    log,
+                    state,
+                    on_model=lambda trained: write_model(file, config, plan, [trained.model], trained.layers),
+                    on_beat=on_beat,
+                )
+        else:
+            write_model(file, config, plan, take_part(identity, plan, own, agreed.rows, agreed.session, log, state))
+    _print(arguments, config, plan, file, len(agreed.rows))
+    return 0
+
+
+def take_part(
+    identity: Identity, plan: Plan, own: OwnColumns, rows: np.ndarray, session: str, log: Log, state: Path
+) -> list[np.ndarray]:
+    """Share the aligned rows, and wait for the released model. ``state`` keeps what tells that columns have changed."""
+    config = identity.config
+    used = rows[: plan.schedule.num_samples]
+    one_hot = own.one_hot(used, config.run.classes) if identity.name == config.label_client.name else None
+    job = ClientJob(plan, own.embeddings(used), one_hot)
+    parameters = plan.public_parameters()
+    shared = _Shared(state / "shared.json", session, job)
+    with _waiting() as on_beat:
+        while True:
+            transport = UplinkTransport(
+                identity,
+                log,
+                kind=TRAINING,
+                session=session,
+                rows=len(rows),
+                parameters=parameters,
+                largest_result=8 * plan.parameters,
+                anew=shared.differs,
+                on_beat=on_beat,
+            )
+            shared.note()
+            log.info("servers reached, parameters agree", already_kept=transport.resumed)
+            try:
+                client = Client(identity.name, transport)
+                with progress_bar("sharing rows", len(used)) as advance:
+                    share_columns(client, job, advance)
+                transport.complete()
+                log.info("upload complete, all servers have it", bytes_sent=transport.bytes_sent)
+                model = receive_model(client, plan)
+                break
+            except UploadLost as error:
+                log.warning("the upload begins again", reason=str(error))
+            finally:
+                transport.close()
+    log.info("model received")
+    return model
+
+
+class _Shared:
+    """What this client shares in a session, as a hash on its own disk: parts of two different uploads must not be mixed."""
+
+    def __init__(self, file: Path, session: str, job: ClientJob):
+        digest = hashlib.sha256(np.ascontiguousarray(job.embeddings).data)
+        if job.one_hot is not None:
+            digest.update(np.ascontiguousarray(job.one_hot).data)
+        self._file = file
+        self._facts = {"session": session, "digest": digest.hexdigest()}
+
+    @property
+    def differs(self) -> bool:
+        """Whether other columns were shared in the same session before."""
+        before = json.loads(self._file.read_text()) if self._file.exists() else {}
+        return before.get("session") == self._facts["session"] and before != self._facts
+
+    def note(self) -> None:
+        """The servers take these from now on."""
+        self._file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        write_private(self._file, json.dumps(self._facts).encode())
+
+
+def write_model(
+    file: Path,
+    config: FederationConfig,
+    plan: Plan,
+    layers: list[np.ndarray],
+    own_layers: Mapping[str, np.ndarray] | None = None,
+) -> None:
+    """The released model, with what is needed to use it, and its claim. ``own_layers``: what this client has trained
+    itself (GL-BMF); without it the model is of no use here."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    arrays = {f"layer_{i}": layer for i, layer in enumerate(layers, 1)}
+    facts = {
+        "classes": np.array(config.run.classes),
+        "clients": np.array(plan.client_names),
+        "widths": np.array(plan.client_widths),
+        "claim": np.array(plan.claim.paragraph()),
+    }
+    trained = {f"{LOCAL}{name}": array for name, array in (own_layers or {}).items() if "velocity" not in name}
+    write_arrays(file, {**arrays, **facts, **trained})
+
+
+def embeddings_for(config: FederationConfig, own: OwnColumns, rows: np.ndarray, file: Path) -> np.ndarray:
+    """What this client shares of new rows: through the layers that it has trained, if it has any."""
+    if config.run.layers is None:
+        return own.embeddings(rows)
+    with np.load(file) as model:
+        names = (f"{LOCAL}up_0", f"{LOCAL}down_0")
+        require(all(name in model for name in names), "--model", str(file), "the file that this client of gl_bmf wrote")
+        layer = LoraLayer(*(model[name] for name in names))
+    return own.embeddings(rows, ParallelLora([layer], config.run.layers.lora_alpha / config.run.layers.rank))
+
+
+@contextmanager
+def _waiting() -> Iterator[Any]:
+    """What the servers are doing while this client waits, for people."""
+    console = Console(stderr=True)
+    columns = (TextColumn("servers: {task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = None
+
+        def beat(message: Mapping[str, Any]) -> None:
+            nonlocal task
+            if task is None:
+                task = bar.add_task("waiting", total=None)
+            progress = message.get("progress") or {}
+            others = ", ".join(map(printable, message.get("missing", ()))) or "the other clients"
+            doing = f"waiting for {others}" if not message.get("complete") else progress.get("phase", "meeting")
+            bar.update(task, description=str(doing), completed=progress.get("done", 0), total=progress.get("total"))
+
+        yield beat
+
+
+def _print(arguments: argparse.Namespace, config: FederationConfig, plan: Plan, file: Path, rows: int) -> None:
+    claim = plan.claim
+    if arguments.json:
+        facts = {"model": str(file), "rows": rows, "claim": json.loads(claim.to_json())}
+        print(json.dumps({**facts, "classes": list(config.run.classes)}, indent=2))
+        return
+    console = Console()
+    console.print(f"[bold]{file}[/bold]: the model, trained on {plan.schedule.num_samples} of {rows} common rows")
+    console.print(claim.paragraph())

@@ -1,0 +1,212 @@
+"""``ppvfl predict``: predictions for new rows, with every client's columns, for the one client that the file names.
+
+The clients align the new rows, share their embeddings, and the servers (`ppvfl server --serve-predictions`) compute. Only
+the receiver learns predictions; servers learn nothing but the number of rows. With ``--clear`` no server takes part:
+the other clients send the receiver their sums of the first layer, which tell it more about their columns than a
+prediction does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import csv
+import json
+import sys
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TextIO
+
+import numpy as np
+from rich.console import Console
+
+from accel.validate import require
+from protocols.deploy.client.align import Agreed, Aligner
+from protocols.deploy.client.columns import OwnColumns, add_column_options, read_columns
+from protocols.deploy.client.uplink import UplinkTransport, UploadLost
+from protocols.deploy.commands.client import add_client_options, client_identity, embeddings_for
+from protocols.deploy.net.wire import Channel, Identity, call, name_of
+from protocols.deploy.records.log import Log
+from protocols.deploy.server.tasks import PREDICTION, prediction_plan
+from protocols.inference.prediction import OUTPUTS, receive_chunk
+from protocols.plan.scales import EMBEDDING_BITS
+from protocols.predict import load_layers
+from refmpc import Client
+from vfl.gradients import softmax
+from vfl.progress import progress_bar
+
+__all__ = ["add_parser", "run"]
+
+
+def add_parser(subparsers: Any) -> None:
+    """The command line."""
+    parser = subparsers.add_parser("predict", help="predictions for new rows, to one client only", description=__doc__)
+    add_client_options(parser)
+    parser.add_argument("--model", metavar="FILE", help="the released model (default model-NAME.npz)")
+    parser.add_argument("--output", choices=OUTPUTS, default="label", help="what is opened (default label)")
+    parser.add_argument("--out", metavar="FILE", help="CSV with ids and predictions, at the receiver (default: stdout)")
+    parser.add_argument("--clear", action="store_true", help="without servers, see above (at all clients)")
+    add_column_options(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Take part in one prediction; the receiver writes the result."""
+    identity, entry, state, log = client_identity(arguments)
+    config, receiver = identity.config, identity.config.predict.receiver
+    own = read_columns(config, entry, arguments.columns, arguments, label_column=None)
+    file = Path(arguments.model or f"model-{entry.name}.npz")
+    require(file.exists(), "--model", str(file), "the file that `ppvfl client` wrote")
+    layers = load_layers(file)
+    with np.load(file) as kept:
+        claim, classes = str(kept["claim"]), [str(name) for name in kept["classes"]]
+    leader = config.label_client.name
+    require(
+        not arguments.clear or receiver == leader,
+        "--clear",
+        receiver,
+        f"with [predict] receiver = {leader!r}: only the label client listens for the others",
+    )
+    kind = f"{PREDICTION}-in-the-clear" if arguments.clear else PREDICTION
+    sums = _Sums(identity, layers)
+    aligner = Aligner(
+        identity,
+        kind,
+        own.ids,
+        state,
+        log,
+        listen_on=arguments.listen,
+        pad_to=arguments.pad_to,
+        handlers={"sums": sums.take},
+    )
+    with aligner.open():
+        with progress_bar("aligning rows", 2 * len(own.ids)) as advance:
+            agreed = aligner.agree(advance, again=arguments.align_again)
+        log.info("rows aligned", common=len(agreed.rows), of=len(own.ids), from_disk=agreed.from_disk)
+        require(len(agreed.rows) >= 1, "common rows", 0, "at least one id that every client has")
+        embeddings = embeddings_for(config, own, agreed.rows, file)
+        if arguments.clear:
+            found = sums.predict(embeddings, agreed, arguments.output)
+        else:
+            found = _with_servers(identity, embeddings, agreed, layers, claim, arguments.output, log)
+        aligner.forget()
+    if found is None:
+        log.info("done: the predictions went to the receiver", receiver=receiver)
+        return 0
+    _write(arguments, own, agreed, found, classes)
+    return 0
+
+
+def _with_servers(
+    identity: Identity,
+    embeddings: np.ndarray,
+    agreed: Agreed,
+    layers: list[np.ndarray],
+    claim: str,
+    output: str,
+    log: Log,
+) -> np.ndarray | None:
+    """Share all rows, then fetch the predictions (at the receiver; None elsewhere)."""
+    plan = prediction_plan(identity.config, len(agreed.rows), output, layers, claim)
+    while True:
+        transport = UplinkTransport(
+            identity,
+            log,
+            kind=PREDICTION,
+            session=agreed.session,
+            rows=plan.rows,
+            output=output,
+            parameters=plan.public_parameters(),
+            largest_result=16 * plan.rows * plan.classes,
+        )
+        try:
+            client = Client(identity.name, transport)
+            with progress_bar("sharing rows", plan.rows) as advance:
+                for chunk in plan.chunks:
+                    client.share(embeddings[chunk], EMBEDDING_BITS)
+                    advance(chunk.stop - chunk.start)
+            transport.complete()
+            log.info("upload complete, all servers have it", bytes_sent=transport.bytes_sent)
+            if identity.name != plan.receiver:
+                return None
+            return np.concatenate([receive_chunk(client, plan, chunk.stop - chunk.start) for chunk in plan.chunks])
+        except UploadLost as error:
+            log.warning("the upload begins again", reason=str(error))
+        finally:
+            transport.close()
+
+
+class _Sums:
+    """Predictions in the clear: every client's sums of the first layer, put together at the receiver."""
+
+    def __init__(self, identity: Identity, layers: list[np.ndarray]):
+        self._identity, self._layers = identity, layers
+        self._arrived: dict[str, tuple[str, np.ndarray]] = {}
+        self._changed = threading.Condition()
+        clients = identity.config.ordered_clients
+        ends = np.cumsum([client.width for client in clients])
+        at = [client.name for client in clients].index(identity.name)
+        self._rows = slice(int(ends[at]) - clients[at].width, int(ends[at]))
+        self._others = [client.name for client in clients if client.name != identity.name]
+
+    def take(self, channel: Channel, hello: Mapping[str, Any]) -> None:
+        """The receiver's door: another client's sums."""
+        channel.answer(ok=True)
+        limit = 8 * self._layers[0].shape[1] * self._identity.config.predict.maximum_rows
+        message, payload = channel.receive(limit)
+        sums = np.frombuffer(bytes(payload)).reshape(-1, self._layers[0].shape[1])
+        with self._changed:
+            self._arrived[name_of(channel.peer)] = str(message.get("session")), sums
+            self._changed.notify_all()
+        channel.send({"ok": True})
+
+    def predict(self, embeddings: np.ndarray, agreed: Agreed, output: str) -> np.ndarray | None:
+        """All clients do this; the receiver gets the predictions."""
+        own = embeddings @ self._layers[0][self._rows]
+        config = self._identity.config
+        if self._identity.name != config.predict.receiver:
+            address = config.label_client.alignment_address
+            assert address is not None
+            channel, _ = call(self._identity, config.predict.receiver, address, "sums", timeout=config.run.timeout)
+            with channel:
+                channel.send({"session": agreed.session}, [np.ascontiguousarray(own)])
+                channel.receive()
+            return None
+        with self._changed:
+            while missing := [n for n in self._others if self._arrived.get(n, ("",))[0] != agreed.session]:
+                good = self._changed.wait(config.run.timeout)
+                require(good, "sums", f"none from {', '.join(missing)}", "those of every client")
+        for name in self._others:
+            rows = len(self._arrived[name][1])
+            require(rows == len(own), f"sums of {name}", f"{rows} rows", f"{len(own)} rows, as aligned")
+        total = own + sum(self._arrived[name][1] for name in self._others) + self._layers[0][-1]
+        for layer in self._layers[1:]:
+            total = np.maximum(total, 0.0) @ layer[:-1] + layer[-1]
+        if output == "label":
+            return np.argmax(total, axis=1)
+        return softmax(total) if output == "probabilities" else total
+
+
+def _write(
+    arguments: argparse.Namespace, own: OwnColumns, agreed: Agreed, found: np.ndarray, classes: list[str]
+) -> None:
+    """Ids and predictions, in the order of the receiver's own file."""
+    order = np.argsort(agreed.rows)
+    ids = [own.ids[row] for row in agreed.rows[order]]
+    values = found[order]
+    if found.ndim == 1:
+        header, rows = ["prediction"], [[classes[int(value)]] for value in values]
+    else:
+        header, rows = classes, [[f"{value:.6g}" for value in row] for row in values]
+    if arguments.json:
+        print(json.dumps({"output": arguments.output, "columns": header, "rows": dict(zip(ids, rows, strict=True))}))
+        return
+    with contextlib.ExitStack() as stack:
+        stream: TextIO = sys.stdout
+        if arguments.out is not None:
+            stream = stack.enter_context(Path(arguments.out).open("w", newline="", encoding="utf-8"))
+        writer = csv.writer(stream)
+        writer.writerow([arguments.id, *header])
+        writer.writerows([name, *row] for name, row in zip(ids, rows, strict=True))
+    if arguments.out is not None:
+        Console().print(f"[bold]{arguments.out}[/bold]: {arguments.output} of {len(ids)} rows")

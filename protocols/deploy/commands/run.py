@@ -1,0 +1,126 @@
+"""``ppvfl run``: a whole federation on this machine, for trying out: the same commands as on many hosts, as processes.
+
+Every participant is its own process with its own key and its own state, over mutual TLS. All keys lie on one machine,
+so nothing is hidden from whoever owns it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from accel.validate import require
+from protocols.deploy.client.columns import add_column_options
+from protocols.deploy.config.read import FederationConfig, load
+
+__all__ = ["add_parser", "processes", "run"]
+
+_END = 10.0  # seconds for a server to end after its clients have
+
+
+def add_parser(subparsers: Any) -> None:
+    """The command line."""
+    parser = subparsers.add_parser("run", help="all participants on this machine", description=__doc__)
+    parser.add_argument("--config", default="federation.toml", metavar="FILE", help="as `ppvfl init` writes it")
+    parser.add_argument("--columns", required=True, metavar="NAME=FILE,…", help="one file for each client")
+    parser.add_argument("--label-column", default="label", metavar="COLUMN", help="in the label client's file")
+    parser.add_argument(
+        "--out", default="runs/federation", metavar="DIR", help="models and logs (default runs/federation)"
+    )
+    parser.add_argument("--timeout", type=float, metavar="SECONDS", help="give up after this time")
+    add_column_options(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Start everybody, wait for the clients."""
+    config = load(arguments.config)
+    files = _files(config, arguments.columns)
+    out = Path(arguments.out)
+    out.mkdir(parents=True, exist_ok=True)
+    console = Console()
+    commands = {
+        **{server.name: _server_command(arguments, server.name, out) for server in config.servers},
+        **{name: _client_command(config, arguments, name, file, out) for name, file in files.items()},
+    }
+    console.print(f"{len(commands)} processes; logs and models in {out}")
+    with processes(commands, out) as running:
+        deadline = None if arguments.timeout is None else time.monotonic() + arguments.timeout
+        failed = _wait(running, deadline)
+    if failed:
+        name = failed[0]
+        console.print((out / f"{name}.err").read_text()[-4000:], markup=False)
+        console.print(f"[red]{name} failed[/red]; its output is above, and the logs of all are in {out}")
+        return 1
+    last = config.ordered_clients[-1].name
+    console.print((out / f"{last}.out").read_text().strip(), markup=False)
+    return 0
+
+
+def _files(config: FederationConfig, text: str) -> dict[str, Path]:
+    names = [client.name for client in config.ordered_clients]
+    pairs = [item.partition("=") for item in text.split(",") if item]
+    files = {name.strip(): Path(file.strip()) for name, _, file in pairs}
+    shown = ",".join(f"{name}=FILE" for name in names)
+    require(sorted(files) == sorted(names) and len(pairs) == len(files), "--columns", text, f"a file each: {shown}")
+    return {name: files[name] for name in names}
+
+
+def _server_command(arguments: argparse.Namespace, name: str, out: Path) -> list[str]:
+    own = ["--as", name, "--config", arguments.config, "--log", str(out / f"{name}.log")]
+    return [sys.executable, "-m", "protocols.deploy", "server", *own]
+
+
+def _client_command(
+    config: FederationConfig, arguments: argparse.Namespace, name: str, file: Path, out: Path
+) -> list[str]:
+    own = ["--as", name, "--config", arguments.config, "--log", str(out / f"{name}.log")]
+    own += ["--columns", str(file), "--id", arguments.id, "--model-out", str(out / f"model-{name}.npz")]
+    if name == config.label_client.name:
+        own += ["--label-column", arguments.label_column]
+    for option in ("public", "value_range", "local_model", "local_weights", "local_width"):
+        value = getattr(arguments, option)
+        if value is not None:
+            own += [f"--{option.replace('_', '-')}", str(value)]
+    own += ["--scaled"] if arguments.scaled else []
+    return [sys.executable, "-m", "protocols.deploy", "client", *own]
+
+
+@contextlib.contextmanager
+def processes(commands: dict[str, Sequence[str]] | dict[str, list[str]], out: Path) -> Iterator[dict[str, Any]]:
+    """Start all commands, output into files; whoever still runs at the end is asked to stop, then made to."""
+    running: dict[str, subprocess.Popen[bytes]] = {}
+    try:
+        for name, command in commands.items():
+            with (out / f"{name}.out").open("wb") as file, (out / f"{name}.err").open("wb") as errors:
+                running[name] = subprocess.Popen(command, stdout=file, stderr=errors)
+        yield running
+    finally:
+        for process in running.values():
+            if process.poll() is None:
+                process.terminate()
+        for process in running.values():
+            try:
+                process.wait(_END)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def _wait(running: dict[str, Any], deadline: float | None) -> list[str]:
+    """Until all have ended; who failed, or was not done in time."""
+    while any(process.poll() is None for process in running.values()):
+        failed = [name for name, process in running.items() if process.poll() not in (None, 0)]
+        if failed:
+            return failed
+        if deadline is not None and time.monotonic() > deadline:
+            return [name for name, process in running.items() if process.poll() is None]
+        time.sleep(0.1)
+    return [name for name, process in running.items() if process.poll() != 0]

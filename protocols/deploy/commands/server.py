@@ -1,0 +1,458 @@
+"""``ppvfl server``: one of the three servers. Listens, takes in what clients send, trains with the two others, hands out.
+
+Everything a server has accepted is on its disk, so it may be stopped and started again at any time: with the same
+configuration and the same ``--state`` it goes on where it was. The others notice, wait, and meet it again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import hashlib
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from accel.validate import require
+from protocols.client.commitment import ColumnsChanged
+from protocols.deploy.config.public_plan import log_claim
+from protocols.deploy.config.read import FederationConfig, ServerEntry, load
+from protocols.deploy.doctor.answerer import Answerer
+from protocols.deploy.net.credentials import load_credentials, own_directory
+from protocols.deploy.net.door import Door
+from protocols.deploy.net.wire import Channel, Identity, Refused, name_of
+from protocols.deploy.records.audit import WITNESS, AuditLog
+from protocols.deploy.records.log import QUIET, Log
+from protocols.deploy.server.live import BEAT, LiveTransport
+from protocols.deploy.server.meeting import DONE, READY, Different, Meeting, Met
+from protocols.deploy.server.sessions import Session, SessionStore
+from protocols.deploy.server.spool import SpoolTransport
+from protocols.deploy.server.tasks import TRAINING, TrainingTask
+from protocols.gl_bmf import GREETING
+from protocols.local.launch import _progress
+from protocols.server.checkpoint import CannotResume, write_private
+from refmpc import Ledger, Party
+from refmpc.core.errors import HandshakeError, PeerAborted, RefmpcError
+from refmpc.launch.runtime import Options, keep_freed_memory, play_party
+from refmpc.net.emulation import PROFILES
+from refmpc.net.rendezvous import listen
+from refmpc.net.sockets import SocketTransport
+
+__all__ = ["Server", "add_parser", "run"]
+
+_LOG_EVERY = 10.0  # seconds between two lines of progress in the log
+_PAUSE = 0.5  # seconds after an attempt that failed
+
+
+def add_parser(subparsers: Any) -> None:
+    """The command line."""
+    parser = subparsers.add_parser("server", help="run one of the three servers", description=__doc__)
+    parser.add_argument(
+        "--as", dest="name", required=True, metavar="NAME", help="which one: server-0, server-1, server-2"
+    )
+    parser.add_argument("--config", default="federation.toml", metavar="FILE")
+    parser.add_argument("--credentials", metavar="DIR", help="where key.pem and certificate.pem lie (default: ./NAME)")
+    parser.add_argument("--state", metavar="DIR", help="what survives a restart is kept here (default: ./NAME/state)")
+    parser.add_argument(
+        "--listen", metavar="HOST", help="address to listen on (default: the server's host in the file)"
+    )
+    parser.add_argument(
+        "--serve-predictions", action="store_true", help="go on after the training, for `ppvfl predict`"
+    )
+    parser.add_argument("--log", metavar="FILE", help="structured log, a JSON object a line (default: stderr)")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Serve until all clients have the model, or until stopped."""
+    config = load(arguments.config)
+    entry = config.participant(arguments.name, "--as")
+    require(isinstance(entry, ServerEntry), "--as", arguments.name, "a server", "clients run `ppvfl client`")
+    assert isinstance(entry, ServerEntry)
+    identity = Identity(config, entry.id, load_credentials(config, entry.name, arguments.credentials))
+    state = Path(arguments.state or own_directory(config, entry.name, arguments.credentials) / "state")
+    log = Log(entry.name, None if arguments.log is None else Path(arguments.log))
+    server = Server(identity, state, log, host=arguments.listen or entry.host, predictions=arguments.serve_predictions)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: server.stop.set())
+    return server.serve()
+
+
+class Server:
+    """One server: its door, its sessions, its meetings with the two others."""
+
+    def __init__(self, identity: Identity, state: Path, log: Log, *, host: str, predictions: bool = False):
+        self._predictions = predictions
+        self._identity, self._log = identity, log
+        self.config: FederationConfig = identity.config
+        directory = state / identity.configuration[:16]
+        self._store = SessionStore(self.config, directory, predictions=predictions)
+        self._audit = AuditLog(directory / "audit.jsonl")  # also keeps a second process out of this directory
+        self._meeting = Meeting(identity, log, self._audit)
+        self._uploading: dict[tuple[str, str], Channel] = {}
+        self._named = time.monotonic() - QUIET + BEAT  # when those who are missing were named last
+        self._lock = threading.Lock()
+        self.stop = threading.Event()
+        entry = self.config.servers[int(str(identity.me))]
+        self._listener = listen(host, entry.port)
+
+    def serve(self) -> int:
+        """Until there is nothing left to do, or ``stop`` is set."""
+        keep_freed_memory()
+        host, port = self._listener.getsockname()[:2]
+        handlers = {
+            "upload": self._take_upload,
+            "live": self._take_in,
+            "result": self._hand_out,
+            "taken": self._note_taken,
+            "party": self._let_server_in,
+            "wake": self._wake,
+        }
+        begun = self._store.training
+        doctor = Answerer(self.config, self._identity.credentials, self._identity.name, state=self._state_in_words)
+        timeout = self.config.run.timeout
+        with Door(self._identity, self._listener, handlers, self._log, timeout=timeout, doctor=doctor) as self._door:
+            self._log.info(
+                "listening",
+                address=f"{host}:{port}",
+                configuration=self._identity.configuration[:16],
+                protocol=self.config.run.protocol,
+                resumes=None if begun is None else begun.name[:8],
+            )
+            while not self._over():
+                if self._wait_for_work():
+                    self._meet_and_compute()
+            self._log.info("stopped" if self.stop.is_set() else "finished: every client has the model")
+        self._meeting.close()
+        self._audit.append("stopped" if self.stop.is_set() else "finished")
+        self._audit.close()
+        return 0
+
+    def _state_in_words(self) -> str:
+        """For doctors: public facts only."""
+        training = self._store.training
+        if training is None:
+            return "waits for clients"
+        if training.done:
+            return "has trained"
+        progress = training.progress
+        if not training.complete:
+            return f"waits for {', '.join(training.missing)}" if training.task.live else "takes uploads"
+        return f"{progress['phase']} {progress['done']} of {progress['total']}" if progress else "waits for servers"
+
+    # the main thread -----------------------------------------------------------------------------
+
+    def _over(self) -> bool:
+        """Asked to stop, or nothing left to do."""
+        training = self._store.training
+        return self.stop.is_set() or (
+            not self._predictions and training is not None and training.done and training.taken
+        )
+
+    def _wait_for_work(self) -> bool:
+        self._name_missing()
+        with self._store.changed:
+            if READY in self._offers().values():
+                return True
+            self._store.changed.wait(0.2)
+        return self._meeting.somebody_waits and bool(self._offers())
+
+    def _name_missing(self) -> None:
+        """A training whose clients must be there stands still without them: say who is waited for, now and then."""
+        training = self._store.training
+        if training is None or training.done or not training.task.live or not training.missing:
+            return
+        if time.monotonic() - self._named > QUIET:
+            self._named = time.monotonic()
+            self._log.info("waiting for clients", missing=", ".join(training.missing))
+
+    def _offers(self) -> dict[str, str]:
+        """What this server can compute, or (DONE) compute once more with a server that died before it had."""
+        offered = [session for session in self._store if session.complete and not session.failed]
+        return {session.name: DONE if session.done else READY for session in offered}
+
+    def _meet_and_compute(self) -> None:
+        try:
+            met = self._meeting.hold(self._offers, lambda name: self._store[name].parameters(), self._over)
+        except Different as error:  # nothing was computed: clients may begin another one
+            self._store[error.session].failed = str(error)
+            self._log.error("the servers cannot compute this session together", reason=str(error))
+            self._audit.append("session failed", session=error.session)
+            return
+        if met is None:
+            return
+        session = self._store[met.session]
+        for peer, (head, count) in met.heads.items():
+            self._audit.append(WITNESS, peer=name_of(peer), head=head, count=count)
+        facts = {"kind": session.kind, "rows": session.facts["rows"]}
+        uploads = {"uploads": {client: spool.digest for client, spool in session.spools.items()}}
+        more = {} if session.task.live else uploads
+        self._audit.append("attempt", **facts, session=session.name, attempt=met.attempt, **more)
+        self._log.info("all servers agree", **facts, session=session.name[:8], attempt=met.attempt[:8])
+        if isinstance(session.task, TrainingTask):
+            log_claim(self._log, session.task.plan.claim)
+        try:
+            session.computing = True
+            self._attempt(session, met)
+        except CannotResume as error:  # it would release something twice: nobody computes until an operator has acted
+            if not session.done:  # a server that is done goes on handing out what it has
+                session.failed = str(error)
+            self._audit.append("session failed", session=session.name)
+            self._log.error("this training must not go on", reason=str(error))
+        except (RefmpcError, ColumnsChanged) as error:
+            self._audit.append("attempt failed", attempt=met.attempt, reason=type(error).__name__)
+            self._log.warning("the attempt failed, the servers will meet again", reason=str(error))
+            time.sleep(_PAUSE)
+        finally:
+            session.computing = False
+            session.guests.let_go()
+        with self._store.changed:
+            self._store.changed.notify_all()
+        session.guests.notify()
+
+    def _transport(self, session: Session, met: Met) -> SpoolTransport | LiveTransport:
+        """The servers' connections, and the clients: what they have sent before, or they themselves."""
+        timeout = self.config.run.timeout
+        if not session.task.live:
+            return SpoolTransport(SocketTransport(met.connections, timeout), session.spools)
+        try:
+            clients = session.guests.gather(met.attempt)
+        except RefmpcError as error:
+            servers = SocketTransport(met.connections, timeout)
+            servers.abort(str(error))
+            servers.close()
+            raise
+        return LiveTransport({**met.connections, **clients}, timeout)
+
+    def _attempt(self, session: Session, met: Met) -> None:
+        task, timeout = session.task, self.config.run.timeout
+        options = Options(
+            timeout=timeout,
+            profile=PROFILES["loopback"],  # emulates nothing
+            run_id=f"{self._identity.configuration} {session.name} {met.attempt}",
+            parameters=session.parameters(),
+            releases=task.plan.releases,
+            insecure_seed=None,
+            insecure_check_ranges=False,
+            insecure_record=False,
+        )
+        transport = self._transport(session, met)
+        begun = time.monotonic()
+        ledgers: list[Ledger] = []
+
+        async def program(party: Party, directory: Path) -> Any:
+            ledgers.append(party.ledger)  # also if it fails: what was opened stays opened
+            return await task.run(party, directory)
+
+        with _progress(Console(stderr=True), quiet=not self._log.is_terminal) as show:
+            try:
+                output, ledger, _ = play_party(
+                    int(str(self._identity.me)),
+                    transport,
+                    program,
+                    (session.directory,),
+                    options,
+                    self._reporter(session, met.attempt, show),
+                )
+                self._keep(session, output, ledger)
+                session.finish(met.attempt, transport.outbox)
+            except BaseException:
+                if task.live and ledgers:
+                    self._note_releases("release before a failure", session, met.attempt, ledgers[0])
+                raise
+            finally:
+                transport.close()
+                session.progress = {} if task.live else session.progress
+        self._note_releases("release", session, met.attempt, ledger)
+        total = ledger.total()
+        self._log.info(
+            "computed and released",
+            kind=session.kind,
+            session=session.name[:8],
+            rows=session.facts["rows"],
+            rounds=total.rounds,
+            bytes_sent=total.bytes_sent,
+            seconds=round(time.monotonic() - begun, 2),
+        )
+
+    def _note_releases(self, event: str, session: Session, attempt: str, ledger: Ledger) -> None:
+        """One record for each release and receiver; with how many times, where something is released in every step."""
+        counts = Counter((r.name, r.elements, r.receiver, r.claim) for r in ledger.releases)
+        for (name, elements, receiver, claim), times in counts.items():
+            facts = {"name": name, "elements": elements, "receiver": receiver}
+            facts |= {"claim": hashlib.sha256(claim.encode()).hexdigest()}
+            facts |= {"times": times} if session.task.live else {}
+            self._audit.append(event, session=session.name, attempt=attempt, **facts)
+
+    def _reporter(self, session: Session, attempt: str, show: Callable[[Any, Any], None]) -> Callable[[Any], None]:
+        logged = time.monotonic()
+
+        def report(message: dict[str, Any]) -> None:
+            nonlocal logged
+            if self.stop.is_set():
+                raise PeerAborted("this server was asked to stop")
+            session.progress = {"phase": message["phase"], "done": message["done"], "total": message["total"]}
+            if message["phase"] == GREETING:  # all steps before this one have been released, in earlier attempts
+                self._audit.append("training begins", session=session.name, attempt=attempt, step=message["done"])
+                self._log.info("training begins", step=message["done"], of=message["total"])
+            show(0, message)
+            if time.monotonic() - logged > _LOG_EVERY:
+                logged = time.monotonic()
+                self._log.info("progress", **session.progress)
+
+        return report
+
+    def _keep(self, session: Session, output: Any, ledger: Ledger) -> None:
+        """What was released, its claim and its ledger, for this server's operator."""
+        write_private(session.directory / "claim.txt", session.task.claim.encode() + b"\n")
+        write_private(session.directory / "ledger.json", ledger.to_json().encode())
+        session.task.keep(session.directory, output)
+
+    # callers, each in a thread of its own --------------------------------------------------------
+
+    def _let_server_in(self, channel: Channel, hello: Mapping[str, Any]) -> None:
+        if not isinstance(channel.peer, int) or channel.peer < int(str(self._identity.me)):
+            channel.answer(refused=f"{name_of(channel.peer)} has no business here: servers call lower numbers only")
+            raise HandshakeError("not a server that calls this one")
+        channel.answer(ok=True)
+        self._door.keep(channel)
+        self._meeting.arrive(channel)
+        with self._store.changed:
+            self._store.changed.notify_all()
+
+    def _wake(self, channel: Channel, hello: Mapping[str, Any]) -> None:
+        channel.answer(ok=True)
+        if isinstance(channel.peer, int):
+            self._meeting.wake()
+            with self._store.changed:
+                self._store.changed.notify_all()
+
+    def _session_of(self, channel: Channel, hello: Mapping[str, Any], *, live: bool = False) -> Session:
+        """The session that a client names in its first message; refuses in a sentence."""
+        try:
+            require(channel.peer in {c.name for c in self.config.clients}, "caller", name_of(channel.peer), "a client")
+            stays = hello.get("kind") == TRAINING and self.config.run.layers is not None
+            way = "live" if stays else "upload"
+            require(live == stays, "purpose", hello.get("purpose"), f"{way!r} for this with {self.config.run.protocol}")
+            session = self._store.open(hello)
+        except ValueError as error:
+            channel.answer(refused=str(error))
+            raise Refused(str(error)) from None
+        return session
+
+    @contextlib.contextmanager
+    def _alone(self, session: Session, channel: Channel) -> Iterator[None]:
+        """One upload of a client at a time; a client that has come back ends its own earlier call."""
+        key = session.name, name_of(channel.peer)
+        with self._lock:
+            earlier = self._uploading.get(key)
+            self._uploading[key] = channel
+        if earlier is not None:
+            earlier.cut()
+        with session.locks[key[1]]:
+            try:
+                yield
+            finally:
+                with self._lock:
+                    if self._uploading.get(key) is channel:
+                        del self._uploading[key]
+
+    def _take_upload(self, channel: Channel, hello: Mapping[str, Any]) -> None:
+        """Keep a client's messages one by one, each acknowledged when it is on disk. Memory: one message."""
+        session = self._session_of(channel, hello)
+        client = name_of(channel.peer)
+        spool = session.spools[client]
+        with self._alone(session, channel):
+            channel.answer(
+                ok=True,
+                parameters=session.task.plan.public_parameters(),
+                kept=spool.count,
+                digest=spool.digest,
+                complete=spool.complete or session.done,
+            )
+            while not (spool.complete or session.done):
+                message, payload = channel.receive(session.task.largest_message)
+                if "from" in message:
+                    begin = message["from"]
+                    good = isinstance(begin, int) and 0 <= begin <= spool.count
+                    require(good, "from", begin, f"0 to {spool.count}")
+                    spool.cut(begin)
+                    channel.send({"digest": spool.digest})
+                    self._log.info("upload begins", client=client, session=session.name[:8], kept=begin)
+                elif "message" in message:
+                    good = message["message"] == spool.count < session.task.messages_of(client)
+                    require(good, "message", message["message"], f"{spool.count} of {session.task.messages_of(client)}")
+                    spool.append(str(message.get("operation")), str(message.get("token")), payload)
+                    channel.send({"kept": spool.count})
+                else:
+                    good = message.get("complete") == spool.count == session.task.messages_of(client)
+                    good = good and message.get("digest") == spool.digest
+                    require(
+                        good, "complete", message.get("complete"), f"{spool.count} messages with the digest kept here"
+                    )
+                    spool.seal()
+                    channel.send({"sealed": spool.count})
+                    self._audit.append("upload complete", client=client, session=session.name, digest=spool.digest)
+                    self._log.info("upload complete", client=client, session=session.name[:8], messages=spool.count)
+        with self._store.changed:
+            self._store.changed.notify_all()
+
+    def _take_in(self, channel: Channel, hello: Mapping[str, Any]) -> None:
+        """A client that stays: signs of life until an attempt begins, whose connection this is from then on."""
+        session = self._session_of(channel, hello, live=True)
+        channel.answer(ok=True, parameters=session.task.plan.public_parameters(), done=session.done)
+        self._log.info("a client is here", client=name_of(channel.peer), session=session.name[:8])
+
+        def sign() -> dict[str, Any]:
+            if session.failed:
+                return {"refused": session.failed}
+            return {
+                "progress": session.progress,
+                "complete": session.complete,
+                "missing": session.missing,
+                "done": session.done,
+            }
+
+        if session.guests.wait(channel, sign):
+            self._door.keep(channel)
+
+    def _hand_out(self, channel: Channel, hello: Mapping[str, Any]) -> None:
+        """A client waits for its result: signs of life until it is there, then its shares, until it has them."""
+        session = self._store.get(hello.get("session"))
+        client = name_of(channel.peer)
+        if session is None or client not in session.task.receivers:
+            channel.answer(refused="no such session here")
+            raise Refused(f"{client} asks for a session that is not here")
+        channel.answer(ok=True)
+        while not self.stop.is_set():
+            if session.failed:
+                channel.refuse(session.failed)
+                return
+            found = session.result(client)
+            if found is None:
+                channel.send({"progress": session.progress, "complete": session.complete})
+                channel.receive()
+                with self._store.changed:
+                    self._store.changed.wait(BEAT)
+                continue
+            head, payload = found
+            channel.send(head, [payload])
+            return
+
+    def _note_taken(self, channel: Channel, hello: Mapping[str, Any]) -> None:
+        """A client has all three parts of its result."""
+        session, client = self._store.get(hello.get("session")), name_of(channel.peer)
+        if session is None or client not in session.task.receivers or not session.done:
+            channel.answer(refused="no such session here, or it is not done")
+            return
+        self._audit.append("result taken", client=client, session=session.name)
+        self._log.info("a client has its result", client=client, session=session.name[:8])
+        channel.answer(ok=True)
+        session.note_taken(client)  # last: the server may end now
+        with self._store.changed:
+            self._store.changed.notify_all()

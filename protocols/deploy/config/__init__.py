@@ -1,0 +1,1 @@
+"""``federation.toml``: its schema, its reader, its template, and the plan that follows from it."""

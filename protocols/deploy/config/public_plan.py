@@ -1,0 +1,120 @@
+"""What all participants know of a run before anything is shared: from federation.toml, and the number of aligned rows.
+
+Each participant makes the whole plan (calibration, scales, releases) from this by itself, and all compare the result.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from accel.validate import require
+from protocols.deploy.config.read import FederationConfig, LayersConfig
+from protocols.deploy.records.log import Log
+from protocols.plan.gl_plan import JointPlan, plan_from_facts
+from protocols.plan.gl_shapes import AdapterShape, JointFacts, PublicLayers, start_digest
+from protocols.plan.run_plan import Plan, plan_run
+from vfl.dp.claim import WARNING, Claim
+from vfl.local.client import LocalUpdate, initial_layers
+from vfl.local.lora import ParallelLora
+
+__all__ = [
+    "PublicClient",
+    "PublicFederation",
+    "joint_plan_for",
+    "local_update",
+    "log_claim",
+    "plan_for",
+    "starting_layers",
+]
+
+_PUBLIC_INPUTS = ("each client states that its scaling and its local model come from public data only",)
+
+
+@dataclass(frozen=True)
+class PublicClient:
+    """What the others know of a client."""
+
+    name: str
+    width: int
+
+
+@dataclass(frozen=True)
+class PublicFederation:
+    """The public side of ``vfl.federation.Federation``: sizes and bounds, no rows."""
+
+    clients: tuple[PublicClient, ...]
+    num_samples: int
+    classes: int
+    row_bound: float
+    public_inputs: tuple[str, ...]
+
+    @property
+    def width(self) -> int:
+        return sum(client.width for client in self.clients)
+
+
+def plan_for(config: FederationConfig, rows: int) -> Plan:
+    """The plan of this federation's run on ``rows`` aligned rows; or refuse."""
+    run = config.run
+    if run.layers is not None:
+        return joint_plan_for(config, rows)
+    public = PublicFederation(
+        clients=tuple(PublicClient(client.name, client.width) for client in config.ordered_clients),
+        num_samples=rows,
+        classes=len(run.classes),
+        row_bound=run.row_bound,
+        public_inputs=_PUBLIC_INPUTS,
+    )
+    return plan_run(run.protocol, public, run.training)
+
+
+def log_claim(log: Log, claim: Claim) -> None:
+    """What a run will claim, and a warning if that is not proven, or says little because δ is large."""
+    log.info("privacy", claim=claim.headline())
+    if not claim.proven:
+        log.warning("the epsilon that was asked for is not proven", claim=claim.headline())
+    for caveat in claim.caveats:
+        if caveat.startswith(WARNING):
+            log.warning("delta is too large", reason=caveat.removeprefix(WARNING))
+
+
+# GL-BMF ------------------------------------------------------------------------------------------
+
+
+def joint_plan_for(config: FederationConfig, rows: int) -> JointPlan:
+    """``plan_for`` with protocol gl_bmf: each client has one LoRA layer, on its scaled columns."""
+    run, clients, start = config.run, [], 0
+    update = local_update(config)
+    for place, client in enumerate(config.ordered_clients):
+        columns = slice(start, start := start + client.width)
+        lora = starting_layers(config, place)
+        shape = AdapterShape(columns, (client.width,), _layers(config).rank, update.parts == "UV")
+        digest = start_digest([(layer.up, layer.down) for layer in lora.layers])
+        clients.append(PublicLayers(client.name, columns, run.row_rule, shape.parameters, shape, lora.scale, digest))
+    facts = JointFacts(tuple(clients), rows, len(run.classes), run.row_bound, update, _PUBLIC_INPUTS)
+    return plan_from_facts(facts, run.training)
+
+
+def local_update(config: FederationConfig) -> LocalUpdate:
+    """What every client does with its gradient."""
+    layers, training = _layers(config), config.run.training
+    return LocalUpdate(
+        layers.local_update,
+        learning_rate=layers.local_learning_rate,
+        momentum=training.momentum,
+        weight_decay=training.weight_decay,
+    )
+
+
+def starting_layers(config: FederationConfig, place: int) -> ParallelLora:
+    """The layer that the client at this place of the columns begins with. Public: from sizes and the public seed."""
+    layers, width = _layers(config), config.ordered_clients[place].width
+    seed = config.run.training.seed
+    return initial_layers([width], width, place, rank=layers.rank, alpha=layers.lora_alpha, seed=seed)
+
+
+def _layers(config: FederationConfig) -> LayersConfig:
+    layers = config.run.layers
+    require(layers is not None, "[run] protocol", config.run.protocol, "'gl_bmf', where clients train layers")
+    assert layers is not None
+    return layers

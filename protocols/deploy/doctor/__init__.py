@@ -1,0 +1,1 @@
+"""What ``ppvfl doctor`` checks, and who answers it."""

@@ -1,0 +1,1 @@
+"""Connections between participants: credentials, the door, one TLS channel."""

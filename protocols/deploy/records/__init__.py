@@ -1,0 +1,1 @@
+"""What a server writes down: the audit log and structured logs."""

@@ -1,0 +1,1 @@
+"""A server between organisations: sessions, spool, tasks, its peers and its live clients."""

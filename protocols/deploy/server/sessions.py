@@ -1,0 +1,191 @@
+"""Sessions at one server: what is computed together, for whom, and what is on disk of it.
+
+A session begins when the first client comes with it. Its name is a random number that the clients drew when they aligned
+their rows, so shares of two different alignments never meet. One configuration is trained once: as soon as all clients
+have sent everything, another training of the same configuration is refused, because its release would spend its own ε.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from accel.validate import require, require_choice
+from protocols.deploy.config.read import FederationConfig
+from protocols.deploy.server.live import Guests
+from protocols.deploy.server.spool import Spool, publish, published
+from protocols.deploy.server.tasks import PREDICTION, TRAINING, Task, make_task
+from protocols.inference.prediction import OUTPUTS
+from protocols.server.checkpoint import write_private
+
+__all__ = ["Session", "SessionStore"]
+
+_NAME = re.compile(r"[0-9a-f]{32}")
+_OPEN = 8  # predictions that may be under way
+
+
+class Session:
+    """One task, its clients' messages and its results, in a directory of its own (mode 0700)."""
+
+    def __init__(self, directory: Path, facts: Mapping[str, Any], task: Task):
+        self.directory, self.facts, self.task = directory, dict(facts), task
+        self.name, self.kind = str(facts["name"]), str(facts["kind"])
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        directory.chmod(0o700)
+        if not (directory / "session.json").exists():
+            write_private(directory / "session.json", json.dumps(self.facts).encode())
+        clients = task.plan.client_names
+        self.guests = Guests(clients)
+        self.spools = {} if task.live else {client: Spool(directory / "upload" / client) for client in clients}
+        self.locks = {client: threading.Lock() for client in clients}
+        self.progress: dict[str, Any] = {}
+        self.computing = False  # whether an attempt is under way here
+        self.failed = ""  # why the servers cannot compute it together, if they cannot
+
+    @property
+    def missing(self) -> list[str]:
+        """Clients that have not sent everything, or, if they must stay, are not here."""
+        if self.task.live:
+            return self.guests.missing
+        return [client for client, spool in self.spools.items() if not spool.complete]
+
+    @property
+    def complete(self) -> bool:
+        """Whether every client has sent everything, and it is here; or every client is here itself."""
+        return not self.missing
+
+    @property
+    def done(self) -> bool:
+        """Whether this server has computed it."""
+        return (self.directory / "done.json").exists()
+
+    @property
+    def begun(self) -> bool:
+        """Whether anything may have been computed from what clients sent."""
+        if self.task.live:
+            return self.done or self.computing or (self.directory / "server" / "noise.key").exists()
+        return self.done or (self.complete and not self.failed)
+
+    @property
+    def taken(self) -> bool:
+        """Whether everybody who gets a result has fetched it."""
+        return all((self.directory / "results" / f"{client}.taken").exists() for client in self.task.receivers)
+
+    def parameters(self) -> dict[str, Any]:
+        """What the three servers compare: plan, session, and that they hold the same sharing of every client."""
+        uploads = {client: spool.digest for client, spool in self.spools.items()}
+        return {**self.task.plan.public_parameters(), "session": self.facts, "uploads": uploads}
+
+    def finish(self, attempt: str, outbox: Mapping[str, list[tuple[str, bytes]]]) -> None:
+        """Keep the results of a successful attempt."""
+        for client, messages in outbox.items():
+            publish(self.directory / "results", client, attempt, messages)
+        write_private(self.directory / "done.json", json.dumps({"attempt": attempt}).encode())
+
+    def result(self, client: str) -> tuple[dict[str, Any], bytes] | None:
+        """What this server has for a client, or None as long as it is not computed."""
+        return published(self.directory / "results", client) if self.done else None
+
+    def note_taken(self, client: str) -> None:
+        """The client has its result. Once all have theirs, shares of rows and noise are of no use any more."""
+        write_private(self.directory / "results" / f"{client}.taken", b"")
+        if self.taken:
+            shutil.rmtree(self.directory / "upload", ignore_errors=True)
+            (self.directory / "server" / "noise.key").unlink(missing_ok=True)
+            for words in (self.directory / "server").glob("release-*.npz"):
+                words.unlink()
+
+
+class SessionStore:
+    """All sessions of one configuration at one server. Changes are announced through ``changed``."""
+
+    def __init__(self, config: FederationConfig, directory: Path, *, predictions: bool):
+        self._config = config
+        self._directory = directory
+        self._predictions = predictions
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        directory.chmod(0o700)
+        self.changed = threading.Condition()
+        self._sessions: dict[str, Session] = {}
+        found = [json.loads(file.read_text()) for file in directory.glob("*/session.json")]
+        for facts in sorted(found, key=lambda facts: facts["kind"] != TRAINING):
+            if facts["kind"] == TRAINING or predictions:
+                self._sessions[facts["name"]] = self._make(facts)
+
+    def __iter__(self) -> Iterator[Session]:
+        with self.changed:
+            return iter(list(self._sessions.values()))
+
+    def __getitem__(self, name: str) -> Session:
+        return self._sessions[name]
+
+    def get(self, name: Any) -> Session | None:
+        return self._sessions.get(name) if isinstance(name, str) else None
+
+    @property
+    def training(self) -> Session | None:
+        """The training of this configuration, if it has begun."""
+        return next((session for session in self if session.kind == TRAINING), None)
+
+    def open(self, hello: Mapping[str, Any]) -> Session:
+        """The session that a client names, begun if it is new; refused with a sentence if it may not begin."""
+        facts = self._checked(hello)
+        with self.changed:
+            known = self._sessions.get(facts["name"])
+            if known is not None:
+                for field, value in facts.items():
+                    require(
+                        known.facts[field] == value, field, value, f"{known.facts[field]!r}, as another client says"
+                    )
+                return known
+            self._make_room(facts)
+            session = self._sessions[facts["name"]] = self._make(facts)
+            return session
+
+    def _checked(self, hello: Mapping[str, Any]) -> dict[str, Any]:
+        kind, name, rows, output = (hello.get(field) for field in ("kind", "session", "rows", "output"))
+        require_choice("kind", kind, (TRAINING, PREDICTION))
+        require(isinstance(name, str) and bool(_NAME.fullmatch(name)), "session", name, "32 hexadecimal digits")
+        good = isinstance(rows, int) and not isinstance(rows, bool) and 1 <= rows <= 10**9
+        require(good, "rows", rows, "a whole number from 1 to 10^9")
+        if kind == PREDICTION:
+            require_choice("output", output, OUTPUTS)
+            way_out = "start it with --serve-predictions"
+            require(self._predictions, "kind", kind, f"{TRAINING!r}: this server makes no predictions", way_out)
+        else:
+            require(output is None, "output", output, "none in training")
+        return {"kind": kind, "name": name, "rows": rows, "output": output}
+
+    def _make_room(self, facts: Mapping[str, Any]) -> None:
+        others = [session for session in self._sessions.values() if session.kind == facts["kind"]]
+        if facts["kind"] == PREDICTION:
+            for other in [session for session in others if session.done and session.taken]:
+                self._remove(other)
+            waiting = [session for session in others if session.name in self._sessions and not session.done]
+            if len(waiting) >= _OPEN:
+                self._remove(waiting[0])  # the oldest: clients that are still there begin it again
+            return
+        for other in others:
+            require(
+                not other.begun,
+                "session",
+                str(facts["name"])[:8],
+                f"{other.name[:8]}, with which this configuration was trained already",
+                "to train again, change the name or the parameters in federation.toml: every release spends its own ε",
+            )
+            self._remove(other)  # nothing was computed from it
+
+    def _remove(self, session: Session) -> None:
+        del self._sessions[session.name]
+        session.failed = "another alignment has taken the place of this one: start this client with --align-again"
+        shutil.rmtree(session.directory, ignore_errors=True)
+
+    def _make(self, facts: dict[str, Any]) -> Session:
+        trained = self._sessions and self.training
+        task = make_task(self._config, facts, trained.directory if trained and trained.done else None)
+        return Session(self._directory / f"{facts['kind']}-{facts['name']}", facts, task)

@@ -1,0 +1,155 @@
+"""The two things that servers compute together: a training, and predictions with the model that was released."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from accel.validate import require
+from protocols.client.upload import CHUNK_ROWS, receive_rows
+from protocols.deploy.config.public_plan import plan_for
+from protocols.deploy.config.read import FederationConfig
+from protocols.gl_bmf import JointServerJob
+from protocols.gl_bmf import servers as joint_servers
+from protocols.inference.prediction import PredictionPlan, PredictionServerJob, plan_with_released_model
+from protocols.inference.prediction import servers as prediction_servers
+from protocols.plan.gl_plan import JointPlan
+from protocols.plan.run_plan import Plan
+from protocols.predict import load_layers
+from protocols.server.checkpoint import write_arrays
+from protocols.server.training import ServerJob, TrainingRun
+from refmpc import Party
+
+__all__ = [
+    "MODEL",
+    "PREDICTION",
+    "TRAINING",
+    "LiveTrainingTask",
+    "PredictionTask",
+    "Task",
+    "TrainingTask",
+    "prediction_plan",
+]
+
+TRAINING, PREDICTION = "training", "prediction"
+MODEL = "model.npz"
+_HEAD = 1 << 12  # bytes of a message besides its values
+
+
+class TrainingTask:
+    """Train the model of this federation on ``rows`` aligned rows, and release it to everybody."""
+
+    kind = TRAINING
+    live = False  # whether clients must be there while it runs
+
+    def __init__(self, config: FederationConfig, rows: int):
+        self._config = config
+        self.plan: Plan = plan_for(config, rows)
+        self.receivers = self.plan.client_names
+        self.claim = self.plan.claim.paragraph()
+
+    @property
+    def largest_message(self) -> int:
+        """Bytes of the largest message that a client may send."""
+        return 8 * CHUNK_ROWS * max(self.plan.classes, *self.plan.client_widths) + _HEAD
+
+    def messages_of(self, client: str) -> int:
+        """How many messages a client sends: a chunk of embeddings each, and of labels."""
+        chunks = -(-self.plan.schedule.num_samples // CHUNK_ROWS)
+        return chunks * (2 if client == self.plan.client_names[-1] else 1)
+
+    @property
+    def checkpoint_every(self) -> int:
+        """In steps. G-Shuff only between epochs: within one the order is a secret permutation."""
+        every, batches = self._config.run.checkpoint_every, self.plan.schedule.num_batches
+        return max(batches, every // batches * batches) if every and self.plan.protocol == "g_shuff" else every
+
+    async def run(self, party: Party, directory: Path) -> list[np.ndarray]:
+        """At each server, when everything that clients send is there."""
+        job = ServerJob(self.plan, directory / "server", self.checkpoint_every)
+        with TrainingRun(party, job) as run:
+            rows = await receive_rows(party, self.plan)
+            return await importlib.import_module(f"protocols.{self.plan.protocol}").train(run, rows)
+
+    def keep(self, directory: Path, layers: list[np.ndarray]) -> None:
+        """What the server's operator finds afterwards."""
+        write_arrays(directory / MODEL, {f"layer_{i}": layer for i, layer in enumerate(layers, 1)})
+
+
+class LiveTrainingTask(TrainingTask):
+    """GL-BMF: the clients share their layers' factors, and are told their own gradient, in every step."""
+
+    live = True
+
+    async def run(self, party: Party, directory: Path) -> list[np.ndarray]:
+        """At each server, with all clients connected. Every release is on all three disks before it is opened."""
+        assert isinstance(self.plan, JointPlan)
+        return [await joint_servers(party, JointServerJob(self.plan, directory / "server", keep=True))]
+
+
+class PredictionTask:
+    """Predict ``rows`` aligned rows with the released model, for the one client that the file names."""
+
+    kind = PREDICTION
+    live = False
+
+    def __init__(self, config: FederationConfig, rows: int, output: str, layers: list[np.ndarray], claim: str):
+        limit = config.predict.maximum_rows
+        require(rows <= limit, "rows", rows, f"at most {limit}, see [predict] maximum_rows", "ask in parts")
+        self._layers = tuple(layers)
+        self.plan = prediction_plan(config, rows, output, layers, claim)
+        self.receivers = (self.plan.receiver,)
+        self.claim = next(iter(self.plan.releases.values()))
+
+    @property
+    def largest_message(self) -> int:
+        """Bytes of the largest message that a client may send."""
+        return 8 * CHUNK_ROWS * max(self.plan.client_widths) + _HEAD
+
+    def messages_of(self, client: str) -> int:
+        """How many messages a client sends."""
+        return len(self.plan.chunks)
+
+    async def run(self, party: Party, directory: Path) -> None:
+        """At each server, when everything that clients send is there."""
+        await prediction_servers(party, PredictionServerJob(self.plan, layers=self._layers))
+
+    def keep(self, directory: Path, output: None) -> None:
+        """Servers learn nothing that could be kept."""
+
+
+Task = TrainingTask | PredictionTask
+
+
+def prediction_plan(
+    config: FederationConfig, rows: int, output: str, layers: list[np.ndarray], claim: str
+) -> PredictionPlan:
+    """The public plan of a prediction: clients and servers make it alike."""
+    return plan_with_released_model(
+        layers,
+        config.run.row_bound,
+        [client.name for client in config.ordered_clients],
+        [client.width for client in config.ordered_clients],
+        receiver=config.predict.receiver,
+        output=output,
+        rows=rows,
+        training_claim=claim,
+    )
+
+
+def make_task(config: FederationConfig, facts: dict[str, Any], trained: Path | None) -> Task:
+    """The task that public facts describe; ``trained`` is the directory of a training that is done."""
+    if facts["kind"] == TRAINING:
+        return (TrainingTask if config.run.layers is None else LiveTrainingTask)(config, facts["rows"])
+    require(
+        trained is not None and (trained / MODEL).exists(),
+        "kind",
+        facts["kind"],
+        f"{TRAINING!r}: this server has no model yet",
+    )
+    assert trained is not None
+    claim = (trained / "claim.txt").read_text().strip()
+    return PredictionTask(config, facts["rows"], facts["output"], load_layers(trained / MODEL), claim)

@@ -1,0 +1,1 @@
+"""Runs on this machine: options, processes, reports, curves, logs."""

@@ -1,0 +1,87 @@
+"""``curves.png`` of a run: what may be drawn without spending privacy.
+
+Counts and rates of the transport, and the public schedule of noise and learning rate. Neither loss nor accuracy along the
+way: the servers never see them, and opening one in every step would be a release that the claim does not cover.
+"""
+
+from __future__ import annotations
+
+import textwrap
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from protocols.plan.run_plan import Plan
+
+__all__ = ["Timeline", "curve_title", "draw_curves"]
+
+
+@dataclass
+class Timeline:
+    """Seconds, steps done and bytes sent by all servers, as reported while training."""
+
+    seconds: list[float] = field(default_factory=list)
+    steps: list[int] = field(default_factory=list)
+    bytes: list[int] = field(default_factory=list)
+    _sent: dict[Any, int] = field(default_factory=dict)
+
+    def listen(self, peer: Any, message: dict[str, Any]) -> None:
+        """Take a report of a server."""
+        if message["phase"] != "training":
+            return
+        self._sent[peer] = message.get("bytes", 0)
+        if peer == 0:
+            self.seconds.append(time.monotonic())
+            self.steps.append(message["done"])
+            self.bytes.append(sum(self._sent.values()))
+
+    def rates(self, windows: int = 60) -> tuple[np.ndarray, np.ndarray]:
+        """(step, steps per second since the point before), over at most ``windows`` stretches of time."""
+        if len(self.steps) < 2:
+            return np.empty(0), np.empty(0)
+        kept = np.unique(np.linspace(0, len(self.steps) - 1, windows + 1).astype(int))
+        steps, seconds = np.array(self.steps)[kept], np.array(self.seconds)[kept]
+        return steps[1:], np.diff(steps) / np.maximum(np.diff(seconds), 1e-9)
+
+
+def curve_title(plan: Plan) -> str:
+    """What the picture says of privacy."""
+    return f"{plan.protocol}, the whole run: {plan.claim.headline()}. Neither loss nor accuracy is released on the way."
+
+
+def draw_curves(plan: Plan, timeline: Timeline, file: Path) -> bool:
+    """Draw ``file``; false if matplotlib is not installed."""
+    try:
+        import matplotlib
+    except ImportError:
+        return False
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    steps = np.arange(plan.schedule.num_steps)
+    noise = plan.noise.outsider_std * plan.factorisation.noise_norms()[: len(steps)] / plan.training.batch_size
+    used = [plan.scales.learning_rate_used(plan.learning_rate(step)) for step in range(len(steps))]
+    rate_steps, rates = timeline.rates()
+    figure, axes = plt.subplots(2, 2, figsize=(9, 6), sharex=True, layout="constrained")
+    panels = (
+        (axes[0, 0], timeline.steps, np.array(timeline.bytes) / 1e6, "MB sent by the servers since the start"),
+        (axes[0, 1], rate_steps, rates, "steps per second"),
+        (axes[1, 0], steps + 1, noise, "std of the noise, one coordinate of the mean gradient"),
+        (axes[1, 1], steps + 1, used, "learning rate"),
+    )
+    for axis, across, up, title in panels:
+        axis.plot(across, up, color="#33658a", linewidth=1.5, marker="." if len(across) < 30 else None)
+        axis.set_title(title, fontsize=10, loc="left")
+        axis.set_ylim(0, 1.1 * max(up, default=0) or 1)
+        axis.grid(alpha=0.3)
+        axis.spines[["top", "right"]].set_visible(False)
+    for axis in axes[1]:
+        axis.set_xlim(0, plan.schedule.num_steps)
+        axis.set_xlabel("step")
+    figure.suptitle("\n".join(textwrap.wrap(curve_title(plan), 100)), fontsize=10)
+    figure.savefig(file, dpi=120)
+    plt.close(figure)
+    return True

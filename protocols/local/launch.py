@@ -1,0 +1,277 @@
+"""Start a run on this machine: three server processes, one process per client, a progress bar, a report."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+import refmpc
+from accel.validate import require, require_integer
+from protocols.client.upload import ClientJob, client_program
+from protocols.local.curves import Timeline
+from protocols.local.options import RunOptions, parse_options
+from protocols.local.report import RunReport, estimate, print_estimate, print_report, write_report
+from protocols.local.run_log import RunLog
+from protocols.noise.server_noise import insecure_total_noise
+from protocols.plan.run_plan import Plan, plan_run
+from protocols.server.begun import require_same_run
+from protocols.server.checkpoint import ServerDirectory
+from protocols.server.training import ServerJob
+from vfl.data.sets import load_data, load_embeddings
+from vfl.federation import Federation, build_federation
+from vfl.gradients import GlobalModel
+from vfl.local.config import LocalModelConfig
+from vfl.twins import TwinResult, train_g_bmf, train_g_shuff
+
+__all__ = ["Command", "execute", "launch", "main", "main_in_the_clear", "make_federation", "run_directory"]
+
+
+def _twin_accuracy(options: RunOptions, plan: Plan, federation: Federation, directory: Path) -> float:
+    """Train the plaintext twin. G-BMF's gets the servers' own noise, which lies on this machine; the secret order of
+    G-Shuff, and joint noise, lie nowhere, so their twins draw their own."""
+    if options.protocol == "g_shuff":
+        return train_g_shuff(federation, options.training, norm_limit=plan.scales.norm_limit).test_accuracy
+    if options.training.noise == "joint":
+        return train_g_bmf(federation, options.training, norm_limit=plan.scales.norm_limit).test_accuracy
+    streams = [ServerDirectory(directory / f"server-{i}").noise_stream(plan.fingerprint) for i in range(3)]
+    noise = insecure_total_noise(plan, streams)
+    return train_g_bmf(federation, options.training, noise=noise, norm_limit=plan.scales.norm_limit).test_accuracy
+
+
+def make_federation(options: RunOptions) -> Federation:
+    """Data, local models and bounded embeddings, as the clients hold them."""
+    if options.embeddings is not None:
+        data = load_embeddings(options.embeddings, num_clients=options.clients)
+    else:
+        data = load_data(
+            options.data, num_clients=options.clients, data_root=options.data_root, seed=options.training.seed
+        )
+    return build_federation(
+        data,
+        LocalModelConfig(kind=options.local_model, weights=options.local_weights),
+        row_bound=options.row_bound,
+        row_rule=options.row_rule,
+        seed=options.training.seed,
+    )
+
+
+def launch(options: RunOptions, federation: Federation, console: Console) -> RunReport:
+    """Run one protocol to its end. Everything that can be refused is refused before a value is shared."""
+    plan = plan_run(options.protocol, federation, options.training)
+    every = require_integer("checkpoint_every", options.checkpoint_every, 0)
+    if options.protocol == "g_shuff" and every:
+        # within an epoch the order is one secret permutation: only its boundaries can be resumed from
+        batches = plan.schedule.num_batches
+        every = max(batches, every // batches * batches)
+    directory = run_directory(options)
+    servers = importlib.import_module(f"protocols.{options.protocol}").servers
+    used = slice(0, plan.schedule.num_samples)
+    clients = {
+        client.name: (
+            client_program,
+            ClientJob(
+                plan,
+                client.embedding_rows(used),
+                client.one_hot_rows(used, plan.classes) if client.is_label_client else None,
+            ),
+        )
+        for client in federation.clients
+    }
+    jobs = [ServerJob(plan, directory / f"server-{i}", every) for i in range(3)]
+    way_on = f"continue with: python -m protocols.{options.protocol} --resume {directory}"
+    result, seconds, timeline = execute(options, plan, directory, servers, jobs, clients, console, way_on)
+    layers: list[np.ndarray] = result.outputs[0]
+    accuracy = GlobalModel(layers).accuracy(federation.test_rows(), federation.test_labels)
+    twin = _twin_accuracy(options, plan, federation, directory) if options.twin else None
+    notes = federation.notes
+    return RunReport(options, plan, directory, layers, accuracy, twin, result.ledgers, seconds, notes, timeline)
+
+
+def execute(
+    options: RunOptions,
+    plan: Plan,
+    directory: Path,
+    servers: Callable[..., Any],
+    jobs: Sequence[Any],
+    clients: Mapping[str, tuple[Callable[..., Any], Any]],
+    console: Console,
+    way_on: str,
+) -> tuple[refmpc.RunResult, float, Timeline]:
+    """Run servers and clients with progress and log. A failure is noted in the log and carries ``way_on``."""
+    require_same_run(directory, plan)  # before the log names a claim
+    timeline, begun = Timeline(), time.perf_counter()
+    with RunLog(directory / "run.log") as log, _progress(console, options.json) as show:
+        log.begin(plan, options.resume is not None)
+
+        def on_report(peer: Any, message: dict[str, Any]) -> None:
+            for listener in (show, timeline.listen, log.listen):
+                listener(peer, message)
+
+        try:
+            result = refmpc.run(
+                servers,
+                jobs,
+                parties=options.parties,
+                clients=clients,
+                network=options.network,
+                releases=plan.releases,
+                parameters=plan.public_parameters(),
+                tls=options.tls,
+                timeout=options.timeout,
+                on_report=on_report,
+            )
+        except refmpc.RefmpcError as error:
+            error.add_note(way_on)
+            raise
+        seconds = time.perf_counter() - begun
+        log.end(result.ledgers[0], seconds)
+    return result, seconds, timeline
+
+
+def run_directory(options: RunOptions) -> Path:
+    if options.resume is not None:
+        return Path(options.resume)
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    base = Path(options.out)
+    for suffix in range(1000):
+        directory = base / f"{options.protocol}-{stamp}{f'-{suffix}' if suffix else ''}"
+        try:
+            directory.mkdir(parents=True)
+            break
+        except FileExistsError:
+            continue
+    (directory / "config.json").write_text(json.dumps(options.to_dict(), indent=2))
+    return directory
+
+
+class _progress:
+    """A bar per phase, fed by the reports of server 0; bytes are of all three servers."""
+
+    def __init__(self, console: Console, quiet: bool):
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[note]}"),
+            TimeRemainingColumn(),
+            console=Console(stderr=True) if quiet else console,
+            transient=True,
+            disable=quiet or not console.is_terminal,
+        )
+        self._tasks: dict[str, Any] = {}
+        self._bytes: dict[Any, int] = {}
+        self._begun: dict[str, tuple[float, int]] = {}
+
+    def __enter__(self) -> Callable[[Any, Any], None]:
+        self._bar.start()
+        return self._on_report
+
+    def __exit__(self, *exception: object) -> None:
+        self._bar.stop()
+
+    def _on_report(self, peer: Any, message: dict[str, Any]) -> None:
+        self._bytes[peer] = message.get("bytes", 0)
+        if peer != 0:
+            return
+        phase, done = message["phase"], message["done"]
+        if phase not in self._tasks:
+            self._tasks[phase] = self._bar.add_task(phase, total=message["total"], note="")
+            self._begun[phase] = time.monotonic(), done
+        note = ""
+        if phase == "training":
+            began, first = self._begun[phase]
+            rate = (done - first) / max(1e-9, time.monotonic() - began)
+            note = f"{rate:.0f} steps/s, {sum(self._bytes.values()) / 1e6:.0f} MB"
+        self._bar.update(self._tasks[phase], completed=done, note=note)
+
+
+def _launch_beside_mpspdz(options: RunOptions, federation: Federation, console: Console) -> RunReport:
+    """``launch``, and with ``--backend mpspdz`` the same steps once more, executed by MP-SPDZ; a note gives the gap."""
+    if options.backend == "refmpc":
+        return launch(options, federation, console)
+    from bench.mpspdz.runner import MpSpdz, MpSpdzError
+    from bench.mpspdz.training import noise_of_the_servers, require_small, train_with_mpspdz
+
+    try:
+        system = MpSpdz()
+        require(options.training.noise == "distributed", "noise", options.training.noise, "distributed with MP-SPDZ")
+        require(not options.training.hidden, "hidden", options.training.hidden, "empty with MP-SPDZ")
+        require_small(plan_run(options.protocol, federation, options.training))
+        report = launch(options, federation, console)
+        noise = noise_of_the_servers(report.plan, report.directory)
+        theirs = train_with_mpspdz(system, report.plan, federation, noise, options.network)
+    except MpSpdzError as error:
+        raise ValueError(f"--backend mpspdz: {error}") from None
+    (ours,) = report.layers
+    gap = float(np.abs(theirs.weights - ours).max())
+    note = (
+        f"MP-SPDZ executed the same {report.plan.schedule.num_steps} steps with the same noise in {theirs.seconds:.2f} s,"
+        f" {theirs.bytes / 1e6:.1f} MB and {theirs.rounds} rounds: its weights differ from ours by at most {gap:.2e}"
+        f" (largest weight {np.abs(ours).max():.3g})"
+    )
+    return replace(report, notes=(*report.notes, note))
+
+
+@dataclass(frozen=True)
+class Command:
+    """What differs between the commands: how data are prepared, what a run would cost, and the run."""
+
+    federation: Callable[[RunOptions], Federation]
+    estimate: Callable[[RunOptions, Federation], tuple[Plan, dict[str, float]]]
+    launch: Callable[[RunOptions, Federation, Console], RunReport]
+
+
+def _estimate(options: RunOptions, federation: Federation) -> tuple[Plan, dict[str, float]]:
+    plan = plan_run(options.protocol, federation, options.training)
+    return plan, estimate(plan)
+
+
+def main(protocol: str, description: str | None, argv: list[str] | None = None, command: Command | None = None) -> None:
+    """The command ``python -m protocols.<name>``."""
+    command = command or Command(make_federation, _estimate, _launch_beside_mpspdz)
+    options = parse_options(protocol, description, argv)
+    if options.resume is not None:
+        stored = json.loads((Path(options.resume) / "config.json").read_text())
+        options = replace(RunOptions.from_dict(stored), resume=options.resume, json=options.json, twin=options.twin)
+    console = Console()
+    try:
+        federation = command.federation(options)
+        if options.estimate:
+            plan, found = command.estimate(options, federation)
+            print_estimate(plan, options, console, found)
+            return
+        report = command.launch(options, federation, console)
+    except (ValueError, refmpc.RefmpcError) as error:
+        lines = [str(error).split("\n\nTraceback of")[0].rstrip(), *getattr(error, "__notes__", ())]
+        raise SystemExit(f"{protocol}: " + "\n".join(lines)) from (
+            error if isinstance(error, refmpc.RefmpcError) else None
+        )
+    write_report(report)
+    print_report(report, console)
+
+
+def main_in_the_clear(method: str, description: str | None, train: Callable[..., TwinResult]) -> None:
+    """The command of a method without secure computation: same data and options, one process."""
+    options = parse_options(method, description)
+    console = Console()
+    try:
+        result = train(make_federation(options), options.training, progress=not options.json)
+    except ValueError as error:
+        raise SystemExit(f"{method}: {error}") from None
+    if options.json:
+        print(json.dumps(result.summary(), indent=2))
+        return
+    console.print(f"[bold]{result.method}[/bold]: test accuracy {result.test_accuracy:.2%}, {result.seconds:.1f} s")
+    claim = None if result.plan is None else result.plan.claim
+    console.print("No privacy: nothing is claimed." if claim is None else claim.paragraph())
+    for note in result.notes:
+        console.print(f"- {note}", style="dim")

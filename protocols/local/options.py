@@ -1,0 +1,210 @@
+"""The command line that all protocols share."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from vfl.data.sets import DATA_SETS
+from vfl.local.config import LOCAL_MODELS
+from vfl.training import SETTINGS, TrainingConfig
+
+__all__ = ["RunOptions", "parse_options"]
+
+
+MLP_LEARNING_RATE = 0.5  # on digits at ε = 3: 84 to 89 %; at 2 the noise in two layers multiplies
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """Everything a run was asked for, besides the training itself."""
+
+    protocol: str
+    training: TrainingConfig
+    data: str = "digits"
+    data_root: str | None = None
+    embeddings: str | None = None
+    clients: int = 2
+    local_model: str = "identity"
+    local_weights: str | None = None
+    row_bound: float = 1.0
+    row_rule: str = "normalise"
+    local_update: str = "released"
+    local_learning_rate: float = 0.05
+    rank: int = 8
+    lora_alpha: float = 8.0
+    train_layer: str | None = None
+    jacobian_bound: float = 4.0
+    parties: str = "processes"
+    network: str = "loopback"
+    backend: str = "refmpc"
+    tls: bool = False
+    timeout: float = 60.0
+    out: str = "runs"
+    checkpoint_every: int = 0
+    twin: bool = False
+    plot: bool = False
+    json: bool = False
+    estimate: bool = False
+    resume: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, as written to config.json."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> RunOptions:
+        """The inverse of ``to_dict``."""
+        known = {field.name for field in fields(cls)}
+        training = dict(values["training"])
+        training["hidden"] = tuple(training["hidden"])
+        rest = {name: value for name, value in values.items() if name in known and name != "training"}
+        return cls(training=TrainingConfig(**training), **rest)
+
+
+def _widths(text: str) -> tuple[int, ...]:
+    """128,64 as (128, 64)."""
+    try:
+        return tuple(int(width) for width in text.split(",") if width.strip())
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: must be whole numbers separated by commas, such as 128,64"
+        ) from None
+
+
+def parse_options(protocol: str, description: str | None, argv: list[str] | None = None) -> RunOptions:
+    """Read the command line of one protocol."""
+    parser = argparse.ArgumentParser(
+        prog=f"python -m protocols.{protocol}",
+        description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    default, run = TrainingConfig(), RunOptions(protocol, TrainingConfig())
+    data = parser.add_argument_group("data")
+    data.add_argument("--data", choices=DATA_SETS, default=run.data, help="data set, split vertically (default digits)")
+    data.add_argument("--data-root", metavar="DIR", help="where data sets that are not embedded lie")
+    data.add_argument("--embeddings", metavar="FILE", help="precomputed embeddings (.npz) instead of --data")
+    data.add_argument("--clients", type=int, default=run.clients, help="number of clients; the last holds the labels")
+    data.add_argument(
+        "--local-model", choices=LOCAL_MODELS, default=run.local_model, help="frozen model at each client"
+    )
+    data.add_argument("--local-weights", metavar="FILE", help="weights of the local model, from public data")
+    data.add_argument("--row-bound", type=float, default=run.row_bound, help="public bound R on the norm of each row")
+    data.add_argument(
+        "--row-rule", choices=("clip", "normalise"), default=run.row_rule, help="how rows are brought within R"
+    )
+    train = parser.add_argument_group("training")
+    train.add_argument("--epochs", type=int, default=default.epochs)
+    train.add_argument("--batch-size", type=int, default=default.batch_size)
+    train.add_argument("--learning-rate", type=float, help="default 2, which suits one layer; 0.5 with --hidden")
+    train.add_argument("--schedule", choices=("constant", "linear", "cosine"), default=default.schedule)
+    train.add_argument(
+        "--setting", type=int, choices=tuple(SETTINGS), help="the paper's workload 1 or 2 (momentum 0.9)"
+    )
+    train.add_argument("--momentum", type=float, default=default.momentum)
+    train.add_argument("--weight-decay", type=float, default=default.weight_decay, help="α; 1 means none")
+    train.add_argument(
+        "--gradients",
+        choices=("factored", "explicit"),
+        default=default.gradients,
+        help="explicit builds every per-sample gradient, as the paper does: the reference, 60 times the bytes",
+    )
+    if protocol in ("g_bmf", "g_shuff", "plain"):
+        train.add_argument(
+            "--hidden",
+            type=_widths,
+            default=default.hidden,
+            metavar="N,N",
+            help="widths of hidden layers, such as 128,64 (ReLU); default: one linear layer",
+        )
+    train.add_argument(
+        "--seed", type=int, default=default.seed, help="splits, an MLP's start, the twin; never masks or noise"
+    )
+    privacy = parser.add_argument_group("privacy")
+    privacy.add_argument("--epsilon", type=float, default=default.epsilon)
+    privacy.add_argument("--delta", type=float, default=default.delta)
+    privacy.add_argument("--clip-norm", type=float, default=default.clip_norm, help="γ, the bound on each gradient")
+    if protocol in ("g_bmf", "g_shuff"):
+        privacy.add_argument(
+            "--noise",
+            choices=("distributed", "joint"),
+            default=default.noise,
+            help="distributed: each server adds its own, 1.5σ² in all, free. joint: σ², unknown to all, 1.4 kB a parameter",
+        )
+    if protocol == "g_shuff":
+        privacy.add_argument(
+            "--accounting",
+            choices=("paper", "proven"),
+            default=default.accounting,
+            help="which ε calibrates the noise: as if Poisson-sampled (paper), or the bound proven for any order",
+        )
+    elif protocol in ("g_bmf", "gl_bmf"):
+        privacy.add_argument(
+            "--factorisation",
+            choices=("bisr", "bsr", "identity"),
+            default=default.factorisation,
+            help="of the workload",
+        )
+        privacy.add_argument("--bands", type=int, help="bands of the factorisation (default: from the batches)")
+    if protocol == "gl_bmf":
+        local = parser.add_argument_group("local models")
+        local.add_argument(
+            "--local-update",
+            choices=("released", "estimated"),
+            default=run.local_update,
+            help="what clients do with their gradient: apply it (claim on features and labels), or the paper's estimate",
+        )
+        local.add_argument("--local-learning-rate", type=float, default=run.local_learning_rate)
+        local.add_argument("--rank", type=int, default=run.rank, help="rank of the LoRA layers")
+        local.add_argument("--lora-alpha", type=float, default=run.lora_alpha, help="α_LoRA; the layers count α/rank")
+        local.add_argument(
+            "--train-layer",
+            metavar="NAME",
+            help="instead of LoRA layers, train this layer of the local model by its Jacobians (cnn: one; small layers only)",
+        )
+        local.add_argument(
+            "--jacobian-bound",
+            type=float,
+            default=run.jacobian_bound,
+            help="public bound on the Jacobian of that layer, per row",
+        )
+    where = parser.add_argument_group("where and how")
+    where.add_argument("--parties", choices=("processes", "threads"), default=run.parties)
+    where.add_argument("--network", choices=("loopback", "lan", "wan"), default=run.network, help="emulated network")
+    if protocol == "g_bmf":
+        where.add_argument(
+            "--backend",
+            choices=("refmpc", "mpspdz"),
+            default=run.backend,
+            help="mpspdz: also let the MP-SPDZ at MPSPDZ_HOME execute the same steps, and compare the weights (small runs)",
+        )
+    where.add_argument("--tls", action="store_true", help="mutual TLS between all participants (own certificates)")
+    where.add_argument("--timeout", type=float, default=run.timeout, help="seconds to wait for a silent peer")
+    where.add_argument("--out", default=run.out, metavar="DIR", help="runs are kept here (default runs/)")
+    where.add_argument("--checkpoint-every", type=int, default=0, metavar="STEPS", help="0: no checkpoints")
+    where.add_argument("--resume", metavar="DIR", help="continue the run in DIR (all other options come from there)")
+    where.add_argument("--estimate", action="store_true", help="print what the run would cost, and run nothing")
+    where.add_argument(
+        "--twin",
+        action="store_true",
+        help="also train the plaintext twin with the servers' noise and compare (one machine only)",
+    )
+    where.add_argument("--plot", action="store_true", help="draw costs by phase as PNG")
+    where.add_argument("--json", action="store_true", help="print JSON instead of tables")
+    found = vars(parser.parse_args(argv))
+    setting = found.pop("setting")
+    if setting is not None:
+        found.update(SETTINGS[setting])
+    if found["learning_rate"] is None:
+        found["learning_rate"] = MLP_LEARNING_RATE if found.get("hidden") else default.learning_rate
+    names = {field.name for field in fields(TrainingConfig)}
+    try:
+        training = TrainingConfig(**{name: value for name, value in found.items() if name in names})
+        options = RunOptions(protocol, training, **{k: v for k, v in found.items() if k not in names})
+        if options.resume is not None and not (Path(options.resume) / "config.json").exists():
+            parser.error(f"--resume {options.resume}: no config.json there, so no run to continue")
+    except ValueError as error:
+        parser.error(str(error))
+    return options

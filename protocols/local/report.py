@@ -1,0 +1,212 @@
+"""What a run tells: a short table for people, the claim in words, the same facts as JSON, and files in the run's folder."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from protocols.local.curves import Timeline, draw_curves
+from protocols.local.options import RunOptions
+from protocols.noise.joint_noise import MOST_SAMPLES, SAMPLE_MEMORY, joint_block_rows, joint_noise_cost
+from protocols.plan.run_plan import Plan
+from protocols.plan.scales import EMBEDDING_BITS
+from protocols.step.global_step import step_cost
+from refmpc import Cost, Ledger
+
+__all__ = ["RunReport", "estimate", "print_estimate", "print_report", "write_report"]
+
+
+@dataclass
+class RunReport:
+    """One finished run."""
+
+    options: RunOptions
+    plan: Plan
+    directory: Path
+    layers: list[np.ndarray]
+    accuracy: float
+    twin_accuracy: float | None
+    ledgers: list[Ledger]
+    seconds: float
+    notes: tuple[str, ...]
+    timeline: Timeline
+
+    def phases(self) -> list[dict[str, Any]]:
+        """Rounds, bytes of all servers and seconds waited, by phase."""
+        rows = []
+        for name, first in self.ledgers[0].phases.items():
+            counters = [ledger.phases[name] for ledger in self.ledgers if name in ledger.phases]
+            rows.append(
+                {
+                    "phase": name,
+                    "rounds": first.rounds,
+                    "bytes": sum(c.bytes_sent for c in counters),
+                    "seconds": max(c.seconds for c in counters),
+                }
+            )
+        return rows
+
+    def to_dict(self) -> dict[str, Any]:
+        """All facts of the run, plain."""
+        training = self.plan.training
+        return {
+            "protocol": self.plan.protocol,
+            "directory": str(self.directory),
+            "test_accuracy": self.accuracy,
+            "accuracy_is_of": "the released model",
+            "twin_accuracy": self.twin_accuracy,
+            "steps": self.plan.schedule.num_steps,
+            "hidden": list(training.hidden),
+            "norm_limit": self.plan.scales.norm_limit,
+            "learning_rate_used": self.plan.scales.learning_rate_used(training.learning_rate),
+            "privacy": self.plan.claim.headline(),
+            "claim": json.loads(self.plan.claim.to_json()),
+            "phases": self.phases(),
+            "releases": [asdict(release) for release in self.ledgers[0].releases],
+            "seconds": self.seconds,
+            "notes": [*self.notes, self.plan.schedule.sentence],
+        }
+
+
+def write_report(report: RunReport) -> None:
+    """Model, claim, ledger, facts and curves into the run's directory."""
+    directory = report.directory
+    layers = {f"layer_{index}": layer for index, layer in enumerate(report.layers, 1)}
+    np.savez(directory / "model.npz", **layers)  # type: ignore[arg-type]
+    (directory / "claim.txt").write_text(report.plan.claim.paragraph() + "\n")
+    (directory / "ledger.json").write_text(report.ledgers[0].to_json())
+    if not draw_curves(report.plan, report.timeline, directory / "curves.png"):
+        report.notes = (*report.notes, "no curves.png: matplotlib is not installed (pip install 'ppvfl[plots]')")
+    (directory / "report.json").write_text(json.dumps(report.to_dict(), indent=2))
+    if report.options.plot:
+        _plot(report, directory / "costs.png")
+
+
+def _size(count: float) -> str:
+    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= factor:
+            return f"{count / factor:.2f} {unit}"
+    return f"{count:.0f} B"
+
+
+def print_report(report: RunReport, console: Console) -> None:
+    """The end of a run, for people or as JSON."""
+    if report.options.json:
+        print(json.dumps(report.to_dict(), indent=2))
+        return
+    plan = report.plan
+    view = Table(title=f"{plan.protocol}: {plan.schedule.num_steps} steps in real 3PC", show_header=False)
+    view.add_column(style="bold")
+    view.add_column()
+    view.add_row("test accuracy", f"{report.accuracy:.2%} (of the released model, on rows that took no part)")
+    if report.twin_accuracy is not None:
+        twin_noise = "its own order and noise" if plan.protocol == "g_shuff" else "given the servers' noise"
+        if plan.training.noise == "joint":
+            twin_noise = "noise of its own: nobody knows that of the run"
+        view.add_row("plaintext twin", f"{report.twin_accuracy:.2%} ({twin_noise})")
+    if plan.training.hidden:
+        sizes = " → ".join(map(str, (plan.width, *plan.training.hidden, plan.classes)))
+        view.add_row(
+            "layers", f"{sizes}, ReLU; samples with hidden norms above {plan.scales.norm_limit:g} do not count"
+        )
+    view.add_row("privacy", plan.claim.headline())
+    used = plan.scales.learning_rate_used(plan.training.learning_rate)
+    view.add_row("learning rate used", f"{used:.6g} (asked for {plan.training.learning_rate:g})")
+    view.add_row("time", f"{report.seconds:.1f} s with start-up")
+    view.add_row("kept in", str(report.directory))
+    console.print(view)
+    costs = Table(title="cost by phase, all three servers")
+    for column in ("phase", "rounds", "bytes", "time"):
+        costs.add_column(column, justify="left" if column == "phase" else "right")
+    for row in report.phases():
+        costs.add_row(row["phase"], f"{row['rounds']:,}", _size(row["bytes"]), f"{row['seconds']:.2f} s")
+    console.print(costs)
+    console.print(plan.claim.paragraph())
+    for note in (*report.notes, plan.schedule.sentence):
+        console.print(f"- {note}", style="dim")
+
+
+# before a run ------------------------------------------------------------------------------------
+
+
+def estimate(plan: Plan) -> dict[str, float]:
+    """Rounds, bytes and memory of a run, from the declared costs (upload counted at the clients)."""
+    step = step_cost(plan.training, plan.width, plan.classes, plan.scales)
+    steps, rows = plan.schedule.num_steps, plan.schedule.num_samples
+    upload = 16 * rows * (plan.width + plan.classes)
+    shuffles = plan.schedule.epochs if plan.protocol == "g_shuff" else 0
+    shuffle = 32 * rows * (plan.width + 1 + plan.classes + 1)
+    share = 16 * rows * (plan.width + 1 + plan.classes)
+    history = 8 * plan.parameters * (plan.factorisation.bands + 128)
+    noise = Cost(0, 0)
+    if plan.training.noise == "joint":
+        noise, block = joint_noise_cost(plan), joint_block_rows(plan.parameters)
+        history += 8 * plan.parameters * (plan.factorisation.bands + 2 * block) + SAMPLE_MEMORY * MOST_SAMPLES
+    rounds, total = step.rounds * steps + noise.rounds, step.bytes * steps + noise.bytes
+    return {
+        "rounds_per_step": step.rounds,
+        "bytes_per_step": step.bytes,
+        "noise_bytes": noise.bytes,
+        "rounds": rounds,
+        "bytes": total + shuffles * shuffle,
+        "upload_bytes": upload,
+        "shuffle_bytes_per_epoch": shuffle if shuffles else 0,
+        "memory_per_server": share * (2 if shuffles else 1) + history,
+        "seconds_lan": rounds * 1e-3 + total / 3 / (1e9 / 8),
+        "seconds_wan": rounds * 20e-3 + total / 3 / (200e6 / 8),
+    }
+
+
+def print_estimate(plan: Plan, options: RunOptions, console: Console, found: dict[str, float] | None = None) -> None:
+    """What the run would cost: ``found`` if the protocol estimates for itself."""
+    found = found or estimate(plan)
+    if options.json:
+        print(
+            json.dumps({**found, "privacy": plan.claim.headline(), "claim": json.loads(plan.claim.to_json())}, indent=2)
+        )
+        return
+    view = Table(title=f"{plan.protocol}: what {plan.schedule.num_steps} steps would cost", show_header=False)
+    view.add_column(style="bold")
+    view.add_column()
+    view.add_row("one step", f"{found['rounds_per_step']:.0f} rounds, {_size(found['bytes_per_step'])} in all")
+    view.add_row("training", f"{found['rounds']:,.0f} rounds, {_size(found['bytes'])} between the servers")
+    if found.get("noise_bytes"):
+        view.add_row("joint noise", f"{_size(found['noise_bytes'])} (in the training's bytes)")
+    view.add_row("upload", f"{_size(found['upload_bytes'])} from the clients")
+    if found["shuffle_bytes_per_epoch"]:
+        view.add_row("shuffle", f"{_size(found['shuffle_bytes_per_epoch'])} an epoch (in the training's bytes)")
+    view.add_row("memory", f"about {_size(found['memory_per_server'])} a server")
+    view.add_row(
+        "network time", f"LAN {found['seconds_lan']:,.0f} s, WAN {found['seconds_wan']:,.0f} s, computing on top"
+    )
+    limit = plan.scales.norm_limit
+    hidden = "" if limit is None else f"; samples with hidden norms above {limit:g} do not count"
+    view.add_row("privacy", plan.claim.headline())
+    view.add_row("scales", f"embeddings {EMBEDDING_BITS} bits, weights {plan.scales.weight_bits} bits{hidden}")
+    console.print(view)
+    console.print(plan.claim.paragraph())
+
+
+def _plot(report: RunReport, file: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    rows = [row for row in report.phases() if row["bytes"] or row["seconds"] > 0.01]
+    figure, axes = plt.subplots(1, 2, figsize=(9, 3), layout="constrained")
+    names = [row["phase"] for row in rows]
+    for axis, key, scale, label in ((axes[0], "bytes", 1e6, "MB, all servers"), (axes[1], "seconds", 1, "seconds")):
+        axis.barh(names, [row[key] / scale for row in rows], color="#33658a")
+        axis.set_xlabel(label)
+        axis.invert_yaxis()
+        axis.spines[["top", "right"]].set_visible(False)
+    figure.suptitle(f"{report.plan.protocol}: cost by phase")
+    figure.savefig(file, dpi=120)
+    plt.close(figure)

@@ -1,0 +1,1 @@
+"""What all participants agree on before anything is shared: shapes, scales, noise, claim."""

@@ -1,0 +1,161 @@
+"""The public plan of GL-BMF: shapes, noise and claim. The mathematics of its scales is in ``protocols.plan.gl_scales``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from accel.validate import require
+from protocols.plan.gl_scales import AdapterScales, FactorBounds, plan_joint_scales
+from protocols.plan.gl_shapes import AdapterShape, JacobianShape, JointFacts, facts_of
+from protocols.plan.run_plan import MODEL_RELEASE, Plan, calibrate_factorised, factorise_workload
+from protocols.plan.scales import GRADIENT_BITS, RELEASE_BITS
+from vfl.dp import CalibratedNoise, Claim, FixedPointSlack, labels_only_claim, with_delta_checked
+from vfl.federation import Federation
+from vfl.local.client import LocalUpdate
+from vfl.training import TrainingConfig
+
+__all__ = ["JointPlan", "layer_release", "plan_from_facts", "plan_joint_run"]
+
+MOST_ENTRIES = 1 << 24
+
+
+def layer_release(client: str) -> str:
+    """The name of what a client is told in every step."""
+    return f"layer gradient of {client}"
+
+
+@dataclass(frozen=True)
+class JointPlan(Plan):
+    """The plan of G-BMF, and what the clients' layers add to it."""
+
+    shapes: tuple[AdapterShape | JacobianShape, ...]
+    adapters: AdapterScales
+    local_update: LocalUpdate
+    layer_starts: tuple[str, ...]  # hashes of the clients' layers before the first step
+    joint_claim: Claim
+
+    @property
+    def global_parameters(self) -> int:
+        """Coordinates of the global layer."""
+        return (self.width + 1) * self.classes
+
+    @property
+    def parameters(self) -> int:
+        """Coordinates of one noise row: the global layer, then each client's shared layers."""
+        return self.global_parameters + sum(shape.parameters for shape in self.shapes)
+
+    @property
+    def claim(self) -> Claim:
+        return self.joint_claim
+
+    @property
+    def releases(self) -> dict[str, str]:
+        """One layer gradient per client and step, and the global model at the end, under one claim."""
+        text = self.claim.paragraph()
+        return {MODEL_RELEASE: text} | {layer_release(name): text for name in self.client_names}
+
+    def public_parameters(self) -> dict[str, Any]:
+        """What all participants compare before anything is shared."""
+        return super().public_parameters() | {
+            "adapters": str(self.adapters),
+            "layers": str(self.shapes),
+            "layer_starts": list(self.layer_starts),
+            "local_update": str(self.local_update),
+        }
+
+    def noise_std(self, step: int) -> float:
+        """Deviation of the noise in one coordinate of the *mean* gradient of a step, as everybody faces it."""
+        norm = float(self.factorisation.noise_norms()[step])
+        return self.noise.outsider_std * norm / self.training.batch_size
+
+    def noise_slices(self) -> list[slice]:
+        """Each client's part of a noise row."""
+        found, start = [], self.global_parameters
+        for shape in self.shapes:
+            found.append(slice(start, start + shape.parameters))
+            start += shape.parameters
+        return found
+
+
+def plan_joint_run(federation: Federation, training: TrainingConfig, bounds: FactorBounds | None = None) -> JointPlan:
+    """The plan for clients that are all on this machine."""
+    return plan_from_facts(facts_of(federation), training, bounds)
+
+
+def plan_from_facts(facts: JointFacts, training: TrainingConfig, bounds: FactorBounds | None = None) -> JointPlan:
+    """Calibrate the noise with the slack of the arithmetic that will run, and choose all scales; or refuse."""
+    require(training.hidden == (), "hidden", training.hidden, "empty: GL-BMF trains one global layer")
+    require(training.noise == "distributed", "noise", training.noise, "'distributed' in the secure protocols")
+    schedule = training.steps(facts.num_samples)
+    shapes = tuple(client.shape(training.gradients) for client in facts.clients)
+    for client, shape in zip(facts.clients, shapes, strict=True):
+        entries = training.batch_size * shape.width * shape.parameters
+        require(
+            isinstance(shape, AdapterShape) or entries <= MOST_ENTRIES,
+            f"{client.name}: entries of the Jacobians of a batch",
+            entries,
+            f"at most {MOST_ENTRIES}, 256 MB of shares at each server",
+            "train a smaller layer, use smaller batches, or LoRA layers with factored gradients",
+        )
+    factorisation = factorise_workload(training, schedule, training.factorisation)
+    parameters = (facts.width + 1) * facts.classes + sum(shape.parameters for shape in shapes)
+
+    def calibrate(row_bound: float, clip_rounding: float, overflow: float) -> CalibratedNoise:
+        slack = FixedPointSlack(
+            row_bound=row_bound,
+            classes=facts.classes,
+            width=facts.width,
+            steps=schedule.num_steps,
+            batch_size=training.batch_size,
+            momentum=training.momentum,
+            truncated_bits=GRADIENT_BITS - RELEASE_BITS,
+            coordinates=parameters,
+            clip_rounding=clip_rounding,
+            overflow_probability=overflow,
+        )
+        return calibrate_factorised(training, schedule, factorisation, slack)
+
+    # the ranges depend on the noise, and the noise (a little) on the ranges: plan for 1 % more noise than was found
+    noise = calibrate(facts.row_bound, 0.0, 0.0)
+    for _ in range(4):
+        planned_std = 1.01 * noise.outsider_std
+        scales, adapters = plan_joint_scales(training, schedule, factorisation, facts, shapes, bounds, planned_std)
+        noise = calibrate(scales.row_bound, adapters.clip_rounding, adapters.overflow_probability)
+        if noise.outsider_std <= planned_std:
+            break
+    require(
+        noise.outsider_std <= planned_std,
+        "clip_norm",
+        training.clip_norm,
+        f"well above the rounding of a contribution, {adapters.clip_rounding:.3g}",
+        "raise the clip norm, or lower the learning rate or the epochs",
+    )
+    claim = labels_only_claim(noise.claim) if facts.update.kind == "estimated" else noise.claim
+    claim = with_delta_checked(claim, schedule.num_samples)
+    limits = adapters.bounds
+    kept = []
+    if any(isinstance(shape, AdapterShape) for shape in shapes):
+        kept.append(
+            f"their layer factors within public bounds (block outputs {limits.block:g}, projections {limits.projected:g}, "
+            f"U {limits.up:g}, row factor {limits.row_factor:g})"
+        )
+    if any(isinstance(shape, JacobianShape) for shape in shapes):
+        kept.append(f"the Jacobians of their layers within a public bound ({limits.jacobian:g})")
+    enforced = f"the clients keep {' and '.join(kept)}"
+    return JointPlan(
+        protocol="gl_bmf",
+        training=training,
+        schedule=schedule,
+        factorisation=factorisation,
+        noise=noise,
+        scales=scales,
+        client_names=tuple(client.name for client in facts.clients),
+        client_widths=tuple(client.width for client in facts.clients),
+        classes=facts.classes,
+        shapes=shapes,
+        adapters=adapters,
+        local_update=facts.update,
+        layer_starts=tuple(client.start for client in facts.clients),
+        joint_claim=replace(claim, public=(*claim.public, enforced, *facts.public_inputs)),
+    )

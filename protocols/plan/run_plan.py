@@ -1,0 +1,339 @@
+"""The public plan of a run: everything the servers and clients must agree on before anything is shared."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any, Protocol
+
+import numpy as np
+
+from accel.validate import require
+from protocols.plan.scales import GRADIENT_BITS, RELEASE_BITS, Scales, plan_scales
+from refmpc.mathematics.gaussian import (
+    JOINT_DISTANCE,
+    JOINT_FRACTION_BITS,
+    MAGNITUDE_ERROR,
+    SLOPE_REACH,
+    SMOOTHING,
+    joint_slope_error,
+)
+from vfl.dp import (
+    CalibratedNoise,
+    Claim,
+    Factorisation,
+    FixedPointSlack,
+    NoiseSplit,
+    calibrate_matrix_factorisation,
+    calibrate_shuffled,
+    default_bands,
+    factorise,
+    with_delta_checked,
+)
+from vfl.gradients import GlobalModel
+from vfl.training import Schedule, TrainingConfig
+
+__all__ = ["MODEL_RELEASE", "Plan", "PublicFacts", "digest", "joint_scale", "joint_slope", "plan_run"]
+
+MODEL_RELEASE = "global model"
+
+
+class PublicShape(Protocol):
+    """What everybody knows of a client."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def width(self) -> int: ...
+
+
+class PublicFacts(Protocol):
+    """What a plan may depend on: the public side of ``vfl.federation.Federation``, and no row."""
+
+    @property
+    def clients(self) -> Sequence[PublicShape]: ...
+
+    @property
+    def num_samples(self) -> int: ...
+
+    @property
+    def width(self) -> int: ...
+
+    @property
+    def classes(self) -> int: ...
+
+    @property
+    def row_bound(self) -> float: ...
+
+    @property
+    def public_inputs(self) -> tuple[str, ...]: ...
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Public, the same at every participant."""
+
+    protocol: str
+    training: TrainingConfig
+    schedule: Schedule
+    factorisation: Factorisation
+    noise: CalibratedNoise
+    scales: Scales
+    client_names: tuple[str, ...]
+    client_widths: tuple[int, ...]
+    classes: int
+
+    @property
+    def width(self) -> int:
+        """d, without the column of ones."""
+        return sum(self.client_widths)
+
+    @property
+    def parameters(self) -> int:
+        """Coordinates of one noised gradient."""
+        return sum(rows * columns for rows, columns in self.layer_shapes)
+
+    @property
+    def layer_shapes(self) -> list[tuple[int, int]]:
+        """Of [W; b] of each layer of the global model."""
+        sizes = (self.width, *self.training.hidden, self.classes)
+        return [(fan_in + 1, fan_out) for fan_in, fan_out in pairwise(sizes)]
+
+    @property
+    def start(self) -> list[np.ndarray]:
+        """The public starting weights, the twin's: zero, and random from the seed for the hidden layers of an MLP."""
+        return _start(self.training, self.width, self.classes).layers
+
+    def unflatten(self, flat: np.ndarray) -> list[np.ndarray]:
+        """The layers of a model that was released as one vector."""
+        ends = np.cumsum([rows * columns for rows, columns in self.layer_shapes])[:-1]
+        return [part.reshape(shape) for part, shape in zip(np.split(flat, ends), self.layer_shapes, strict=True)]
+
+    @property
+    def server_noise_std(self) -> float:
+        """Std, in grid units, of what each server samples for itself: its part of the noise, or the smoothing of a joint
+        one."""
+        own = SMOOTHING if self.noise.split is NoiseSplit.JOINT else 1.0
+        return own * self.noise.server_std_in_grid_units
+
+    @property
+    def claim(self) -> Claim:
+        return self.noise.claim
+
+    @property
+    def releases(self) -> dict[str, str]:
+        """What may be opened, with the claim that covers it."""
+        return {MODEL_RELEASE: self.claim.paragraph()}
+
+    def public_parameters(self) -> dict[str, Any]:
+        """What all participants compare before anything is shared."""
+        training = self.training
+        return {
+            "protocol": self.protocol,
+            "rows": self.schedule.num_samples,
+            "batch_size": self.schedule.batch_size,
+            "epochs": self.schedule.epochs,
+            "widths": list(self.client_widths),
+            "classes": self.classes,
+            "clip_norm": training.clip_norm,
+            "learning_rate": training.learning_rate,
+            "schedule": training.schedule,
+            "momentum": training.momentum,
+            "weight_decay": training.weight_decay,
+            "gradients": training.gradients,
+            "hidden": list(training.hidden),
+            "noise": training.noise,
+            "start": digest(self.start, self.scales.weight_bits),
+            "noise_multiplier": self.noise.noise_multiplier,
+            "sensitivity": self.noise.sensitivity,
+            "scales": str(self.scales),
+            "factorisation": f"{self.factorisation.kind} {self.factorisation.bands}",
+        }
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of all public parameters."""
+        return hashlib.sha256(json.dumps(self.public_parameters(), sort_keys=True).encode()).hexdigest()
+
+    def learning_rate(self, step: int) -> float:
+        """η of a step, by the public schedule."""
+        training = self.training
+        return training.learning_rate * training.learning_rate_factor(step, self.schedule.num_steps)
+
+
+def joint_scale(target_std: float) -> tuple[int, int]:
+    """(integer, bits): the std of the joint part, rounded up, by which standard samples at 30 bits are multiplied."""
+    std = math.sqrt(1 - 2 * SMOOTHING**2) * target_std
+    room = math.floor(61 - JOINT_FRACTION_BITS - math.log2(12.0 * max(1.0, std)))  # samples stay below 12
+    bits = min(24, room)
+    require(bits >= 8, "noise", f"std {target_std:.3g}", "below 2^19", "lower the clip norm or raise epsilon")
+    return math.ceil(std * 2.0**bits), bits
+
+
+def joint_slope(target_std: float) -> float:
+    """The slope error of joint noise with this std; see ``protocols.noise.joint_noise`` for the further roundings."""
+    error = MAGNITUDE_ERROR + 2.0**-JOINT_FRACTION_BITS * (1 + 1 / target_std)
+    return joint_slope_error() * error / MAGNITUDE_ERROR
+
+
+def _joint_claim(noise: CalibratedNoise) -> Claim:
+    """What the claim of joint noise presumes. Its slope bound holds for shifts of a coordinate up to two deviations."""
+    claim, reach = noise.claim, SLOPE_REACH - 10.0
+    require(
+        noise.noise_multiplier * reach >= 1,
+        "epsilon",
+        claim.epsilon,
+        f"small enough for a noise multiplier of {1 / reach:g}, not {noise.noise_multiplier:.3g}, with joint noise",
+        "lower epsilon, or use distributed noise",
+    )
+    assumed = (
+        "the three servers draw the noise together by secure computation and follow the protocol; each knows of it only "
+        "what it adds itself, 1/256 of the variance and beyond what the claim counts"
+    )
+    unbounded = noise.noise_multiplier * reach < 2  # replacing a record shifts twice as far
+    return replace(
+        claim,
+        adversary="everybody who sees the releases and one corrupted server, to which all noise counted here is unknown",
+        public=(*claim.public, assumed),
+        epsilon_replace_one=math.inf if unbounded else claim.epsilon_replace_one,
+    )
+
+
+def _start(training: TrainingConfig, width: int, classes: int) -> GlobalModel:
+    return GlobalModel.initial(width, classes, training.hidden, seed=training.seed)
+
+
+def digest(layers: list[np.ndarray], fraction_bits: int) -> str:
+    """A hash of public fixed-point values: participants whose libraries draw other numbers are told apart."""
+    words = [np.rint(layer * 2.0**fraction_bits).astype("<i8").tobytes() for layer in layers]
+    return hashlib.sha256(b"".join(words)).hexdigest()
+
+
+def factorise_workload(training: TrainingConfig, schedule: Schedule, kind: str) -> Factorisation:
+    """The factorisation of SGD's workload on this schedule, with the default number of bands unless one is given."""
+    if kind == "identity":
+        return factorise("identity", schedule.num_steps)
+    bands = training.bands
+    if bands is None:
+        bands = schedule.num_batches if kind == "bsr" else default_bands(schedule.num_batches)
+    decay, momentum = training.weight_decay, training.momentum
+    return factorise(kind, schedule.num_steps, weight_decay=decay, momentum=momentum, bands=bands)
+
+
+def calibrate_factorised(
+    training: TrainingConfig, schedule: Schedule, factorisation: Factorisation, slack: FixedPointSlack
+) -> CalibratedNoise:
+    """Noise for batches in a fixed order, every record once an epoch."""
+    return calibrate_matrix_factorisation(
+        training.epsilon,
+        training.delta,
+        training.clip_norm,
+        factorisation,
+        schedule.epochs,
+        schedule.num_batches,
+        slack,
+        training.noise,
+    )
+
+
+def plan_run(protocol: str, federation: PublicFacts, training: TrainingConfig) -> Plan:
+    """Calibrate the noise with the slack of the arithmetic that will run, and choose all scales; or refuse."""
+    require(
+        not training.hidden or training.gradients == "factored",
+        "gradients",
+        training.gradients,
+        "'factored' with hidden layers",
+        "explicit gradients are the reference for one layer",
+    )
+    joint = training.noise == "joint"
+    require(
+        not joint or training.factorisation != "bsr",
+        "factorisation",
+        training.factorisation,
+        "bisr or identity with joint noise",
+        "bsr's recursion rounds, which is not local on shares",
+    )
+    schedule = training.steps(federation.num_samples)
+    shuffled = protocol == "g_shuff"
+    factorisation = factorise_workload(training, schedule, "identity" if shuffled else training.factorisation)
+    sizes = (federation.width, *training.hidden, federation.classes)
+    start_norms = [
+        float(np.linalg.norm(layer, 2)) for layer in _start(training, federation.width, federation.classes).layers
+    ]
+    slack = FixedPointSlack(
+        row_bound=federation.row_bound * 1.01,
+        classes=federation.classes,
+        width=federation.width,
+        steps=schedule.num_steps,
+        batch_size=training.batch_size,
+        momentum=training.momentum,
+        truncated_bits=GRADIENT_BITS - RELEASE_BITS,
+        coordinates=sum((fan_in + 1) * fan_out for fan_in, fan_out in pairwise(sizes)),
+        overflow_probability=1e-20,
+    )
+
+    def calibrate(slack: FixedPointSlack) -> CalibratedNoise:
+        if shuffled:
+            return calibrate_shuffled(
+                training.epsilon,
+                training.delta,
+                training.clip_norm,
+                schedule.num_samples,
+                schedule.batch_size,
+                schedule.epochs,
+                slack=slack,
+                split=training.noise,
+                accounting=training.accounting,
+            )
+        return calibrate_factorised(training, schedule, factorisation, slack)
+
+    # the ranges depend on the noise, and the claim on the ranges: plan once with a guess, then with the real figures
+    noise = calibrate(slack)
+    for _ in range(3 if joint else 2):
+        scales = plan_scales(
+            training,
+            schedule,
+            factorisation,
+            row_bound=federation.row_bound,
+            width=federation.width,
+            classes=federation.classes,
+            noise_std=noise.outsider_std * (math.hypot(1.0, SMOOTHING) if joint else 1.0),
+            start_norms=start_norms,
+        )
+        slack = replace(
+            slack,
+            row_bound=scales.row_bound,
+            clip_rounding=scales.clip_rounding,
+            overflow_probability=scales.overflow_probability,
+        )
+        if joint:
+            samples = slack.released_coordinates * schedule.num_steps
+            slack = replace(
+                slack,
+                slope_error=joint_slope(0.99 * noise.target_std),  # the noise still changes a little
+                overflow_probability=slack.overflow_probability + samples * JOINT_DISTANCE,
+            )
+        noise = calibrate(slack)
+    assumed = (*noise.claim.public, *federation.public_inputs)
+    if training.hidden:
+        assumed += ("the starting weights are public and random, from the seed of the run",)
+    claim = with_delta_checked(noise.claim, schedule.num_samples)
+    noise = replace(noise, claim=replace(claim, public=assumed))
+    if joint:
+        noise = replace(noise, claim=_joint_claim(noise))
+    return Plan(
+        protocol=protocol,
+        training=training,
+        schedule=schedule,
+        factorisation=factorisation,
+        noise=noise,
+        scales=scales,
+        client_names=tuple(client.name for client in federation.clients),
+        client_widths=tuple(client.width for client in federation.clients),
+        classes=federation.classes,
+    )

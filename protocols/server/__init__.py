@@ -1,0 +1,1 @@
+"""A server's training run, and what it keeps on disk."""

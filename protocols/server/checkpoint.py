@@ -1,0 +1,159 @@
+"""What a server keeps on disk: its noise key, and its own shares of the training state, atomically and mode 0600.
+
+Noise is keyed by (run, plan, step) and never redrawn; masks are keyed by the attempt, so a resumed run uses fresh ones.
+Steps of which nothing was released may simply be computed again. What is about to be released, and how the servers agree
+on where to go on, is the matter of ``protocols.server.releases``; how a run was begun, of ``protocols.server.begun``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from accel.prg import KEY_BYTES, Stream
+from protocols.step.global_step import Weights
+from refmpc import ArithmeticTensor, Party
+from refmpc.core.rounds import Round
+
+__all__ = [
+    "KEEP",
+    "CannotResume",
+    "ServerDirectory",
+    "agree_on_count",
+    "confirm_on_disk",
+    "exchanged",
+    "write_arrays",
+    "write_private",
+]
+
+KEEP = 2  # a crash may leave servers one checkpoint apart
+
+
+class CannotResume(ValueError):
+    """Going on would release something twice with two values, or under noise or a claim that it was not made for."""
+
+
+@contextmanager
+def _whole_file(file: Path) -> Iterator[BinaryIO]:
+    """What is written becomes ``file`` all at once, mode 0600. On disk at the end, its name too: a rename alone may be lost
+    with the power."""
+    temporary = file.with_suffix(".part")
+    with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as handle:
+        yield handle
+        handle.flush()
+        os.fsync(handle.fileno())
+    temporary.replace(file)
+    folder = os.open(file.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def write_arrays(file: Path, arrays: Mapping[str, np.ndarray]) -> None:
+    """All or nothing, on disk when this returns, mode 0600."""
+    with _whole_file(file) as handle:
+        np.savez(handle, **arrays)  # type: ignore[arg-type]
+
+
+def write_private(file: Path, *pieces: bytes | bytearray) -> None:
+    """All or nothing, on disk when this returns, mode 0600."""
+    with _whole_file(file) as handle:
+        handle.writelines(pieces)
+
+
+class ServerDirectory:
+    """One server's private directory of a run."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        path.chmod(0o700)
+        (path / "pid").write_text(f"{os.getpid()}\n")
+
+    @property
+    def has_noise(self) -> bool:
+        """Whether a run has already drawn its noise key here."""
+        return (self.path / "noise.key").exists()
+
+    def noise_stream(self, plan_fingerprint: str) -> Callable[[int], Stream]:
+        """The stream of this server's noise for each step: from a key drawn once per run, and from the plan, so that the
+        same noise never covers two different trainings (somebody may edit a configuration and resume)."""
+        file = self.path / "noise.key"
+        if not file.exists():
+            write_private(file, os.urandom(KEY_BYTES))
+        key = file.read_bytes()
+        if len(key) != KEY_BYTES:
+            raise CannotResume(
+                f"{file} has {len(key)} bytes, expected {KEY_BYTES}: it is damaged; the run cannot resume"
+            )
+        info = f"noise of {plan_fingerprint}".encode()
+        derived = HKDF(hashes.SHA256(), KEY_BYTES, salt=None, info=info).derive(key)
+        return lambda step: Stream(derived, step.to_bytes(8, "little"))
+
+    def save(self, step: int, *layers: Weights) -> None:
+        """Keep the state before ``step``, layer by layer; older checkpoints but one are removed."""
+        arrays = {}
+        for index, weights in enumerate(layers):
+            arrays[f"values-{index}"] = weights.values.shares
+            if weights.velocity is not None:
+                arrays[f"velocity-{index}"] = weights.velocity.shares
+        write_arrays(self.path / f"checkpoint-{step:08d}.npz", arrays)
+        for old in self.steps()[:-KEEP]:
+            (self.path / f"checkpoint-{old:08d}.npz").unlink()
+
+    def steps(self) -> list[int]:
+        """Steps with a checkpoint, in order."""
+        return sorted(int(file.stem.split("-")[1]) for file in self.path.glob("checkpoint-*.npz"))
+
+    def discard_after(self, step: int) -> None:
+        """Remove checkpoints later than ``step``: they belong to an attempt that the others did not keep up with, and
+        the next attempt will reach the same steps with other shares."""
+        for late in self.steps():
+            if late > step:
+                (self.path / f"checkpoint-{late:08d}.npz").unlink()
+
+    def load(self, party: Party, step: int, weight_bits: int, velocity_bits: int) -> list[Weights]:
+        """The layers before ``step``."""
+        layers: list[Weights] = []
+        with np.load(self.path / f"checkpoint-{step:08d}.npz") as file:
+            while (name := f"values-{len(layers)}") in file:
+                values = ArithmeticTensor(party, file[name], weight_bits)
+                name = f"velocity-{len(layers)}"
+                layers.append(
+                    Weights(values, ArithmeticTensor(party, file[name], velocity_bits) if name in file else None)
+                )
+        return layers
+
+
+def agree_on_count(party: Party, count: int) -> int:
+    """The smallest of the three servers' counts. 1 round."""
+    mine = np.array([count], dtype=np.int64)
+    return min(count, *(int(other[0]) for other in exchanged(party, mine, "agree on count")))
+
+
+def exchanged(party: Party, mine: np.ndarray, operation: str) -> tuple[np.ndarray, np.ndarray]:
+    """What the next and the previous server have to say on something public. 1 round."""
+    round_ = Round(operation)
+    round_.send_next(mine)
+    round_.send_previous(mine)
+    others = round_.expect_next(mine.shape, mine.dtype), round_.expect_previous(mine.shape, mine.dtype)
+    party.deliver(round_)
+    return others
+
+
+async def confirm_on_disk(operation: str) -> None:
+    """Go on when all three servers have come this far: what they wrote before is on all disks. 1 round."""
+    round_ = Round(operation)
+    token = np.zeros(1, dtype=np.uint8)
+    for send, expect in ((round_.send_next, round_.expect_next), (round_.send_previous, round_.expect_previous)):
+        send(token)
+        expect(1, np.uint8)
+    await round_

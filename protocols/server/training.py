@@ -1,0 +1,129 @@
+"""The training run of one server: state, noise, checkpoints, progress. The protocols fill in the order of the rows."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+
+import refmpc
+from protocols.client.upload import release_model
+from protocols.noise.joint_noise import MOST_ROWS, JointNoise
+from protocols.noise.server_noise import NoiseAhead
+from protocols.plan.run_plan import Plan
+from protocols.plan.scales import RELEASE_BITS
+from protocols.server.begun import begin
+from protocols.server.checkpoint import ServerDirectory
+from protocols.server.releases import Releases, agree_on_step
+from protocols.step.global_step import SharedRows, Weights, gradient_step
+from refmpc import ArithmeticTensor, Party
+
+__all__ = ["ServerJob", "TrainingRun"]
+
+
+@dataclass(frozen=True)
+class ServerJob:
+    """What a server gets: the public plan, and its own private directory."""
+
+    plan: Plan
+    directory: Path
+    checkpoint_every: int
+
+
+class TrainingRun:
+    """State of the training at one server; use as a context manager around the loop over ``steps()``.
+
+    Made before clients share anything: a run that may not go on is refused first. ``keeps_releases``: whether every
+    release is on disk before it is sent.
+    """
+
+    report_every = 0.2  # seconds between progress messages
+
+    def __init__(self, party: Party, job: ServerJob, *, keeps_releases: bool = True):
+        self.party = party
+        self.plan = job.plan
+        self.directory = ServerDirectory(job.directory)
+        self._every = job.checkpoint_every
+        self._releases = Releases(self.directory)
+        begin(self.directory, job.plan, keeps_releases=keeps_releases)
+        last = job.plan.schedule.num_steps
+        self.first_step = agree_on_step(party, self.directory, self._releases, last)
+        self.layers = self._start()
+        self._joint = None
+        if job.plan.training.noise == "joint":
+            self._joint = JointNoise(party, job.plan, self.directory, self.first_step, keep=self._every > 0)
+        self._noise = None  # and no key is drawn, when everything is computed
+        if self.first_step < last:
+            stream = self.directory.noise_stream(job.plan.fingerprint)
+            self._noise = NoiseAhead(job.plan, stream, self.first_step)
+
+    def _start(self) -> list[Weights]:
+        plan, bits = self.plan, self.plan.scales.weight_bits
+        if self.first_step:
+            return self.directory.load(self.party, self.first_step, bits, RELEASE_BITS)
+        layers = []
+        for start in plan.start:
+            zeros = np.zeros((2, *start.shape), dtype=np.uint64)
+            velocity = ArithmeticTensor(self.party, zeros, RELEASE_BITS) if plan.training.momentum else None
+            layers.append(Weights(ArithmeticTensor(self.party, zeros, bits) + start, velocity))
+        return layers
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._noise is not None:
+            self._noise.close()
+
+    def steps(self) -> Iterator[int]:
+        """All steps that are left; reports progress and writes checkpoints between them."""
+        total, reported = self.plan.schedule.num_steps, 0.0
+        for step in range(self.first_step, total):
+            if self._every and step % self._every == 0 and step > self.first_step:
+                self.directory.save(step, *self.layers)
+                if self._joint is not None:
+                    self._joint.forget_before(self.directory.steps()[0])
+            self.party.step = step
+            yield step
+            now = time.monotonic()
+            if now - reported > self.report_every or step + 1 == total:
+                reported = now
+                sent = self.party.ledger.total().bytes_sent
+                self.party.report({"phase": "training", "done": step + 1, "total": total, "bytes": sent})
+
+    def own_noise(self) -> np.ndarray:
+        """This server's own noise of the present step."""
+        assert self._noise is not None
+        return self._noise.next_row()
+
+    async def gradient_step(self, rows: SharedRows) -> None:
+        """One noised step of SGD on these rows."""
+        noise = self.own_noise()
+        if self._joint is not None:
+            await self._joint.prepare()
+            noise = noise + self._joint.next_row()
+        with self.party.phase("training"):
+            self.layers = await gradient_step(
+                rows,
+                self.layers,
+                noise,
+                self.plan.learning_rate(self.party.step),
+                self.plan.training,
+                self.plan.scales,
+            )
+
+    async def release(self) -> list[np.ndarray]:
+        """Open the model, all layers: its shares lie on all three disks before, and all three know that it is released."""
+        last = self.plan.schedule.num_steps
+        if self.first_step < last:
+            self.directory.save(last, *self.layers)
+        with self.party.phase("release"):
+            await self._releases.confirm(last, everywhere=True)  # one share of one server opens it to another
+        if self._joint is not None:
+            self._joint.forget_before(self.plan.schedule.num_steps + self.plan.factorisation.bands + MOST_ROWS)
+        flat = refmpc.concatenate([layer.values.reshape(-1) for layer in self.layers])
+        return self.plan.unflatten(await release_model(self.party, self.plan, flat))

@@ -1,0 +1,1 @@
+"""One training step on shares, and the clip inside it."""

@@ -1,0 +1,352 @@
+"""The servers' part of GL-BMF: one step on shares over the global layer and all clients' LoRA layers.
+
+Who sees what: the servers hold shares of H, labels, A, X, U and W and open nothing here. ``joint_step`` returns the new
+weights (shared) and, for each client, this server's words of that client's noised, truncated layer gradient; whoever
+calls it decides when to send them, and each client gets its own only.
+
+Formulas (DESIGN §5), for client i with W̃_i its rows of W, and a, U already multiplied by s:
+
+    ‖g_j‖² = (‖h_j‖²+1)‖δ_j‖² + Σ_i δ_jᵀ(W̃_iᵀW̃_i)δ_j·‖a_ij‖² + Σ_i Σ_l ‖t_ilj‖²·‖x_ilj‖²,   t_ilj = (U_lᵀW̃_i)·φ_ij·δ_j
+    Σ_j c_j g_j = [H 1]ᵀu,   W̃_i(uᵀA_i),   T_ilᵀX_il        with u_j = c_jδ_j and T_ilj = c_j t_ilj
+
+Layers without factors, and everything under ``explicit``, are written out sample by sample (``protocols.step.jacobians``) and join
+the same clip. Which rounding costs what is in ``protocols.plan.gl_scales``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+import refmpc
+from protocols.plan.gl_plan import JointPlan
+from protocols.plan.gl_scales import ROUND_UP, AdapterScales
+from protocols.plan.gl_shapes import AdapterShape, JacobianShape
+from protocols.plan.scales import DECAY_BITS, EMBEDDING_BITS, EXPLICIT_BITS, LOGIT_BITS, PROBABILITY_BITS, UPDATE_BITS
+from protocols.step.clip import beside, clipped_updates, shaped
+from protocols.step.global_step import (
+    SharedRows,
+    Weights,
+    logit_errors,
+    own_addends,
+    squared_norms,
+    updated,
+)
+from protocols.step.jacobians import (
+    ClientJacobian,
+    Samples,
+    clipped_sum,
+    global_samples,
+    layer_samples,
+    norms_over_clip_cost,
+    sample_opening,
+    written_out_cost,
+)
+from protocols.step.over_clip import norms_over_clip
+from refmpc import ArithmeticTensor, Cost
+from refmpc.mathematics.normalise import MANTISSA_BITS
+
+__all__ = [
+    "BlockOutputs",
+    "ClientFactors",
+    "WeightProducts",
+    "block_norms",
+    "clip_factors",
+    "joint_step",
+    "joint_step_cost",
+    "weight_products",
+]
+
+
+@dataclass
+class BlockOutputs:
+    """What never changes about a batch of one client: X of every shared layer (B×m_l) and ‖x_j‖²/γ² (B×L), rounded up."""
+
+    inputs: list[ArithmeticTensor]
+    norms: ArithmeticTensor
+
+
+@dataclass
+class ClientFactors:
+    """What one client shares in one step: A (B×Lr) and U (d_i×Lr) of its layers side by side, both times s, and φ (B)."""
+
+    shape: AdapterShape
+    projected: ArithmeticTensor
+    up: ArithmeticTensor
+    row_factors: ArithmeticTensor
+    blocks: BlockOutputs | None  # None when ∂L/∂V is not asked for
+
+
+@dataclass
+class WeightProducts:
+    """W-only products of one client: W̃ (d_i×S), M̂ (S×S), K (Lr×S), and ‖a_j‖²/γ² (B). Jacobians need W̃ alone."""
+
+    block: ArithmeticTensor
+    gram: ArithmeticTensor | None = None
+    up_weights: ArithmeticTensor | None = None
+    projected_norms: ArithmeticTensor | None = None
+
+
+async def block_norms(inputs: list[ArithmeticTensor], plan: JointPlan) -> ArithmeticTensor:
+    """‖x_lj‖²/γ² for every layer, (B×L): once per batch, when its X arrives."""
+    return refmpc.stack(await refmpc.gather(*(norms_over_clip(x, plan.adapters.block_norms) for x in inputs)), axis=1)
+
+
+async def weight_products(
+    client: ClientFactors | ClientJacobian, weights: ArithmeticTensor, scales: AdapterScales
+) -> WeightProducts:
+    """Everything that needs no δ: runs under the rounds of the softmax."""
+    rows = weights[client.shape.columns]
+    cut = rows.fraction_bits - scales.block_bits
+    if isinstance(client, ClientJacobian):
+        return WeightProducts(await refmpc.truncate(rows, cut))
+
+    async def products() -> WeightProducts:
+        block = await refmpc.truncate(rows, cut)
+        wanted = [refmpc.matmul_truncate(block.T, block, 2 * scales.block_bits - scales.gram_bits)]
+        if client.blocks is not None:
+            bits = scales.up_bits + scales.block_bits - scales.up_weights_bits
+            wanted.append(refmpc.matmul_truncate(client.up.T, block, bits))
+        gram, *rest = await refmpc.gather(*wanted)
+        classes = gram.shape[0]
+        # δᵀM̂δ ≥ δᵀMδ: each entry of the cut matrix is off by at most one unit
+        safe = gram + classes * 2.0**-scales.gram_bits * np.eye(classes)
+        return WeightProducts(block, safe, rest[0] if rest else None)
+
+    found, found.projected_norms = await refmpc.gather(
+        products(),
+        norms_over_clip(client.projected, scales.projected_norms),
+    )
+    return found
+
+
+async def _up_norms(
+    errors: ArithmeticTensor, products: WeightProducts, scales: AdapterScales
+) -> tuple[ArithmeticTensor, None]:
+    """‖W̃δ_j‖²‖a_j‖²/γ², rounded up. 6 rounds."""
+    assert products.gram is not None and products.projected_norms is not None
+    fine = scales.curvature_bits + ROUND_UP
+    turned = await refmpc.matmul_truncate(errors, products.gram, PROBABILITY_BITS + scales.gram_bits - fine)
+    cut = PROBABILITY_BITS + fine - scales.curvature_bits
+    curvature = await refmpc.dot_truncate(errors, turned, cut) + 2 * 2.0**-scales.curvature_bits
+    cut = scales.curvature_bits + scales.projected_norm_bits - MANTISSA_BITS
+    norms = await refmpc.multiply_truncate(curvature, products.projected_norms, cut)
+    return norms + 2.0**-MANTISSA_BITS, None
+
+
+async def _down_norms(
+    errors: ArithmeticTensor, client: ClientFactors, products: WeightProducts, scales: AdapterScales
+) -> tuple[ArithmeticTensor, ArithmeticTensor]:
+    """Σ_l ‖t_lj‖²‖x_lj‖²/γ², rounded up, and t (B×Lr) itself. 8 rounds."""
+    assert client.blocks is not None and products.up_weights is not None
+    scaled = await refmpc.multiply_truncate(client.row_factors.reshape(-1, 1), errors, scales.row_factor_bits)
+    cut = PROBABILITY_BITS + scales.up_weights_bits - scales.layer_bits
+    layers = await refmpc.matmul_truncate(scaled, products.up_weights.T, cut)
+    each = layers.reshape(len(errors), -1, client.shape.rank)
+    exact = await refmpc.dot(each, each)
+    squares = await refmpc.truncate(exact, 2 * scales.layer_bits - scales.layer_norm_bits)
+    squares = squares + 2.0**-scales.layer_norm_bits
+    cut = scales.layer_norm_bits + scales.block_norm_bits - MANTISSA_BITS
+    norms = await refmpc.dot_truncate(squares, client.blocks.norms, cut)
+    return norms + 2.0**-MANTISSA_BITS, layers
+
+
+async def _global_norms(errors: ArithmeticTensor, norms: ArithmeticTensor) -> tuple[ArithmeticTensor, None]:
+    """(‖h_j‖²+1)‖δ_j‖²/γ², rounded up. 3 rounds."""
+    squares = await refmpc.dot(errors, errors)
+    q = await refmpc.multiply_truncate(squares, norms, squares.fraction_bits + norms.fraction_bits - MANTISSA_BITS)
+    return q + 2.0**-MANTISSA_BITS, None
+
+
+async def _written_out(samples: Coroutine[Any, Any, Samples]) -> tuple[ArithmeticTensor, Samples]:
+    found = await samples
+    return found.norms, found
+
+
+async def clip_factors(
+    errors: ArithmeticTensor,
+    norms: ArithmeticTensor | None,
+    clients: list[ClientFactors],
+    products: list[WeightProducts],
+    scales: AdapterScales,
+    written_out: Sequence[Coroutine[Any, Any, Samples]] = (),
+) -> tuple[ArithmeticTensor, dict[int, ArithmeticTensor], list[Samples]]:
+    """c_j ≤ 1/max(1, ‖g_j‖/γ) as a column, t of every client whose ∂L/∂V is asked for, and what was written out.
+    25 rounds. ``norms`` None: the global gradient is among ``written_out``."""
+    down = [index for index, client in enumerate(clients) if client.blocks is not None]
+    pieces = await refmpc.gather(
+        *([] if norms is None else [_global_norms(errors, norms)]),
+        *(_up_norms(errors, product, scales) for product in products),
+        *(_down_norms(errors, clients[index], products[index], scales) for index in down),
+        *map(_written_out, written_out),
+    )
+    q = pieces[0][0]
+    for piece, _ in pieces[1:]:
+        q = q + piece
+    factor = await refmpc.clip_factor(q, scales.clip_bound)
+    found = [rest for _, rest in pieces if rest is not None]
+    return factor.reshape(-1, 1), dict(zip(down, found[: len(down)], strict=True)), found[len(down) :]
+
+
+async def joint_step(
+    embeddings: ArithmeticTensor,
+    labels: ArithmeticTensor,
+    clients: Sequence[ClientFactors | ClientJacobian],
+    weights: Weights,
+    noise: np.ndarray,
+    learning_rate: float,
+    plan: JointPlan,
+) -> tuple[Weights, list[np.ndarray]]:
+    """One step of SGD on the global layer, and each client's layer gradient ready to be opened to it alone.
+
+    ``noise`` is this server's own row of filtered integer noise at 46 bits, in the flat layout of ``vfl.gradients``.
+    """
+    training, scales, layers = plan.training, plan.scales, plan.adapters
+    explicit = training.gradients == "explicit"
+
+    # forward; products of W alone and row norms share the rounds of the softmax
+    rows = SharedRows(embeddings, labels, labels)
+    errors, *products = await refmpc.gather(
+        logit_errors(rows, weights.values, scales),
+        *(weight_products(client, weights.values, layers) for client in clients),
+        *([] if explicit else [squared_norms(embeddings, scales)]),
+    )
+    norms = None if explicit else products.pop()
+
+    # clip, over the global layer and all clients' layers together
+    factored = {i: client for i, client in enumerate(clients) if isinstance(client, ClientFactors)}
+    written = {i: client for i, client in enumerate(clients) if isinstance(client, ClientJacobian)}
+    samples = [layer_samples(errors, products[i].block, client, plan) for i, client in written.items()]
+    if explicit:
+        samples.append(global_samples(embeddings, errors, plan))
+    factor, at_layers, found = await clip_factors(
+        errors, norms, list(factored.values()), [products[i] for i in factored], layers, samples
+    )
+    wanted = [*at_layers.values(), *([] if explicit else [errors])]
+    clipped = await refmpc.gather(*(clipped_updates(factor, each) for each in wanted))
+    updates = None if explicit else clipped.pop()
+
+    # backward, with each server's own noise
+    (addend,) = own_addends(noise, [weights], training.momentum)
+    bits = scales.truncated_bits
+    if updates is None:
+        velocity = await clipped_sum(factor, found[-1], bits, addend, weights.values.shape)
+        sums = []
+    else:
+        cut = UPDATE_BITS + layers.projected_bits - layers.product_bits
+        velocity, *sums = await refmpc.gather(
+            refmpc.matmul_truncate(embeddings.T, updates, bits, addend=addend),
+            *(refmpc.matmul_truncate(updates.T, client.projected, cut) for client in factored.values()),
+        )
+    parts = plan.noise_slices()
+    openings = {i: sample_opening(factor, each, noise[parts[i]], bits) for i, each in zip(written, found, strict=False)}
+    clipped_layers = dict(zip(at_layers, clipped, strict=True))
+    for place, (i, client) in enumerate(factored.items()):
+        layer = clipped_layers.get(place)
+        openings[i] = _layer_opening(client, products[i].block, sums[place], layer, noise[parts[i]], bits)
+
+    (after,) = await updated([weights], [velocity], learning_rate, training, scales)
+    return after, [openings[i] for i in range(len(clients))]
+
+
+def _layer_opening(
+    client: ClientFactors,
+    block: ArithmeticTensor,
+    sums: ArithmeticTensor,
+    clipped: ArithmeticTensor | None,
+    noise: np.ndarray,
+    bits: int,
+) -> np.ndarray:
+    """This server's words of W̃(uᵀA) and TᵀX of every layer, noised and cut, in the flat layout: nothing is sent."""
+    rank, width = client.shape.rank, client.shape.width
+    ups, downs, start = [], [], 0
+    for block_width in client.shape.block_widths:
+        ups.append(noise[start : start + width * rank].reshape(width, rank))
+        start += width * rank
+        if client.shape.with_down:
+            downs.append(noise[start : start + rank * block_width].reshape(rank, block_width))
+            start += rank * block_width
+    up = refmpc.matmul_opening(block, sums, bits, addend=np.concatenate(ups, axis=1))
+    found = []
+    for layer in range(len(client.shape.block_widths)):
+        here = slice(layer * rank, (layer + 1) * rank)
+        found.append(up[:, here].reshape(-1))
+        if client.shape.with_down:
+            assert clipped is not None and client.blocks is not None
+            inputs = client.blocks.inputs[layer]
+            found.append(refmpc.matmul_opening(clipped[:, here].T, inputs, bits, addend=downs[layer]).reshape(-1))
+    return np.concatenate(found)
+
+
+# cost --------------------------------------------------------------------------------------------
+
+
+def joint_step_cost(plan: JointPlan) -> Cost:
+    """The declared cost of ``joint_step`` between the servers; nothing runs. Uploads and openings come on top."""
+    training, scales, layers = plan.training, plan.scales, plan.adapters
+    batch, width, classes = training.batch_size, plan.width, plan.classes
+    rows = shaped(batch, width + 1, bits=EMBEDDING_BITS)
+    weights = shaped(width + 1, classes, bits=scales.weight_bits)
+    errors = shaped(batch, classes, bits=PROBABILITY_BITS)
+    column = shaped(batch, bits=MANTISSA_BITS)
+    product, multiply, truncate = refmpc.matmul_truncate.cost, refmpc.multiply_truncate.cost, refmpc.truncate.cost
+
+    forward = product(rows, weights, EMBEDDING_BITS + scales.weight_bits - LOGIT_BITS)
+    forward += refmpc.softmax.cost(shaped(batch, classes, bits=LOGIT_BITS), PROBABILITY_BITS, scales.logit_high_bit)
+    under, clip, tails, sums = [forward], [], [], []
+    if training.gradients == "explicit":
+        clip.append(written_out_cost(plan, None))
+        flat = shaped(batch, plan.global_parameters, bits=EXPLICIT_BITS)
+        sums.append(product(column.reshape(1, -1), flat, scales.truncated_bits))
+    else:
+        under.append(norms_over_clip_cost(batch, scales.norms))
+        q_cut = 2 * PROBABILITY_BITS + scales.norm_bits - MANTISSA_BITS
+        clip.append(refmpc.dot.cost(errors, errors) + multiply(column, column, q_cut))
+        tails.append(multiply(column.reshape(-1, 1), errors, MANTISSA_BITS + PROBABILITY_BITS - UPDATE_BITS))
+        sums.append(product(rows.T, shaped(batch, classes, bits=UPDATE_BITS), scales.truncated_bits))
+    for shape in plan.shapes:
+        if isinstance(shape, JacobianShape):
+            weight_rows = shaped(shape.width, classes, bits=scales.weight_bits)
+            under.append(truncate(weight_rows, scales.weight_bits - layers.block_bits))
+            clip.append(written_out_cost(plan, shape))
+            continue
+        stacked = shape.stacked_rank
+        block = shaped(shape.width, classes, bits=layers.block_bits)
+        up = shaped(shape.width, stacked, bits=layers.up_bits)
+        wanted = product(block.T, block, 2 * layers.block_bits - layers.gram_bits)
+        if shape.with_down:
+            wanted = wanted.beside(product(up.T, block, layers.up_bits + layers.block_bits - layers.up_weights_bits))
+        cut = scales.weight_bits - layers.block_bits
+        under.append(truncate(shaped(shape.width, classes, bits=scales.weight_bits), cut) + wanted)
+        under.append(norms_over_clip_cost(batch, layers.projected_norms))
+        fine = layers.curvature_bits + ROUND_UP
+        gram = shaped(classes, classes, bits=layers.gram_bits)
+        piece = product(errors, gram, PROBABILITY_BITS + layers.gram_bits - fine)
+        turned = shaped(batch, classes, bits=fine)
+        piece += refmpc.dot_truncate.cost(errors, turned, PROBABILITY_BITS + fine - layers.curvature_bits)
+        piece += multiply(column, column, layers.curvature_bits + layers.projected_norm_bits - MANTISSA_BITS)
+        clip.append(piece)
+        projected = shaped(batch, stacked, bits=layers.projected_bits)
+        cut = UPDATE_BITS + layers.projected_bits - layers.product_bits
+        sums.append(product(shaped(classes, batch, bits=UPDATE_BITS), projected, cut))
+        if shape.with_down:
+            depth = len(shape.block_widths)
+            up_weights = shaped(classes, stacked, bits=layers.up_weights_bits)
+            piece = multiply(column.reshape(-1, 1), errors, layers.row_factor_bits)
+            piece += product(errors, up_weights, PROBABILITY_BITS + layers.up_weights_bits - layers.layer_bits)
+            squares = shaped(batch, depth, bits=2 * layers.layer_bits)
+            piece += Cost(1, 24 * batch * depth)
+            piece += truncate(squares, 2 * layers.layer_bits - layers.layer_norm_bits)
+            cut = layers.layer_norm_bits + layers.block_norm_bits - MANTISSA_BITS
+            piece += refmpc.dot_truncate.cost(squares, squares, cut)
+            clip.append(piece)
+            at_layers = shaped(batch, stacked, bits=layers.layer_bits)
+            tails.append(multiply(column.reshape(-1, 1), at_layers, MANTISSA_BITS + layers.layer_bits - UPDATE_BITS))
+    total = beside(under) + beside(clip) + refmpc.clip_factor.cost(column, layers.clip_bound)
+    total += (beside(tails) if tails else Cost(0, 0)) + beside(sums)
+    if training.weight_decay != 1.0:
+        total += truncate(weights, DECAY_BITS)
+    return total

@@ -1,0 +1,111 @@
+"""Per-sample gradients written out on shares: clients' layers without factors, and everything under ``explicit``.
+
+As in the paper: a client shares J_j = ∂H_j/∂φ, the servers compute g_j = J_jᵀ(W̃_i δ_j), its norm and its clipped sum. That is
+16·B·d_i·n bytes of upload a step, for small layers and as the reference of ``protocols.step.gl_step``. The norm that is
+clipped is that of the rounded g_j itself, so the clip needs no slack (``protocols.plan.gl_scales``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+import refmpc
+from protocols.plan.gl_plan import JointPlan
+from protocols.plan.gl_shapes import JacobianShape
+from protocols.plan.scales import EMBEDDING_BITS, EXPLICIT_BITS, PROBABILITY_BITS
+from protocols.step.clip import shaped
+from protocols.step.global_step import written_out
+from protocols.step.over_clip import OverClip, norms_over_clip
+from refmpc import ArithmeticTensor, Cost
+from refmpc.mathematics.normalise import MANTISSA_BITS
+
+__all__ = [
+    "ClientJacobian",
+    "Samples",
+    "clipped_sum",
+    "global_samples",
+    "layer_samples",
+    "norms_over_clip_cost",
+    "sample_opening",
+    "written_out_cost",
+]
+
+
+@dataclass
+class ClientJacobian:
+    """What one client shares in one step besides H: ∂H_j/∂φ, (B×d_i×n)."""
+
+    shape: JacobianShape
+    jacobian: ArithmeticTensor
+
+
+@dataclass
+class Samples:
+    """Per-sample gradients (B×n) at 20 bits, and ‖g_j‖²/γ² rounded up."""
+
+    gradients: ArithmeticTensor
+    norms: ArithmeticTensor
+
+
+async def layer_samples(
+    errors: ArithmeticTensor, block: ArithmeticTensor, client: ClientJacobian, plan: JointPlan
+) -> Samples:
+    """g_j = J_jᵀ(W̃δ_j). 6 rounds."""
+    scales, batch = plan.adapters, len(errors)
+    cut = PROBABILITY_BITS + scales.block_bits - scales.signal_bits
+    signal = await refmpc.matmul_truncate(errors, block.T, cut)
+    cut = scales.signal_bits + scales.jacobian_bits - scales.sample_bits
+    found = await refmpc.matmul_truncate(signal.reshape(batch, 1, client.shape.width), client.jacobian, cut)
+    found = found.reshape(batch, client.shape.parameters)
+    norms = await norms_over_clip(found, scales.sample_norms)
+    # exact: a coarser grid, written with the bits that the noise asks for
+    return Samples(found.scale_by_integers(1 << (EXPLICIT_BITS - scales.sample_bits)).reinterpret(EXPLICIT_BITS), norms)
+
+
+async def global_samples(embeddings: ArithmeticTensor, errors: ArithmeticTensor, plan: JointPlan) -> Samples:
+    """[h_j 1] ⊗ δ_j, all B·(d+1)·S entries. 4 rounds."""
+    found = await written_out(embeddings, errors)
+    assert plan.scales.written_out is not None
+    return Samples(found, await norms_over_clip(found, plan.scales.written_out))
+
+
+async def clipped_sum(
+    factor: ArithmeticTensor, samples: Samples, bits: int, addend: np.ndarray, shape: tuple[int, ...]
+) -> ArithmeticTensor:
+    """Σ_j c_j g_j + all servers' addends, truncated, still shared. 2 rounds."""
+    total = await refmpc.matmul_truncate(factor.T, samples.gradients, bits, addend=addend.reshape(1, -1))
+    return total.reshape(*shape)
+
+
+def sample_opening(factor: ArithmeticTensor, samples: Samples, noise: np.ndarray, bits: int) -> np.ndarray:
+    """This server's words of Σ_j c_j g_j of one client, noised and cut: nothing is sent."""
+    return refmpc.matmul_opening(factor.T, samples.gradients, bits, addend=noise.reshape(1, -1)).reshape(-1)
+
+
+# cost --------------------------------------------------------------------------------------------
+
+
+def norms_over_clip_cost(rows: int, over: OverClip) -> Cost:
+    """Of ``norms_over_clip``."""
+    return Cost(1, 24 * rows) + refmpc.truncate.cost(shaped(rows, bits=MANTISSA_BITS), over.cut)
+
+
+def written_out_cost(plan: JointPlan, shape: JacobianShape | None) -> Cost:
+    """Of ``layer_samples`` for a client's shape, of ``global_samples`` for None."""
+    batch, classes, scales = plan.training.batch_size, plan.classes, plan.adapters
+    errors = shaped(batch, classes, bits=PROBABILITY_BITS)
+    if shape is None:
+        flat = shaped(batch, plan.global_parameters, bits=EXPLICIT_BITS)
+        cost = refmpc.multiply_truncate.cost(flat, flat, EMBEDDING_BITS + PROBABILITY_BITS - EXPLICIT_BITS)
+        assert plan.scales.written_out is not None
+        return cost + norms_over_clip_cost(batch, plan.scales.written_out)
+    block = shaped(classes, shape.width, bits=scales.block_bits)
+    cost = refmpc.matmul_truncate.cost(errors, block, PROBABILITY_BITS + scales.block_bits - scales.signal_bits)
+    signal = shaped(batch, 1, shape.width, bits=scales.signal_bits)
+    jacobian = shaped(batch, shape.width, shape.parameters, bits=scales.jacobian_bits)
+    cost += refmpc.matmul_truncate.cost(
+        signal, jacobian, scales.signal_bits + scales.jacobian_bits - scales.sample_bits
+    )
+    return cost + norms_over_clip_cost(batch, scales.sample_norms)

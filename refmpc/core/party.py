@@ -1,0 +1,289 @@
+"""One party of a computation: its streams, its channels, its ledger."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import time
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from accel import kernels
+from accel.prg import KEY_BYTES, Stream, StreamKey
+from accel.validate import require_integer
+from refmpc.core.digest import digest, mix, name_digest
+from refmpc.core.errors import OutOfStep
+from refmpc.core.ledger import Counters, Ledger
+from refmpc.core.rounds import Round, complete
+from refmpc.net.framing import Peer, Transport
+
+__all__ = ["Operation", "Party", "Segment", "segment_sizes"]
+
+_ARRIVAL = name_digest("arrival")
+_PER_STEP, _PER_NUMBER = 0x9E3779B1, 0x85EBCA77  # odd, so that neighbouring steps and numbers have other codes
+SMALL = 6144  # below this many elements the dealer is not rotated inside a vector, only from operation to operation
+
+
+class Segment:
+    """A stretch of a flat vector with one dealer. Roles as in PROTOCOLS: 2 deals, 0 and 1 hold c."""
+
+    __slots__ = ("dealer", "size", "slice")
+
+    def __init__(self, dealer: int, start: int, stop: int):
+        self.dealer = dealer
+        self.slice = slice(start, stop)
+        self.size = stop - start
+
+    def role(self, party: int) -> int:
+        """The role of a party: the dealer is 2, the party after it 0, the one before it 1."""
+        return (party - self.dealer - 1) % 3
+
+
+def segment_sizes(count: int) -> list[int]:
+    """Into how many stretches, and how long, a vector of ``count`` elements is dealt."""
+    if count < SMALL:
+        return [count]
+    third = -(-count // 3)
+    third += -third % 64  # whole words of packed bits
+    return [third, third, count - 2 * third]
+
+
+class Operation:
+    """One execution of one primitive: its number, its name, and the randomness that belongs to it alone.
+
+    ``code`` goes into the header of each of its frames: step, number and the digest of name and public arguments.
+    """
+
+    __slots__ = ("_next", "_previous", "code", "digest", "name", "number", "party")
+
+    def __init__(self, party: Party, name: str, number: int, digest: int = 0):
+        self.party = party
+        self.name = name
+        self.number = number
+        self.digest = digest
+        self.code = ((digest >> 32) + party.step * _PER_STEP + number * _PER_NUMBER) & 0xFFFFFFFF
+        self._next: Stream | None = None
+        self._previous: Stream | None = None
+
+    @property
+    def with_next(self) -> Stream:
+        """The stream this operation shares with party id+1 (and with nobody else)."""
+        if self._next is None:
+            self._next = self.party.mask_stream("next", self.number)
+        return self._next
+
+    @property
+    def with_previous(self) -> Stream:
+        """The stream this operation shares with party id−1 (and with nobody else)."""
+        if self._previous is None:
+            self._previous = self.party.mask_stream("previous", self.number)
+        return self._previous
+
+    def round(self) -> Round:
+        """A new round of this operation."""
+        return Round(self.name, self.code, (self.number,))
+
+    def history(self, output: int = 0) -> int:
+        """The history of a tensor that this operation makes."""
+        return mix(self.digest, self.number, output)
+
+    def segments(self, count: int) -> list[Segment]:
+        """The stretches of a vector of ``count`` elements, with rotating dealers."""
+        start, found = 0, []
+        for index, size in enumerate(segment_sizes(count)):
+            found.append(Segment((self.number + index) % 3, start, start + size))
+            start += size
+        return found
+
+    def zero_share(self, shape: tuple[int, ...]) -> np.ndarray:
+        """This party's summand of a random sharing of zero."""
+        count = math.prod(shape)
+        return (self.with_next.words(count) - self.with_previous.words(count)).reshape(shape)
+
+    def zero_share_xor(self, shape: tuple[int, ...]) -> np.ndarray:
+        """The same for XOR."""
+        count = math.prod(shape)
+        return (self.with_next.words(count) ^ self.with_previous.words(count)).reshape(shape)
+
+    def uniform_below(self, stream: Stream, bound: int, shape: tuple[int, ...]) -> np.ndarray:
+        """Values uniform in 0..bound−1 (uint8, no bias) that both holders of ``stream`` draw alike."""
+        count = math.prod(shape)
+        accepted = (256 - 256 % bound) / 256
+        pieces: list[np.ndarray] = []
+        while count > 0:
+            raw = stream.bytes(int(count / accepted + 6 * count**0.5) + 32)
+            values, found = kernels.uniform_below(raw, bound, count)
+            pieces.append(values[:found])
+            count -= found
+        return (np.concatenate(pieces) if pieces else np.empty(0, np.uint8)).reshape(shape)
+
+
+class Party:
+    """Party ``id`` (0, 1 or 2) of a run. Programs receive it as their first argument.
+
+    ``id`` holds shares (x_id, x_id+1) of every secret. ``parameters`` are the public parameters that all parties
+    compared before the run. ``run_id``, ``attempt`` and ``step`` go into every nonce, so that masks are never reused
+    when a run is resumed.
+    """
+
+    def __init__(
+        self,
+        id: int,
+        transport: Transport,
+        *,
+        parameters: Mapping[str, Any] | None = None,
+        run_id: bytes = b"",
+        attempt: int = 0,
+        report: Callable[[Any], None] | None = None,
+        insecure_seed: int | None = None,
+        insecure_check_ranges: bool = False,
+        insecure_record: bool = False,
+    ):
+        self.id = require_integer("party id", id, 0, 2)
+        self.next = (id + 1) % 3
+        self.previous = (id + 2) % 3
+        self.transport = transport
+        self.parameters = dict(parameters or {})
+        self.run_id = run_id
+        self.attempt = require_integer("attempt", attempt, 0, 2**32 - 1)
+        self.ledger = Ledger()
+        self._report = report
+        self.insecure_check_ranges = insecure_check_ranges
+        self.transcript: list[tuple[str, Peer, np.ndarray]] | None = [] if insecure_record else None
+        self._seed = insecure_seed
+        self._step = 0
+        self._operations = 0
+        self._arrivals = 0
+        self._phase = "set-up"
+        self._keys: dict[str, StreamKey] = {}
+        self._own_key = os.urandom(KEY_BYTES) if insecure_seed is None else self._seeded(f"own {id}")
+        self._used_nonces: set[tuple[str, bytes]] | None = set() if insecure_check_ranges else None
+        self._agree_on_keys()
+        self._phase = "main"
+
+    def __repr__(self) -> str:
+        return f"Party({self.id}, step={self._step}, operations={self._operations})"
+
+    # randomness ----------------------------------------------------------------------------------
+
+    def _seeded(self, label: str) -> bytes:
+        material = f"insecure seed {self._seed} {label}".encode()
+        return HKDF(hashes.SHA256(), KEY_BYTES, salt=None, info=b"").derive(material)
+
+    def _agree_on_keys(self) -> None:
+        """One round: each party draws a fresh key for itself and its next neighbour and sends it there."""
+        fresh = os.urandom(KEY_BYTES) if self._seed is None else self._seeded(f"pair {self.id}")
+        round_ = Round("key agreement")
+        round_.send_next(np.frombuffer(fresh, dtype=np.uint8))
+        received = round_.expect_previous(KEY_BYTES, np.uint8)
+        self.deliver(round_)
+        label = b"refmpc masks" + self.run_id + self.attempt.to_bytes(4, "little")
+        for side, key in (("next", fresh), ("previous", received.tobytes())):
+            self._keys[side] = StreamKey(HKDF(hashes.SHA256(), KEY_BYTES, salt=None, info=label).derive(key))
+        if self.transcript is not None:
+            self.transcript.clear()  # the record is of protocol messages, not of keys
+
+    def mask_stream(self, side: str, number: int) -> Stream:
+        """The stream shared with one neighbour for operation ``number`` of the present step."""
+        nonce = self._step.to_bytes(4, "little") + number.to_bytes(4, "little")
+        if self._used_nonces is not None:
+            if (side, nonce) in self._used_nonces:
+                raise AssertionError(f"mask stream {side!r} of step {self._step}, operation {number} was used before")
+            self._used_nonces.add((side, nonce))
+        return Stream(self._keys[side], nonce)
+
+    def private_stream(self, purpose: str, number: int = 0) -> Stream:
+        """A stream that only this party knows, for a named purpose."""
+        info = f"refmpc private {purpose}".encode() + self.run_id
+        key = HKDF(hashes.SHA256(), KEY_BYTES, salt=None, info=info).derive(self._own_key)
+        return Stream(key, number.to_bytes(8, "little"))
+
+    @property
+    def step(self) -> int:
+        """The step of the running protocol; part of every nonce."""
+        return self._step
+
+    @step.setter
+    def step(self, value: int) -> None:
+        self._step = require_integer("step", value, 0, 2**32 - 1)
+
+    def operation(self, name: str, *public: Any) -> Operation:
+        """Begin a primitive: a fresh number, hence fresh randomness. All parties begin the same ones in order.
+
+        ``public`` are its operands and all its public arguments: parties that differ in them raise ``OutOfStep``. Check
+        this party's own arguments before: a number that was taken cannot be given back.
+        """
+        self._operations += 1
+        return Operation(self, name, self._operations, mix(name_digest(name), *map(digest, public)))
+
+    def arrival(self) -> int:
+        """The history of a secret that no operation of ours made: its place in the order of arrival."""
+        self._arrivals += 1
+        return mix(_ARRIVAL, self._arrivals)
+
+    # communication -------------------------------------------------------------------------------
+
+    def deliver(self, round_: Round) -> None:
+        """Carry out one round with both neighbours."""
+        sends = {self.next: round_.to_next, self.previous: round_.to_previous}
+        receives = {self.next: round_.from_next, self.previous: round_.from_previous}
+        try:
+            self._exchange(
+                round_.operation,
+                {peer: parts for peer, parts in sends.items() if any(part.nbytes for part in parts)},
+                {peer: parts for peer, parts in receives.items() if any(part.nbytes for part in parts)},
+                round_.code,
+            )
+        except OutOfStep as error:
+            numbers = " + ".join(map(str, round_.numbers))
+            raise OutOfStep(f"{error}; here this is step {self._step}, operation {numbers}") from None
+
+    def send(self, operation: str, receiver: Peer, parts: list[np.ndarray]) -> None:
+        """Send one message to any peer (a client, or a server outside the ring pattern)."""
+        self._exchange(operation, {receiver: [np.ascontiguousarray(part) for part in parts]}, {})
+
+    def receive(self, operation: str, sender: Peer, parts: list[np.ndarray]) -> None:
+        """Receive one message from any peer into ``parts``."""
+        self._exchange(operation, {}, {sender: parts})
+
+    def _exchange(self, operation: str, sends: dict[Peer, Any], receives: dict[Peer, Any], code: int = 0) -> None:
+        counters = self.ledger.phases.setdefault(self._phase, Counters())
+        transport = self.transport
+        before = transport.bytes_sent, transport.frames_sent, transport.seconds_waiting
+        transport.exchange(operation, sends, receives, code)
+        counters.rounds += 1
+        counters.bytes_sent += transport.bytes_sent - before[0]
+        counters.frames_sent += transport.frames_sent - before[1]
+        counters.seconds_waiting += transport.seconds_waiting - before[2]
+        if self.transcript is not None:
+            for peer, parts in receives.items():
+                self.transcript += [(operation, peer, part.copy()) for part in parts]
+
+    def complete(self, protocol: Coroutine[Round, None, Any]) -> Any:
+        """Run an async protocol to its end and return its result."""
+        return complete(protocol, self.deliver)
+
+    @contextlib.contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Count rounds, bytes and time under ``name`` while inside."""
+        outer, self._phase = self._phase, name
+        begun = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._phase = outer
+            self.ledger.phases.setdefault(name, Counters()).seconds += time.perf_counter() - begun
+
+    def report(self, message: Any) -> None:
+        """Tell the caller of the run something public, such as progress. Never a value that depends on secrets."""
+        if self._report is not None:
+            self._report(message)
+
+    def declare(self, releases: Mapping[str, str]) -> None:
+        """Declare what this program may open, each with the claim that covers it."""
+        self.ledger.declare(releases)

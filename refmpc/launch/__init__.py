@@ -1,0 +1,1 @@
+"""Running a program at three parties: as threads or as processes."""

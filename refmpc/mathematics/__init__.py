@@ -1,0 +1,1 @@
+"""Functions built from primitives: reciprocals, roots, exponentials, Gaussians, and their stored coefficients."""

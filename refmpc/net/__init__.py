@@ -1,0 +1,1 @@
+"""How parties reach each other: frames, sockets, TLS, greetings, the first meeting, emulated networks."""

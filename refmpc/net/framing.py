@@ -1,0 +1,270 @@
+"""Framed messages between parties, and their channels between threads of one process (``refmpc.net.sockets``: over TCP).
+
+A frame is a 64-byte header (payload length, round number, the operation's name and its code, time of sending) and the
+payload: all messages of one round on one link. The code is the checksum of the name plus what the caller passes:
+between servers step, operation number and a digest of all public arguments (``refmpc.core.digest``), to and from clients
+nothing. Length, round, operation and code are known to the receiver beforehand and compared with the header, so a
+party out of step raises and never computes garbage. Payloads go out of, and into,
+numpy buffers without a copy. Sending and receiving progress together, so two parties that send at once cannot block
+each other. Counted are payload bytes and frames; ``FRAME_OVERHEAD`` bytes a frame come on top on the wire.
+
+A party that fails says why (abort), one that is done says so (goodbye), and both leave the connection so that nothing
+they sent before is lost: closing a socket that holds unread data would destroy what is still on its way.
+"""
+
+from __future__ import annotations
+
+import functools
+import queue
+import struct
+import time
+import zlib
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from typing import Any, Protocol
+
+import numpy as np
+
+from refmpc.core.errors import OutOfStep, PeerAborted, PeerLost, PeerTimeout
+from refmpc.net.emulation import PROFILES, NetworkProfile, ReceivingLine
+
+__all__ = [
+    "FRAME_OVERHEAD",
+    "Framing",
+    "Peer",
+    "ThreadTransport",
+    "Transport",
+    "as_bytes",
+    "printable",
+    "thread_links",
+    "title",
+]
+
+Peer = Hashable  # 0, 1, 2 for the servers, a name for a client
+
+_NAME_BYTES = 40
+HEADER = struct.Struct(f"<QIIQ{_NAME_BYTES}s")
+FRAME_OVERHEAD = HEADER.size
+# payload lengths that no real frame has; the round number of an abort is the length of the reason that follows
+ABORT, GOODBYE = 2**64 - 1, 2**64 - 2
+ABORT_BYTES = 600
+GRACE = 0.3  # seconds in which a peer that gave up at the same moment may still say why
+
+
+def title(peer: Peer) -> str:
+    """How messages to people call a participant."""
+    return f"party {peer}" if isinstance(peer, int) else f"client {peer!r}"
+
+
+def printable(text: str, limit: int = ABORT_BYTES) -> str:
+    """Text that came from a peer, fit to be shown: no control characters, not too long."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text[:limit])
+
+
+@functools.lru_cache(maxsize=1024)
+def _named(operation: str) -> tuple[int, bytes]:
+    """How an operation appears in a header: the checksum of its name, and the beginning of it."""
+    name = operation.encode()
+    return zlib.crc32(name), name[:_NAME_BYTES]
+
+
+class Transport(Protocol):
+    """What a party needs of its channels."""
+
+    timeout: float
+    bytes_sent: int
+    frames_sent: int
+    seconds_waiting: float
+
+    def exchange(
+        self,
+        operation: str,
+        sends: Mapping[Peer, list[np.ndarray]],
+        receives: Mapping[Peer, list[np.ndarray]],
+        code: int = 0,
+    ) -> None: ...
+
+    def abort(self, reason: str) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Framing:
+    """Round numbers, counters and the check of headers: the part that all transports share."""
+
+    def __init__(self, peers: Iterable[Peer], timeout: float, profile: NetworkProfile):
+        self.timeout = timeout
+        self.bytes_sent = 0
+        self.frames_sent = 0
+        self.seconds_waiting = 0.0
+        self._sent: dict[Peer, int] = dict.fromkeys(peers, 0)
+        self._received: dict[Peer, int] = dict.fromkeys(peers, 0)
+        self._lines = {peer: ReceivingLine(profile) for peer in self._sent} if profile.is_slow else {}
+        self._code = 0  # of the frames of the present exchange, on top of the operation's name
+        self._said_why = False  # whether the peers were told that this party gives up
+
+    def _require_participants(self, peers: Iterable[Peer]) -> None:
+        for peer in peers:
+            if peer not in self._sent:
+                known = ", ".join(map(title, self._sent))
+                raise ValueError(f"{title(peer)} takes no part in this run; this party is connected with: {known}")
+
+    def _header(self, peer: Peer, operation: str, payload: list[np.ndarray]) -> bytes:
+        size = sum(part.nbytes for part in payload)
+        self.bytes_sent += size
+        self.frames_sent += 1
+        self._sent[peer] += 1
+        code, name = _named(operation)
+        return HEADER.pack(size, self._sent[peer], (code + self._code) & 0xFFFFFFFF, time.monotonic_ns(), name)
+
+    def _check(self, peer: Peer, operation: str, header: bytes, size: int) -> float:
+        """Compare a header with what is expected; returns the time of sending."""
+        got_size, got_round, got_code, sent_ns, got_name = HEADER.unpack(header)
+        expected_round = self._received[peer] + 1
+        if got_size == GOODBYE:
+            raise OutOfStep(
+                f"{title(peer)} has ended its program after {got_round} messages, "
+                f"this party expects message {expected_round} of '{operation}'"
+            )
+        code, name = _named(operation)
+        same_code = got_code == (code + self._code) & 0xFFFFFFFF
+        if got_round != expected_round or not (same_code or got_name.rstrip(b"\0") == name):
+            theirs = printable(got_name.rstrip(b"\0").decode(errors="replace"))
+            raise OutOfStep(
+                f"{title(peer)} is out of step: it sent message {got_round} of '{theirs}', "
+                f"this party expects message {expected_round} of '{operation}'"
+            )
+        if got_size != size:
+            raise OutOfStep(
+                f"{title(peer)} sent {got_size} bytes in '{operation}' (message {got_round}), this party expects "
+                f"{size}: the parties run on different shapes or parameters"
+            )
+        if not same_code:
+            raise OutOfStep(
+                f"{title(peer)} is out of step in '{operation}' (message {got_round}): its step, its number of "
+                "operations or its public arguments (shapes, scales, ranges, tables, public numbers, order) differ"
+            )
+        return sent_ns * 1e-9
+
+    def _wait_for_arrival(self, peer: Peer, sent_at: float, size: int) -> None:
+        if self._lines:
+            self.seconds_waiting += self._lines[peer].wait_for_arrival(sent_at, size)
+
+    def _timed_out(self, peers: Iterable[Peer], operation: str, doing: str) -> PeerTimeout:
+        names = " and ".join(f"{title(peer)} (message {self._received[peer] + 1})" for peer in peers)
+        return PeerTimeout(
+            f"{names} {doing} in '{operation}' for {self.timeout:g} s: it hangs, is stopped or its network is down"
+        )
+
+    def _aborted(self, peer: Peer, operation: str, reason: str) -> PeerAborted:
+        return PeerAborted(f"{title(peer)} gave up while this party was in '{operation}': {printable(reason)}")
+
+    def _lost(self, peer: Peer, operation: str) -> PeerLost:
+        return PeerLost(
+            f"{title(peer)} closed the connection in '{operation}' (message {self._received[peer] + 1}): "
+            "it died or was killed"
+        )
+
+
+class ThreadTransport(Framing):
+    """Channels between threads of one process: one queue per directed link."""
+
+    def __init__(
+        self,
+        outgoing: Mapping[Peer, queue.SimpleQueue],
+        incoming: Mapping[Peer, queue.SimpleQueue],
+        timeout: float,
+        profile: NetworkProfile = PROFILES["loopback"],
+    ):
+        super().__init__(outgoing, timeout, profile)
+        self._outgoing = dict(outgoing)
+        self._incoming = dict(incoming)
+
+    def exchange(
+        self,
+        operation: str,
+        sends: Mapping[Peer, list[np.ndarray]],
+        receives: Mapping[Peer, list[np.ndarray]],
+        code: int = 0,
+    ) -> None:
+        """Send and receive one frame per named peer. All ends of a frame pass the same ``code``."""
+        self._code = code
+        self._require_participants((*sends, *receives))
+        for peer, payload in sends.items():
+            self._outgoing[peer].put((self._header(peer, operation, payload), payload))
+        for peer, parts in receives.items():
+            begun = time.monotonic()
+            try:
+                header, payload = self._take(peer, operation)
+            finally:
+                self.seconds_waiting += time.monotonic() - begun
+            size = sum(part.nbytes for part in parts)
+            sent_at = self._check(peer, operation, header, size)
+            self._received[peer] += 1
+            self._wait_for_arrival(peer, sent_at, size)
+            _copy(payload, parts)
+
+    def _take(self, peer: Peer, operation: str) -> tuple[bytes, Any]:
+        link = self._incoming[peer]
+        try:
+            header, payload = link.get(timeout=self.timeout)
+        except queue.Empty:
+            late = self._timed_out([peer], operation, "sent nothing")
+            self.abort(str(late))
+            try:  # the peer may have waited just as long for another one, and name it
+                header, payload = link.get(timeout=GRACE)
+            except queue.Empty:
+                raise late from None
+            if header is not None:
+                raise late from None
+        if header is None:
+            raise self._aborted(peer, operation, payload)
+        return header, payload
+
+    def abort(self, reason: str) -> None:
+        """Tell every peer that this party ends."""
+        if not self._said_why:
+            self._said_why = True
+            for link in self._outgoing.values():
+                link.put((None, reason))
+
+    def close(self) -> None:
+        """Say goodbye; the queues go with the run."""
+        if not self._said_why:
+            for peer, link in self._outgoing.items():
+                link.put((HEADER.pack(GOODBYE, self._sent[peer], 0, 0, b""), []))
+
+
+def _copy(payload: list[np.ndarray], parts: list[np.ndarray]) -> None:
+    """Copy a message of the right size into the expected arrays, however it is divided."""
+    if [part.nbytes for part in parts] != [part.nbytes for part in payload]:
+        payload = np.split(
+            np.concatenate([as_bytes(part) for part in payload]), np.cumsum([part.nbytes for part in parts])[:-1]
+        )
+    for part, message in zip(parts, payload, strict=True):
+        as_bytes(part, writable=True)[:] = as_bytes(message)
+
+
+def thread_links(peers: Iterable[Peer]) -> Callable[[Peer], tuple[dict[Peer, Any], dict[Peer, Any]]]:
+    """Queues between all ``peers``; the result gives one peer's (outgoing, incoming)."""
+    names = list(peers)
+    links: dict[tuple[Peer, Peer], queue.SimpleQueue] = {
+        (a, b): queue.SimpleQueue() for a in names for b in names if a != b
+    }
+
+    def ends(me: Peer) -> tuple[dict[Peer, Any], dict[Peer, Any]]:
+        return {b: links[me, b] for b in names if b != me}, {b: links[b, me] for b in names if b != me}
+
+    return ends
+
+
+def as_bytes(array: np.ndarray, writable: bool = False) -> Any:
+    """The memory of an array as bytes."""
+    if writable:
+        require_contiguous(array)
+    return array.reshape(-1).view(np.uint8)
+
+
+def require_contiguous(array: np.ndarray) -> None:
+    """Refuse an array that cannot receive: reading it as bytes would make a copy, and what arrives would be lost."""
+    if not array.flags.c_contiguous:
+        raise ValueError(f"an array of shape {array.shape} and strides {array.strides} cannot receive: not contiguous")

@@ -1,0 +1,82 @@
+"""The greeting: what two participants say to each other before anything is computed, and how it is compared."""
+
+from __future__ import annotations
+
+import hmac
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from accel.validate import require
+from refmpc.net.framing import Peer, printable, title
+from refmpc.net.tls import MAX_MESSAGE
+
+__all__ = ["PROTOCOL_VERSION", "Greeting"]
+
+PROTOCOL_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Greeting:
+    """What must be equal at both ends before anything is computed. ``run`` is also the shared secret of a run whose
+    channels are plain loopback sockets: only its participants know it."""
+
+    run: str = field(repr=False)
+    parameters: Mapping[str, Any]
+
+    def __post_init__(self) -> None:
+        try:
+            size = len(json.dumps(self.plain()))
+        except (TypeError, ValueError) as error:
+            raise ValueError(
+                f"parameters cannot be compared between parties, they must be plain JSON: {error}"
+            ) from None
+        require(size <= MAX_MESSAGE // 2, "size of parameters", size, f"at most {MAX_MESSAGE // 2} bytes of JSON")
+
+    def plain(self) -> dict[str, Any]:
+        """The parameters as the other end sees them."""
+        return json.loads(json.dumps(dict(self.parameters)))
+
+    def words(self, sender: Peer, receiver: Peer) -> dict[str, Any]:
+        """What the sender says to the receiver."""
+        return {
+            "version": PROTOCOL_VERSION,
+            "from": sender,
+            "to": receiver,
+            "run": self._proof(sender, receiver),
+            "parameters": self.plain(),
+        }
+
+    def _proof(self, sender: Peer, receiver: Peer) -> str:
+        """Shows that the sender knows the run without saying it to somebody who does not."""
+        words = json.dumps(["refmpc", PROTOCOL_VERSION, sender, receiver]).encode()
+        return hmac.digest(self.run.encode(), words, "sha256").hex()
+
+    def compare(self, theirs: Mapping[str, Any], peer: Peer, me: Peer) -> tuple[bool, str]:
+        """Whether what ``peer`` said to ``me`` comes from a participant of this run, and a sentence on the first field
+        that differs."""
+
+        def differs(name: str, got: str, want: str) -> str:
+            return f"{title(peer)} has {name} = {printable(got, 200)}, {title(me)} has {printable(want, 200)}: they must agree"
+
+        version = theirs.get("version")
+        if version != PROTOCOL_VERSION:
+            return False, differs("version", repr(version), repr(PROTOCOL_VERSION))
+        for name, want in (("from", peer), ("to", me)):
+            if theirs.get(name) != want:
+                shown = printable(f"{theirs.get('from')!r} to {theirs.get('to')!r}", 200)
+                return False, f"{title(peer)} greets as {shown}: wrong addresses"
+        if not hmac.compare_digest(str(theirs.get("run", "")).encode(), self._proof(peer, me).encode()):
+            return False, f"{title(peer)} belongs to another run than {title(me)}: start all parties of a run together"
+        parameters = theirs.get("parameters")
+        got = {name: _canonical(value) for name, value in (parameters if isinstance(parameters, dict) else {}).items()}
+        want_all = {name: _canonical(value) for name, value in self.plain().items()}
+        for name in sorted({*got, *want_all}):
+            if got.get(name) != want_all.get(name):
+                return True, differs(f"parameter {name!r}", got.get(name, "missing"), want_all.get(name, "missing"))
+        return True, ""
+
+
+def _canonical(value: Any) -> str:
+    return json.dumps(value, sort_keys=True)

@@ -1,0 +1,1 @@
+"""The protocols on shares: products, truncation, bits, comparison, shuffle, input, opening."""

@@ -1,0 +1,273 @@
+"""Comparison of two-holder numbers, and what follows from it: sign, maximum, ReLU.
+
+After SecureNN's private compare (Wagh, Gupta, Chandran, PoPETs 2019, Alg. 3) with three changes. Roles: the two holders
+know c, the dealer knows ρ, and nothing has to be shared beforehand. Digits: c and ρ are compared in base 4 (or 8), so
+the dealer sends three threshold bits per two bits and the holders answer with one test per two bits, modulo the
+smallest prime above the number of digits: 20 bytes for 16 bits instead of 48. Order: at most one test is zero and the
+others are uniform non-zero values, so a secret rotation hides where it is; a full permutation is not needed.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from accel import kernels
+from accel.validate import require, require_integer
+from refmpc.core.party import Operation, Segment, segment_sizes
+from refmpc.core.protocol import Cost, protocol
+from refmpc.core.tensor import ArithmeticTensor, concatenate
+from refmpc.primitives.two_holder import TwoHolderBits, select
+
+__all__ = ["THERMOMETER_DIGIT_BITS", "Layout", "aligned_low_bits", "is_negative", "maximum", "relu", "thermometer"]
+
+_PRIMES = (5, 7, 11, 13, 17, 23, 31, 37)
+_DIGIT_BITS = 2  # of a single comparison; a thermometer, whose thresholds share the dealer's message, takes 3
+THERMOMETER_DIGIT_BITS = 3
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How numbers of ``width`` bits are compared: digits, threshold bits, modulus and its width in bits."""
+
+    width: int
+    digit_bits: int
+    digits: int
+    thresholds: int
+    prime: int
+    prime_bits: int
+
+    @classmethod
+    @functools.cache
+    def of(cls, width: int, digit_bits: int) -> Layout:
+        digits, thresholds = kernels.comparison_digits(width, digit_bits)
+        prime = next(p for p in _PRIMES if p > digits)
+        return cls(width, digit_bits, digits, thresholds, prime, prime.bit_length())
+
+    def dealt_bytes(self, count: int) -> int:
+        return kernels.packed_size(count * self.thresholds, self.prime_bits)
+
+    def reply_bytes(self, count: int, width: int) -> int:
+        digits = kernels.comparison_digits(width, self.digit_bits)[0]
+        return kernels.packed_size(count * digits, self.prime_bits)
+
+
+async def _borrows(
+    operation: Operation,
+    x: ArithmeticTensor,
+    layout: Layout,
+    thresholds: Sequence[int],
+    low_bits: Sequence[int],
+    high_bit: int,
+) -> tuple[np.ndarray, list[Segment]]:
+    """Two-holder signs of x − t in a ring of high_bit+1 bits, for each threshold t at its own resolution.
+
+    The sign of c − t − ρ is c_top ⊕ ρ_top ⊕ [c_low < ρ_low] with c − t in place of c: the dealer's ρ is the same for
+    all thresholds, so its message is sent once. Returns each party's bits (thresholds, n) and the segments.
+    """
+    party = x.party
+    flat = x.shares.reshape(2, -1)
+    segments = operation.segments(x.size)
+    held = np.empty((len(thresholds), x.size), dtype=np.uint8)
+    lowest, top = low_bits[0], np.uint64(high_bit)
+    widths = [high_bit - low for low in low_bits]
+    first, second = operation.round(), operation.round()
+    work: list[tuple[Any, ...]] = []
+    for segment in segments:
+        n, at, role = segment.size, segment.slice, segment.role(party.id)
+        if role == 2:
+            rho = np.uint64(0) - flat[0, at] - flat[1, at]
+            held[:, at] = ((rho >> top) & np.uint64(1)).astype(np.uint8)
+            halves = operation.uniform_below(operation.with_next, layout.prime, (layout.thresholds, n))
+            dealt = kernels.compare_deal(
+                rho >> np.uint64(lowest), halves, layout.width, layout.digit_bits, layout.prime
+            )
+            first.send_previous(_pack(dealt, layout))
+            sizes = [layout.reply_bytes(n, width) for width in widths]
+            expected = [(second.expect_next(s, np.uint8), second.expect_previous(s, np.uint8)) for s in sizes]
+            work.append((segment, None, expected))
+        elif role == 0:
+            halves = operation.uniform_below(operation.with_previous, layout.prime, (layout.thresholds, n))
+            work.append((segment, flat[1, at], halves))
+        else:
+            work.append((segment, flat[0, at], first.expect_next(layout.dealt_bytes(n), np.uint8)))
+    await first
+    for segment, c, halves in work:
+        n, at, role = segment.size, segment.slice, segment.role(party.id)
+        if role == 2:
+            continue
+        if role == 1:
+            halves = _unpack(halves, layout, (layout.thresholds, n))
+        coins = operation.with_next if role == 0 else operation.with_previous  # shared by the two holders
+        send = second.send_previous if role == 0 else second.send_next
+        for index, (threshold, low, width) in enumerate(zip(thresholds, low_bits, widths, strict=True)):
+            shifted = c - np.uint64(threshold % 2**64)
+            digits = kernels.comparison_digits(width, layout.digit_bits)[0]
+            beta = coins.bytes(n) & np.uint8(1)
+            scale = operation.uniform_below(coins, layout.prime - 1, (digits, n)) + np.uint8(1)
+            mask = operation.uniform_below(coins, layout.prime, (digits, n))
+            rotation = operation.uniform_below(coins, digits, (n,))
+            skipped = (low - lowest) // layout.digit_bits * (2**layout.digit_bits - 1)
+            reply = kernels.compare_reply(
+                shifted >> np.uint64(low),
+                halves[skipped:],
+                beta,
+                scale,
+                mask,
+                rotation,
+                width,
+                layout.digit_bits,
+                layout.prime,
+                role == 0,
+            )
+            held[index, at] = ((shifted >> top) & np.uint64(1)).astype(np.uint8) ^ beta
+            send(_pack(reply, layout))
+    await second
+    for segment, _, replies in work:
+        if segment.role(party.id) == 2:
+            for index, (width, (left, right)) in enumerate(zip(widths, replies, strict=True)):
+                shape = kernels.comparison_digits(width, layout.digit_bits)[0], segment.size
+                decided = kernels.compare_decide(
+                    _unpack(left, layout, shape), _unpack(right, layout, shape), layout.prime
+                )
+                held[index, segment.slice] ^= decided
+    return held, segments
+
+
+def _is_negative_cost(x: ArithmeticTensor, low_bit: int = 0, high_bit: int = 63) -> Cost:
+    return Cost(2, _comparison_bytes(x.size, high_bit - low_bit))
+
+
+def _comparison_bytes(count: int, width: int) -> int:
+    layout = Layout.of(width, _DIGIT_BITS)
+    return sum(layout.dealt_bytes(n) + 2 * layout.reply_bytes(n, width) for n in segment_sizes(count))
+
+
+@protocol(
+    cost=_is_negative_cost,
+    source="Wagh, Gupta, Chandran, PoPETs 2019 (ePrint 2018/442), Alg. 3, with the changes of this file",
+)
+async def is_negative(x: ArithmeticTensor, low_bit: int = 0, high_bit: int = 63) -> TwoHolderBits:
+    """[x < 0] for |x| < 2^high_bit in the ring, at a resolution of 2^low_bit.
+
+    2 rounds. Bytes: at w = high_bit − low_bit compared bits from 1.25 w to 1.9 w (w = 16: 20, w = 31: 49, w = 63: 119).
+    Domain: −2^high_bit ≤ x ≤ 2^high_bit − 2^low_bit; bits above are not looked at. Error: none for low_bit = 0;
+    otherwise −2^low_bit < x < 0 may count as not negative. A value that is not negative is never taken for negative.
+
+    Views: role 1 receives threshold bits masked modulo the prime by a stream it does not know. The dealer receives
+    digit tests whose masks cancel only in the sum: the sums are uniform non-zero values, with one zero at a uniform
+    position or none, and which of the two is decided by the holders' secret coin β. The bit it learns is uniform.
+    """
+    require_integer("high_bit", high_bit, 1, 63)
+    require_integer("low_bit", low_bit, 0, high_bit - 1)
+    operation = x.party.operation("is_negative", x, low_bit, high_bit)
+    await _check(x, low_bit, high_bit, operation.name)
+    layout = Layout.of(high_bit - low_bit, _DIGIT_BITS)
+    held, segments = await _borrows(operation, x, layout, [0], [low_bit], high_bit)
+    return TwoHolderBits(x.party, held[0], segments, x.shape, operation.history())
+
+
+async def _check(x: ArithmeticTensor, low_bit: int, high_bit: int, name: str) -> None:
+    if x.party.insecure_check_ranges:
+        from refmpc.core.debug import check_range
+
+        await check_range(x, -(2**high_bit), 2**high_bit - 2**low_bit + 1, name)
+
+
+def aligned_low_bits(low_bits: Sequence[int]) -> list[int]:
+    """Each low bit moved down to a digit boundary counted from the first."""
+    return [low - (low - low_bits[0]) % THERMOMETER_DIGIT_BITS for low in low_bits]
+
+
+def _thermometer_cost(x: ArithmeticTensor, thresholds: Sequence[int], low_bits: Sequence[int], high_bit: int) -> Cost:
+    lows = aligned_low_bits(low_bits)
+    layout = Layout.of(high_bit - lows[0], THERMOMETER_DIGIT_BITS)
+    each = [
+        layout.dealt_bytes(n) + sum(2 * layout.reply_bytes(n, high_bit - low) for low in lows)
+        for n in segment_sizes(x.size)
+    ]
+    return Cost(2, sum(each))
+
+
+@protocol(cost=_thermometer_cost, source="is_negative; thresholds share the dealer's message")
+async def thermometer(
+    x: ArithmeticTensor, thresholds: Sequence[int], low_bits: Sequence[int], high_bit: int
+) -> list[TwoHolderBits]:
+    """[x ≥ t] for several public thresholds (ring integers), each at its own resolution 2^low_bit.
+
+    2 rounds; 42 bytes once and 2 to 12 bytes a threshold for 36-bit numbers. ``low_bits`` must not decrease.
+    Domain: −2^high_bit ≤ x − t ≤ 2^high_bit − 2^low_bit. Exact where low_bit is 0; otherwise −2^low_bit < x − t < 0 may
+    count as reached.
+    """
+    require(len(thresholds) == len(low_bits) > 0, "low_bits", low_bits, "as many as thresholds, at least one")
+    require(sorted(low_bits) == list(low_bits), "low_bits", low_bits, "in non-decreasing order")
+    require_integer("high_bit", high_bit, low_bits[-1] + 1, 63)
+    operation = x.party.operation("thermometer", x, list(thresholds), list(low_bits), high_bit)
+    for threshold, low_bit in zip(thresholds, low_bits, strict=True):
+        await _check(x.reinterpret(0) - threshold, low_bit, high_bit, operation.name)
+    lows = aligned_low_bits(low_bits)
+    layout = Layout.of(high_bit - lows[0], THERMOMETER_DIGIT_BITS)
+    held, segments = await _borrows(operation, x, layout, thresholds, lows, high_bit)
+    return [
+        ~TwoHolderBits(x.party, bits, segments, x.shape, operation.history(index)) for index, bits in enumerate(held)
+    ]
+
+
+def _pack(values: np.ndarray, layout: Layout) -> np.ndarray:
+    return kernels.pack_small(values.reshape(-1), layout.prime_bits)
+
+
+def _unpack(packed: np.ndarray, layout: Layout, shape: tuple[int, int]) -> np.ndarray:
+    return kernels.unpack_small(packed, layout.prime_bits, shape[0] * shape[1]).reshape(shape)
+
+
+def _relu_cost(x: ArithmeticTensor, low_bit: int = 0, high_bit: int = 63) -> Cost:
+    return is_negative.cost(x, low_bit, high_bit) + Cost(2, 32 * x.size)
+
+
+@protocol(cost=_relu_cost, source="is_negative, select")
+async def relu(x: ArithmeticTensor, low_bit: int = 0, high_bit: int = 63) -> ArithmeticTensor:
+    """max(x, 0). 4 rounds; bytes of ``is_negative`` + 32. Exact for low_bit = 0, else off by at most 2^low_bit."""
+    return await select(~await is_negative(x, low_bit, high_bit), x)
+
+
+def _tournament(entries: int) -> list[int]:
+    """The number of comparisons in each level of a tournament among ``entries``."""
+    levels = []
+    while entries > 1:
+        levels.append(entries // 2)
+        entries -= entries // 2
+    return levels
+
+
+def _maximum_cost(x: ArithmeticTensor, axis: int = -1, low_bit: int = 0, high_bit: int = 63) -> Cost:
+    total = Cost(0, 0)
+    entries = x.shape[axis]
+    others = x.size // entries if entries else 0
+    for pairs in _tournament(entries):
+        count = others * pairs
+        total += Cost(4, _comparison_bytes(count, high_bit - low_bit) + 32 * count)
+    return total
+
+
+@protocol(cost=_maximum_cost, source="is_negative, select")
+async def maximum(x: ArithmeticTensor, axis: int = -1, low_bit: int = 0, high_bit: int = 63) -> ArithmeticTensor:
+    """The largest entry along an axis, by a tournament of ⌈log2 n⌉ levels, 4 rounds each.
+
+    Domain: differences of two entries below 2^high_bit. Exact for low_bit = 0; otherwise the result is one of the
+    entries and at most ⌈log2 n⌉·2^low_bit below the largest.
+    """
+    require_integer(f"entries along axis {axis}", x.shape[axis], 1)
+    order = [a for a in range(x.ndim) if a != axis % x.ndim]
+    entries = x.transpose(axis % x.ndim, *order)
+    while len(entries) > 1:
+        pairs = len(entries) // 2
+        left, right, rest = entries[:pairs], entries[pairs : 2 * pairs], entries[2 * pairs :]
+        difference = left - right
+        bits = await is_negative(difference, low_bit, high_bit)
+        entries = concatenate([right + await select(~bits, difference), rest])
+    return entries[0]

@@ -1,0 +1,81 @@
+"""Open a truncated product to one client, without a round between the servers.
+
+Truncating a product and *keeping it shared* costs a protocol, because the shares live modulo 2^64. Opening it does not:
+each server has a summand z_i of z (its local product, its own addend, and a zero share), cuts its low bits in the clear
+and sends t_i = ⌊z_i/2^bits⌋ to the client, which adds modulo 2^(64−bits). Multiples of 2^64 vanish there, so there is no
+wrap-around and no large failure.
+
+What the client gets: write z_i = 2^bits·t_i + l_i. Then t_0 + t_1 + t_2 = ⌊(z − l_0 − l_1)/2^bits⌋. z_0 and z_1 are uniform
+and independent of z (zero share), hence so are t_0, t_1, l_0, l_1: the client sees ⌊(z + s)/2^bits⌋ with s = −(l_0 + l_1)
+independent of the data, and two uniform numbers. A corrupted server knows one of the l_i at most; that one is a function
+of its view, which is independent of the data, and the others stay uniform. This is the form that the DP theorem asks for
+(PROTOCOLS §5.1 and §5.3): noise in the addends, at least tap_bits bits cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from accel.validate import require_integer
+from refmpc.core.party import Party
+from refmpc.core.tensor import ArithmeticTensor
+from refmpc.primitives.arithmetic import matmul_shape, matmul_summand, own_addend
+from refmpc.primitives.io import Client
+
+__all__ = ["joined_words", "matmul_opening", "open_to_client", "opening_bytes", "receive_opening"]
+
+
+def _word_type(bits: int) -> type[np.uint32] | type[np.uint64]:
+    require_integer("bits", bits, 1, 62)
+    return np.uint32 if 64 - bits <= 32 else np.uint64
+
+
+def opening_bytes(bits: int) -> int:
+    """Bytes a value, all three servers together: 12 from 32 cut bits on, 24 below."""
+    return 3 * np.dtype(_word_type(bits)).itemsize
+
+
+def matmul_opening(x: ArithmeticTensor, y: ArithmeticTensor, bits: int, addend: np.ndarray | None = None) -> np.ndarray:
+    """This server's words of (x@y + all servers' addends)/2^bits, ready to be sent: local, nothing is opened yet.
+
+    Domain |z| < 2^62 in the ring, addends included. The opened value is z/2^bits off by at most 1.5 units, unbiased.
+    """
+    shape, word_type = matmul_shape(x, y), _word_type(bits)
+    own = own_addend(shape, addend)
+    operation = x.party.operation("matmul_opening", x, y, bits)
+    if x.party.insecure_check_ranges:
+        from refmpc.core.debug import check_product
+
+        x.party.complete(check_product(operation, x, y, np.matmul, 2**62, own))
+    z = matmul_summand(x, y, shape, operation.zero_share(shape))
+    if own is not None:
+        z = z + own
+    return (z >> np.uint64(bits)).astype(word_type)
+
+
+def open_to_client(party: Party, words: np.ndarray, client: str, release: str) -> None:
+    """Send this server's words to the client: the moment of the release, which the ledger records first."""
+    party.ledger.record(release, words.size, f"client {client!r}")
+    party.send("open_to_client", client, [words])
+
+
+def receive_opening(
+    client: Client, count: int, bits: int, fraction_bits: int, timeout: float | None = None
+) -> np.ndarray:
+    """What the three servers open to this client: ``count`` numbers with ``fraction_bits``, of products cut by ``bits``."""
+    parts = [np.empty(count, dtype=_word_type(bits)) for _ in range(3)]
+    client.collect("open_to_client", {server: [part] for server, part in enumerate(parts)}, timeout)
+    return joined_words(parts, bits, fraction_bits)
+
+
+def joined_words(parts: Sequence[np.ndarray], bits: int, fraction_bits: int) -> np.ndarray:
+    """The opened numbers from the three servers' words.
+
+    The sum of the words is ⌊(z − l_0 − l_1)/2^bits⌋, on average 1.5 units below z/2^bits: those are added here.
+    """
+    total = parts[0].astype(np.uint64) + parts[1] + parts[2]
+    shift = np.uint64(bits)
+    signed = (total << shift).view(np.int64) >> np.int64(bits)  # modulo 2^(64−bits), as a signed number
+    return (signed.astype(np.float64) + 1.5) * 2.0**-fraction_bits

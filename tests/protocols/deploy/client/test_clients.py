@@ -1,0 +1,157 @@
+"""Clients with each other: alignment kept, lost and repeated, predictions in the clear; files that do not fit."""
+
+from __future__ import annotations
+
+import csv
+import socket
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from protocols.deploy.cli import main
+from protocols.deploy.client.align import Aligner
+from protocols.deploy.commands.client import write_model
+from protocols.deploy.config.public_plan import plan_for
+from protocols.deploy.config.read import FederationConfig, load
+from protocols.deploy.net.credentials import load_credentials
+from protocols.deploy.net.wire import Identity
+from protocols.deploy.records.log import Log
+from refmpc.core.errors import HandshakeError
+from tests.protocols.deploy.federations import CLIENTS, free_ports, make_federation
+
+WIDTHS = {name: width for name, width, _ in CLIENTS}
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> FederationConfig:
+    make_federation(tmp_path)
+    file = tmp_path / "federation.toml"
+    text = file.read_text()
+    (address,) = [address for _, _, address in CLIENTS if address]  # the label client's
+    file.write_text(text.replace(address, f"127.0.0.1:{free_ports(1)[0]}"))
+    return load(file)
+
+
+def together(work: dict[str, Any]) -> dict[str, Any]:
+    """Run one function per client, side by side; what each returned or raised."""
+    found: dict[str, Any] = {}
+
+    def play(name: str) -> None:
+        try:
+            found[name] = work[name]()
+        except Exception as error:
+            found[name] = error
+
+    threads = [threading.Thread(target=play, args=(name,), daemon=True) for name in work]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+        assert not thread.is_alive()
+    return found
+
+
+def aligner(config: FederationConfig, directory: Path, name: str, ids: list[str], pad_to: int | None = None) -> Aligner:
+    identity = Identity(config, name, load_credentials(config, name))
+    log = Log(name, directory / f"{name}.log")
+    return Aligner(identity, "training", ids, directory / name, log, listen_on=None, pad_to=pad_to)
+
+
+def agree(config: FederationConfig, directory: Path, ids: dict[str, list[str]], **options: Any) -> dict[str, Any]:
+    def work(name: str) -> Any:
+        with aligner(config, directory, name, ids[name]).open() as mine:
+            return mine.agree(lambda count: None, **options)
+
+    return together({name: lambda name=name: work(name) for name in ids})  # type: ignore[misc]
+
+
+def test_clients_align_once_and_remember_it(config: FederationConfig, tmp_path: Path) -> None:
+    ids = {"bank": [f"p{i}" for i in range(30)], "card": [f"p{i}" for i in range(40, 10, -1)]}
+    first = agree(config, tmp_path, ids)
+    common = [[ids[name][row] for row in first[name].rows] for name in ids]
+    assert common[0] == common[1] and sorted(common[0]) == sorted(set(ids["bank"]) & set(ids["card"]))
+    assert first["bank"].session == first["card"].session
+    again = agree(config, tmp_path, ids)
+    assert all(again[name].from_disk and again[name].session == first["bank"].session for name in ids)
+    anew = agree(config, tmp_path, ids, again=True)
+    assert anew["bank"].session == anew["card"].session != first["bank"].session
+    assert (tmp_path / "bank" / "alignment-training.npz").stat().st_mode & 0o077 == 0
+
+
+def test_a_client_that_lost_its_alignment_is_told_what_to_do(config: FederationConfig, tmp_path: Path) -> None:
+    ids = {name: [f"p{i}" for i in range(5)] for name in WIDTHS}
+    agree(config, tmp_path, ids)
+    (tmp_path / "bank" / "alignment-training.npz").unlink()
+    with aligner(config, tmp_path, "card", ids["card"]).open() as card:
+        assert card.agree(lambda count: None).from_disk
+        with (
+            aligner(config, tmp_path, "bank", ids["bank"]).open() as bank,
+            pytest.raises(HandshakeError, match="start all clients with --align-again"),
+        ):
+            bank.agree(lambda count: None)
+
+
+def test_the_number_of_rows_is_hidden_only_if_all_agree_to_it(config: FederationConfig, tmp_path: Path) -> None:
+    ids = {"bank": ["p1", "p2", "p3"], "card": ["p2", "p4"]}
+    with aligner(config, tmp_path, "card", ids["card"], pad_to=16).open() as card:
+        with (
+            aligner(config, tmp_path, "bank", ids["bank"]).open() as careless,
+            pytest.raises(HandshakeError, match="bank has --pad-to None, card has 16: they must agree"),
+        ):
+            careless.agree(lambda count: None)
+        with aligner(config, tmp_path, "bank", ids["bank"], pad_to=16).open() as bank:
+            work = {"card": lambda: card.agree(lambda n: None), "bank": lambda: bank.agree(lambda n: None)}
+            found = together(work)
+    assert [ids[name][int(found[name].rows[0])] for name in ids] == ["p2", "p2"]
+
+
+def test_predictions_in_the_clear_are_those_of_the_model(config: FederationConfig, tmp_path: Path) -> None:
+    random = np.random.default_rng(3)
+    layer = random.normal(size=(sum(WIDTHS.values()) + 1, 2))
+    values = {name: random.uniform(size=(12, width)) for name, width in WIDTHS.items()}
+    work = {}
+    for name, width in WIDTHS.items():
+        with (tmp_path / f"{name}.csv").open("w", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow(["id", *(f"x{i}" for i in range(width))])
+            writer.writerows([f"p{i}", *row] for i, row in enumerate(values[name]))
+        write_model(tmp_path / f"{name}.npz", config, plan_for(config, 200), [layer])
+        words = ["predict", "--as", name, "--config", config.source, "--columns", str(tmp_path / f"{name}.csv")]
+        words += ["--value-range", "0,1", "--model", str(tmp_path / f"{name}.npz"), "--clear", "--output", "logits"]
+        words += ["--out", str(tmp_path / f"{name}-out.csv"), "--log", str(tmp_path / "log")]
+        work[name] = lambda words=words: main(words)  # type: ignore[misc]
+    assert together(work) == {"bank": 0, "card": 0}
+    assert not (tmp_path / "bank-out.csv").exists()  # only the receiver gets predictions
+    with (tmp_path / "card-out.csv").open() as file:
+        found = {row["id"]: [float(row["0"]), float(row["1"])] for row in csv.DictReader(file)}
+    parts = [v / np.linalg.norm(v, axis=1, keepdims=True) / np.sqrt(2) for v in values.values()]
+    expected = np.column_stack([*parts, np.ones(12)]) @ layer
+    np.testing.assert_allclose([found[f"p{i}"] for i in range(12)], expected, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ([], "give --public FILE, --value-range LOW,HIGH or --scaled"),
+        (["--value-range", "zero"], "--value-range 'zero' must be two numbers"),
+        (["--value-range", "0,1", "--id", "person"], "the id column 'person' is missing"),
+        (["--value-range", "0,1", "--label-column", "x0"], "card holds the labels"),
+        (["--value-range", "0,1"], "columns after the local model = 2: must be 4, the width of bank"),
+    ],
+)
+def test_files_that_do_not_fit_are_refused_in_a_sentence(
+    config: FederationConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], sentence: str
+) -> None:
+    (tmp_path / "bank.csv").write_text("id,x0,x1\np1,0.5,0.25\np2,0.5,0.75\n")
+    command = ["client", "--as", "bank", "--config", config.source, "--columns", str(tmp_path / "bank.csv")]
+    assert main([*command, "--log", str(tmp_path / "log"), *words]) == 2
+    assert sentence in capsys.readouterr().err.replace("\n", " ")
+
+
+def test_a_port_that_is_taken_is_named(config: FederationConfig, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(config.addresses[0]):
+        assert main(["server", "--as", "server-0", "--config", config.source]) == 1
+    assert "Address already in use" in capsys.readouterr().err

@@ -1,0 +1,103 @@
+"""The plan that every participant makes from federation.toml alone is the plan that the data would give."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from protocols.deploy.config.public_plan import local_update, log_claim, plan_for
+from protocols.deploy.config.read import FederationConfig, parse
+from protocols.deploy.config.template import federation_text
+from protocols.deploy.records.log import Log
+from protocols.plan.gl_plan import plan_joint_run
+from vfl.data.sets import VerticalData
+from vfl.dp import DeltaWarning
+from vfl.federation import Federation, build_federation
+
+CLIENTS = [("bank", 4, ""), ("card", 3, "127.0.0.1:7101")]
+ROWS = 300
+
+
+def configured(*lines: str) -> FederationConfig:
+    """The template with these lines of [run] instead of its own, or beside them."""
+    text = federation_text("pilot", [("127.0.0.1", 7000 + i) for i in range(3)], CLIENTS, 3)
+    for line in ('protocol = "gl_bmf"', "epochs = 3", "batch_size = 50", "learning_rate = 0.5", *lines):
+        text, count = re.subn(rf"(?m)^{line.split()[0]} = .*$", line, text)
+        text = text if count else text.replace("hidden = []", f"{line}\nhidden = []")
+    return parse(text, pinned=False)
+
+
+def federation_for(config: FederationConfig) -> Federation:
+    """The same clients with rows, as a run on one machine builds them."""
+    random, layers = np.random.default_rng(3), config.run.layers
+    assert layers is not None
+    columns = tuple(random.normal(size=(ROWS, width)) for _, width, _ in CLIENTS)
+    data = VerticalData(
+        name="rows",
+        classes=3,
+        train=columns,
+        train_labels=np.arange(ROWS) % 3,
+        test=tuple(part[:10] for part in columns),
+        test_labels=np.arange(10) % 3,
+        are_embeddings=True,
+    )
+    found = build_federation(
+        data,
+        row_bound=config.run.row_bound,
+        row_rule=config.run.row_rule,
+        lora=True,
+        rank=layers.rank,
+        lora_alpha=layers.lora_alpha,
+        update=local_update(config),
+    )
+    found.clients = [replace(client, name=name) for client, (name, _, _) in zip(found.clients, CLIENTS, strict=True)]
+    return found
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        (),
+        ("rank = 2", "lora_alpha = 4.0", "local_learning_rate = 0.3", "momentum = 0.5"),
+        ('local_update = "estimated"', "rank = 3", "weight_decay = 0.999"),
+        ('gradients = "explicit"', "rank = 1", "row_bound = 0.5"),
+        ('row_rule = "clip"', 'factorisation = "identity"', 'schedule = "cosine"'),
+    ],
+    ids=lambda lines: " ".join(lines) or "defaults",
+)
+def test_the_plan_from_the_file_is_the_plan_from_the_rows(lines: tuple[str, ...]) -> None:
+    config = configured(*lines)
+    federation = federation_for(config)
+    local, public = plan_joint_run(federation, config.run.training), plan_for(config, ROWS)
+    assert public.public_parameters() == local.public_parameters() and public.fingerprint == local.fingerprint
+    stated = replace(
+        local.claim, public=(*local.claim.public[: -len(federation.public_inputs)], public.claim.public[-1])
+    )
+    assert public.claim == stated  # but for who says that scaling and local models are public
+    assert public.noise == replace(local.noise, claim=public.noise.claim) and public.noise.claim == local.noise.claim
+    assert (
+        public.releases.keys()
+        == local.releases.keys()
+        == {
+            "global model",
+            "layer gradient of bank",
+            "layer gradient of card",
+        }
+    )
+    covers = "labels only" if 'local_update = "estimated"' in lines else "features and labels"
+    assert public.claim.covers == covers and covers in public.claim.paragraph()
+
+
+def test_a_deployment_logs_what_is_proven_and_warns(tmp_path):
+    config = configured('protocol = "g_shuff"', "delta = 0.01")
+    with pytest.warns(DeltaWarning):
+        claim = plan_for(config, ROWS).claim
+    log_claim(Log("bank", tmp_path / "log"), claim)
+    lines = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
+    assert [line["level"] for line in lines] == ["info", "warning", "warning"]
+    assert lines[0]["claim"].startswith("proven ε = ") and "not proven for shuffled batches" in lines[1]["claim"]
+    assert "n = 300" in lines[2]["reason"] and "choose delta = 0.0001 or less" in lines[2]["reason"]

@@ -1,0 +1,434 @@
+"""GL-BMF in a deployment: the clients stay while the servers train, and whoever leaves may come back."""
+
+from __future__ import annotations
+
+import csv
+import json
+import secrets
+import shutil
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from protocols.client.commitment import ColumnsChanged
+from protocols.client.gl_client import TrainedClient
+from protocols.deploy.cli import main
+from protocols.deploy.client.columns import OwnColumns
+from protocols.deploy.client.live import local_client, train_with_servers
+from protocols.deploy.commands.audit_log import check, check_against_logs, collect
+from protocols.deploy.config.public_plan import joint_plan_for
+from protocols.deploy.net.credentials import load_credentials
+from protocols.deploy.net.wire import Channel, Identity, Refused, call
+from protocols.deploy.records.audit import read_log
+from protocols.deploy.records.log import Log
+from protocols.deploy.server.live import Guests
+from protocols.deploy.server.sessions import Session
+from protocols.plan.gl_plan import JointPlan
+from refmpc.core.errors import HandshakeError, PeerLost
+from tests.protocols.deploy.client.test_clients import together
+from tests.protocols.deploy.federations import free_ports
+from tests.protocols.deploy.server.test_servers import Federation
+from tests.protocols.deploy.wiretap import Relay
+from tests.protocols.test_against_twins import noise_of_the_servers
+from tests.protocols.test_gl_bmf import parameter_bound
+from vfl.data.columns import ClientTable
+from vfl.data.scaling import RowBound, bound_rows, split_row_bound
+from vfl.federation import Federation as LocalFederation
+from vfl.twins import train_gl_bmf
+
+ROWS, NAMES = 96, ("bank", "card")
+LAYERS = "rank = 2\nlora_alpha = 2.0\nlocal_learning_rate = 0.5"
+WEAK_NOISE = {"epsilon": 20.0, "learning_rate": 0.5, "row_rule": '"clip"', "epochs": 2}
+
+
+class LiveFederation(Federation):
+    """Servers as threads, and clients of GL-BMF that have aligned their rows already."""
+
+    def __init__(self, directory: Path, **run: Any):
+        super().__init__(directory, protocol=f'"gl_bmf"\n{LAYERS}', **run)
+        self.plan: JointPlan = joint_plan_for(self.config, ROWS)
+        self.noise_is_kept = threading.Event()
+
+    def own(self, name: str, scale: float = 1.0) -> OwnColumns:
+        """Columns from which the labels can be learnt, the same at every call."""
+        columns = dict(zip(NAMES, np.split(np.random.default_rng(5).normal(size=(ROWS, 7)), [4], axis=1), strict=True))
+        labels = tuple(str(int(row)) for row in columns["bank"][:, 0] + columns["card"][:, 0] > 0)
+        table = ClientTable(f"{name}.csv", tuple(map(str, range(ROWS))), (), np.empty((ROWS, 0), np.float32), labels)
+        bound = RowBound(split_row_bound(self.config.run.row_bound, 2)[0], self.config.run.row_rule)
+        return OwnColumns(table, scale * columns[name], bound, "a test")
+
+    def stay(
+        self,
+        name: str,
+        session: str,
+        outcome: dict[str, Any],
+        *,
+        scale: float = 1.0,
+        on_step: Callable[[int], None] = lambda done: None,
+        on_model: Callable[[TrainedClient], None] = lambda trained: None,
+    ) -> threading.Thread:
+        """A client as a thread; what it has trained, or its error, goes into ``outcome``."""
+
+        def beat(message: Mapping[str, Any]) -> None:
+            progress = message.get("progress") or {}
+            if progress.get("phase") == "training" and "missing" not in message:  # its own, not a server's
+                on_step(progress["done"])
+
+        def work() -> None:
+            log = Log(name, self.directory / f"{name}.log")
+            own, state = self.own(name, scale), self.directory / f"state-{name}"
+            everything = (self.identity(name), self.plan, own, np.arange(ROWS), session, log, state)
+            try:
+                outcome[name] = train_with_servers(*everything, on_model=on_model, on_beat=beat)
+            except Exception as error:
+                outcome[name] = error
+
+        thread = threading.Thread(target=work, daemon=True, name=name)
+        thread.start()
+        return thread
+
+    def until_noise_is_kept(self, trained: TrainedClient) -> None:
+        """A client that has not confirmed the model makes the servers keep their noise."""
+        assert self.noise_is_kept.wait(60)
+
+    def wait_for(self, name: str, event: str, count: int = 1) -> None:
+        until = time.monotonic() + 60
+        while sum(found["event"] == event for found in self.events(name)) < count:
+            assert time.monotonic() < until, f"{name} did not log {event!r}"
+            time.sleep(0.02)
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        file = self.directory / f"{name}.log"
+        return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+    def server_file(self, number: int, name: str) -> Path:
+        (found,) = self.directory.glob(f"server-{number}/state/*/training-*")
+        return found / "server" / name
+
+    def twin_federation(self) -> LocalFederation:
+        """The same clients in the clear."""
+        rows = np.arange(ROWS)
+        clients = [local_client(self.identity(name), self.plan, self.own(name), rows) for name in NAMES]
+        labels = clients[-1].label_rows()
+        frozen, blocks = [c.embeddings for c in clients], [list(c.block_outputs) for c in clients]
+        return LocalFederation(clients, 2, labels, frozen, blocks, self.config.run.row_bound)
+
+
+@pytest.fixture
+def federation(tmp_path: Path) -> Iterator[LiveFederation]:
+    found = LiveFederation(tmp_path, **WEAK_NOISE)
+    yield found
+    found.stop()
+
+
+def finish(federation: LiveFederation, threads: list[threading.Thread], outcome: dict[str, Any]) -> None:
+    for thread in threads:
+        thread.join(90)
+        assert not thread.is_alive()
+    assert all(isinstance(found, TrainedClient) for found in outcome.values()), outcome
+    assert np.array_equal(outcome["bank"].model, outcome["card"].model)
+    for _, thread in federation.servers.values():
+        thread.join(20)
+        assert not thread.is_alive()
+
+
+def keep_noise(federation: LiveFederation) -> None:
+    """Copies of the servers' noise keys, which they throw away when everybody has confirmed the model."""
+    for number in range(3):
+        federation.wait_for(f"server-{number}", "training begins")
+        (federation.directory / "kept" / f"server-{number}").mkdir(parents=True)
+        shutil.copy(federation.server_file(number, "noise.key"), federation.directory / "kept" / f"server-{number}")
+    federation.noise_is_kept.set()
+
+
+def check_twin(federation: LiveFederation, outcome: dict[str, Any]) -> None:
+    """The model and all layers are the twin's with the same noise, as near as fixed point goes (see parameter_bound)."""
+    plan, local = federation.plan, federation.twin_federation()
+    noise = noise_of_the_servers(plan, federation.directory / "kept")
+    twin = train_gl_bmf(local, plan.training, noise=noise)
+    far = [np.linalg.norm(outcome["bank"].model - twin.model.layers[0])]
+    for client in twin.clients:
+        layers = outcome[client.name].layers
+        far += [np.linalg.norm(layers[k] - v) for k, v in client.adapter_state().items() if "velocity" not in k]
+    assert np.linalg.norm(far) <= parameter_bound(plan, local, noise)
+    assert np.linalg.norm(outcome["bank"].layers["up_0"]) > 1e-3  # the layers have moved
+
+
+def check_records(federation: LiveFederation) -> list[int]:
+    """The three ledgers and audit logs agree, every release has the claim, each step was released by the attempt that
+    reached it (the last one of an earlier attempt is sent again). Returns the steps at which attempts began."""
+    plan, directory = federation.plan, federation.directory
+    runs, logs, wrong = collect([directory / f"server-{number}" / "state" for number in range(3)])
+    assert not wrong and not check(runs) and not check_against_logs(runs, logs) and len(runs) == len(logs) == 3
+    (starts,) = {tuple(r.facts["step"] for r in log.records if r.event == "training begins") for log in logs}
+    last = starts[-1]
+    for run in runs:
+        found = Counter((r["name"], r["receiver"], r["elements"]) for r in run.ledger["releases"])
+        times = plan.schedule.num_steps - last + (last > 0)
+        layers = {
+            (f"layer gradient of {name}", f"client {name!r}", shape.parameters): times
+            for name, shape in zip(plan.client_names, plan.shapes, strict=True)
+        }
+        model = [
+            ("global model", to, plan.global_parameters) for to in ("all servers", "client 'bank'", "client 'card'")
+        ]
+        assert found == Counter(layers) + Counter(model)
+        assert {r["claim"] for r in run.ledger["releases"]} == {plan.claim.paragraph()}
+    for number in range(3):
+        assert not federation.server_file(number, "noise.key").exists()
+        assert not list(federation.server_file(number, ".").glob("release-*.npz"))
+    return list(starts)
+
+
+def test_live_clients_train_what_the_twin_trains(federation: LiveFederation) -> None:
+    for number in range(3):
+        federation.start(number)
+    session, outcome = secrets.token_hex(16), {}
+    threads = [federation.stay("bank", session, outcome, on_model=federation.until_noise_is_kept)]
+    federation.wait_for("server-0", "waiting for clients")
+    assert federation.servers[0][0]._state_in_words() == "waits for card"
+    threads.append(federation.stay("card", session, outcome))
+    keep_noise(federation)
+    finish(federation, threads, outcome)
+    check_twin(federation, outcome)
+    assert check_records(federation) == [0]
+
+
+def test_whatever_breaks_training_goes_on_where_it_was(federation: LiveFederation) -> None:
+    """A connection breaks after step 2, a server is stopped after step 4: no step is released with two values, or the
+    result would not be the twin's."""
+    for number in range(3):
+        federation.start(number)
+    relay = Relay(federation.config.addresses[1])
+    federation.seen_by["bank", 1] = {"host": relay.address[0], "port": relay.address[1]}
+    session, outcome, stopped = secrets.token_hex(16), {}, threading.Event()
+
+    def disturb(done: int) -> None:
+        if done == 2 and not relay.cuts:
+            relay.cuts = 1
+            relay.cut()
+        if done == 4 and not stopped.is_set():
+            federation.servers[2][0].stop.set()
+            stopped.set()
+
+    threads = [
+        federation.stay("bank", session, outcome, on_step=disturb, on_model=federation.until_noise_is_kept),
+        federation.stay("card", session, outcome),
+    ]
+    keep_noise(federation)
+    assert stopped.wait(60)
+    federation.servers[2][1].join(30)
+    federation.start(2)
+    finish(federation, threads, outcome)
+    relay.close()
+    check_twin(federation, outcome)
+    starts = check_records(federation)
+    assert len(starts) == 3 and starts[0] == 0 and 0 < starts[1] < starts[2]
+    for name in ("bank", "card"):
+        assert sum("the attempt failed" in event["event"] for event in federation.events(name)) == 2
+    (log,) = (federation.directory / "server-0" / "state").glob("*/audit.jsonl")
+    failed = [r.facts["times"] for r in read_log(log) if r.event == "release before a failure"]
+    assert len(failed) == 4  # two attempts, two clients
+
+
+def test_a_client_that_comes_back_with_other_columns_is_refused_and_the_others_wait(federation: LiveFederation) -> None:
+    for number in range(3):
+        federation.start(number)
+    session, outcome = secrets.token_hex(16), {}
+
+    def die(done: int) -> None:
+        if done == 2:
+            raise RuntimeError("killed")
+
+    first = federation.stay("bank", session, outcome, on_step=die)
+    threads = [federation.stay("card", session, outcome)]
+    first.join(60)
+    assert str(outcome.pop("bank")) == "killed"
+    federation.stay("bank", session, outcome, scale=0.5).join(60)
+    changed = outcome.pop("bank")
+    assert isinstance(changed, ColumnsChanged) and "columns of bank = 'others than at its first upload'" in str(changed)
+    threads.append(federation.stay("bank", session, outcome))
+    finish(federation, threads, outcome)
+
+
+def test_a_client_that_was_away_at_the_end_fetches_its_last_gradient_and_the_model(federation: LiveFederation) -> None:
+    for number in range(3):
+        federation.start(number)
+    session, outcome, models = secrets.token_hex(16), {}, []
+    steps, state = federation.plan.schedule.num_steps, federation.directory / "state-bank" / f"training-{session}"
+
+    def full(trained: TrainedClient) -> None:
+        models.append(trained)
+        raise OSError("the disk is full")
+
+    def keep(done: int) -> None:
+        if done == steps - 1:
+            shutil.copy(state / "adapters.npz", federation.directory)
+
+    threads = [
+        federation.stay("bank", session, outcome, on_step=keep, on_model=full),
+        federation.stay("card", session, outcome),
+    ]
+    for thread in threads:
+        thread.join(60)
+    assert isinstance(outcome.pop("bank"), OSError) and isinstance(outcome["card"], TrainedClient)
+    shutil.copy(federation.directory / "adapters.npz", state)  # as if it had died before the last gradient was on disk
+    again: list[TrainedClient] = []
+    finish(federation, [federation.stay("bank", session, outcome, on_model=again.append)], outcome)
+    assert np.array_equal(again[0].model, models[0].model)
+    assert all(np.array_equal(again[0].layers[name], value) for name, value in models[0].layers.items())
+
+
+def test_a_server_that_fails_after_the_release_is_helped_by_everybody(
+    federation: LiveFederation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two servers have finished, the third lost its result: the clients stay until it has it, too."""
+    write, failed = Session.finish, []
+
+    def fail_once(session: Session, attempt: str, outbox: Any) -> None:
+        if "server-1" in str(session.directory) and not failed:
+            failed.append(attempt)
+            raise PeerLost("the disk was full")
+        write(session, attempt, outbox)
+
+    monkeypatch.setattr(Session, "finish", fail_once)
+    for number in range(3):
+        federation.start(number)
+    session, outcome, models = secrets.token_hex(16), {}, []
+    threads = [federation.stay(name, session, outcome, on_model=models.append) for name in NAMES]
+    finish(federation, threads, outcome)
+    assert failed and len(models) == 4 and all(np.array_equal(m.model, models[0].model) for m in models)
+    assert check_records(federation) == [0, federation.plan.schedule.num_steps]
+
+
+def test_garbage_on_a_live_channel_ends_an_attempt_and_nothing_else(federation: LiveFederation) -> None:
+    """The caller has the bank's key, so it is let in; what it says is not understood, or not what the program expects."""
+    for number in range(3):
+        federation.start(number)
+    session, outcome, identity = secrets.token_hex(16), {}, federation.identity("bank")
+    facts = {"kind": "training", "session": session, "rows": ROWS, "output": None}
+
+    def calls() -> list[Channel]:
+        return [call(identity, s, federation.config.addresses[s], "live", timeout=5.0, **facts)[0] for s in range(3)]
+
+    for channel in calls():
+        channel.receive()
+        channel.connection.sendall(secrets.token_bytes(200))
+    threads = [federation.stay("card", session, outcome)]
+    channels = calls()
+    for channel in channels:
+        while "attempt" not in (message := channel.receive()[0]):
+            channel.send({"waiting": True})
+        channel.send({"takes": message["attempt"]})
+    for channel in channels:
+        channel.connection.sendall(secrets.token_bytes(500))
+    for number in range(3):
+        federation.wait_for(f"server-{number}", "the attempt failed, the servers will meet again")
+    threads.append(federation.stay("bank", session, outcome))
+    finish(federation, threads, outcome)
+
+
+def test_clients_share_nothing_until_all_servers_name_one_attempt(
+    federation: LiveFederation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One server that is in another attempt than the two others: both clients notice, and the next attempt goes well."""
+    for number in range(3):
+        federation.start(number)
+    gather, asked = Guests.gather, []
+
+    def one_differs(guests: Guests, attempt: str) -> dict[Any, Any]:
+        asked.append(attempt)
+        return gather(guests, "another" if len(asked) == 3 else attempt)
+
+    monkeypatch.setattr(Guests, "gather", one_differs)
+    session, outcome = secrets.token_hex(16), {}
+    finish(federation, [federation.stay(name, session, outcome) for name in NAMES], outcome)
+    for name in NAMES:
+        told = [event for event in federation.events(name) if "named different attempts" in event.get("reason", "")]
+        assert len(told) == 1, federation.events(name)
+    for number in range(3):  # nothing was computed in the first
+        begun = [event for event in federation.events(f"server-{number}") if event["event"] == "training begins"]
+        assert [event["step"] for event in begun] == [0]
+
+
+def test_a_client_with_another_plan_shares_nothing(federation: LiveFederation) -> None:
+    for number in range(3):
+        federation.start(number)
+    federation.plan = joint_plan_for(federation.config, ROWS // 2)
+    outcome: dict[str, Any] = {}
+    federation.stay("bank", secrets.token_hex(16), outcome).join(30)
+    assert isinstance(outcome["bank"], HandshakeError) and "they must agree" in str(outcome["bank"]), outcome
+
+
+def test_a_second_channel_of_a_client_ends_its_first(federation: LiveFederation) -> None:
+    federation.start(0)
+    facts = {"kind": "training", "session": secrets.token_hex(16), "rows": ROWS, "output": None}
+    address = federation.config.addresses[0]
+    first, second = (call(federation.identity("bank"), 0, address, "live", timeout=5.0, **facts)[0] for _ in range(2))
+    assert second.receive()[0]["missing"] == ["card"]
+    with pytest.raises(PeerLost):
+        for _ in range(3):
+            first.receive()
+            first.send({"waiting": True})
+    second.send({"waiting": True})
+    assert second.receive()[0]["missing"] == ["card"]
+
+
+def test_calls_for_another_way_of_training_are_refused(federation: LiveFederation) -> None:
+    federation.start(0)
+    facts = {"kind": "training", "session": secrets.token_hex(16), "rows": ROWS, "output": None}
+    address = federation.config.addresses[0]
+    with pytest.raises(Refused, match="purpose = 'upload': must be 'live' for this with gl_bmf"):
+        call(federation.identity("bank"), 0, address, "upload", timeout=5.0, **facts)
+    identity = federation.identity("bank")
+    with pytest.raises(Refused, match="caller = 'server-1': must be a client"):
+        server = Identity(federation.config, 1, load_credentials(federation.config, "server-1"))
+        call(server, 0, address, "live", timeout=5.0, **facts)
+    call(identity, 0, address, "live", timeout=5.0, **facts)[0].close()
+
+
+def test_the_commands_train_layers_and_predict_with_them(federation: LiveFederation, tmp_path: Path) -> None:
+    """`ppvfl client` and `ppvfl predict` from file to file; predictions are those of the model and the clients' layers."""
+    file = tmp_path / "federation.toml"
+    file.write_text(file.read_text().replace("127.0.0.1:7101", f"127.0.0.1:{free_ports(1)[0]}"))
+    for number in range(3):
+        federation.start(number, predictions=True)
+    words: dict[str, list[str]] = {}
+    for name in NAMES:
+        own = federation.own(name)
+        with (tmp_path / f"{name}.csv").open("w", newline="") as table:
+            names = ["id", *(f"x{i}" for i in range(own.outputs.shape[1]))]
+            writer = csv.writer(table)
+            writer.writerow([*names, "label"] if name == "card" else names)
+            for i, row in enumerate(own.outputs):
+                writer.writerow([f"p{i}", *row, own.table.labels[i]] if name == "card" else [f"p{i}", *row])
+        words[name] = ["--as", name, "--config", str(file), "--log", str(tmp_path / f"{name}.log"), "--scaled"]
+        words[name] += ["--columns", str(tmp_path / f"{name}.csv")]
+    model = {name: str(tmp_path / f"model-{name}.npz") for name in NAMES}
+    train = {name: ["client", *words[name], "--model-out", model[name]] for name in NAMES}
+    assert together({name: lambda name=name: main(train[name]) for name in NAMES}) == {"bank": 0, "card": 0}
+    lines = (tmp_path / "card.csv").read_text().splitlines()
+    (tmp_path / "card.csv").write_text("\n".join(line.rpartition(",")[0] for line in lines))  # new rows have no labels
+    out = ["--output", "logits", "--out", str(tmp_path / "out.csv")]
+    predict = {name: ["predict", *words[name], "--model", model[name], *out] for name in NAMES}
+    assert together({name: lambda name=name: main(predict[name]) for name in NAMES}) == {"bank": 0, "card": 0}
+    parts = []
+    for name in NAMES:
+        own = federation.own(name)
+        with np.load(model[name]) as found:
+            up, down, layer = found["local_up_0"], found["local_down_0"], found["layer_1"]
+            assert "differentially private for features and labels" in str(found["claim"])
+        unit = own.outputs / np.linalg.norm(own.outputs, axis=1, keepdims=True)
+        parts.append(bound_rows(own.outputs + unit @ down.T @ up.T, 0.5**0.5, "clip"))
+    expected = np.column_stack([*parts, np.ones(ROWS)]) @ layer
+    with (tmp_path / "out.csv").open() as table:
+        got = {row["id"]: [float(row["0"]), float(row["1"])] for row in csv.DictReader(table)}
+    np.testing.assert_allclose([got[f"p{i}"] for i in range(ROWS)], expected, atol=1e-3)
+    right = expected.argmax(axis=1) == np.array([int(label) for label in own.table.labels or ()])
+    assert right.mean() > 0.75

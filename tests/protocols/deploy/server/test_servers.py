@@ -1,0 +1,296 @@
+"""Three servers and their clients as threads of one process: what happens when one of them fails at a bad moment."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import secrets
+import struct
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from accel.prg import KEY_BYTES
+from protocols.deploy.client.columns import OwnColumns
+from protocols.deploy.commands.client import take_part
+from protocols.deploy.commands.server import Server
+from protocols.deploy.config.public_plan import plan_for
+from protocols.deploy.config.read import FederationConfig, load
+from protocols.deploy.net.credentials import load_credentials
+from protocols.deploy.net.wire import Identity, Refused, call
+from protocols.deploy.records.log import Log
+from protocols.deploy.server.sessions import Session
+from protocols.step.global_step import step_cost
+from refmpc.core.errors import HandshakeError, PeerLost
+from tests.protocols.deploy.federations import make_federation
+from tests.protocols.deploy.wiretap import APPLICATION, HANDSHAKE, Relay, record_types
+from vfl.data.columns import ClientTable
+from vfl.data.scaling import RowBound
+
+ROWS = 96
+
+
+class Federation:
+    """Servers that run until the test ends, and clients to be started."""
+
+    def __init__(self, directory: Path, **run: Any):
+        make_federation(directory)
+        file = directory / "federation.toml"
+        text = file.read_text()
+        for name, value in {"epochs": 1, "batch_size": 32, **run}.items():
+            text, count = re.subn(rf"(?m)^{name} = .*$", f"{name} = {value}", text)
+            assert count == 1
+        file.write_text(text)
+        self.directory = directory
+        self.config: FederationConfig = load(file)
+        self.servers: dict[int, tuple[Server, threading.Thread]] = {}
+        self.seen_by: dict[tuple[str, int], dict[str, Any]] = {}  # other addresses of a server, for one client
+
+    def start(self, number: int, *, predictions: bool = False) -> Server:
+        name = f"server-{number}"
+        identity = Identity(self.config, number, load_credentials(self.config, name))
+        log = Log(name, self.directory / f"{name}.log")
+        state = self.directory / name / "state"
+        server = Server(identity, state, log, host="127.0.0.1", predictions=predictions)
+        thread = threading.Thread(target=server.serve, daemon=True, name=name)
+        thread.start()
+        self.servers[number] = server, thread
+        return server
+
+    def stop(self) -> None:
+        for server, _ in self.servers.values():
+            server.stop.set()
+        for _, thread in self.servers.values():
+            thread.join(10)
+
+    def identity(self, name: str) -> Identity:
+        servers = [replace(s, **self.seen_by.get((name, s.id), {})) for s in self.config.servers]
+        return Identity(replace(self.config, servers=tuple(servers)), name, load_credentials(self.config, name))
+
+    def client(
+        self, name: str, session: str, outcome: dict[str, Any], rows: int = ROWS, scale: float = 1.0
+    ) -> threading.Thread:
+        """A client that has aligned its rows already; its model, or its error, goes into ``outcome``."""
+        entry = self.config.participant(name)
+        random = np.random.default_rng(len(name))
+        embeddings = scale * random.uniform(-0.3, 0.3, size=(rows, entry.width))  # type: ignore[union-attr]
+        labels = tuple(str(i % 2) for i in range(rows))
+        table = ClientTable(f"{name}.csv", tuple(map(str, range(rows))), (), np.empty((rows, 0), np.float32), labels)
+        own = OwnColumns(table, embeddings, RowBound(1.0, "clip"), "a test")
+
+        def work() -> None:
+            log = Log(name, self.directory / f"{name}.log")
+            try:
+                plan = plan_for(self.config, rows)
+                outcome[name] = take_part(
+                    self.identity(name), plan, own, np.arange(rows), session, log, self.directory / f"state-{name}"
+                )
+            except Exception as error:
+                outcome[name] = error
+
+        thread = threading.Thread(target=work, daemon=True, name=name)
+        thread.start()
+        return thread
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in (self.directory / f"{name}.log").read_text().splitlines()]
+
+
+@pytest.fixture
+def federation(tmp_path: Path) -> Iterator[Federation]:
+    found = Federation(tmp_path)
+    yield found
+    found.stop()
+
+
+def train(federation: Federation, session: str, rows: int = ROWS) -> np.ndarray:
+    outcome: dict[str, Any] = {}
+    for thread in [federation.client(name, session, outcome, rows) for name in ("bank", "card")]:
+        thread.join(90)
+        assert not thread.is_alive()
+    assert all(isinstance(found, list) for found in outcome.values()), outcome
+    assert np.array_equal(outcome["bank"][0], outcome["card"][0])
+    return outcome["bank"][0]
+
+
+def test_a_server_that_fails_after_the_release_is_helped_by_the_others(
+    federation: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two servers have published, the third lost its result: they compute the release again, the same one, for it."""
+    finish, failed = Session.finish, []
+
+    def fail_once(session: Session, attempt: str, outbox: Any) -> None:
+        if "server-1" in str(session.directory) and not failed:
+            failed.append(attempt)
+            time.sleep(1.0)  # the two others are done
+            raise PeerLost("the disk was full")
+        finish(session, attempt, outbox)
+
+    monkeypatch.setattr(Session, "finish", fail_once)
+    for number in range(3):
+        federation.start(number)
+    layer = train(federation, secrets.token_hex(16))
+    assert failed
+    for _, thread in federation.servers.values():
+        thread.join(20)
+        assert not thread.is_alive()
+    for number in range(3):
+        (file,) = federation.directory.glob(f"server-{number}/state/*/training-*/model.npz")
+        with np.load(file) as model:
+            assert np.array_equal(model["layer_1"], layer)
+        attempts = [e for e in federation.events(f"server-{number}") if e["event"] == "all servers agree"]
+        assert len(attempts) == 2
+
+
+def train_until_a_checkpoint(directory: Path) -> tuple[Federation, list[threading.Thread], dict[str, Any]]:
+    """Three servers in the middle of a training, its two clients waiting, and what these will have."""
+    federation = Federation(directory, epochs=60, checkpoint_every=10)
+    for number in range(3):
+        federation.start(number)
+    outcome: dict[str, Any] = {}
+    session = secrets.token_hex(16)
+    threads = [federation.client(name, session, outcome) for name in ("bank", "card")]
+    _wait(lambda: list(directory.glob("server-1/state/*/training-*/server/checkpoint-*.npz")), 60.0)
+    return federation, threads, outcome
+
+
+def test_a_server_that_is_stopped_resumes_from_its_checkpoint(tmp_path: Path) -> None:
+    federation, threads, outcome = train_until_a_checkpoint(tmp_path)
+    server, thread = federation.servers[1]
+    server.stop.set()
+    thread.join(10)
+    assert not thread.is_alive()
+    federation.start(1)
+    for thread in threads:
+        thread.join(60)
+    assert np.array_equal(outcome["bank"][0], outcome["card"][0])
+    for number in range(3):
+        events = federation.events(f"server-{number}")
+        attempts = [event["attempt"] for event in events if event["event"] == "all servers agree"]
+        (computed,) = [event for event in events if event["event"] == "computed and released"]
+        assert len(attempts) == 2
+        assert computed["rounds"] < 0.97 * 180 * _rounds_of_a_step(federation.config)  # ten steps at least were there
+    said = [event["reason"] for event in federation.events("server-0") if event["level"] == "warning"]
+    assert any("this server was asked to stop" in reason for reason in said)
+    federation.stop()
+
+
+def _rounds_of_a_step(config: FederationConfig) -> int:
+    plan = plan_for(config, ROWS)
+    return step_cost(plan.training, plan.width, plan.classes, plan.scales).rounds
+
+
+def test_an_upload_goes_on_where_its_connection_broke(tmp_path: Path) -> None:
+    """Two chunks; the bank's connection to server 1 breaks within the second one, and nothing but TLS crossed it."""
+    federation = Federation(tmp_path, batch_size=1500)
+    for number in range(3):
+        federation.start(number)
+    relay = Relay(federation.config.addresses[1], cut_after=140_000)
+    federation.seen_by["bank", 1] = {"host": relay.address[0], "port": relay.address[1]}
+    rows, width = 4500, 4
+    train(federation, secrets.token_hex(16), rows)
+    relay.close()
+    interrupted = [e for e in federation.events("bank") if e["event"] == "an upload was interrupted"]
+    assert relay.cuts == 1 and [event["kept"] for event in interrupted] == [1]
+    (sent,) = [e["bytes_sent"] for e in federation.events("bank") if "bytes_sent" in e]
+    assert sent == 2 * 8 * rows * width + 2 * 4 * KEY_BYTES  # every chunk counts once
+    begins = [
+        e["kept"] for e in federation.events("server-1") if e["event"] == "upload begins" and e["client"] == "bank"
+    ]
+    assert begins[0] == 0 and begins[-1] >= 1  # 2 if only the acknowledgement was lost
+    for stream in relay.streams:
+        assert set(record_types(bytes(stream))) <= {20, 21, HANDSHAKE, APPLICATION}
+    federation.stop()
+
+
+def test_a_client_that_stalls_holds_up_nobody_and_may_come_back(federation: Federation) -> None:
+    """Half a message, then silence: the server keeps nothing of it, and goes on when the client calls again."""
+    for number in range(3):
+        federation.start(number)
+    session = secrets.token_hex(16)
+    facts = {"kind": "training", "session": session, "rows": ROWS, "output": None}
+    address = federation.config.addresses[2]
+    channel, answer = call(federation.identity("bank"), 2, address, "upload", timeout=5.0, **facts)
+    with channel:
+        head = json.dumps({"message": 0, "operation": "input_from_client", "token": "0" * 32}).encode()
+        channel.connection.sendall(struct.pack("<IQ", len(head), 2000) + head + bytes(1000))
+        train(federation, session)
+        with pytest.raises(PeerLost):
+            channel.receive()
+    assert answer["kept"] == 0
+
+
+def test_a_second_training_of_a_configuration_is_refused(federation: Federation) -> None:
+    """Another alignment would be another release, with an ε of its own. So would fewer rows under the same name."""
+    for number in range(3):
+        federation.start(number)
+    session = secrets.token_hex(16)
+    outcome: dict[str, Any] = {}
+    threads = [federation.client("bank", session, outcome)]
+    _wait(lambda: any("upload complete" in e["event"] for e in federation.events("server-0")))
+    federation.client("card", session, outcome, rows=64).join(30)
+    assert isinstance(outcome["card"], Refused) and "as another client says" in str(outcome["card"])
+    threads.append(federation.client("card", session, outcome))
+    _wait(lambda: any("all servers agree" in e["event"] for e in federation.events("server-0")))
+    with pytest.raises(Refused, match="trained already.*every release spends its own ε"):
+        facts = {"kind": "training", "session": secrets.token_hex(16), "rows": ROWS, "output": None}
+        address = federation.config.addresses[0]
+        call(federation.identity("bank"), 0, address, "upload", timeout=5.0, **facts)[0].close()
+    for thread in threads:
+        thread.join(60)
+    assert np.array_equal(outcome["bank"][0], outcome["card"][0])
+
+
+def test_a_client_with_other_columns_than_it_shared_is_refused(federation: Federation) -> None:
+    for number in range(3):
+        federation.start(number)
+    session = secrets.token_hex(16)
+    outcome: dict[str, Any] = {}
+    first = federation.client("bank", session, outcome)
+    _wait(lambda: any("upload complete" in e["event"] for e in federation.events("server-2")))
+    for _ in range(2):  # however often it tries
+        federation.client("bank", session, changed := {}, scale=0.5).join(30)
+        assert isinstance(changed["bank"], HandshakeError) and "other columns than those shared" in str(changed["bank"])
+    federation.client("card", session, outcome).join(60)
+    first.join(60)
+    assert np.array_equal(outcome["bank"][0], outcome["card"][0])
+
+
+def test_servers_that_do_not_agree_say_so_and_stay(federation: Federation, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One server would compute with another version of the software: nothing is computed, the clients are told."""
+    parameters = Session.parameters
+
+    def differing(session: Session) -> dict[str, Any]:
+        found = parameters(session)
+        return {**found, "clip_norm": 2.0} if "server-2" in str(session.directory) else found
+
+    monkeypatch.setattr(Session, "parameters", differing)
+    for number in range(3):
+        federation.start(number)
+    session, outcome = secrets.token_hex(16), {}
+    for thread in [federation.client(name, session, outcome) for name in ("bank", "card")]:
+        thread.join(60)
+    for found in outcome.values():
+        assert isinstance(found, HandshakeError) and "clip_norm" in str(found)
+    assert all(thread.is_alive() for _, thread in federation.servers.values())
+    assert not list(federation.directory.glob("server-*/state/*/training-*/done.json"))
+
+
+def test_a_state_directory_belongs_to_one_process(federation: Federation) -> None:
+    federation.start(0)
+    with pytest.raises(ValueError, match="another process"), contextlib.suppress(OSError):
+        federation.start(0)
+
+
+def _wait(condition: Any, timeout: float = 30.0) -> None:
+    until = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.02)

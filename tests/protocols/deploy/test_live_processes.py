@@ -1,0 +1,147 @@
+"""GL-BMF as it is deployed: `ppvfl init`, servers and clients as processes, predictions; some are killed in between.
+
+``tests.protocols.deploy.server.test_live`` has the same with threads, which is quick."""
+
+from __future__ import annotations
+
+import csv
+import json
+import time
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from protocols.deploy.config.public_plan import joint_plan_for
+from protocols.deploy.config.read import load
+from protocols.deploy.records.audit import compare, read_log
+from tests.protocols.deploy.hosts import Processes, loopback
+from tests.protocols.deploy.test_end_to_end import (
+    CLIENTS,
+    NEW,
+    ROWS,
+    SERVERS,
+    WIDTHS,
+    columns,
+    free_block,
+    init,
+    write_data,
+)
+from vfl.data.scaling import bound_rows
+
+PUBLIC = {"protocol": "gl_bmf", "epsilon": 20.0, "row_rule": "clip"}
+
+
+def start_client(run: Processes, name: str) -> None:
+    label = ["--label-column", "defaulted"] if name == "card" else []
+    run.participant("client", name, *columns(name), *label, "--model-out", f"model-{name}.npz")
+
+
+def expected_logits(directory: Path, values: np.ndarray) -> np.ndarray:
+    """What the clients' model files say of rows in the clear."""
+    parts, start = [], 0
+    for name, width in WIDTHS.items():
+        scaled = values[:, start : start + width]
+        start += width
+        with np.load(directory / f"model-{name}.npz") as model:
+            up, down, layer = model["local_up_0"], model["local_down_0"], model["layer_1"]
+            assert up.shape == (width, 8) and np.abs(up).max() > 1e-4  # trained: it starts at zero
+        parts.append(bound_rows(scaled + bound_rows(scaled, 1.0, "normalise") @ down.T @ up.T, 0.5**0.5, "clip"))
+    return np.column_stack([*parts, np.ones(len(values))]) @ layer
+
+
+def releases(directory: Path, server: str) -> Counter[tuple[str, str]]:
+    (file,) = (directory / "federation" / server / "state").glob("*/training-*/ledger.json")
+    return Counter((release["name"], release["receiver"]) for release in json.loads(file.read_text())["releases"])
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(240)
+def test_a_federation_trains_its_clients_layers_and_predicts_with_them(tmp_path: Path) -> None:
+    hosts = loopback((*SERVERS, *CLIENTS))
+    new = write_data(tmp_path)
+    init(hosts, tmp_path, free_block(), **PUBLIC, epochs=6)
+    plan = joint_plan_for(load(tmp_path / "federation" / "federation.toml"), ROWS)
+    with Processes(hosts, tmp_path) as run:
+        for name in SERVERS:
+            run.participant("server", name, "--serve-predictions")
+        for name in CLIENTS:
+            start_client(run, name)
+        for name in CLIENTS:
+            assert "differentially private for features and labels" in " ".join(run.wait(name, 120).split())
+        for name in CLIENTS:
+            out = ["--out", "predictions.csv"] if name == "card" else []
+            model = ["--model", f"model-{name}.npz", "--output", "logits"]
+            run.participant("predict", name, *columns(name, new=True), *model, *out)
+        for name in CLIENTS:
+            run.wait(name, 60)
+        for name in SERVERS:
+            run.stop(name)
+        for name in SERVERS:
+            run.wait(name, 20)
+    with (tmp_path / "predictions.csv").open() as file:
+        rows = {row["customer_id"]: [float(row["no"]), float(row["yes"])] for row in csv.DictReader(file)}
+    got = np.array([rows[name] for name in new["ids"]])
+    assert np.abs(got - expected_logits(tmp_path, new["values"])).max() < 1e-3
+    right = got.argmax(axis=1) == (new["values"][:, 0] + new["values"][:, 5] > 1)
+    assert len(right) == NEW and right.mean() > 0.75
+    layers = {(f"layer gradient of {name}", f"client {name!r}"): plan.schedule.num_steps for name in CLIENTS}
+    model = [("global model", to) for to in ("client 'bank'", "client 'card'", "all servers")]
+    for name in SERVERS:
+        assert releases(tmp_path, name) == Counter(layers) + Counter(model)
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(300)
+def test_a_server_and_a_client_are_killed_and_each_step_is_released_once(tmp_path: Path) -> None:
+    hosts = loopback((*SERVERS, *CLIENTS))
+    new = write_data(tmp_path)
+    init(hosts, tmp_path, free_block(), **PUBLIC, epochs=60)
+    plan = joint_plan_for(load(tmp_path / "federation" / "federation.toml"), ROWS)
+    with Processes(hosts, tmp_path) as run:
+        for name in SERVERS:
+            run.participant("server", name)
+        for name in CLIENTS:
+            start_client(run, name)
+        for victim, attempt in (("server-1", 1), ("bank", 2)):
+            run.wait_for("server-0", "training begins", 60, count=attempt)
+            before = run.events("server-0")[-1]["step"]
+            _wait_for_step(tmp_path, before + 20)
+            run.kill(victim)
+            run.wait_for("server-0", "the attempt failed, the servers will meet again", 60, count=attempt)
+            if victim == "bank":
+                start_client(run, "bank")
+            else:
+                run.participant("server", victim)
+        for name in (*CLIENTS, *SERVERS):
+            run.wait(name, 200)
+    logs = {}
+    for name in SERVERS:
+        (file,) = (tmp_path / "federation" / name / "state").glob("*/audit.jsonl")
+        logs[name] = read_log(file)
+    assert not compare(logs)
+    begins = {name: [r.facts["step"] for r in log if r.event == "training begins"] for name, log in logs.items()}
+    assert begins["server-0"] == begins["server-1"] == begins["server-2"]
+    starts = begins["server-0"]
+    assert len(starts) == 3 and starts[0] == 0 and starts[1] >= 20 and starts[2] >= starts[1] + 20
+    # server 0 lived through everything: in each attempt it sent the steps of that attempt and one again; when the attempt
+    # failed it may have sent one that another had not kept (nobody could read it), or not yet sent one that all had kept
+    noted = [(r.facts["attempt"], r.facts["name"], r.facts["times"]) for r in logs["server-0"] if "times" in r.facts]
+    for name in CLIENTS:
+        times = [count for _, what, count in noted if what == f"layer gradient of {name}"]
+        ends = [*starts[1:], plan.schedule.num_steps]
+        extra = [count - (end - begin + (begin > 0)) for count, begin, end in zip(times, starts, ends, strict=True)]
+        assert extra[-1] == 0 and max(map(abs, extra)) <= 1
+    expected_logits(tmp_path, new["values"])
+
+
+def _wait_for_step(directory: Path, step: int) -> None:
+    """Until a server has a checkpoint of this step, or a later one."""
+    until = time.monotonic() + 60
+    while True:
+        files = (directory / "federation" / "server-0" / "state").glob("*/training-*/server/checkpoint-*.npz")
+        if any(int(file.stem.split("-")[1]) >= step for file in files):
+            return
+        assert time.monotonic() < until, f"no checkpoint of step {step}"
+        time.sleep(0.02)

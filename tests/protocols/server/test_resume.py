@@ -1,0 +1,145 @@
+"""A run that loses a participant ends with a sentence, and continues from its checkpoint: same noise, fresh masks."""
+
+from __future__ import annotations
+
+import stat
+
+import numpy as np
+import pytest
+
+import refmpc
+from protocols import g_bmf, g_shuff
+from protocols.client import upload
+from protocols.plan.run_plan import plan_run
+from protocols.server.checkpoint import ServerDirectory
+from protocols.server.training import ServerJob, TrainingRun
+from tests.protocols.test_against_twins import noise_of_the_servers, run_secure, small_training, weight_bound
+from vfl.twins import train_g_bmf
+
+
+def run_until_crash(plan, federation, directory, monkeypatch, crash_at, servers=g_bmf.servers, every=2):
+    """The run with checkpoints every two steps, in which party 1 fails before step ``crash_at``."""
+    real = TrainingRun.gradient_step
+
+    async def failing(self, rows):
+        if self.party.step == crash_at and self.party.id == 1:
+            raise OSError("power cut")
+        await real(self, rows)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TrainingRun, "gradient_step", failing)
+        patch.setattr(
+            "tests.protocols.test_against_twins.ServerJob", lambda plan, path, _: ServerJob(plan, path, every)
+        )
+        with pytest.raises(refmpc.PartyFailed, match="party 1 failed: OSError: power cut"):
+            run_secure(plan, federation, directory, servers)
+
+
+@pytest.mark.parametrize("crash_at", [1, 4, 5])
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_a_resumed_run_ends_where_an_uninterrupted_one_would(federation, tmp_path, monkeypatch, crash_at, momentum):
+    plan = plan_run("g_bmf", federation, small_training(epochs=2, learning_rate=0.2, momentum=momentum))
+    run_until_crash(plan, federation, tmp_path, monkeypatch, crash_at)
+    kept = sorted(file.name for file in (tmp_path / "server-0").glob("checkpoint-*"))
+    assert kept == [f"checkpoint-{step:08d}.npz" for step in range(2, crash_at + 1, 2)][-2:]
+    keys = [(tmp_path / f"server-{i}" / "noise.key").read_bytes() for i in range(3)]
+    result = run_secure(plan, federation, tmp_path)
+    assert [(tmp_path / f"server-{i}" / "noise.key").read_bytes() for i in range(3)] == keys
+    twin = train_g_bmf(federation, plan.training, noise=noise_of_the_servers(plan, tmp_path))
+    assert np.abs(result.outputs[0][0] - twin.model.layers[0]).max() <= weight_bound(plan)
+    steps = plan.schedule.num_steps - crash_at // 2 * 2
+    assert result.ledgers[0].phases["training"].rounds % steps == 0  # only what was missing is computed
+
+
+def test_servers_one_checkpoint_apart_agree_on_the_older(federation, tmp_path, monkeypatch):
+    plan = plan_run("g_bmf", federation, small_training(epochs=2, learning_rate=0.2))
+    run_until_crash(plan, federation, tmp_path, monkeypatch, 5)
+    (tmp_path / "server-2" / "checkpoint-00000004.npz").unlink()
+    result = run_secure(plan, federation, tmp_path)
+    twin = train_g_bmf(federation, plan.training, noise=noise_of_the_servers(plan, tmp_path))
+    assert np.abs(result.outputs[0][0] - twin.model.layers[0]).max() <= weight_bound(plan)
+
+
+def test_g_shuff_resumes_at_an_epoch_boundary(federation, tmp_path, monkeypatch):
+    plan = plan_run("g_shuff", federation, small_training(epochs=3, learning_rate=0.2))
+    run_until_crash(plan, federation, tmp_path, monkeypatch, 4, g_shuff.servers, every=plan.schedule.num_batches)
+    result = run_secure(plan, federation, tmp_path, g_shuff.servers)
+    assert "shuffle" in result.ledgers[0].phases and np.isfinite(result.outputs[0][0]).all()
+    assert result.ledgers[0].phases["shuffle"].rounds == 2 * 2  # epochs 1 and 2; epoch 0 was done
+
+
+def test_a_finished_run_resumed_sends_the_same_release_again(federation, tmp_path):
+    """Computing the last steps again would round differently: two releases of one step differ by un-noised data."""
+    plan = plan_run("g_bmf", federation, small_training(epochs=2, learning_rate=0.2))
+    first = run_secure(plan, federation, tmp_path)
+    again = run_secure(plan, federation, tmp_path)
+    assert (again.outputs[0][0] == first.outputs[0][0]).all()
+    assert "training" not in again.ledgers[0].phases
+
+
+@pytest.mark.parametrize("victim", [0, 1, 2])
+def test_a_crash_around_the_release_never_gives_two_values(federation, tmp_path, monkeypatch, victim):
+    """One server dies after it wrote the release, before or after the others opened it: the value stays the same."""
+    plan = plan_run("g_bmf", federation, small_training(learning_rate=0.2))
+    real, opened = upload.release_model, {}
+
+    async def dying(party, plan, weights):
+        value = await real(party, plan, weights)
+        opened[party.id] = value
+        if party.id == victim:
+            raise OSError("power cut")
+        return value
+
+    with monkeypatch.context() as patch:
+        patch.setattr("protocols.server.training.release_model", dying)
+        with pytest.raises(refmpc.PartyFailed):
+            run_secure(plan, federation, tmp_path)
+    again = run_secure(plan, federation, tmp_path)
+    assert opened and all((plan.unflatten(value)[0] == again.outputs[0][0]).all() for value in opened.values())
+
+
+def test_a_server_that_has_not_written_the_release_means_nobody_opened_it(federation, tmp_path, monkeypatch):
+    plan = plan_run("g_bmf", federation, small_training(learning_rate=0.2))
+    real, opened = ServerDirectory.save, []
+
+    def failing(self, step, *layers):
+        if self.path.name == "server-2":
+            raise OSError("disk full")
+        real(self, step, *layers)
+
+    async def watching(party, plan, weights):
+        opened.append(party.id)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ServerDirectory, "save", failing)
+        patch.setattr("protocols.server.training.release_model", watching)
+        with pytest.raises(refmpc.PartyFailed, match="party 2 failed: OSError: disk full"):
+            run_secure(plan, federation, tmp_path)
+    assert opened == []
+
+
+def test_another_plan_in_the_same_directory_gets_other_noise(federation, tmp_path):
+    directory = ServerDirectory(tmp_path / "server-0")
+    plans = [plan_run("g_bmf", federation, small_training(learning_rate=rate)) for rate in (0.2, 0.3)]
+    rows = [directory.noise_stream(plan.fingerprint)(0).words(4).tolist() for plan in plans]
+    assert rows[0] != rows[1]
+    assert rows[0] == directory.noise_stream(plans[0].fingerprint)(0).words(4).tolist()
+
+
+def test_what_a_server_keeps_is_for_its_eyes_only(federation, tmp_path, monkeypatch):
+    plan = plan_run("g_bmf", federation, small_training(epochs=2, learning_rate=0.2))
+    run_until_crash(plan, federation, tmp_path, monkeypatch, 5)
+    for directory in tmp_path.glob("server-*"):
+        assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+        for file in (directory / "noise.key", *directory.glob("checkpoint-*")):
+            assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    keys = {(tmp_path / f"server-{i}" / "noise.key").read_bytes() for i in range(3)}
+    assert len(keys) == 3
+
+
+def test_a_damaged_noise_key_is_refused(federation, tmp_path, monkeypatch):
+    plan = plan_run("g_bmf", federation, small_training())
+    run_until_crash(plan, federation, tmp_path, monkeypatch, 1)
+    (tmp_path / "server-1" / "noise.key").write_bytes(b"short")
+    with pytest.raises(refmpc.PartyFailed, match="noise.key has 5 bytes, expected 32: it is damaged"):
+        run_secure(plan, federation, tmp_path)

@@ -1,0 +1,115 @@
+"""kill -9 of a participant while a command runs: a sentence at the end, and ``--resume`` finishes the run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from protocols import g_bmf, gl_bmf
+from protocols.local import gl_launch, launch
+from tests.protocols.server.killed import killed_client, killed_gl_server, killed_server
+
+# A killed peer is noticed by its closed connection. The time-out only bounds the start of five interpreters.
+COMMON = ["--timeout", "250", "--json"]
+
+
+def run_command(protocol: str, words: list[str]) -> None:
+    if protocol == "gl_bmf":
+        gl_launch.main(None, words)
+    else:
+        launch.main(protocol, None, words)
+
+
+def interrupted(protocol: str, words: list[str], out: Path) -> tuple[Path, str]:
+    """Run a command that is going to lose a participant; returns its folder and its last words."""
+    with pytest.raises(SystemExit) as caught:
+        run_command(protocol, [*words, "--out", str(out), *COMMON])
+    (run,) = (path for path in out.iterdir() if path.is_dir())
+    text = str(caught.value)
+    assert text.startswith(f"{protocol}: ")
+    assert "Traceback of" not in text
+    assert text.endswith(f"continue with: python -m protocols.{protocol} --resume {run}")
+    log = (run / "run.log").read_text()
+    assert "failed: " in log and "killed by signal 9" in log
+    return run, text
+
+
+def resumed(protocol: str, run: Path, capsys, parties: str = "processes") -> dict:
+    """The report of the resumed run. What is on disk does not depend on who reads it: threads are quicker."""
+    config = json.loads((run / "config.json").read_text())
+    (run / "config.json").write_text(json.dumps({**config, "parties": parties}))
+    capsys.readouterr()
+    run_command(protocol, ["--resume", str(run), "--json"])
+    report = json.loads(capsys.readouterr().out)
+    assert Path(report["directory"]) == run
+    assert f"{protocol} resumed: " in (run / "run.log").read_text()
+    return report
+
+
+def test_a_killed_server_is_named_and_resume_finishes(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(g_bmf, "servers", killed_server(1, 11, tmp_path / "killed"))
+    run, text = interrupted("g_bmf", ["--epochs", "3", "--checkpoint-every", "11"], tmp_path)
+    assert "party 1 failed: PartyFailed: its process died (killed by signal 9)" in text
+    assert "party 0 ended too: " in text and "party 2 ended too: " in text
+    assert "party 1 closed the connection in " in text
+    report = resumed("g_bmf", run, capsys)
+    assert report["steps"] == 33 and 0.1 < report["test_accuracy"] <= 1.0
+    training = next(row for row in report["phases"] if row["phase"] == "training")
+    assert training["rounds"] == 22 * 62  # the eleven steps before the checkpoint were not computed again
+
+
+@pytest.mark.parametrize("clients", [0, 1])
+def test_a_server_killed_while_it_releases_leaves_the_same_words_on_all_disks(tmp_path, monkeypatch, capsys, clients):
+    """It dies with none, or one, of the two clients told: the resumed run sends what lies there, and goes on after it."""
+    with monkeypatch.context() as patch:
+        patch.setattr(gl_bmf, "servers", killed_gl_server(1, 9, clients, tmp_path / "killed"))
+        run, _ = interrupted("gl_bmf", ["--epochs", "1", "--checkpoint-every", "1"], tmp_path)
+    files = [run / f"server-{server}" / "release-00000010.npz" for server in range(3)]
+    words = [file.read_bytes() for file in files]
+    report = resumed("gl_bmf", run, capsys, "threads")
+    assert [file.read_bytes() for file in files] == words
+    training = next(row for row in report["phases"] if row["phase"] == "training")
+    assert training["rounds"] < 71  # the last of eleven steps, and no other
+    released = [r["name"] for r in report["releases"]]
+    assert released.count("layer gradient of client 1") == 2  # step 9 once more, and step 10
+
+
+@pytest.mark.parametrize(
+    ("protocol", "victim", "shares"),
+    [
+        ("g_bmf", "client 2", 1),  # its embeddings are there, its labels not
+        ("gl_bmf", "client 1", 15),  # in step 7: blocks and factors of seven steps, blocks of the eighth
+    ],
+    ids=["g_bmf upload", "gl_bmf training"],
+)
+def test_a_killed_client_is_named_and_resume_finishes(tmp_path, monkeypatch, capsys, protocol, victim, shares):
+    program = killed_client(protocol, victim, shares, tmp_path / "killed")
+    with monkeypatch.context() as patch:
+        patch.setattr(gl_launch if protocol == "gl_bmf" else launch, "client_program", program)
+        run, text = interrupted(protocol, ["--epochs", "1", "--checkpoint-every", "3"], tmp_path)
+    assert f"client '{victim}' failed: PartyFailed: its process died (killed by signal 9)" in text
+    for server in range(3):
+        assert f"party {server} ended too: " in text
+    assert f"client '{victim}' closed the connection in 'input_from_client'" in text
+    report = resumed(protocol, run, capsys, "threads")
+    assert report["steps"] == 11
+    training = next(row for row in report["phases"] if row["phase"] == "training")
+    done = 7 if shares == 15 else 0  # every step of GL-BMF is on disk before its gradients are released
+    assert training["rounds"] % (11 - done) == 0 and training["rounds"] < 71 * (11 - done)
+    with np.load(run / "model.npz") as model:
+        (layer,) = model.values()
+        assert np.isfinite(layer).all() and np.abs(layer).max() > 0
+
+
+def test_a_client_killed_while_it_waits_for_the_model_gets_it_from_the_resumed_run(tmp_path, monkeypatch, capsys):
+    """G-BMF trains without its clients, so the servers come to the end; the model they opened is sent again."""
+    with monkeypatch.context() as patch:
+        patch.setattr(launch, "client_program", killed_client("g_bmf", "client 1", 99, tmp_path / "killed"))
+        run, text = interrupted("g_bmf", ["--epochs", "1", "--checkpoint-every", "3"], tmp_path)
+    assert text.startswith("g_bmf: client 'client 1' failed: PartyFailed: its process died (killed by signal 9)")
+    report = resumed("g_bmf", run, capsys, "threads")
+    assert "training" not in [row["phase"] for row in report["phases"]]
+    assert [r["receiver"] for r in report["releases"]] == ["client 'client 1'", "client 'client 2'", "all servers"]

@@ -1,0 +1,146 @@
+"""The worst rows and weights that a plan admits, and what the servers make of them: on real shares, sample by sample."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import Any
+
+import numpy as np
+
+import refmpc
+from protocols.plan.run_plan import Plan
+from protocols.plan.scales import EMBEDDING_BITS, RELEASE_BITS
+from protocols.step.clip import clip_factors, clipped_updates
+from protocols.step.global_step import SharedRows, Weights, explicit_clip, gradient_step, layer_factors, squared_norms
+from refmpc import ArithmeticTensor
+from vfl.gradients import GlobalModel, with_ones
+
+__all__ = ["contributions", "extreme_step", "extreme_weights", "worst_rows"]
+
+
+def extreme_weights(plan: Plan, rng: np.random.Generator) -> list[list[np.ndarray]]:
+    """Models within the plan's bounds: logits at their limit both ways, a confident one, and the one that knows nothing."""
+    if plan.training.hidden:
+        found = [[np.array(layer) for layer in plan.start]]
+        for share in (0.3, 0.99):
+            drawn = [rng.normal(size=shape) for shape in plan.layer_shapes]
+            bounds = [layer.weight_bound for layer in plan.scales.layers]
+            found.append([w * share * b / np.linalg.norm(w, 2) for w, b in zip(drawn, bounds, strict=True)])
+        return found
+    length = plan.scales.logit_bound / plan.scales.layers[0].reach
+    direction = np.zeros((plan.width + 1, plan.classes))
+    direction[0, 0], direction[0, 1] = -1.0, 1.0
+    confident = min(0.99 * length, 30.0 / plan.scales.row_bound)
+    return [[direction * 0.99 * length], [direction * confident], [direction * 0.0]]
+
+
+def worst_rows(plan: Plan, rng: np.random.Generator, count: int = 24) -> np.ndarray:
+    """[h 1] of every length up to R: along the weights' first direction and across, at R, and where the clip begins."""
+    longest = plan.scales.row_bound - math.sqrt(plan.width) * 2.0 ** -(EMBEDDING_BITS + 1)
+    begins = math.sqrt(max(0.0, plan.training.clip_norm**2 / 2 - 1))
+    lengths = [longest, min(longest, begins), min(longest, 1.01 * begins), min(longest, 1.3 * begins)]
+    lengths += list(longest * np.linspace(1.0, 0.02, count - len(lengths)))
+    rows = np.zeros((count, plan.width))
+    rows[:, 0] = lengths
+    across = rng.normal(size=(count // 4, plan.width))
+    rows[::4] = across / np.linalg.norm(across, axis=1, keepdims=True) * np.array(lengths)[::4, None]
+    return with_ones(np.trunc(rows * 2.0**EMBEDDING_BITS) * 2.0**-EMBEDDING_BITS)
+
+
+def _labels(rows: np.ndarray, layers: list[np.ndarray]) -> np.ndarray:
+    """As wrong as can be, so that ‖δ‖ is as long as can be; every sixth is right."""
+    logits = GlobalModel(layers).forward(rows)[1]
+    labels = logits.argmin(axis=1)
+    labels[::6] = logits.argmax(axis=1)[::6]
+    return labels
+
+
+def _within_limit(plan: Plan, rows: np.ndarray, labels: np.ndarray, layers: list[np.ndarray]) -> np.ndarray:
+    """Which rows count in an MLP: sums behind the others may wrap around, and are multiplied by zero."""
+    limit = plan.scales.norm_limit
+    if limit is None:
+        return np.ones(len(rows), dtype=bool)
+    model = GlobalModel(layers)
+    inputs, logits = model.forward(rows)
+    shifted = np.exp(logits - logits.max(axis=1, keepdims=True))
+    delta = shifted / shifted.sum(axis=1, keepdims=True)
+    delta[np.arange(len(labels)), labels] -= 1
+    hidden = [*inputs[1:], *model.backward(inputs, delta)[:-1]]
+    return np.all([np.linalg.norm(each, axis=1) < 0.98 * limit for each in hidden], axis=0)
+
+
+async def _shared(party: Any, plan: Plan, rows: np.ndarray, labels: np.ndarray, layers: list[np.ndarray]):
+    embeddings = await refmpc.input_from_party(party, 0, rows, rows.shape, EMBEDDING_BITS)
+    one_hot = await refmpc.input_from_party(party, 0, np.eye(plan.classes)[labels], (len(rows), plan.classes), 0)
+    bits = plan.scales.weight_bits
+    values = [await refmpc.input_from_party(party, 0, layer, layer.shape, bits) for layer in layers]
+    return SharedRows(embeddings, one_hot, await squared_norms(embeddings, plan.scales)), values
+
+
+async def _contributions(party: Any, job: Any) -> np.ndarray:
+    plan, rows, labels, layers = job
+    shared, values = await _shared(party, plan, rows, labels, layers)
+    inputs, errors = await layer_factors(shared, [Weights(value, None) for value in values], plan.scales)
+
+    async def lengths(tensor: ArithmeticTensor) -> np.ndarray:
+        return np.linalg.norm(await refmpc.reveal(tensor, release="test"), axis=1)
+
+    if plan.training.gradients == "explicit":
+        flat, factor = await explicit_clip(inputs[0], errors[0], plan.scales)
+        return await lengths(factor.reshape(-1, 1)) * await lengths(flat)
+    factor = await clip_factors(errors, inputs, shared.norms, plan.scales)
+    updates = [await clipped_updates(factor, delta) for delta in errors]
+    products = [await lengths(a) * await lengths(u) for a, u in zip(inputs, updates, strict=True)]
+    return np.linalg.norm(products, axis=0)
+
+
+def contributions(plan: Plan, rows: np.ndarray, layers: list[np.ndarray], *, check_ranges: bool = True) -> np.ndarray:
+    """The norm of every sample's clipped gradient as the servers hold it, all roundings included.
+
+    With ``check_ranges`` every operand is opened too, and the first that leaves its domain raises ``RangeError``.
+    """
+    labels = _labels(rows, layers)
+    if check_ranges:
+        kept = _within_limit(plan, rows, labels, layers)
+        rows, labels = rows[kept], labels[kept]
+        if not len(rows):
+            return np.zeros(0)
+    return _run(_contributions, (plan, rows, labels, layers), check_ranges)
+
+
+async def _extreme_step(party: Any, job: Any) -> list[np.ndarray]:
+    plan, rows, labels, layers, velocity = job
+    shared, values = await _shared(party, plan, rows, labels, layers)
+    before = [
+        Weights(
+            value, await refmpc.input_from_party(party, 0, np.full(value.shape, velocity), value.shape, RELEASE_BITS)
+        )
+        for value in values
+    ]
+    noise = np.zeros(plan.parameters, dtype=np.int64)
+    rate = plan.learning_rate(0)
+    after = await gradient_step(shared, before, noise, rate, plan.training, plan.scales)
+    return [await refmpc.reveal(layer.velocity, release="test") for layer in after]
+
+
+def extreme_step(plan: Plan, rows: np.ndarray, layers: list[np.ndarray]) -> None:
+    """A whole step from the largest momentum that a run may have gathered; raises if anything leaves its domain."""
+    training, noise = plan.training, plan.noise
+    reached = training.batch_size * (training.clip_norm + plan.scales.clip_rounding) / (1 - training.momentum)
+    reached += 6 * noise.outsider_std * plan.factorisation.velocity_norm(training.momentum)
+    labels = _labels(rows, layers)
+    kept = np.flatnonzero(_within_limit(plan, rows, labels, layers))[: training.batch_size]
+    if len(kept):
+        velocity = reached if training.momentum else 0.0
+        found = _run(_extreme_step, (plan, rows[kept], labels[kept], layers, velocity), True)
+        assert max(np.abs(layer).max() for layer in found) <= reached + 2.0**-RELEASE_BITS
+
+
+def _run(program: Any, job: Any, check_ranges: bool) -> Any:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="insecure_")
+        result = refmpc.run(
+            program, [job] * 3, releases={"test": "a test, no claim"}, insecure_check_ranges=check_ranges, timeout=60
+        )
+    return result.outputs[0]

@@ -1,0 +1,77 @@
+"""Opening a truncated product to one client: right within its bound, masked, on the ledger, at the declared price."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import refmpc
+from refmpc.core.errors import PartyFailed, ReleaseRefused
+
+CLAIM = {"product": "a test, no claim"}
+BITS, SCALE = 34, 12
+
+
+def receive(client, count):
+    return refmpc.receive_opening(client, count, BITS, SCALE)
+
+
+async def product(party, job):
+    left, right, addends = job
+    x = await refmpc.input_from_party(party, 0, left if party.id == 0 else None, left.shape, 14)
+    y = await refmpc.input_from_party(party, 1, right if party.id == 1 else None, right.shape, 32)
+    words = refmpc.matmul_opening(x, y, BITS, addend=addends[party.id])
+    refmpc.open_to_client(party, words.reshape(-1), "a", "product")
+    return words
+
+
+def run(left, right, addends, **options):
+    clients = {"a": (receive, left.shape[0] * right.shape[1])}
+    return refmpc.run(product, [(left, right, addends)] * 3, clients=clients, releases=CLAIM, timeout=20, **options)
+
+
+@pytest.mark.parametrize("size", [1e-3, 1.0, 2000.0], ids=["small", "one", "near the domain"])
+def test_the_client_gets_the_product_and_all_addends_within_one_and_a_half_units(size):
+    rng = np.random.default_rng(0)
+    left, right = np.rint(rng.uniform(-2, 2, (20, 5)) * 2**14) * 2.0**-14, rng.uniform(-size, size, (5, 300))
+    right = np.rint(right * 2.0**32) * 2.0**-32
+    addends = [rng.integers(-(2**55), 2**55, (20, 300)) for _ in range(3)]
+    result = run(left, right, addends)
+    expected = (left @ right).reshape(-1) + sum(addends).reshape(-1) * 2.0**-46
+    error = (result.client_outputs["a"] - expected) * 2.0**SCALE
+    assert np.abs(error).max() <= 1.5 + 1e-3
+    assert abs(error.mean()) < 5 * 0.5 / np.sqrt(error.size)  # unbiased: three uniform roundings, deviation 1/2
+
+
+def test_it_costs_twelve_bytes_a_value_and_no_round_between_servers():
+    result = run(np.ones((4, 3)), np.ones((3, 5)), [np.zeros((4, 5), dtype=np.int64)] * 3)
+    inputs = 8 * (12 + 15)
+    assert result.bytes == inputs + refmpc.opening_bytes(BITS) * 20 == inputs + 12 * 20
+    assert [(r.name, r.receiver, r.elements) for r in result.ledgers[0].releases] == [("product", "client 'a'", 20)]
+
+
+def test_the_words_of_one_server_are_uniform_whatever_the_product_is():
+    """Any two servers' words are independent of the value: high and low values give the same distribution."""
+    means = []
+    for value in (0.0, 1500.0):
+        result = run(np.full((40, 1), 1.0), np.full((1, 250), value), [np.zeros((40, 250), dtype=np.int64)] * 3)
+        for words in result.outputs:
+            means.append(words.astype(np.float64).mean() * 2.0 ** -(64 - BITS))
+    assert np.abs(np.array(means) - 0.5).max() < 5 / np.sqrt(12 * 10_000)
+
+
+def test_an_undeclared_opening_is_refused():
+    with pytest.raises(PartyFailed, match="was not declared") as failure:
+        refmpc.run(
+            product,
+            [(np.ones((1, 1)), np.ones((1, 1)), [np.zeros((1, 1), dtype=np.int64)] * 3)] * 3,
+            clients={"a": (receive, 1)},
+            releases={"something else": "no claim"},
+            timeout=10,
+        )
+    assert isinstance(failure.value.__cause__, ReleaseRefused)
+
+
+def test_few_cut_bits_travel_as_full_words():
+    assert refmpc.opening_bytes(31) == 24
+    assert refmpc.opening_bytes(32) == 12

@@ -1,0 +1,1 @@
+"""Rows and columns: data sets, the users' own files, embeddings, public scaling."""

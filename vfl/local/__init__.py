@@ -1,0 +1,1 @@
+"""A client's own side: its local model, its LoRA layers, its updates, and pre-training."""

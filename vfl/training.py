@@ -1,0 +1,122 @@
+"""The public options of a training run, shared by the twins and (through them) by the secure protocols."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from accel.validate import require, require_choice, require_integer, require_real
+from vfl.data.sets import usable_rows
+
+__all__ = ["SETTINGS", "Schedule", "TrainingConfig"]
+
+# The paper's two sets of learning parameters: α (weight decay) and β (momentum) of the workload.
+SETTINGS = {1: {"weight_decay": 1.0, "momentum": 0.0}, 2: {"weight_decay": 1.0, "momentum": 0.9}}
+
+
+@dataclass(frozen=True)
+class TrainingConfig:
+    """One run. The defaults make sense on the embedded digits (rows of norm 1).
+
+    SGD follows the workload matrix: v ← β·v + g, θ ← α·θ − η·v, with g the noised mean gradient;
+    ``momentum`` is β and ``weight_decay`` is α (1 means none).
+    ``noise``: ``distributed`` (what an outsider faces is 1.5σ², DESIGN §7) or ``joint`` (exactly σ²).
+    ``accounting`` (G-Shuff only): ``paper`` calibrates as if Poisson-sampled, ``proven`` for any order.
+    """
+
+    epochs: int = 40
+    batch_size: int = 128
+    learning_rate: float = 2.0
+    clip_norm: float = 1.0
+    epsilon: float = 3.0
+    delta: float = 1e-5
+    momentum: float = 0.0
+    weight_decay: float = 1.0
+    hidden: tuple[int, ...] = ()
+    factorisation: str = "bisr"
+    bands: int | None = None
+    noise: str = "distributed"
+    accounting: str = "paper"
+    accountant: str = "rdp"
+    gradients: str = "factored"
+    schedule: str = "constant"
+    seed: int = 0
+    dtype: str = "float64"
+
+    def __post_init__(self) -> None:
+        require_integer("epochs", self.epochs, 1)
+        require_integer("batch_size", self.batch_size, 1)
+        require_real("learning_rate", self.learning_rate, 0.0, open_low=True)
+        require_real("clip_norm", self.clip_norm, 0.0, open_low=True)
+        require_real("epsilon", self.epsilon, 0.0, open_low=True)
+        require_real("delta", self.delta, 0.0, 1.0, open_low=True, open_high=True)
+        require_real("momentum", self.momentum, 0.0, 1.0, open_high=True)
+        require_real("weight_decay", self.weight_decay, 0.0, 1.0, open_low=True)
+        for width in self.hidden:
+            require_integer("hidden", width, 1)
+        require_choice("factorisation", self.factorisation, ("bisr", "bsr", "identity"))
+        require_choice("noise", self.noise, ("distributed", "joint"))
+        require_choice("accounting", self.accounting, ("paper", "proven"))
+        require_choice("gradients", self.gradients, ("factored", "explicit"))
+        require_choice("schedule", self.schedule, ("constant", "linear", "cosine"))
+        require_choice("dtype", self.dtype, ("float32", "float64"))
+        require_integer("seed", self.seed, 0)
+
+    def with_(self, **changes: Any) -> TrainingConfig:
+        return replace(self, **changes)
+
+    def steps(self, num_samples: int) -> Schedule:
+        """The public schedule of batches for ``num_samples`` aligned rows."""
+        used, sentence = usable_rows(num_samples, self.batch_size)
+        return Schedule(used, self.batch_size, self.epochs, sentence)
+
+    def learning_rate_factor(self, step: int, num_steps: int) -> float:
+        """Public schedule of the learning rate; it changes nothing in the DP claim."""
+        done = step / max(1, num_steps)
+        if self.schedule == "linear":
+            return 1.0 - done
+        if self.schedule == "cosine":
+            return 0.5 * (1.0 + math.cos(math.pi * done))
+        return 1.0
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Fixed-epoch-order batches: batch b of every epoch is rows b·B..(b+1)·B of the aligned order."""
+
+    num_samples: int
+    batch_size: int
+    epochs: int
+    sentence: str
+
+    def __post_init__(self) -> None:
+        require(
+            self.num_samples % self.batch_size == 0,
+            "num_samples",
+            self.num_samples,
+            "a multiple of batch_size",
+        )
+
+    @property
+    def num_batches(self) -> int:
+        return self.num_samples // self.batch_size
+
+    @property
+    def num_steps(self) -> int:
+        return self.epochs * self.num_batches
+
+    def rows(self, step: int) -> slice:
+        """The rows of step ``step``."""
+        start = (step % self.num_batches) * self.batch_size
+        return slice(start, start + self.batch_size)
+
+    def epoch(self, step: int) -> int:
+        return step // self.num_batches
+
+    def permuted_rows(self, step: int, order: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """The rows of step ``step`` when this epoch's rows are read in ``order`` (G-Shuff)."""
+        return order[self.rows(step)]
