@@ -10,7 +10,7 @@ import pytest
 from bench.mpspdz.runner import HOME_VARIABLE, MpSpdz
 from protocols.plan.gl_plan import plan_joint_run
 from tests.protocols.conftest import lora_federation
-from tests.protocols.step.test_gl_step import make_inputs, secure_sum, step_bound
+from tests.protocols.step.gl_inputs import make_inputs, secure_sum, step_bound
 from vfl.gradients import AdapterFactors, GlobalModel, clipped_gradient, with_ones
 from vfl.training import TrainingConfig
 

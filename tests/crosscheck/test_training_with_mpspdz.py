@@ -11,7 +11,7 @@ from bench.mpspdz.runner import HOME_VARIABLE, MpSpdz
 from bench.mpspdz.training import MOST_STEPS, noise_of_the_servers, require_small, train_with_mpspdz
 from protocols.plan.run_plan import plan_run
 from tests.protocols.conftest import small_federation
-from tests.protocols.test_against_twins import run_secure, small_training, weight_bound
+from tests.protocols.secure_runs import run_secure, small_training, weight_bound
 
 needs_mpspdz = pytest.mark.skipif(not os.environ.get(HOME_VARIABLE), reason=f"{HOME_VARIABLE} is not set")
 

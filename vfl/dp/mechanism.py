@@ -29,7 +29,7 @@ __all__ = [
 
 TIE = 1 + 1e-9  # so that the ε found back is not a rounding error above the ε asked for
 ANALYTIC_GAUSSIAN = "analytic Gaussian (Balle & Wang 2018, dp_accounting)"
-FIXED_POINT_THEOREM = "PROTOCOLS §5.1 and vfl.dp.slack"
+FIXED_POINT_THEOREM = "proofs §6.2 and vfl.dp.slack"
 
 
 class NoiseSplit(enum.Enum):
@@ -127,10 +127,10 @@ def calibrate_matrix_factorisation(
 
 
 def no_noise_found(epsilon: float, delta: float) -> ValueError:
-    """For a search that found no noise: what the arithmetic takes of δ grows as fast as the noise shrinks."""
+    """For a search that found no noise: what overflow takes of δ grows with the noise that it asks for."""
     return ValueError(
         f"epsilon = {epsilon:g}, delta = {delta:g}: must be large enough for what fixed-point arithmetic takes of them;"
-        " raise either, or lower the batch size, the epochs or the momentum"
+        " raise either, or lower the clip norm and the row bound together, the batch size or the momentum"
     )
 
 
@@ -166,7 +166,7 @@ def matrix_factorisation_claim(
             "slack.truncated_bits",
             slack.truncated_bits,
             f"at least tap_bits = {factorisation.tap_bits}",
-            "the low bits of filtered noise do not hide the data (PROTOCOLS §5.1)",
+            "the low bits of filtered noise do not hide the data (proofs §6.1)",
         )
         bound = slack.sensitivity(
             report.value,

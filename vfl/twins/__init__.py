@@ -4,7 +4,6 @@ Numpy only (no torch). Every twin takes a ``Federation`` and a ``TrainingConfig`
 from outside, so that a secure run and its twin can be compared with the same batches, clipping and noise.
 """
 
-from vfl.training import SETTINGS, Schedule, TrainingConfig
 from vfl.twins.engine import TwinResult
 from vfl.twins.g_bmf import train_g_bmf
 from vfl.twins.g_shuff import epoch_order, train_g_shuff
@@ -19,10 +18,7 @@ from vfl.twins.mechanisms import (
 from vfl.twins.plain import train_plain
 
 __all__ = [
-    "SETTINGS",
     "NoisePlan",
-    "Schedule",
-    "TrainingConfig",
     "TwinResult",
     "epoch_order",
     "plan_matrix_factorisation",

@@ -16,8 +16,7 @@ import pytest
 from protocols.deploy.config.public_plan import joint_plan_for
 from protocols.deploy.config.read import load
 from protocols.deploy.records.audit import compare, read_log
-from tests.protocols.deploy.hosts import Processes, loopback
-from tests.protocols.deploy.test_end_to_end import (
+from tests.protocols.deploy.commands_at_hosts import (
     CLIENTS,
     NEW,
     ROWS,
@@ -28,6 +27,7 @@ from tests.protocols.deploy.test_end_to_end import (
     init,
     write_data,
 )
+from tests.protocols.deploy.hosts import Processes, loopback
 from vfl.data.scaling import bound_rows
 
 PUBLIC = {"protocol": "gl_bmf", "epsilon": 20.0, "row_rule": "clip"}

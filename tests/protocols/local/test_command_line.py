@@ -15,7 +15,7 @@ from protocols.local.launch import main, main_in_the_clear, make_federation
 from protocols.local.options import RunOptions, parse_options
 from protocols.local.report import estimate
 from protocols.plan.run_plan import plan_run
-from tests.protocols.test_against_twins import run_secure, small_training
+from tests.protocols.secure_runs import run_secure, small_training
 from vfl.dp import DeltaWarning
 from vfl.training import TrainingConfig
 from vfl.twins import train_ldp_g

@@ -20,9 +20,9 @@ from protocols.plan.scales import GRADIENT_BITS
 from protocols.server.checkpoint import ServerDirectory
 from refmpc.mathematics.gaussian import JOINT_DISTANCE, SMOOTHING, joint_slope_error
 from tests.protocols.conftest import small_federation
-from tests.protocols.server.test_resume import run_until_crash
-from tests.protocols.step.test_mlp import assert_agrees
-from tests.protocols.test_against_twins import run_secure, small_training, weight_bound
+from tests.protocols.secure_runs import run_secure, small_training, weight_bound
+from tests.protocols.server.crashes import run_until_crash
+from tests.protocols.step.agreement import assert_agrees
 from vfl.dp import gaussian_epsilon
 from vfl.twins import train_g_bmf
 
@@ -181,7 +181,7 @@ def test_what_joint_noise_cannot_do_is_refused(federation):
 
 
 def test_the_estimate_of_the_papers_shape():
-    """28 MB a step for 20,010 parameters: PROTOCOLS §6 says 26."""
+    """28 MB a step for 20,010 parameters, 1.4 kB each (proofs §7)."""
     options = parse_options("g_bmf", None, ["--noise", "joint", "--epochs", "2"])
     assert options.training.noise == "joint"
     federation = small_federation(256, (1000, 1000), 10)

@@ -30,10 +30,10 @@ from protocols.plan.run_plan import Plan, plan_run
 from protocols.plan.scales import EMBEDDING_BITS
 from refmpc.mathematics.gaussian import SMOOTHING
 from tests.protocols.conftest import lora_federation, small_federation
+from tests.protocols.secure_runs import noise_of_the_servers, run_secure
 from tests.protocols.step import test_gl_jacobians, test_gl_step
-from tests.protocols.step.test_mlp import twin_and_bound
+from tests.protocols.step.agreement import twin_and_bound
 from tests.protocols.step.worst_rows import contributions, extreme_step, extreme_weights, worst_rows
-from tests.protocols.test_against_twins import noise_of_the_servers, run_secure
 from vfl.dp import calibration
 from vfl.dp.mechanism import NoiseSplit
 from vfl.federation import Federation

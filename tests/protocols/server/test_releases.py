@@ -24,9 +24,9 @@ from protocols.server.training import ServerJob
 from refmpc.core.errors import PartyFailed
 from refmpc.core.party import Party
 from tests.protocols.conftest import small_federation
-from tests.protocols.test_against_twins import small_training
-from tests.protocols.test_gl_bmf import make
-from tests.protocols.test_gl_bmf import run_secure as run_gl
+from tests.protocols.gl_runs import make
+from tests.protocols.gl_runs import run_secure as run_gl
+from tests.protocols.secure_runs import small_training
 
 STEPS = 3
 STAGES = (

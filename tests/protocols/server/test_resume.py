@@ -8,31 +8,13 @@ import numpy as np
 import pytest
 
 import refmpc
-from protocols import g_bmf, g_shuff
+from protocols import g_shuff
 from protocols.client import upload
 from protocols.plan.run_plan import plan_run
 from protocols.server.checkpoint import ServerDirectory
-from protocols.server.training import ServerJob, TrainingRun
-from tests.protocols.test_against_twins import noise_of_the_servers, run_secure, small_training, weight_bound
+from tests.protocols.secure_runs import noise_of_the_servers, run_secure, small_training, weight_bound
+from tests.protocols.server.crashes import run_until_crash
 from vfl.twins import train_g_bmf
-
-
-def run_until_crash(plan, federation, directory, monkeypatch, crash_at, servers=g_bmf.servers, every=2):
-    """The run with checkpoints every two steps, in which party 1 fails before step ``crash_at``."""
-    real = TrainingRun.gradient_step
-
-    async def failing(self, rows):
-        if self.party.step == crash_at and self.party.id == 1:
-            raise OSError("power cut")
-        await real(self, rows)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(TrainingRun, "gradient_step", failing)
-        patch.setattr(
-            "tests.protocols.test_against_twins.ServerJob", lambda plan, path, _: ServerJob(plan, path, every)
-        )
-        with pytest.raises(refmpc.PartyFailed, match="party 1 failed: OSError: power cut"):
-            run_secure(plan, federation, directory, servers)
 
 
 @pytest.mark.parametrize("crash_at", [1, 4, 5])

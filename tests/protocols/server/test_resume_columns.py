@@ -15,10 +15,10 @@ from protocols.client.upload import ClientJob, client_program
 from protocols.local.gl_launch import client_jobs
 from protocols.plan.run_plan import plan_run
 from protocols.server.training import ServerJob
-from tests.protocols.server.test_resume import run_until_crash
-from tests.protocols.test_against_twins import run_secure, small_training
-from tests.protocols.test_gl_bmf import make
-from tests.protocols.test_gl_bmf import run_secure as run_gl
+from tests.protocols.gl_runs import make
+from tests.protocols.gl_runs import run_secure as run_gl
+from tests.protocols.secure_runs import run_secure, small_training
+from tests.protocols.server.crashes import run_until_crash
 
 SHARED: list[str] = []
 

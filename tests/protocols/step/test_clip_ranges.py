@@ -101,8 +101,12 @@ def test_a_decayed_weight_stays_in_the_ring():
 
 
 def test_a_search_that_finds_no_noise_is_refused_in_a_sentence():
-    with pytest.raises(ValueError, match=r"epsilon|delta"):
-        plan_of("--batch-size 8 --epochs 1 --epsilon 60 --delta 1e-30 --clip-norm 5 --row-bound 5 --learning-rate 1e-3")
+    """Found by review: an ArithmeticError that no command caught."""
+    arguments = "--estimate --row-bound 1990 --clip-norm 2100 --batch-size 8 --epochs 1 --learning-rate 1e-5"
+    with pytest.raises(
+        SystemExit, match=r"g_bmf: epsilon = 3, delta = 1e-05: must be large enough .*lower the clip norm"
+    ):
+        main("g_bmf", None, arguments.split())
 
 
 # GL-BMF ------------------------------------------------------------------------------------------

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from collections import defaultdict
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,9 +19,9 @@ from protocols.step.global_step import SharedRows, Weights, logit_errors
 from protocols.step.jacobians import ClientJacobian, global_samples, layer_samples
 from refmpc.core.errors import PartyFailed
 from tests.protocols.conftest import lora_federation
-from tests.protocols.step.test_gl_step import on_grid, rounded_up, within
-from tests.protocols.test_against_twins import noise_of_the_servers
-from tests.protocols.test_gl_bmf import BLOCKS, CLASSES, WIDTHS, crash_once, difference, make, run_secure, trained
+from tests.protocols.gl_runs import BLOCKS, CLASSES, WIDTHS, crash_once, difference, make, run_secure, trained
+from tests.protocols.secure_runs import noise_of_the_servers
+from tests.protocols.step.gl_inputs import on_grid, rounded_up, within
 from vfl.data.scaling import RowBound
 from vfl.federation import Federation
 from vfl.gradients import AdapterJacobian, GlobalModel, clipped_gradient, with_ones
@@ -199,7 +198,6 @@ async def clip_only(party, job):
 @pytest.mark.parametrize("way", ["down", "up", "against_the_value", "by_lot"])
 def test_no_rounding_makes_the_clip_factor_too_large(monkeypatch, way):
     """c_j·‖g_j‖ ≤ γ for the very g_j that are added up: nothing has to be added to γ."""
-    monkeypatch.syspath_prepend(str(Path(__file__).parent.parent / "refmpc"))
     from tests.refmpc import rounding
 
     rounding.forced(monkeypatch, rounding.by_lot(1) if way == "by_lot" else getattr(rounding, way))

@@ -1,13 +1,10 @@
 """From logits to clipped updates in 16 rounds: right, never above the clip, whatever rounds how; and its plan."""
 
-import sys
 from fractions import Fraction
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "refmpc"))
 import refmpc
 from protocols.plan.low_round_scales import LowRoundScales, plan_low_round
 from protocols.step.low_round import clipped_updates, clipped_updates_cost

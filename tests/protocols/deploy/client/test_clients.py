@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import socket
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from protocols.deploy.net.credentials import load_credentials
 from protocols.deploy.net.wire import Identity
 from protocols.deploy.records.log import Log
 from refmpc.core.errors import HandshakeError
+from tests.protocols.deploy.client.meetings import together
 from tests.protocols.deploy.federations import CLIENTS, free_ports, make_federation
 
 WIDTHS = {name: width for name, width, _ in CLIENTS}
@@ -33,25 +33,6 @@ def config(tmp_path: Path) -> FederationConfig:
     (address,) = [address for _, _, address in CLIENTS if address]  # the label client's
     file.write_text(text.replace(address, f"127.0.0.1:{free_ports(1)[0]}"))
     return load(file)
-
-
-def together(work: dict[str, Any]) -> dict[str, Any]:
-    """Run one function per client, side by side; what each returned or raised."""
-    found: dict[str, Any] = {}
-
-    def play(name: str) -> None:
-        try:
-            found[name] = work[name]()
-        except Exception as error:
-            found[name] = error
-
-    threads = [threading.Thread(target=play, args=(name,), daemon=True) for name in work]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-        assert not thread.is_alive()
-    return found
 
 
 def aligner(config: FederationConfig, directory: Path, name: str, ids: list[str], pad_to: int | None = None) -> Aligner:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import csv
-import json
 import secrets
 import shutil
 import threading
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,105 +17,22 @@ import pytest
 from protocols.client.commitment import ColumnsChanged
 from protocols.client.gl_client import TrainedClient
 from protocols.deploy.cli import main
-from protocols.deploy.client.columns import OwnColumns
-from protocols.deploy.client.live import local_client, train_with_servers
 from protocols.deploy.commands.audit_log import check, check_against_logs, collect
 from protocols.deploy.config.public_plan import joint_plan_for
 from protocols.deploy.net.credentials import load_credentials
 from protocols.deploy.net.wire import Channel, Identity, Refused, call
 from protocols.deploy.records.audit import read_log
-from protocols.deploy.records.log import Log
 from protocols.deploy.server.live import Guests
 from protocols.deploy.server.sessions import Session
-from protocols.plan.gl_plan import JointPlan
 from refmpc.core.errors import HandshakeError, PeerLost
-from tests.protocols.deploy.client.test_clients import together
+from tests.protocols.deploy.client.meetings import together
 from tests.protocols.deploy.federations import free_ports
-from tests.protocols.deploy.server.test_servers import Federation
+from tests.protocols.deploy.server.live_runs import NAMES, ROWS, WEAK_NOISE, LiveFederation
 from tests.protocols.deploy.wiretap import Relay
-from tests.protocols.test_against_twins import noise_of_the_servers
-from tests.protocols.test_gl_bmf import parameter_bound
-from vfl.data.columns import ClientTable
-from vfl.data.scaling import RowBound, bound_rows, split_row_bound
-from vfl.federation import Federation as LocalFederation
+from tests.protocols.gl_runs import parameter_bound
+from tests.protocols.secure_runs import noise_of_the_servers
+from vfl.data.scaling import bound_rows
 from vfl.twins import train_gl_bmf
-
-ROWS, NAMES = 96, ("bank", "card")
-LAYERS = "rank = 2\nlora_alpha = 2.0\nlocal_learning_rate = 0.5"
-WEAK_NOISE = {"epsilon": 20.0, "learning_rate": 0.5, "row_rule": '"clip"', "epochs": 2}
-
-
-class LiveFederation(Federation):
-    """Servers as threads, and clients of GL-BMF that have aligned their rows already."""
-
-    def __init__(self, directory: Path, **run: Any):
-        super().__init__(directory, protocol=f'"gl_bmf"\n{LAYERS}', **run)
-        self.plan: JointPlan = joint_plan_for(self.config, ROWS)
-        self.noise_is_kept = threading.Event()
-
-    def own(self, name: str, scale: float = 1.0) -> OwnColumns:
-        """Columns from which the labels can be learnt, the same at every call."""
-        columns = dict(zip(NAMES, np.split(np.random.default_rng(5).normal(size=(ROWS, 7)), [4], axis=1), strict=True))
-        labels = tuple(str(int(row)) for row in columns["bank"][:, 0] + columns["card"][:, 0] > 0)
-        table = ClientTable(f"{name}.csv", tuple(map(str, range(ROWS))), (), np.empty((ROWS, 0), np.float32), labels)
-        bound = RowBound(split_row_bound(self.config.run.row_bound, 2)[0], self.config.run.row_rule)
-        return OwnColumns(table, scale * columns[name], bound, "a test")
-
-    def stay(
-        self,
-        name: str,
-        session: str,
-        outcome: dict[str, Any],
-        *,
-        scale: float = 1.0,
-        on_step: Callable[[int], None] = lambda done: None,
-        on_model: Callable[[TrainedClient], None] = lambda trained: None,
-    ) -> threading.Thread:
-        """A client as a thread; what it has trained, or its error, goes into ``outcome``."""
-
-        def beat(message: Mapping[str, Any]) -> None:
-            progress = message.get("progress") or {}
-            if progress.get("phase") == "training" and "missing" not in message:  # its own, not a server's
-                on_step(progress["done"])
-
-        def work() -> None:
-            log = Log(name, self.directory / f"{name}.log")
-            own, state = self.own(name, scale), self.directory / f"state-{name}"
-            everything = (self.identity(name), self.plan, own, np.arange(ROWS), session, log, state)
-            try:
-                outcome[name] = train_with_servers(*everything, on_model=on_model, on_beat=beat)
-            except Exception as error:
-                outcome[name] = error
-
-        thread = threading.Thread(target=work, daemon=True, name=name)
-        thread.start()
-        return thread
-
-    def until_noise_is_kept(self, trained: TrainedClient) -> None:
-        """A client that has not confirmed the model makes the servers keep their noise."""
-        assert self.noise_is_kept.wait(60)
-
-    def wait_for(self, name: str, event: str, count: int = 1) -> None:
-        until = time.monotonic() + 60
-        while sum(found["event"] == event for found in self.events(name)) < count:
-            assert time.monotonic() < until, f"{name} did not log {event!r}"
-            time.sleep(0.02)
-
-    def events(self, name: str) -> list[dict[str, Any]]:
-        file = self.directory / f"{name}.log"
-        return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
-
-    def server_file(self, number: int, name: str) -> Path:
-        (found,) = self.directory.glob(f"server-{number}/state/*/training-*")
-        return found / "server" / name
-
-    def twin_federation(self) -> LocalFederation:
-        """The same clients in the clear."""
-        rows = np.arange(ROWS)
-        clients = [local_client(self.identity(name), self.plan, self.own(name), rows) for name in NAMES]
-        labels = clients[-1].label_rows()
-        frozen, blocks = [c.embeddings for c in clients], [list(c.block_outputs) for c in clients]
-        return LocalFederation(clients, 2, labels, frozen, blocks, self.config.run.row_bound)
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ import pytest
 
 from protocols.deploy.server.sessions import Session
 from refmpc.core.errors import PeerLost
-from tests.protocols.deploy.server.test_live import NAMES, WEAK_NOISE, LiveFederation
-from tests.protocols.deploy.server.test_servers import Federation, _wait, train_until_a_checkpoint
+from tests.protocols.deploy.server.live_runs import NAMES, WEAK_NOISE, LiveFederation
+from tests.protocols.deploy.server.threads import Federation, _wait, train_until_a_checkpoint
 
 
 def lose_the_last_checkpoint(monkeypatch: pytest.MonkeyPatch, server: str) -> list[Path]:

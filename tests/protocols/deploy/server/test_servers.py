@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
-import re
 import secrets
 import struct
-import threading
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,89 +15,14 @@ import numpy as np
 import pytest
 
 from accel.prg import KEY_BYTES
-from protocols.deploy.client.columns import OwnColumns
-from protocols.deploy.commands.client import take_part
-from protocols.deploy.commands.server import Server
 from protocols.deploy.config.public_plan import plan_for
-from protocols.deploy.config.read import FederationConfig, load
-from protocols.deploy.net.credentials import load_credentials
-from protocols.deploy.net.wire import Identity, Refused, call
-from protocols.deploy.records.log import Log
+from protocols.deploy.config.read import FederationConfig
+from protocols.deploy.net.wire import Refused, call
 from protocols.deploy.server.sessions import Session
 from protocols.step.global_step import step_cost
 from refmpc.core.errors import HandshakeError, PeerLost
-from tests.protocols.deploy.federations import make_federation
+from tests.protocols.deploy.server.threads import ROWS, Federation, _wait, train_until_a_checkpoint
 from tests.protocols.deploy.wiretap import APPLICATION, HANDSHAKE, Relay, record_types
-from vfl.data.columns import ClientTable
-from vfl.data.scaling import RowBound
-
-ROWS = 96
-
-
-class Federation:
-    """Servers that run until the test ends, and clients to be started."""
-
-    def __init__(self, directory: Path, **run: Any):
-        make_federation(directory)
-        file = directory / "federation.toml"
-        text = file.read_text()
-        for name, value in {"epochs": 1, "batch_size": 32, **run}.items():
-            text, count = re.subn(rf"(?m)^{name} = .*$", f"{name} = {value}", text)
-            assert count == 1
-        file.write_text(text)
-        self.directory = directory
-        self.config: FederationConfig = load(file)
-        self.servers: dict[int, tuple[Server, threading.Thread]] = {}
-        self.seen_by: dict[tuple[str, int], dict[str, Any]] = {}  # other addresses of a server, for one client
-
-    def start(self, number: int, *, predictions: bool = False) -> Server:
-        name = f"server-{number}"
-        identity = Identity(self.config, number, load_credentials(self.config, name))
-        log = Log(name, self.directory / f"{name}.log")
-        state = self.directory / name / "state"
-        server = Server(identity, state, log, host="127.0.0.1", predictions=predictions)
-        thread = threading.Thread(target=server.serve, daemon=True, name=name)
-        thread.start()
-        self.servers[number] = server, thread
-        return server
-
-    def stop(self) -> None:
-        for server, _ in self.servers.values():
-            server.stop.set()
-        for _, thread in self.servers.values():
-            thread.join(10)
-
-    def identity(self, name: str) -> Identity:
-        servers = [replace(s, **self.seen_by.get((name, s.id), {})) for s in self.config.servers]
-        return Identity(replace(self.config, servers=tuple(servers)), name, load_credentials(self.config, name))
-
-    def client(
-        self, name: str, session: str, outcome: dict[str, Any], rows: int = ROWS, scale: float = 1.0
-    ) -> threading.Thread:
-        """A client that has aligned its rows already; its model, or its error, goes into ``outcome``."""
-        entry = self.config.participant(name)
-        random = np.random.default_rng(len(name))
-        embeddings = scale * random.uniform(-0.3, 0.3, size=(rows, entry.width))  # type: ignore[union-attr]
-        labels = tuple(str(i % 2) for i in range(rows))
-        table = ClientTable(f"{name}.csv", tuple(map(str, range(rows))), (), np.empty((rows, 0), np.float32), labels)
-        own = OwnColumns(table, embeddings, RowBound(1.0, "clip"), "a test")
-
-        def work() -> None:
-            log = Log(name, self.directory / f"{name}.log")
-            try:
-                plan = plan_for(self.config, rows)
-                outcome[name] = take_part(
-                    self.identity(name), plan, own, np.arange(rows), session, log, self.directory / f"state-{name}"
-                )
-            except Exception as error:
-                outcome[name] = error
-
-        thread = threading.Thread(target=work, daemon=True, name=name)
-        thread.start()
-        return thread
-
-    def events(self, name: str) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in (self.directory / f"{name}.log").read_text().splitlines()]
 
 
 @pytest.fixture
@@ -147,18 +69,6 @@ def test_a_server_that_fails_after_the_release_is_helped_by_the_others(
             assert np.array_equal(model["layer_1"], layer)
         attempts = [e for e in federation.events(f"server-{number}") if e["event"] == "all servers agree"]
         assert len(attempts) == 2
-
-
-def train_until_a_checkpoint(directory: Path) -> tuple[Federation, list[threading.Thread], dict[str, Any]]:
-    """Three servers in the middle of a training, its two clients waiting, and what these will have."""
-    federation = Federation(directory, epochs=60, checkpoint_every=10)
-    for number in range(3):
-        federation.start(number)
-    outcome: dict[str, Any] = {}
-    session = secrets.token_hex(16)
-    threads = [federation.client(name, session, outcome) for name in ("bank", "card")]
-    _wait(lambda: list(directory.glob("server-1/state/*/training-*/server/checkpoint-*.npz")), 60.0)
-    return federation, threads, outcome
 
 
 def test_a_server_that_is_stopped_resumes_from_its_checkpoint(tmp_path: Path) -> None:
@@ -287,10 +197,3 @@ def test_a_state_directory_belongs_to_one_process(federation: Federation) -> Non
     federation.start(0)
     with pytest.raises(ValueError, match="another process"), contextlib.suppress(OSError):
         federation.start(0)
-
-
-def _wait(condition: Any, timeout: float = 30.0) -> None:
-    until = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.02)

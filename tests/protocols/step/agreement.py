@@ -1,0 +1,101 @@
+"""A secure run and its twin agree within a derived bound."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from protocols.plan.run_plan import Plan
+from protocols.plan.scales import EMBEDDING_BITS, RELEASE_BITS
+from tests.protocols.step.gl_inputs import rounded_up
+from vfl.federation import Federation
+from vfl.gradients import GlobalModel, clipped_gradient, with_ones
+
+__all__ = ["assert_agrees", "twin_and_bound"]
+
+
+def contribution_errors(plan: Plan, model: GlobalModel, rows: np.ndarray, labels: np.ndarray, gaps: list[float]):
+    """How far each sample's clipped gradient may be from the twin's, in norm, if layer l of the weights is off by gaps[l].
+
+    Forward: embeddings are rounded to 2^-15 a column, sums cut to 2^-14 (logits 2^-16), and ReLU is 1-Lipschitz. Softmax
+    is 1-Lipschitz and off by 2^-14 an entry. Backward: each product is cut to the layer's bits; where a sum is closer to
+    zero than its error the mask may differ, and the whole entry counts. Clipping is a projection, hence 1-Lipschitz; the
+    factor itself may be too small by 2^-14, and by half of what q was rounded up by.
+    """
+    scales = plan.scales
+    inputs, logits = model.forward(rows)
+    shifted = np.exp(logits - logits.max(axis=1, keepdims=True))
+    delta = shifted / shifted.sum(axis=1, keepdims=True)
+    delta[np.arange(len(labels)), labels] -= 1
+    deltas = model.backward(inputs, delta)
+    norms = [np.linalg.norm(layer, 2) for layer in model.layers]
+
+    def size(values: np.ndarray) -> np.ndarray:
+        return np.linalg.norm(values, axis=1)
+
+    error = np.full(len(rows), np.sqrt(plan.width) * 2.0**-15)
+    input_errors, sum_errors = [error], []
+    for depth, layer in enumerate(model.layers):
+        last = depth == len(model.layers) - 1
+        cut = np.sqrt(layer.shape[1]) * 2.0 ** -(16 if last else EMBEDDING_BITS)
+        error = error * (norms[depth] + gaps[depth]) + size(inputs[depth]) * gaps[depth] + cut
+        sum_errors.append(error)
+        if not last:
+            input_errors.append(error)
+    error = error + np.sqrt(plan.classes) * 2.0**-14
+    delta_errors = [error]
+    for depth in range(len(model.layers) - 1, 0, -1):
+        through = deltas[depth] @ model.layers[depth][:-1].T
+        sums = inputs[depth - 1] @ model.layers[depth - 1]
+        undecided = size(through * (np.abs(sums) <= sum_errors[depth - 1][:, None]))
+        cut = np.sqrt(through.shape[1]) * 2.0 ** -scales.layers[depth - 1].error_bits
+        error = error * (norms[depth] + gaps[depth]) + size(deltas[depth]) * gaps[depth] + cut + undecided
+        delta_errors.insert(0, error)
+    squares, excess = 0.0, 0.0
+    for layer, a, d, da, dd in zip(scales.layers, inputs, deltas, input_errors, delta_errors, strict=True):
+        squares = squares + (size(a) * dd + (size(d) + dd) * da) ** 2
+        n = (size(a) / plan.training.clip_norm) ** 2
+        excess = excess + 2 * 2.0**-layer.norm_bits * size(d) ** 2 + 2.0**-layer.square_bits * (n + 1)
+        excess = excess + rounded_up(layer.norms) * n * size(d) ** 2
+    gamma = plan.training.clip_norm
+    return np.minimum(np.sqrt(squares), 2 * gamma) + gamma * (2.0**-14 + excess / 2)
+
+
+def twin_and_bound(plan: Plan, federation: Federation, noise: np.ndarray) -> tuple[list[np.ndarray], list[float]]:
+    """The twin's layers after all steps, and for each layer how far (Frobenius) the secure run may be from it.
+
+    A step adds (η/B)·(sum of the contributions' errors + 2^-12 an entry for the cut of y) to every layer's gap; momentum
+    keeps a part β of what the gradients were off by.
+    """
+    training = plan.training
+    model = GlobalModel([layer.copy() for layer in plan.start])
+    velocity = [np.zeros_like(layer) for layer in model.layers]
+    gaps = [np.sqrt(layer.size) * 2.0**-plan.scales.weight_bits for layer in model.layers]
+    drifts = [0.0 for _ in gaps]
+    rows, labels = with_ones(federation.rows()), federation.labels
+    for step in range(plan.schedule.num_steps):
+        here, rate = plan.schedule.rows(step), plan.learning_rate(step)
+        off = contribution_errors(plan, model, rows[here], labels[here], gaps).sum()
+        gradient = clipped_gradient(
+            model, rows[here], labels[here], training.clip_norm, norm_limit=plan.scales.norm_limit
+        )
+        total = model.unflatten(gradient.total + noise[step])
+        used = plan.scales.learning_rate_used(rate)
+        for depth, layer in enumerate(model.layers):
+            velocity[depth] = training.momentum * velocity[depth] + total[depth]
+            drifts[depth] = training.momentum * drifts[depth] + off + np.sqrt(layer.size) * 2.0**-RELEASE_BITS
+            gaps[depth] += rate / training.batch_size * drifts[depth] * 1.001
+            gaps[depth] += abs(used - rate) / training.batch_size * np.linalg.norm(velocity[depth])
+            # α is taken at 16 bits, and α·W is cut
+            gaps[depth] += (2.0**-17 * np.linalg.norm(layer) + np.sqrt(layer.size) * 2.0**-plan.scales.weight_bits) * (
+                training.weight_decay != 1.0
+            )
+            model.layers[depth] = training.weight_decay * layer - rate / training.batch_size * velocity[depth]
+    return model.layers, [float(gap) for gap in gaps]
+
+
+def assert_agrees(plan: Plan, federation: Federation, opened: list[np.ndarray], noise: np.ndarray, twin) -> None:
+    layers, gaps = twin_and_bound(plan, federation, noise)
+    for layer, own, ours, gap in zip(twin.model.layers, layers, opened, gaps, strict=True):
+        assert np.allclose(layer, own, atol=1e-9)  # the bound follows the twin
+        assert np.linalg.norm(ours - layer) <= gap
+        assert gap < 0.25 * np.linalg.norm(layer)  # the bound says something

@@ -1,0 +1,25 @@
+"""The public names of ``refmpc``: a name that goes, or comes, is a decision and not an accident of a move."""
+
+import refmpc
+
+NAMES = """
+    DEFAULT_FRACTION_BITS PROTOCOLS ArithmeticTensor BooleanTensor Client Cost HandshakeError Ledger NetworkProfile
+    OutOfStep Party PartyFailed PeerAborted PeerLost PeerTimeout RangeError RefmpcError Release ReleaseRefused RunResult
+    TwoHolderBits and_words arithmetic_to_boolean bit_to_arithmetic bits_to_boolean boolean_to_arithmetic clip_factor
+    concatenate decode divide dot dot_truncate encode equal exp gather gaussian_addend input_from_client
+    input_from_party inverse_sqrt is_negative is_negative_by_carry_tree joint_gaussian joint_slope_error largest_value
+    log lookup matmul matmul_opening matmul_truncate maximum multiply multiply_truncate open_to_client opening_bytes
+    polynomial receive_opening reciprocal reciprocal_narrow relu reveal reveal_to_client run select shuffle softmax
+    sqrt stack thermometer truncate two_holder weigh_bits where
+"""
+
+
+def test_the_public_names_are_these():
+    assert sorted(refmpc.__all__) == sorted(NAMES.split())
+
+
+def test_every_public_name_is_there_and_no_room_hides_one():
+    """A room called like a function (``run``) would be found in its place, or hide it."""
+    for name in refmpc.__all__:
+        value = getattr(refmpc, name)
+        assert type(value).__name__ != "module", name
