@@ -17,7 +17,9 @@ from typing import Any
 __all__ = ["backend", "kernels"]
 
 _PACKAGES = {"numpy": "accel.reference", "numba": "accel.compiled"}
-_FAMILIES = ("additive", "bits", "two_holder", "noise", "order", "pieces", "ring", "truncation")
+_FAMILIES = (
+    "additive", "bits", "comparison", "exponential", "two_holder", "local", "noise", "order", "pieces", "ring", "truncation",
+)  # fmt: skip
 
 
 def backend(name: str | None = None) -> Any:

@@ -11,6 +11,7 @@ refmpc.run(program, [[1.0, 2.0, 3.0], None, None], releases={"squares": "an exam
 
 from refmpc.core.errors import (
     HandshakeError,
+    NotRecordable,
     OutOfStep,
     PartyFailed,
     PeerAborted,
@@ -26,6 +27,7 @@ from refmpc.core.party import Party
 from refmpc.core.protocol import PROTOCOLS, Cost
 from refmpc.core.rounds import gather
 from refmpc.core.tensor import ArithmeticTensor, BooleanTensor, concatenate, stack
+from refmpc.core.words import Words, seal, unseal
 from refmpc.launch.runtime import RunResult, run
 from refmpc.mathematics.clipping import clip_root
 from refmpc.mathematics.exp_below import exp_below
@@ -77,6 +79,7 @@ __all__ = [
     "HandshakeError",
     "Ledger",
     "NetworkProfile",
+    "NotRecordable",
     "OutOfStep",
     "Party",
     "PartyFailed",
@@ -90,6 +93,7 @@ __all__ = [
     "RunResult",
     "TwoHolder",
     "TwoHolderBits",
+    "Words",
     "and_words",
     "arithmetic_to_boolean",
     "bit_to_arithmetic",
@@ -140,6 +144,7 @@ __all__ = [
     "reveal_to_client",
     "run",
     "scale_rows",
+    "seal",
     "select",
     "shuffle",
     "softmax",
@@ -151,6 +156,7 @@ __all__ = [
     "truncate",
     "truncate_additive",
     "two_holder",
+    "unseal",
     "weigh_bits",
     "weigh_reached",
     "where",

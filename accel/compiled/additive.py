@@ -7,23 +7,16 @@ from numba import njit
 
 __all__ = [
     "add_low",
-    "negate",
     "open_dealer",
-    "reached_alpha",
-    "reached_pads",
     "replicated_rho",
     "scale_rows_deal",
     "scale_rows_hold",
-    "shift_right",
     "squared_deal",
     "squared_hold",
     "subtract_low",
     "subtract_scaled",
-    "subtract_shift",
-    "sum_entries",
-    "weigh_deal",
-    "weigh_hold",
-    "xor_words",
+    "weigh_opened_deal",
+    "weigh_opened_hold",
 ]
 
 
@@ -71,87 +64,26 @@ def subtract_scaled(z, y, shift, out):
 
 
 @njit(cache=True, nogil=True)
-def shift_right(words, bits, out):
-    """See ``accel.reference.additive.shift_right``."""
-    for i in range(out.size):
-        out[i] = words[i] >> np.uint64(bits)
-
-
-@njit(cache=True, nogil=True)
-def xor_words(a, b, out):
-    """See ``accel.reference.additive.xor_words``."""
-    for i in range(out.size):
-        out[i] = a[i] ^ b[i]
-
-
-@njit(cache=True, nogil=True)
-def negate(a, out):
-    """See ``accel.reference.additive.negate``."""
-    for i in range(out.size):
-        out[i] = np.uint64(0) - a[i]
-
-
-@njit(cache=True, nogil=True)
-def _subtract_shift(c, threshold, bits, out):
-    for i in range(out.size):
-        out[i] = (c[i] - threshold) >> np.uint64(bits)
-
-
-def subtract_shift(c: np.ndarray, threshold: int, bits: int, out: np.ndarray) -> None:
-    """See ``accel.reference.additive.subtract_shift``."""
-    _subtract_shift(c, np.uint64(threshold), bits, out)
-
-
-@njit(cache=True, nogil=True)
-def _reached_alpha(c, threshold, high, coins, out):
-    for i in range(out.size):
-        top = np.uint8(((c[i] - threshold) >> np.uint64(high)) & np.uint64(1))
-        out[i] = (top ^ coins[i] ^ np.uint8(1)) & np.uint8(1)
-
-
-def reached_alpha(c: np.ndarray, threshold: int, high: int, coins: np.ndarray, out: np.ndarray) -> None:
-    """See ``accel.reference.additive.reached_alpha``."""
-    _reached_alpha(c, np.uint64(threshold), high, coins, out)
-
-
-@njit(cache=True, nogil=True)
-def reached_pads(rho, high, decided, out):
-    """See ``accel.reference.additive.reached_pads``."""
-    for i in range(out.size):
-        out[i] = (np.uint8((rho[i] >> np.uint64(high)) & np.uint64(1)) ^ decided[i]) & np.uint8(1)
-
-
-@njit(cache=True, nogil=True)
-def sum_entries(z, out):
-    """See ``accel.reference.additive.sum_entries``."""
-    for row in range(out.size):
-        total = np.uint64(0)
-        for i in range(z.shape[1]):
-            total += z[row, i]
-        out[row] = total
-
-
-@njit(cache=True, nogil=True)
-def weigh_deal(pads, rho, halves, out):
-    """See ``accel.reference.additive.weigh_deal``."""
-    for row in range(pads.shape[0]):
-        for k in range(pads.shape[1]):
-            bit = np.uint64(pads[row, k])
+def weigh_opened_deal(pads, rho, halves, out):
+    """See ``accel.reference.additive.weigh_opened_deal``."""
+    for row in range(pads.shape[1]):
+        for k in range(pads.shape[0]):
+            bit = np.uint64(pads[k, row])
             out[row, 0, k] = bit - halves[row, 0, k]
             out[row, 1, k] = bit * rho[row] - halves[row, 1, k]
 
 
 @njit(cache=True, nogil=True)
-def weigh_hold(alpha, halves, c, rho, weights, times, leads, out):
-    """See ``accel.reference.additive.weigh_hold``."""
+def weigh_opened_hold(alpha, halves, c, rho, weights, times, leads, out):
+    """See ``accel.reference.additive.weigh_opened_hold``."""
     lead = np.uint64(1 if leads else 0)
     one, two = np.uint64(1), np.uint64(2)
-    for row in range(alpha.shape[0]):
+    for row in range(alpha.shape[1]):
         for o in range(weights.shape[0]):
             plain = lead * weights[o, 0]
             cross = weights[o, 0] * rho[row]
-            for k in range(alpha.shape[1]):
-                a = np.uint64(alpha[row, k])
+            for k in range(alpha.shape[0]):
+                a = np.uint64(alpha[k, row])
                 sign = one - two * a
                 plain += weights[o, k + 1] * (sign * halves[row, 0, k] + lead * a)
                 cross += weights[o, k + 1] * (sign * halves[row, 1, k] + a * rho[row])

@@ -43,9 +43,9 @@ def _low(bits):
 @njit(cache=True, nogil=True)
 def split_codes(codes, out):
     """See ``accel.reference.pieces.split_codes``."""
-    for row in range(out.shape[0]):
-        for k in range(out.shape[1]):
-            out[row, k] = np.uint8((np.uint64(codes[row]) >> np.uint64(k)) & np.uint64(1))
+    for row in range(out.shape[1]):
+        for k in range(out.shape[0]):
+            out[k, row] = np.uint8((np.uint64(codes[row]) >> np.uint64(k)) & np.uint64(1))
 
 
 @njit(cache=True, nogil=True)

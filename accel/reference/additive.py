@@ -10,23 +10,16 @@ import numpy as np
 
 __all__ = [
     "add_low",
-    "negate",
     "open_dealer",
-    "reached_alpha",
-    "reached_pads",
     "replicated_rho",
     "scale_rows_deal",
     "scale_rows_hold",
-    "shift_right",
     "squared_deal",
     "squared_hold",
     "subtract_low",
     "subtract_scaled",
-    "subtract_shift",
-    "sum_entries",
-    "weigh_deal",
-    "weigh_hold",
-    "xor_words",
+    "weigh_opened_deal",
+    "weigh_opened_hold",
 ]
 
 ZERO, ONE, TWO = np.uint64(0), np.uint64(1), np.uint64(2)
@@ -62,50 +55,14 @@ def subtract_scaled(z: np.ndarray, y: np.ndarray, shift: int, out: np.ndarray) -
     out[:] = z - (y << np.uint64(shift))
 
 
-def shift_right(words: np.ndarray, bits: int, out: np.ndarray) -> None:
-    """words ≫ bits, flat."""
-    out[:] = words >> np.uint64(bits)
-
-
-def xor_words(a: np.ndarray, b: np.ndarray, out: np.ndarray) -> None:
-    """a ⊕ b, flat, words or bytes."""
-    out[:] = a ^ b
-
-
-def subtract_shift(c: np.ndarray, threshold: int, bits: int, out: np.ndarray) -> None:
-    """(c − threshold)≫bits, flat; the threshold is a ring word."""
-    out[:] = (c - np.uint64(threshold)) >> np.uint64(bits)
-
-
-def reached_alpha(c: np.ndarray, threshold: int, high: int, coins: np.ndarray, out: np.ndarray) -> None:
-    """The holders' part of [x ≥ threshold]: 1 ⊕ coin ⊕ bit ``high`` of c − threshold; uint8, flat."""
-    top = ((c - np.uint64(threshold)) >> np.uint64(high)).astype(np.uint8)
-    out[:] = (top ^ coins ^ np.uint8(1)) & np.uint8(1)
-
-
-def reached_pads(rho: np.ndarray, high: int, decided: np.ndarray, out: np.ndarray) -> None:
-    """The dealer's part of the same: bit ``high`` of ρ ⊕ what its tests decided."""
-    out[:] = ((rho >> np.uint64(high)).astype(np.uint8) ^ decided) & np.uint8(1)
-
-
-def negate(a: np.ndarray, out: np.ndarray) -> None:
-    """−a, flat."""
-    out[:] = ZERO - a
-
-
-def sum_entries(z: np.ndarray, out: np.ndarray) -> None:
-    """The sum of every row of ``z`` (n, k)."""
-    out[:] = z.sum(axis=1, dtype=np.uint64)
-
-
-def weigh_deal(pads: np.ndarray, rho: np.ndarray, halves: np.ndarray, out: np.ndarray) -> None:
-    """pad_k and pad_k·ρ (n, 2, K) minus ``halves``; ``pads`` (n, K) are bits, uint8."""
-    bits = pads.astype(np.uint64)
+def weigh_opened_deal(pads: np.ndarray, rho: np.ndarray, halves: np.ndarray, out: np.ndarray) -> None:
+    """pad_k and pad_k·ρ (n, 2, K) minus ``halves``; ``pads`` (K, n) are bits, uint8."""
+    bits = pads.T.astype(np.uint64)
     out[:, 0] = bits - halves[:, 0]
     out[:, 1] = bits * rho[:, np.newaxis] - halves[:, 1]
 
 
-def weigh_hold(
+def weigh_opened_hold(
     alpha: np.ndarray,
     halves: np.ndarray,
     c: np.ndarray,
@@ -117,11 +74,11 @@ def weigh_hold(
 ) -> None:
     """A holder's share of start + Σ_k step_k·bit_k, times x = c − ρ where ``times``, for every row of ``weights``.
 
-    bit_k = alpha_k ⊕ pad_k = alpha_k + (1 − 2·alpha_k)·pad_k. ``halves`` (n, 2, K) are shares of pad_k and pad_k·ρ, ``rho``
+    bit_k = alpha_k ⊕ pad_k = alpha_k + (1 − 2·alpha_k)·pad_k. ``alpha`` is (K, n), ``halves`` (n, 2, K) are shares of pad_k and pad_k·ρ, ``rho``
     (n,) is the share of ρ; ``weights`` (outputs, 1 + K) hold start and steps as ring words; ``out`` is (outputs, n).
     """
     lead = ONE if leads else ZERO
-    a = alpha.astype(np.uint64)
+    a = alpha.T.astype(np.uint64)
     sign = ONE - TWO * a
     bit = sign * halves[:, 0] + lead * a
     bit_rho = sign * halves[:, 1] + a * rho[:, np.newaxis]

@@ -35,8 +35,8 @@ def _low(bits: int) -> np.uint64:
 
 
 def split_codes(codes: np.ndarray, out: np.ndarray) -> None:
-    """Bit k of codes (n,) into out (n, K), uint8."""
-    out[:] = (codes[:, np.newaxis] >> np.arange(out.shape[1], dtype=codes.dtype)) & codes.dtype.type(1)
+    """Bit k of codes (n,) into out (K, n), uint8."""
+    out[:] = (codes >> np.arange(len(out), dtype=codes.dtype)[:, np.newaxis]) & codes.dtype.type(1)
 
 
 # exp below zero ------------------------------------------------------------------------------------

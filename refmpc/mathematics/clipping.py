@@ -93,7 +93,7 @@ def _cost(q: Additive | ArithmeticTensor, high: float) -> Cost:
     return weigh + Cost(1, 672 * q.shape[0])
 
 
-@protocol(cost=_cost, source="this project, DESIGN §5: thermometer of octaves, spline of the mantissa")
+@protocol(cost=_cost, source="this project: thermometer of octaves, spline of the mantissa")
 async def clip_root(q: Additive | ArithmeticTensor, high: float) -> Additive:
     """1/sqrt(max(1, q)) for −high ≤ q ≤ high at 62 bits, additive, *never above* the true factor.
 

@@ -10,7 +10,17 @@ from accel import kernels
 from accel.validate import require, require_integer
 from refmpc.core.exact import agreed_exp_constant
 from refmpc.core.protocol import Cost, protocol
-from refmpc.primitives.dealing import DEALER, FIRST, SECOND, Additive, Dealing, TwoHolder, each_dealer, row_sizes
+from refmpc.primitives.dealing import (
+    DEALER,
+    FIRST,
+    SECOND,
+    Additive,
+    Dealing,
+    TwoHolder,
+    each_dealer,
+    nothing,
+    row_sizes,
+)
 
 __all__ = ["EXP_BITS", "GRID_BITS", "LOW_BITS", "digit_sizes", "exp_below"]
 
@@ -87,29 +97,29 @@ async def exp_below(z: TwoHolder, largest: Additive, high_bits: int) -> Additive
     rows, entries = z.shape
     party = z.party
     up, down = max(0, GRID_BITS - z.fraction_bits), max(0, z.fraction_bits - GRID_BITS)
-    falling, falling_fine, rising, rising_fine = _tables()
-    size_words = np.array(sizes, dtype=np.int64)
+    falling, falling_fine, rising, rising_fine = map(party.machine.public, _tables())
+    size_words = party.machine.public(sizes, np.int64)
     hot_words = [_hot_words(size) for size in sizes]
     all_words = sum(words for words, _ in hot_words)
     digits, numbers = len(sizes), 2 ** (len(sizes) + 1) - 1
-    out = np.zeros((rows, entries), dtype=np.uint64)
+    out = nothing(party, (rows, entries))
 
     async def work(dealing: Dealing) -> None:
-        mine = np.ascontiguousarray(z.words[dealing.slice])
+        mine = dealing.contiguous(z.words[dealing.slice])
         count = mine.size
-        opening = dealing.open(np.ascontiguousarray(largest.words[dealing.slice]), largest.bits)
+        opening = dealing.open(dealing.contiguous(largest.words[dealing.slice]), largest.bits)
         x = dealing.memory(mine.shape)
         flat = x.reshape(-1)
         if dealing.role == DEALER:
             dealing.call("exp_argument", mine, opening.words, up, down, unit, 0, ring, x)
             mu = dealing.memory(count)
-            dealing.call("xor_words", dealing.masks(FIRST, count), dealing.masks(SECOND, count), mu)
+            dealing.call("xor", dealing.masks(FIRST, count), dealing.masks(SECOND, count), mu)
             hot_halves, value_halves = dealing.masks(FIRST, count, all_words), dealing.masks(FIRST, count, numbers)
             hot, values = dealing.memory((count, all_words)), dealing.memory((count, numbers))
             dealing.call("exp_deal", flat, size_words, mu, falling, falling_fine, hot_halves, value_halves, hot, values)
             at = 0
             for words, bits in hot_words:
-                dealing.send_packed(SECOND, np.ascontiguousarray(hot[:, at : at + words]), bits)
+                dealing.send_packed(SECOND, dealing.contiguous(hot[:, at : at + words]), bits)
                 at += words
             dealing.send(SECOND, values)
             await dealing.turn()
@@ -123,8 +133,11 @@ async def exp_below(z: TwoHolder, largest: Additive, high_bits: int) -> Additive
             arriving = [dealing.expect_packed(DEALER, (count, words), bits) for words, bits in hot_words]
             values = dealing.expect(DEALER, (count, numbers))
         await dealing.turn()
-        if arriving:
-            hot = np.concatenate([part.words for part in arriving], axis=1)
+        if dealing.role == SECOND:
+            hot, at = dealing.memory((count, all_words)), 0
+            for part in arriving:
+                dealing.call("copy", part.words, hot[:, at : at + part.shape[1]])
+                at += part.shape[1]
         # one unit more: the coarse maximum may lie one below an entry
         dealing.call("exp_argument", mine, opening.words, up, down, unit, 1 << unit, ring, x)
         codes = dealing.memory(count, np.uint8)

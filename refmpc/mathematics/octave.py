@@ -9,7 +9,17 @@ import numpy as np
 from accel import kernels
 from accel.validate import require, require_integer
 from refmpc.core.protocol import Cost, protocol
-from refmpc.primitives.dealing import DEALER, FIRST, SECOND, Additive, Dealing, check_additive, each_dealer, row_sizes
+from refmpc.primitives.dealing import (
+    DEALER,
+    FIRST,
+    SECOND,
+    Additive,
+    Dealing,
+    check_additive,
+    each_dealer,
+    nothing,
+    row_sizes,
+)
 
 __all__ = ["octave", "octave_top", "ring_words"]
 
@@ -60,9 +70,9 @@ async def octave(s: Additive, most: int) -> tuple[Additive, Additive]:
     await check_additive(s, round(0.6 * 2**s.fraction_bits), most << s.fraction_bits, "octave")
     shift, count = s.fraction_bits - 3, top + 1
     powers = [1 << count, *(-(1 << (top - k)) for k in range(count))]
-    weights = ring_words([powers, powers])
-    times = np.array([True, False])
-    out = np.zeros((2, len(s.words)), dtype=np.uint64)
+    machine = s.party.machine
+    weights, times = machine.public(ring_words([powers, powers])), machine.public([True, False])
+    out = nothing(s.party, (2, len(s.words)))
 
     async def work(dealing: Dealing) -> None:
         n = dealing.rows
@@ -72,10 +82,10 @@ async def octave(s: Additive, most: int) -> tuple[Additive, Additive]:
             halves, hot = dealing.masks(FIRST, n, words), dealing.memory((n, words))
             dealing.call("octave_deal", rho, shift, places, halves, hot)
             dealing.send_packed(SECOND, hot, sent_bits)
-            codes, pads = dealing.memory(n), dealing.memory((n, count), np.uint8)
-            dealing.call("xor_words", dealing.masks(FIRST, n), dealing.masks(SECOND, n), codes)
+            codes, pads = dealing.memory(n), dealing.memory((count, n), np.uint8)
+            dealing.call("xor", dealing.masks(FIRST, n), dealing.masks(SECOND, n), codes)
             dealing.call("split_codes", codes, pads)
-            dealing.deal("weigh_deal", pads, rho, shape=(n, 2, count))
+            dealing.deal("weigh_opened_deal", pads, rho, shape=(n, 2, count))
             await dealing.turn()
             await dealing.turn()
             return
@@ -84,7 +94,7 @@ async def octave(s: Additive, most: int) -> tuple[Additive, Additive]:
         else:
             arriving = dealing.expect_packed(DEALER, (n, words), sent_bits)
         own = dealing.masks(DEALER, n)
-        halves = dealing.deal("weigh_deal", shape=(n, 2, count))
+        halves = dealing.deal("weigh_opened_deal", shape=(n, 2, count))
         await dealing.turn()
         if dealing.role == SECOND:
             hot = arriving.words
@@ -93,12 +103,14 @@ async def octave(s: Additive, most: int) -> tuple[Additive, Additive]:
         dealing.send_packed(1 - dealing.role, mine, count)
         theirs = dealing.expect_packed(1 - dealing.role, (n,), count)
         await dealing.turn()
-        dealing.call("xor_words", mine, theirs.small, both)
-        alpha = dealing.memory((n, count), np.uint8)
+        dealing.call("xor", mine, theirs.small, both)
+        alpha = dealing.memory((count, n), np.uint8)
         dealing.call("split_codes", both, alpha)
         found = dealing.memory((2, n))
-        dealing.call("weigh_hold", alpha, halves, opening.words, opening.mask, weights, times, dealing.leads, found)
-        out[:, dealing.slice] = found
+        dealing.call(
+            "weigh_opened_hold", alpha, halves, opening.words, opening.mask, weights, times, dealing.leads, found
+        )
+        dealing.call("copy", found, out[:, dealing.slice])
 
     operation, _ = await each_dealer("octave", s, (most,), work)
     mantissa = Additive(s.party, out[0], s.segments, s.fraction_bits + top, operation.history())

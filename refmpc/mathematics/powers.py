@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from accel import kernels
 from accel.validate import require, require_integer
 from refmpc.core.protocol import Cost, protocol
 from refmpc.core.tensor import ArithmeticTensor
+from refmpc.core.words import Words
 from refmpc.mathematics.octave import ring_words
 from refmpc.primitives.comparison import THERMOMETER_DIGIT_BITS, Layout, aligned_low_bits
 from refmpc.primitives.dealing import (
@@ -20,6 +20,7 @@ from refmpc.primitives.dealing import (
     Dealing,
     each_dealer,
     held,
+    nothing,
     row_segments,
     row_sizes,
 )
@@ -63,23 +64,25 @@ async def weigh_reached(
     require(sorted(low_bits) == list(low_bits), "low_bits", low_bits, "in non-decreasing order")
     require_integer("high_bit", high_bit, low_bits[-1] + 1, 63)
     party, count, rows = x.party, len(thresholds), x.shape[0]
-    lows = aligned_low_bits(low_bits)
+    machine, lows = party.machine, aligned_low_bits(low_bits)
     layout = Layout.of(high_bit - lows[0], THERMOMETER_DIGIT_BITS)
     segments = x.segments if isinstance(x, Additive) else row_segments(party, rows)
     given = held(x, segments) if isinstance(x, ArithmeticTensor) else None
     source = x if isinstance(x, Additive) else given
     assert source is not None
-    table = ring_words([steps for steps, _ in weights])
-    times = np.array([flag for _, flag in weights])
-    words = [t % 2**64 for t in thresholds]
-    out = np.zeros((len(weights), rows), dtype=np.uint64)
+    # the tests are of x < t: start + Σ step·[x ≥ t] = start + Σ step − Σ step·[x < t]
+    turned = [[sum(row), *(-step for step in row[1:])] for row, _ in weights]
+    table, times = machine.public(ring_words(turned)), machine.public([flag for _, flag in weights])
+    words = [np.uint64(t % 2**64) for t in thresholds]
+    numbers = layout.digit_bits, layout.prime
+    out = nothing(party, (len(weights), rows))
 
     async def work(dealing: Dealing) -> None:
         n, at = dealing.rows, dealing.slice
         opening = dealing.open(x.words[at]) if isinstance(x, Additive) else None
         if dealing.role == DEALER:
             rho = given.words[at] if given is not None else opening.words  # type: ignore[union-attr]
-            await _deal(dealing, rho, opening is not None)
+            await deal(dealing, rho, opening is not None)
             return
         if dealing.role == FIRST:
             bits = dealing.uniform(DEALER, layout.prime, layout.thresholds, n)
@@ -89,73 +92,59 @@ async def weigh_reached(
         if dealing.role == SECOND:
             bits = arriving.small
         c = given.words[at] if given is not None else opening.words  # type: ignore[union-attr]
-        alpha = _reply(dealing, c, bits)
+        alpha = reply(dealing, c, bits)
         await dealing.turn()
         halves = dealing.halves(n, 2, count)
-        if given is None:
+        if isinstance(x, Additive):
             rho_half = dealing.halves(n)
         else:
             rho_half = dealing.memory(n)
-            outer = np.ascontiguousarray(x.shares[dealing.role][at])  # type: ignore[union-attr]
-            dealing.call("negate", outer, rho_half)
+            dealing.call("negate", x.shares[dealing.role, at], rho_half)
         await dealing.turn()
         found = dealing.memory((len(weights), n))
-        dealing.call("weigh_hold", alpha, halves, c, rho_half, table, times, dealing.leads, found)
-        out[:, at] = found
+        dealing.call("weigh_opened_hold", alpha, halves, c, rho_half, table, times, dealing.leads, found)
+        dealing.call("copy", found, out[:, at])
 
-    async def _deal(dealing: Dealing, rho: np.ndarray, deal_rho: bool) -> None:
+    async def deal(dealing: Dealing, rho: Words, deal_rho: bool) -> None:
         n = dealing.rows
         halves = dealing.uniform(FIRST, layout.prime, layout.thresholds, n)
-        shifted = dealing.memory(n)
-        dealing.call("subtract_shift", rho, 0, lows[0], shifted)
-        dealt = kernels.compare_deal(shifted, halves, layout.width, THERMOMETER_DIGIT_BITS, layout.prime)
-        dealing.send_packed(SECOND, dealt, layout.prime_bits)
+        negative, zero = dealing.memory(n), dealing.memory(n)
+        dealing.call("negate", rho, negative)
+        dealing.call("copy", np.uint64(0), zero)
+        top, dealt = dealing.memory(n, np.uint8), dealing.memory(layout.dealt_bytes(n), np.uint8)
+        dealing.call("compare_deal", negative, zero, halves, lows[0], layout.width, *numbers, top, dealt)
+        dealing.send(SECOND, dealt)
         await dealing.turn()
-        replies = []
-        for low in lows:
-            digits = kernels.comparison_digits(high_bit - low, THERMOMETER_DIGIT_BITS)[0]
-            replies.append([dealing.expect_packed(role, (digits, n), layout.prime_bits) for role in (FIRST, SECOND)])
+        sizes = [layout.reply_bytes(n, high_bit - low) for low in lows]
+        replies = [[dealing.expect(role, size, np.uint8) for role in (FIRST, SECOND)] for size in sizes]
         await dealing.turn()
-        pads, column = dealing.memory((n, count), np.uint8), dealing.memory(n, np.uint8)
-        for index, (left, right) in enumerate(replies):
-            decided = kernels.compare_decide(left.small, right.small, layout.prime)
-            dealing.call("reached_pads", rho, high_bit, decided, column)
-            pads[:, index] = column
-        dealing.deal("weigh_deal", pads, rho, shape=(n, 2, count))
+        pads = dealing.memory((count, n), np.uint8)
+        for index, (low, both) in enumerate(zip(lows, replies, strict=True)):
+            digits = layout.digits_of(high_bit - low)
+            dealing.call("compare_decide", *both, digits, layout.prime, top, pads[index])
+        dealing.deal("weigh_opened_deal", pads, rho, shape=(n, 2, count))
         if deal_rho:
             half, rest = dealing.halves(n), dealing.memory(n)
             dealing.call("subtract_low", rho, half, 64, rest)
             dealing.send(SECOND, rest)
         await dealing.turn()
 
-    def _reply(dealing: Dealing, c: np.ndarray, bits: np.ndarray) -> np.ndarray:
+    def reply(dealing: Dealing, c: Words, bits: Words) -> Words:
         n, other = dealing.rows, 1 - dealing.role
-        alpha, column = dealing.memory((n, count), np.uint8), dealing.memory(n, np.uint8)
+        alpha = dealing.memory((count, n), np.uint8)
         for index, (word, low) in enumerate(zip(words, lows, strict=True)):
             width = high_bit - low
-            digits = kernels.comparison_digits(width, THERMOMETER_DIGIT_BITS)[0]
-            coin = dealing.uniform(other, 2, n)
+            digits = layout.digits_of(width)
+            coins = dealing.coins(other, n)
             scale = dealing.uniform(other, layout.prime - 1, digits, n)
             mask = dealing.uniform(other, layout.prime, digits, n)
             turn = dealing.uniform(other, digits, n)
             skipped = (low - lows[0]) // THERMOMETER_DIGIT_BITS * (2**THERMOMETER_DIGIT_BITS - 1)
-            shifted = dealing.memory(n)
-            dealing.call("subtract_shift", c, word, low, shifted)
-            reply = kernels.compare_reply(
-                shifted,
-                bits[skipped:],
-                coin,
-                scale + np.uint8(1),
-                mask,
-                turn,
-                width,
-                THERMOMETER_DIGIT_BITS,
-                layout.prime,
-                dealing.leads,
-            )
-            dealing.send_packed(DEALER, reply, layout.prime_bits)
-            dealing.call("reached_alpha", c, word, high_bit, coin, column)
-            alpha[:, index] = column
+            message = dealing.memory(layout.reply_bytes(n, width), np.uint8)
+            blinding = bits[skipped:], coins, scale, mask, turn
+            own = alpha[index]
+            dealing.call("compare_reply", c, word, *blinding, low, width, *numbers, dealing.leads, own, message)
+            dealing.send(DEALER, message)
         return alpha
 
     public = list(thresholds), list(low_bits), high_bit, [(list(steps), flag) for steps, flag in weights]

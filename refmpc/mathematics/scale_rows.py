@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Coroutine
 from typing import Any
 
-import numpy as np
-
 from accel import kernels
 from accel.validate import require, require_integer
 from refmpc.core.protocol import Cost, protocol
@@ -21,6 +19,7 @@ from refmpc.primitives.dealing import (
     check_additive,
     each_dealer,
     held,
+    nothing,
     row_sizes,
 )
 
@@ -50,7 +49,7 @@ async def scale_rows(v: Additive, x: ArithmeticTensor, bits: int, margin: int = 
     await check_additive(v, 0, 2**63, "scale_rows")
     entries = x.shape[1]
     two_holder = held(x, v.segments)
-    out = np.zeros(x.shape, dtype=np.uint64)
+    out = nothing(x.party, x.shape)
 
     async def work(dealing: Dealing) -> None:
         at = dealing.slice
@@ -62,7 +61,7 @@ async def scale_rows(v: Additive, x: ArithmeticTensor, bits: int, margin: int = 
             return
         halves = dealing.deal("scale_rows_deal", shape=shape)
         await dealing.turn()
-        outer = np.ascontiguousarray(x.shares[dealing.role][at])
+        outer = dealing.contiguous(x.shares[dealing.role, at])
         middle = two_holder.words[at]
         dealing.call("scale_rows_hold", opening.words, middle, outer, halves, bits, margin, dealing.leads, out[at])
 
@@ -88,24 +87,24 @@ async def begin_cut_and_square(z: Additive, bits: int, weights: ArithmeticTensor
     require(weights.shape == (rows,), "weights.shape", weights.shape, f"({rows},)")
     await check_additive(z, -(2**62), 2**62, "cut_and_square")
     norms = held(weights, z.segments)
-    q = np.zeros(rows, dtype=np.uint64)
-    shares = np.empty((2, rows, entries), dtype=np.uint64)
+    machine = z.party.machine
+    q, shares = nothing(z.party, rows), machine.memory((2, rows, entries))
     fraction_bits = max(0, z.fraction_bits - bits)
     first_words, second_words = kernels.truncation_masks(bits)
 
     async def first(dealing: Dealing) -> tuple[Any, ...]:
         at, n = dealing.slice, dealing.rows
         count, role = n * entries, dealing.role
-        mine, size = z.words[at].reshape(-1), kernels.packed_size(n * entries, bits)
+        mine = z.words[at].reshape(-1)
         shape = (n, 1 + 4 * entries)
         if role == DEALER:
             to_first = dealing.mask_rows(FIRST, first_words, count)
             to_second = dealing.mask_rows(SECOND, second_words, count)
-            own = dealing.memory((2, count))
-            b0, b1 = kernels.truncation_deal(mine, to_first, to_second, bits, own)
-            shares[:, at] = own.reshape(2, n, entries)
+            own = (shares[index, at].reshape(-1) for index in range(2))
+            b0, b1 = dealing.memory(count), machine.packed(count, bits)
+            dealing.call("truncation_deal", mine, to_first, to_second, bits, *own, b0, b1)
             dealing.send(SECOND, b0)
-            dealing.send(SECOND, b1)
+            dealing.send(SECOND, machine.packed_bytes(b1, count, bits))
             rho = dealing.memory((n, entries))
             dealing.call("open_dealer", to_first[0], to_second[0], mine, 64, rho.reshape(-1))
             halves, rest = dealing.masks(FIRST, *shape), dealing.memory(shape)
@@ -114,16 +113,22 @@ async def begin_cut_and_square(z: Additive, bits: int, weights: ArithmeticTensor
             await dealing.turn()
             return dealing, None, None, None
         masks = dealing.mask_rows(DEALER, first_words if role == FIRST else second_words, count)
-        sent = kernels.truncation_hold(mine, masks, bits, role)
+        sent = dealing.memory(count)
+        dealing.call("truncation_hold", mine, masks[0], dealing.leads, sent)
         dealing.send(1 - role, sent)
         theirs = dealing.expect(1 - role, count)
-        half = (dealing.expect(DEALER, count), dealing.expect(DEALER, size, np.uint8)) if role == SECOND else None
+        if role == SECOND:
+            quotient, arriving = dealing.expect(DEALER, count), dealing.expect_packed(DEALER, (count,), bits)
         halves = dealing.halves(*shape)
         await dealing.turn()
-        c, share, answer, message = kernels.truncation_answer(sent, theirs, masks, half, bits)
-        shares[role, at] = share.reshape(n, entries)
-        quotient, wrap = (masks[1], masks[2]) if half is None else (half[0], kernels.unpack_bits(half[1], bits, count))
-        outer = np.ascontiguousarray(weights.shares[role][at])
+        if role == SECOND:
+            wrap, mask = arriving.words, masks[1]
+        else:
+            quotient, wrap, mask = masks[1], masks[2], masks[-1]
+        c, answer, message = dealing.memory(count), dealing.memory(count), machine.packed(count, bits)
+        share = shares[role, at].reshape(-1)
+        dealing.call("truncation_answer", sent, theirs, quotient, wrap, mask, bits, c, share, answer, message)
+        outer = dealing.contiguous(weights.shares[role, at])
         by_row = (n, entries)
         dealing.call(
             "squared_hold",
@@ -145,12 +150,11 @@ async def begin_cut_and_square(z: Additive, bits: int, weights: ArithmeticTensor
         if dealing.role == DEALER:
             await dealing.turn()
             return
-        other = 1 - dealing.role
-        dealing.send(other, message)
-        reply = dealing.expect(other, message.size, np.uint8)
+        other, reply = 1 - dealing.role, machine.packed(c.size, bits)
+        dealing.send(other, machine.packed_bytes(message, c.size, bits))
+        dealing.fill(other, machine.packed_bytes(reply, c.size, bits))
         await dealing.turn()
-        result = kernels.truncation_result(c, answer, reply, bits)
-        shares[other, dealing.slice] = result.reshape(dealing.rows, entries)
+        dealing.call("truncation_result", c, answer, reply, bits, shares[other, dealing.slice].reshape(-1))
 
     async def finish() -> ArithmeticTensor:
         await gather(*(second(*each) for each in begun))
@@ -160,7 +164,7 @@ async def begin_cut_and_square(z: Additive, bits: int, weights: ArithmeticTensor
     return Additive(z.party, q, z.segments, scale, operation.history(1), dealer_adds=True), finish()
 
 
-@protocol(cost=_square_cost, source="this project: truncation of PROTOCOLS §1.1; squares of c° − R in two versions")
+@protocol(cost=_square_cost, source="this project: truncation of proofs §2.2; squares of c° − R in two versions")
 async def cut_and_square(z: Additive, bits: int, weights: ArithmeticTensor) -> tuple[ArithmeticTensor, Additive]:
     """δ = z cut by ``bits`` (⌊z/2^bits⌋ or one more), replicated, and q = w·Σ_i δ_i² of every row, *exact*, additive.
 

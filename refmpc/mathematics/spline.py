@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from accel.validate import require, require_choice, require_integer
 from refmpc.core.protocol import Cost, protocol
-from refmpc.primitives.dealing import Additive, Dealing, check_additive, each_dealer
+from refmpc.primitives.dealing import Additive, Dealing, check_additive, each_dealer, nothing
 
 __all__ = ["RECIPROCAL_ERROR", "ROOT_ERROR", "SPLINE_BITS", "spline_times"]
 
@@ -47,7 +45,7 @@ async def spline_times(m: Additive, t: Additive | None, function: str) -> Additi
     scale = require_integer("fraction bits of m", m.fraction_bits, 5, 62)
     if scale < 62:  # there the check's signed words would not do
         await check_additive(m, 15 << (scale - 4), 9 << (scale - 2), "spline_times", zero=t is None)
-    out = np.zeros(len(m.words), dtype=np.uint64)
+    out = nothing(m.party, len(m.words))
 
     async def work(dealing: Dealing) -> None:
         mantissa = dealing.open(m.words[dealing.slice])

@@ -30,6 +30,7 @@ from refmpc.core.party import Operation, Segment
 from refmpc.core.protocol import Cost, protocol
 from refmpc.core.rounds import Round, gather
 from refmpc.core.tensor import ArithmeticTensor
+from refmpc.core.words import Words
 from refmpc.primitives.truncation import truncate_summands
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ __all__ = [
     "check_additive",
     "each_dealer",
     "held",
+    "nothing",
     "replicate",
     "row_segments",
     "row_sizes",
@@ -80,7 +82,7 @@ class _Shaped:
     def __init__(
         self,
         party: Party,
-        words: np.ndarray,
+        words: Words,
         segments: list[Segment],
         fraction_bits: int,
         history: int,
@@ -126,7 +128,7 @@ class Additive(_Shaped):
     def __init__(
         self,
         party: Party,
-        words: np.ndarray,
+        words: Words,
         segments: list[Segment],
         fraction_bits: int,
         history: int,
@@ -139,12 +141,13 @@ class Additive(_Shaped):
 
     def sum(self) -> Additive:
         """The sum of every row: local."""
-        total = np.empty(len(self.words), dtype=np.uint64)
-        kernels.sum_entries(self.words, total)
+        machine = self.party.machine
+        total = machine.memory(len(self.words))
+        machine.call("sum_axes", self.words, (1,), total)
         history = mix(_SUM, self.history)
         return self._like(total, history, self.dealer_adds)
 
-    def _like(self, words: np.ndarray, history: int, dealer_adds: bool) -> Additive:
+    def _like(self, words: Words, history: int, dealer_adds: bool) -> Additive:
         scale = self.fraction_bits
         return Additive(self.party, words, self.segments, scale, history, self.bits, dealer_adds=dealer_adds)
 
@@ -163,20 +166,17 @@ class Additive(_Shaped):
         """z − x for a replicated x of a scale that is no finer: local."""
         require(x.shape == self.shape, "x.shape", x.shape, f"{self.shape}")
         require_integer("fraction bits of x", x.fraction_bits, 0, self.fraction_bits)
-        out = np.empty_like(self.words)
-        kernels.subtract_scaled(
-            self.words.reshape(-1),
-            np.ascontiguousarray(x.first).reshape(-1),
-            self.fraction_bits - x.fraction_bits,
-            out.reshape(-1),
-        )
+        machine = self.party.machine
+        out, shift = machine.memory(self.shape), self.fraction_bits - x.fraction_bits
+        machine.call("subtract_scaled", self.words.reshape(-1), x.flat[0], shift, out.reshape(-1))
         return self._like(out, mix(_SUBTRACT, self.history, digest(x)), True)
 
     def minus_shifted(self, other: Additive, shift: int) -> Additive:
         """z − other·2^shift in ring words, for the same rows and dealers: local."""
         require(self.same_dealers(other) and self.shape == other.shape, "other", other, f"like {self!r}")
-        out = np.empty_like(self.words)
-        kernels.subtract_scaled(self.words.reshape(-1), other.words.reshape(-1), shift, out.reshape(-1))
+        machine = self.party.machine
+        out = machine.memory(self.shape)
+        machine.call("subtract_scaled", self.words.reshape(-1), other.words.reshape(-1), shift, out.reshape(-1))
         return self._like(
             out, mix(_SUBTRACT, self.history, digest(other), shift), self.dealer_adds or other.dealer_adds
         )
@@ -190,7 +190,7 @@ class TwoHolder(_Shaped):
 
 def summands(
     party: Party,
-    words: np.ndarray,
+    words: Words,
     fraction_bits: int,
     segments: list[Segment] | None = None,
     *,
@@ -200,19 +200,20 @@ def summands(
     numbers that they were made of."""
     segments = segments or row_segments(party, len(words))
     history = mix(party.arrival(), *map(digest, of))
-    return Additive(party, np.ascontiguousarray(words), segments, fraction_bits, history, dealer_adds=True)
+    return Additive(party, party.machine.contiguous(words), segments, fraction_bits, history, dealer_adds=True)
 
 
 def held(x: ArithmeticTensor, segments: list[Segment]) -> TwoHolder:
     """A replicated x in two-holder form: c is the share that both holders know. Local."""
-    words = np.empty(x.shape, dtype=np.uint64)
+    machine = x.party.machine
+    words = machine.memory(x.shape)
     for segment in segments:
         role, at = segment.role(x.party.id), segment.slice
         if role == DEALER:
-            first, second = (np.ascontiguousarray(share[at]).reshape(-1) for share in x.shares)
-            kernels.replicated_rho(first, second, words[at].reshape(-1))
+            first, second = (machine.contiguous(x.shares[index, at]).reshape(-1) for index in range(2))
+            machine.call("replicated_rho", first, second, words[at].reshape(-1))
         else:
-            words[at] = x.shares[1 - role][at]
+            machine.call("copy", x.shares[1 - role, at], words[at])
     return TwoHolder(x.party, words, segments, x.fraction_bits, x.history)
 
 
@@ -221,10 +222,10 @@ class Opening:
 
     __slots__ = ("_bits", "_dealing", "_mine", "_theirs", "_words", "mask")
 
-    def __init__(self, dealing: Dealing, z: np.ndarray, bits: int):
+    def __init__(self, dealing: Dealing, z: Words, bits: int):
         count, self._dealing, self._bits = z.size, dealing, bits
-        self._words: np.ndarray | None = None
-        self.mask: np.ndarray | None = None  # r0 or r1 of a holder: its share of ρ, if the dealer added nothing
+        self._words: Words | None = None
+        self.mask: Words | None = None  # r0 or r1 of a holder: its share of ρ, if the dealer added nothing
         if dealing.role == DEALER:
             first, second = dealing.masks(FIRST, count), dealing.masks(SECOND, count)
             self._words = dealing.memory(z.shape)
@@ -238,7 +239,7 @@ class Opening:
         self._theirs = dealing.expect_packed(other, z.shape, bits)
 
     @property
-    def words(self) -> np.ndarray:
+    def words(self) -> Words:
         if self._words is None:
             self._words = self._dealing.memory(self._mine.shape)
             theirs = self._theirs.words.reshape(-1)
@@ -249,23 +250,24 @@ class Opening:
 class _Arriving:
     """Packed words that arrive with the present round."""
 
-    __slots__ = ("_packed", "bits", "shape")
+    __slots__ = ("_dealing", "_packed", "bits", "shape")
 
-    def __init__(self, packed: np.ndarray, shape: tuple[int, ...], bits: int):
-        self._packed, self.shape, self.bits = packed, shape, bits
-
-    @property
-    def words(self) -> np.ndarray:
-        if self.bits == 64:
-            return self._packed
-        return kernels.unpack_bits(self._packed, self.bits, math.prod(self.shape)).reshape(self.shape)
+    def __init__(self, dealing: Dealing, packed: Words, shape: tuple[int, ...], bits: int):
+        self._dealing, self._packed, self.shape, self.bits = dealing, packed, shape, bits
 
     @property
-    def small(self) -> np.ndarray:
+    def words(self) -> Words:
+        return self._packed if self.bits == 64 else self._unpacked(np.uint64)
+
+    @property
+    def small(self) -> Words:
         """Values below 256 as bytes."""
-        if self.bits == 8:
-            return self._packed.reshape(self.shape)
-        return kernels.unpack_small(self._packed, self.bits, math.prod(self.shape)).reshape(self.shape)
+        return self._packed.reshape(self.shape) if self.bits == 8 else self._unpacked(np.uint8)
+
+    def _unpacked(self, dtype: Any) -> Words:
+        out = self._dealing.memory(self.shape, dtype)
+        self._dealing.call("unpack_into", self._packed, self.bits, out.reshape(-1))
+        return out
 
 
 class Dealing:
@@ -296,67 +298,79 @@ class Dealing:
 
     # memory, masks, kernels ------------------------------------------------------------------------
 
-    def memory(self, shape: int | tuple[int, ...], dtype: Any = np.uint64) -> np.ndarray:
+    def memory(self, shape: int | tuple[int, ...], dtype: Any = np.uint64) -> Words:
         """Fresh memory for a kernel to fill."""
-        return np.empty(shape, dtype=dtype)
+        return self.operation.machine.memory(shape, dtype)
+
+    def contiguous(self, words: Words) -> Words:
+        """The same words in one piece of memory."""
+        return self.operation.machine.contiguous(words)
 
     def call(self, kernel: str, *arguments: Any) -> None:
         """Run a kernel; its results lie in the arrays among its arguments."""
-        getattr(kernels, kernel)(*arguments)
+        self.operation.machine.call(kernel, *arguments)
 
-    def _stream(self, other: int) -> Any:
-        return self.operation.with_next if other == (self.role + 1) % 3 else self.operation.with_previous
+    def _side(self, other: int) -> str:
+        return "next" if other == (self.role + 1) % 3 else "previous"
 
-    def masks(self, other: int, *shape: int) -> np.ndarray:
+    def masks(self, other: int, *shape: int) -> Words:
         """Words that the party of role ``other`` draws alike."""
-        return self._stream(other).words(math.prod(shape)).reshape(shape)
+        return self.operation.machine.masks(self.operation, self._side(other), math.prod(shape)).reshape(shape)
 
-    def mask_rows(self, other: int, rows: int, count: int) -> np.ndarray:
+    def mask_rows(self, other: int, rows: int, count: int) -> Words:
         """The same as several vectors."""
-        return self._stream(other).rows(rows, count)
+        return self.operation.machine.masks(self.operation, self._side(other), rows, count)
 
-    def uniform(self, other: int, bound: int, *shape: int) -> np.ndarray:
+    def coins(self, other: int, count: int) -> Words:
+        """Bytes that the party of role ``other`` draws alike."""
+        return self.operation.machine.mask_bytes(self.operation, self._side(other), count)
+
+    def uniform(self, other: int, bound: int, *shape: int) -> Words:
         """Values uniform in 0..bound−1 (uint8) that the party of role ``other`` draws alike."""
-        return self.operation.uniform_below(self._stream(other), bound, shape)
+        return self.operation.machine.uniform(self.operation, self._side(other), bound, *shape)
 
     # messages ----------------------------------------------------------------------------------------
 
-    def send(self, other: int, array: np.ndarray) -> None:
+    def send(self, other: int, array: Words) -> None:
         """To the party of role ``other``."""
         (self._round.send_next if other == (self.role + 1) % 3 else self._round.send_previous)(array)
 
-    def expect(self, other: int, shape: int | tuple[int, ...], dtype: Any = np.uint64) -> np.ndarray:
+    def expect(self, other: int, shape: int | tuple[int, ...], dtype: Any = np.uint64) -> Words:
         """From the party of role ``other``."""
         expect = self._round.expect_next if other == (self.role + 1) % 3 else self._round.expect_previous
         return expect(shape, dtype)
 
-    def send_packed(self, other: int, values: np.ndarray, bits: int) -> None:
+    def fill(self, other: int, memory: Words) -> None:
+        """From the party of role ``other``, into memory that is there."""
+        (self._round.fill_next if other == (self.role + 1) % 3 else self._round.fill_previous)(memory)
+
+    def send_packed(self, other: int, values: Words, bits: int) -> None:
         """Words, or small values (uint8), of ``bits`` bits each."""
-        if values.dtype == np.uint8:
-            values = kernels.pack_small(values.reshape(-1), bits) if bits < 8 else values
-        elif bits < 64:
-            values = kernels.pack_bits(values.reshape(-1), bits)
+        if bits < (8 if values.dtype == np.uint8 else 64):
+            packed = self.memory(kernels.packed_size(values.size, bits), np.uint8)
+            self.call("pack_into", values.reshape(-1), bits, packed)
+            values = packed
         self.send(other, values)
 
     def expect_packed(self, other: int, shape: tuple[int, ...], bits: int) -> _Arriving:
         """The same at the other end."""
         if bits == 64:
-            return _Arriving(self.expect(other, shape), shape, bits)
+            return _Arriving(self, self.expect(other, shape), shape, bits)
         size = kernels.packed_size(math.prod(shape), bits)
-        return _Arriving(self.expect(other, size, np.uint8), shape, bits)
+        return _Arriving(self, self.expect(other, size, np.uint8), shape, bits)
 
-    def open(self, z: np.ndarray, bits: int = 64) -> Opening:
+    def open(self, z: Words, bits: int = 64) -> Opening:
         """Open the sum of the parties' ``z`` in the round under way."""
         return Opening(self, z, bits)
 
-    def halves(self, *shape: int) -> np.ndarray:
+    def halves(self, *shape: int) -> Words:
         """Shares of what the dealer deals: drawn at role 0 and at the dealer, who sends the rest (``send(SECOND, …)``) to
         role 1, where they arrive with this round."""
         if self.role == SECOND:
             return self.expect(DEALER, shape)
         return self.masks(DEALER if self.role == FIRST else FIRST, *shape)
 
-    def deal(self, kernel: str, *arguments: Any, shape: tuple[int, ...]) -> np.ndarray:
+    def deal(self, kernel: str, *arguments: Any, shape: tuple[int, ...]) -> Words:
         """``halves`` with the dealer's part: its words minus the halves by ``kernel(*arguments, halves, out)``."""
         halves = self.halves(*shape)
         if self.role == DEALER:
@@ -364,6 +378,13 @@ class Dealing:
             self.call(kernel, *arguments, halves, rest)
             self.send(SECOND, rest)
         return halves
+
+
+def nothing(party: Party, shape: int | tuple[int, ...]) -> Words:
+    """Memory for summands: zero where the party deals."""
+    out = party.machine.memory(shape)
+    party.machine.call("copy", np.uint64(0), out)
+    return out
 
 
 async def each_dealer(
@@ -402,7 +423,7 @@ async def replicate(z: Additive) -> ArithmeticTensor:
     the outer share that it does not know; the dealer gets nothing.
     """
     require(not z.dealer_adds and z.bits == 64, "z", z, "without a summand of the dealer", "truncate it instead")
-    shares = np.empty((2, *z.shape), dtype=np.uint64)
+    shares = z.party.machine.memory((2, *z.shape))
 
     async def work(dealing: Dealing) -> None:
         at, role = dealing.slice, dealing.role
@@ -410,7 +431,8 @@ async def replicate(z: Additive) -> ArithmeticTensor:
         if role == DEALER:
             first, second = dealing.masks(FIRST, *mine.shape[1:]), dealing.masks(SECOND, *mine.shape[1:])
             await dealing.turn()
-            mine[0], mine[1] = second, first
+            dealing.call("copy", second, mine[0])
+            dealing.call("copy", first, mine[1])
             return
         outer = dealing.masks(DEALER, *mine.shape[1:])
         sent = dealing.memory(mine.shape[1:])
@@ -418,10 +440,8 @@ async def replicate(z: Additive) -> ArithmeticTensor:
         dealing.send(1 - role, sent)
         theirs = dealing.expect(1 - role, mine.shape[1:])
         await dealing.turn()
-        mine[role] = outer
-        common = dealing.memory(mine.shape[1:])
-        dealing.call("add_low", sent.reshape(-1), theirs.reshape(-1), 64, common.reshape(-1))
-        mine[1 - role] = common
+        dealing.call("copy", outer, mine[role])
+        dealing.call("add_low", sent.reshape(-1), theirs.reshape(-1), 64, mine[1 - role].reshape(-1))
 
     operation, _ = await each_dealer("replicate", z, (), work)
     return ArithmeticTensor(z.party, shares, z.fraction_bits, operation.history())
@@ -432,7 +452,7 @@ def _truncate_cost(z: Additive, bits: int) -> Cost:
     return Cost(2, sum(24 * n * each + 3 * kernels.packed_size(n * each, bits) for n in row_sizes(len(z.words))))
 
 
-@protocol(cost=_truncate_cost, source="this project, PROTOCOLS §1.1")
+@protocol(cost=_truncate_cost, source="this project, proofs §2.2")
 async def truncate_additive(z: Additive, bits: int) -> ArithmeticTensor:
     """Replicated shares of z/2^bits: ⌊z/2^bits⌋ or one more. 2 rounds, 24 + 3·bits/8 bytes. Domain −2^62 ≤ z < 2^62."""
     require(z.bits == 64, "z", z, "modulo 2^64")
@@ -440,6 +460,6 @@ async def truncate_additive(z: Additive, bits: int) -> ArithmeticTensor:
     operation = z.party.operation("truncate_additive", z, bits)
     each = z.words.size // max(1, len(z.words))
     segments = [Segment(s.dealer, s.slice.start * each, s.slice.stop * each) for s in z.segments]
-    shares = await truncate_summands(operation, z.words, bits, segments)
+    shares = await truncate_summands(operation, z.words.reshape(-1), bits, segments)
     scale = max(0, z.fraction_bits - bits)
     return ArithmeticTensor(z.party, shares.reshape(2, *z.shape), scale, operation.history())

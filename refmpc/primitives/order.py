@@ -16,6 +16,7 @@ from accel import kernels
 from accel.validate import require_integer
 from refmpc.core.protocol import Cost, protocol
 from refmpc.core.tensor import ArithmeticTensor
+from refmpc.core.words import Words
 from refmpc.primitives.dealing import (
     DEALER,
     FIRST,
@@ -75,7 +76,7 @@ def order_groups(classes: int) -> list[int]:
 class _Order:
     """One group of one dealer's rows: ``__init__`` speaks in the round that opens the numbers, then ``reply`` and ``pick``."""
 
-    def __init__(self, dealing: Dealing, words: np.ndarray, width: int):
+    def __init__(self, dealing: Dealing, words: Words, width: int):
         """``words``: c or ρ, (n, g), of which the low width + 1 bits count; c is not looked at before ``reply``."""
         self.dealing, self.layout = dealing, _Layout(width)
         rows, classes = words.shape
@@ -97,7 +98,7 @@ class _Order:
             dealing.call("subtract_low", words.reshape(-1), self.rest.reshape(-1), width + 1, rest.reshape(-1))
             dealing.send_packed(SECOND, rest, width + 1)
 
-    def reply(self, words: np.ndarray) -> None:
+    def reply(self, words: Words) -> None:
         """The holders' tests of all pairs, at the places of their slots, and their halves of ρ by slot."""
         dealing, layout = self.dealing, self.layout
         width, rows = layout.width, len(words)
@@ -112,7 +113,7 @@ class _Order:
         slots = dealing.memory(by_slot, np.uint8)
         draws = dealing.memory((self.classes - 1, rows), np.uint8)
         for bound in range(2, self.classes + 1):
-            draws[bound - 2] = dealing.uniform(other, bound, rows)
+            dealing.call("copy", dealing.uniform(other, bound, rows), draws[bound - 2])
         dealing.call("order_shuffle", draws, slots)
         scale = dealing.uniform(other, layout.prime - 1, *shape)
         mask = dealing.uniform(other, layout.prime, *shape)
@@ -123,15 +124,14 @@ class _Order:
         )
         dealing.send_packed(DEALER, out, layout.prime_bits)
         masks = [dealing.masks(other, *by_slot) for _ in range(2)]
-        nothing = dealing.memory(by_slot)
-        nothing[:] = 0
-        placed = dealing.memory(by_slot)
-        dealing.call("order_place", self.rest, slots, masks[dealing.role], nothing, width, placed)
+        zero, placed = dealing.memory(by_slot), dealing.memory(by_slot)
+        dealing.call("copy", np.uint64(0), zero)
+        dealing.call("order_place", self.rest, slots, masks[dealing.role], zero, width, placed)
         dealing.send_packed(DEALER, placed, width + 1)
         self.placed = dealing.memory(by_slot)
         dealing.call("order_place", words, slots, masks[0], masks[1], width, self.placed)
 
-    def pick(self, out: np.ndarray) -> None:
+    def pick(self, out: Words) -> None:
         """The dealer deals the one-hot vector of the best slot; ``finish`` takes it, one round later."""
         dealing, width = self.dealing, self.layout.width
         shape = (len(out), self.classes)
@@ -146,7 +146,7 @@ class _Order:
             dealing.call("subtract_low", best.reshape(-1), self.half.reshape(-1), width + 1, rest.reshape(-1))
             dealing.send_packed(SECOND, rest, width + 1)
 
-    def finish(self, out: np.ndarray) -> None:
+    def finish(self, out: Words) -> None:
         """The holders' summands of the largest number."""
         dealing = self.dealing
         if dealing.role != DEALER:
@@ -154,7 +154,7 @@ class _Order:
             dealing.call("order_pick", half, self.placed, self.layout.width, out)
 
 
-async def _largest(dealing: Dealing, groups: list[_Order], words: list[np.ndarray], out: np.ndarray) -> None:
+async def _largest(dealing: Dealing, groups: list[_Order], words: list[Words], out: Words) -> None:
     """Two rounds: reply and pick of groups whose numbers have been dealt."""
     for order, mine in zip(groups, words, strict=True):
         order.reply(mine)
@@ -165,7 +165,7 @@ async def _largest(dealing: Dealing, groups: list[_Order], words: list[np.ndarra
     await dealing.turn()
     for index, (order, column) in enumerate(zip(groups, columns, strict=True)):
         order.finish(column)
-        out[:, index] = column
+        dealing.call("copy", column, out[:, index])
 
 
 def _level_bytes(rows: int, sizes: list[int], width: int) -> int:
@@ -221,8 +221,8 @@ async def largest_coarse(z: Additive | ArithmeticTensor, unit_bits: int, width: 
     ends = [0, *itertools.accumulate(groups)]
     coarse = z.fraction_bits - unit_bits
     source: Additive | TwoHolder = held(z, segments) if isinstance(z, ArithmeticTensor) else z
-    words = np.empty((rows, classes), dtype=np.uint64) if isinstance(z, Additive) else source.words
-    out = np.empty((rows, 1), dtype=np.uint64)
+    words = party.machine.memory((rows, classes)) if isinstance(z, Additive) else source.words
+    out = party.machine.memory((rows, 1))
 
     async def work(dealing: Dealing) -> None:
         mine = words[dealing.slice]
@@ -231,14 +231,14 @@ async def largest_coarse(z: Additive | ArithmeticTensor, unit_bits: int, width: 
         if dealing.role == DEALER:
             rho = opening.words if opening is not None else mine
             dealing.call("shift_right", rho.reshape(-1), coarse, shifted.reshape(-1))
-        parts = [np.ascontiguousarray(shifted[:, a:b]) for a, b in itertools.pairwise(ends)]
+        parts = [dealing.contiguous(shifted[:, a:b]) for a, b in itertools.pairwise(ends)]
         orders = [_Order(dealing, part, width) for part in parts]
         await dealing.turn()
         if opening is not None:
-            mine[:] = opening.words
+            dealing.call("copy", opening.words, mine)
         if dealing.role != DEALER:
             dealing.call("shift_right", mine.reshape(-1), coarse, shifted.reshape(-1))
-            parts = [np.ascontiguousarray(shifted[:, a:b]) for a, b in itertools.pairwise(ends)]
+            parts = [dealing.contiguous(shifted[:, a:b]) for a, b in itertools.pairwise(ends)]
         if len(orders) == 1:
             await _largest(dealing, orders, parts, out[dealing.slice])
             return
@@ -250,5 +250,5 @@ async def largest_coarse(z: Additive | ArithmeticTensor, unit_bits: int, width: 
         await _largest(dealing, [final], [second.words], out[dealing.slice])
 
     operation, _ = await each_dealer("largest_coarse", source, (unit_bits, width), work)
-    largest = Additive(party, out[:, 0], segments, unit_bits, operation.history(1), width + 1, dealer_adds=True)
+    largest = Additive(party, out.reshape(rows), segments, unit_bits, operation.history(1), width + 1, dealer_adds=True)
     return TwoHolder(party, words, segments, z.fraction_bits, operation.history()), largest

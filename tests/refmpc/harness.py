@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 import refmpc
 from refmpc import Additive, ArithmeticTensor, BooleanTensor, TwoHolder, TwoHolderBits
 from refmpc.core.party import SMALL, Party, Segment
+from refmpc.core.words import seal, unseal
 from refmpc.primitives.dealing import row_segments
 
 LAYOUTS = ("plain", "transposed", "strided", "reversed")
@@ -97,13 +98,14 @@ def at_holders(party: Party, x: ArithmeticTensor, segments: list[Segment] | None
     """A replicated x as summands of the two holders of each row, the dealer without one."""
     segments = segments or row_segments(party, len(x))
     summand = np.zeros(x.shape, dtype=np.uint64)
+    first, second = unseal(x.shares)
     for segment in segments:
         role, at = segment.role(party.id), segment.slice
         if role == 0:
-            summand[at] = x.first[at] + x.second[at]
+            summand[at] = first[at] + second[at]
         elif role == 1:
-            summand[at] = x.second[at]
-    return Additive(party, summand, segments, x.fraction_bits, x.history)
+            summand[at] = second[at]
+    return Additive(party, seal(summand), segments, x.fraction_bits, x.history)
 
 
 def _laid_out(shares: np.ndarray, layout: str) -> np.ndarray:
@@ -168,17 +170,17 @@ def packed(output: Any) -> Any:
     if isinstance(output, list | tuple):
         return [packed(item) for item in output]
     if isinstance(output, ArithmeticTensor):
-        return "arithmetic", output.shares, output.fraction_bits
+        return "arithmetic", unseal(output.shares), output.fraction_bits
     if isinstance(output, BooleanTensor):
-        return "boolean", output.shares, output.width
+        return "boolean", unseal(output.shares), output.width
     if isinstance(output, TwoHolderBits):
         stretches = [(s.dealer, s.slice.start, s.slice.stop) for s in output.segments]
-        return "bits", output.held, stretches, output.shape
+        return "bits", unseal(output.held), stretches, output.shape
     if isinstance(output, Additive | TwoHolder):
         stretches = [(s.dealer, s.slice.start, s.slice.stop) for s in output.segments]
         adds = isinstance(output, Additive) and output.dealer_adds
         kind = "additive" if isinstance(output, Additive) else "two-holder"
-        return kind, output.words, output.fraction_bits, stretches, output.bits, adds
+        return kind, unseal(output.words), output.fraction_bits, stretches, output.bits, adds
     return "public", output
 
 

@@ -99,6 +99,10 @@ class _Recorded:
         drawn = [self.note(row, WORD) for row in self.stream.rows(rows, count)]  # each vector is a draw of its own
         return np.stack(drawn)
 
+    @property
+    def position(self) -> int:
+        return self.stream.position
+
     def bytes(self, count: int) -> np.ndarray:
         values = self.stream.bytes(count)
         return values if self.quiet else self.note(values, 256)
@@ -146,7 +150,7 @@ def watch_streams(monkeypatch: Any) -> None:
         call(self, kernel, *arguments)
         plan = getattr(self.party, "plan", None)
         if plan is not None and kernel in _PADDED:
-            pads, out = arguments[_PADDED[kernel]], arguments[-1]
+            pads, out = (refmpc.unseal(arguments[at]) for at in (_PADDED[kernel], -1))
             own = (out ^ pads.astype(np.uint8)) & np.uint8(3)
             plan.computed[self.party.id].append(Block(f"own bits of {kernel}", own.reshape(COUNT, -1), 4))
 
@@ -257,14 +261,15 @@ def _output_blocks(output: Any) -> list[Block]:
     if isinstance(output, list | tuple):
         return [block for item in output for block in _output_blocks(item)]
     if isinstance(output, TwoHolderBits):
-        return [Block("own bit of the result", output.held.reshape(COUNT, -1).astype(np.uint64), 2)]
+        return [Block("own bit of the result", refmpc.unseal(output.held).reshape(COUNT, -1).astype(np.uint64), 2)]
     if isinstance(output, Additive):
-        return [Block("own summand of the result", output.words.reshape(COUNT, -1).copy(), 2**output.bits)]
+        own = refmpc.unseal(output.words).reshape(COUNT, -1).copy()
+        return [Block("own summand of the result", own, 2**output.bits)]
     if isinstance(output, ArithmeticTensor | BooleanTensor):
         modulus = 2**output.width if isinstance(output, BooleanTensor) else WORD
         return [
             Block(f"share {i} of the result", share.reshape(COUNT, -1).copy(), modulus)
-            for i, share in enumerate(output.shares)
+            for i, share in enumerate(refmpc.unseal(output.shares))
         ]
     return []
 
