@@ -64,13 +64,13 @@ async def check_product(
     _refuse_outside(signed, -limit, limit, operation.name)
 
 
-async def check_words(operation: Operation, summand: np.ndarray, low: int, high: int, *, zero: bool = False) -> None:
+async def check_words(operation: Operation, summand: Words, low: int, high: int, *, zero: bool = False) -> None:
     """Open Σ summands and raise unless low ≤ value < high everywhere (signed ring words, modulo 2^64; 0 too if ``zero``)."""
     values = await _open(operation, summand)
     _refuse_outside(values[values != 0] if zero else values, low, high, operation.name)
 
 
-async def check_spread(operation: Operation, summand: np.ndarray, spread: float, fraction_bits: int) -> None:
+async def check_spread(operation: Operation, summand: Words, spread: float, fraction_bits: int) -> None:
     """Open Σ summands and raise unless the entries of every row differ by at most ``spread``."""
     values = (await _open(operation, summand)).astype(np.float64) * 2.0**-fraction_bits
     widest = values.max(axis=1, initial=-np.inf) - values.min(axis=1, initial=np.inf)
