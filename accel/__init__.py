@@ -39,6 +39,8 @@ def _collected(package: str) -> ModuleType:
     for family in _FAMILIES:
         module = importlib.import_module(f"{package}.{family}")
         for name in module.__all__:
+            if hasattr(together, name):
+                raise ValueError(f"two kernels of {package} are called {name!r}; the second is in {family!r}")
             setattr(together, name, getattr(module, name))
         names += module.__all__
     together.__all__ = sorted(names)  # type: ignore[attr-defined]

@@ -20,10 +20,10 @@ from accel.reference.pieces import (
 )
 
 __all__ = [
-    "exp_argument",
-    "exp_bits",
-    "exp_deal",
-    "exp_take",
+    "exp_below_argument",
+    "exp_below_bits",
+    "exp_below_deal",
+    "exp_below_take",
     "octave_bits",
     "octave_deal",
     "spline_deal",
@@ -49,8 +49,8 @@ def split_codes(codes, out):
 
 
 @njit(cache=True, nogil=True)
-def exp_argument(z, largest, up, down, unit, extra, bits, out):
-    """See ``accel.reference.pieces.exp_argument``."""
+def exp_below_argument(z, largest, up, down, unit, extra, bits, out):
+    """See ``accel.reference.pieces.exp_below_argument``."""
     ring = _low(bits)
     for row in range(z.shape[0]):
         taken = (largest[row] << np.uint64(unit)) + np.uint64(extra)
@@ -59,8 +59,8 @@ def exp_argument(z, largest, up, down, unit, extra, bits, out):
 
 
 @njit(cache=True, nogil=True)
-def exp_deal(rho, sizes, mu, falling, falling_fine, hot_halves, value_halves, hot, values):
-    """See ``accel.reference.pieces.exp_deal``."""
+def exp_below_deal(rho, sizes, mu, falling, falling_fine, hot_halves, value_halves, hot, values):
+    """See ``accel.reference.pieces.exp_below_deal``."""
     digits = sizes.size
     patterns = 1 << digits
     for row in range(rho.size):
@@ -84,8 +84,8 @@ def exp_deal(rho, sizes, mu, falling, falling_fine, hot_halves, value_halves, ho
 
 
 @njit(cache=True, nogil=True)
-def exp_bits(c, sizes, hot, mu, out):
-    """See ``accel.reference.pieces.exp_bits``."""
+def exp_below_bits(c, sizes, hot, mu, out):
+    """See ``accel.reference.pieces.exp_below_bits``."""
     digits = sizes.size
     ring = _low(LOW_BITS + np.sum(sizes))
     for row in range(c.size):
@@ -103,8 +103,8 @@ def exp_bits(c, sizes, hot, mu, out):
 
 
 @njit(cache=True, nogil=True)
-def exp_take(c, mine, theirs, digits, values, rising, rising_fine, out):
-    """See ``accel.reference.pieces.exp_take``."""
+def exp_below_take(c, mine, theirs, digits, values, rising, rising_fine, out):
+    """See ``accel.reference.pieces.exp_below_take``."""
     patterns = 1 << digits
     for row in range(c.size):
         alpha = np.int64(mine[row] ^ theirs[row])

@@ -10,10 +10,10 @@ from __future__ import annotations
 import numpy as np
 
 __all__ = [
-    "exp_argument",
-    "exp_bits",
-    "exp_deal",
-    "exp_take",
+    "exp_below_argument",
+    "exp_below_bits",
+    "exp_below_deal",
+    "exp_below_take",
     "octave_bits",
     "octave_deal",
     "spline_deal",
@@ -42,7 +42,7 @@ def split_codes(codes: np.ndarray, out: np.ndarray) -> None:
 # exp below zero ------------------------------------------------------------------------------------
 
 
-def exp_argument(
+def exp_below_argument(
     z: np.ndarray, largest: np.ndarray, up: int, down: int, unit: int, extra: int, bits: int, out: np.ndarray
 ) -> None:
     """z (n, k) on the grid of 2^-16 (moved ``up`` or ``down``), minus ``largest`` (n,) of a grid coarser by ``unit`` bits
@@ -63,7 +63,7 @@ def _hot_words(sizes: np.ndarray) -> list[int]:
     return [max(1, (1 << size) // 64) for size in sizes.tolist()]
 
 
-def exp_deal(
+def exp_below_deal(
     rho: np.ndarray,
     sizes: np.ndarray,
     mu: np.ndarray,
@@ -96,7 +96,7 @@ def exp_deal(
         values[rows[present], target * patterns + code[present]] += g[present]
 
 
-def exp_bits(c: np.ndarray, sizes: np.ndarray, hot: np.ndarray, mu: np.ndarray, out: np.ndarray) -> None:
+def exp_below_bits(c: np.ndarray, sizes: np.ndarray, hot: np.ndarray, mu: np.ndarray, out: np.ndarray) -> None:
     """A holder's shares of [digit of ρ = digit of c + target] ⊕ mu, one code (uint8) an element."""
     ring = LOW_BITS + int(sizes.sum())
     rows = np.arange(c.size)
@@ -111,7 +111,7 @@ def exp_bits(c: np.ndarray, sizes: np.ndarray, hot: np.ndarray, mu: np.ndarray, 
     out[:] = codes.astype(np.uint8)
 
 
-def exp_take(
+def exp_below_take(
     c: np.ndarray,
     mine: np.ndarray,
     theirs: np.ndarray,

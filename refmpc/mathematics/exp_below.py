@@ -111,12 +111,14 @@ async def exp_below(z: TwoHolder, largest: Additive, high_bits: int) -> Additive
         x = dealing.memory(mine.shape)
         flat = x.reshape(-1)
         if dealing.role == DEALER:
-            dealing.call("exp_argument", mine, opening.words, up, down, unit, 0, ring, x)
+            dealing.call("exp_below_argument", mine, opening.words, up, down, unit, 0, ring, x)
             mu = dealing.memory(count)
             dealing.call("xor", dealing.masks(FIRST, count), dealing.masks(SECOND, count), mu)
             hot_halves, value_halves = dealing.masks(FIRST, count, all_words), dealing.masks(FIRST, count, numbers)
             hot, values = dealing.memory((count, all_words)), dealing.memory((count, numbers))
-            dealing.call("exp_deal", flat, size_words, mu, falling, falling_fine, hot_halves, value_halves, hot, values)
+            dealing.call(
+                "exp_below_deal", flat, size_words, mu, falling, falling_fine, hot_halves, value_halves, hot, values
+            )
             at = 0
             for words, bits in hot_words:
                 dealing.send_packed(SECOND, dealing.contiguous(hot[:, at : at + words]), bits)
@@ -139,14 +141,14 @@ async def exp_below(z: TwoHolder, largest: Additive, high_bits: int) -> Additive
                 dealing.call("copy", part.words, hot[:, at : at + part.shape[1]])
                 at += part.shape[1]
         # one unit more: the coarse maximum may lie one below an entry
-        dealing.call("exp_argument", mine, opening.words, up, down, unit, 1 << unit, ring, x)
+        dealing.call("exp_below_argument", mine, opening.words, up, down, unit, 1 << unit, ring, x)
         codes = dealing.memory(count, np.uint8)
-        dealing.call("exp_bits", flat, size_words, hot, mu, codes)
+        dealing.call("exp_below_bits", flat, size_words, hot, mu, codes)
         dealing.send_packed(1 - dealing.role, codes, 2 * digits)
         theirs = dealing.expect_packed(1 - dealing.role, (count,), 2 * digits)
         await dealing.turn()
         result = out[dealing.slice].reshape(-1)
-        dealing.call("exp_take", flat, codes, theirs.small, digits, values, rising, rising_fine, result)
+        dealing.call("exp_below_take", flat, codes, theirs.small, digits, values, rising, rising_fine, result)
 
     operation, _ = await each_dealer("exp_below", z, (largest, high_bits), work)
     return Additive(party, out, z.segments, EXP_BITS, operation.history())

@@ -41,6 +41,7 @@ __all__ = [
     "Dealing",
     "Opening",
     "TwoHolder",
+    "at_holders",
     "check_additive",
     "each_dealer",
     "held",
@@ -54,7 +55,7 @@ __all__ = [
 
 FEWEST_ROWS = 24  # below, one dealer has all rows
 FIRST, SECOND, DEALER = 0, 1, 2  # roles
-_SUM, _SCALE, _SUBTRACT = range(200, 203)  # what a history says of local operations
+_SUM, _SCALE, _SUBTRACT, _SUMMANDS = range(200, 204)  # what a history says of local operations
 
 
 def row_sizes(rows: int) -> list[int]:
@@ -181,11 +182,19 @@ class Additive(_Shaped):
             out, mix(_SUBTRACT, self.history, digest(other), shift), self.dealer_adds or other.dealer_adds
         )
 
+    def with_words(self, words: Words, history: int) -> Additive:
+        """The same kind of numbers with other words, for a recorded step."""
+        return self._like(words, history, self.dealer_adds)
+
 
 class TwoHolder(_Shaped):
     """Secret numbers c − ρ modulo 2^bits: ``words`` are c at the two holders of a row and ρ at its dealer."""
 
     __slots__ = ()
+
+    def with_words(self, words: Words, history: int) -> TwoHolder:
+        """The same kind of numbers with other words, for a recorded step."""
+        return TwoHolder(self.party, words, self.segments, self.fraction_bits, history, self.bits)
 
 
 def summands(
@@ -197,9 +206,9 @@ def summands(
     of: Sequence[Any] = (),
 ) -> Additive:
     """This party's own summands of a secret (such as those of a product), rows first; ``of`` are the operands and public
-    numbers that they were made of."""
+    numbers that they were made of (needed inside a recorded step)."""
     segments = segments or row_segments(party, len(words))
-    history = mix(party.arrival(), *map(digest, of))
+    history = mix(_SUMMANDS, *map(digest, of)) if of else party.arrival()
     return Additive(party, party.machine.contiguous(words), segments, fraction_bits, history, dealer_adds=True)
 
 
@@ -215,6 +224,19 @@ def held(x: ArithmeticTensor, segments: list[Segment]) -> TwoHolder:
         else:
             machine.call("copy", x.shares[1 - role, at], words[at])
     return TwoHolder(x.party, words, segments, x.fraction_bits, x.history)
+
+
+def at_holders(x: ArithmeticTensor, segments: list[Segment] | None = None) -> Additive:
+    """A replicated x as summands of the two holders of each row, the dealer without one. Local."""
+    segments = segments or row_segments(x.party, len(x))
+    machine, words = x.party.machine, nothing(x.party, x.shape)
+    for segment in segments:
+        role, at = segment.role(x.party.id), segment.slice
+        if role == FIRST:
+            machine.call("add", x.shares[0, at], x.shares[1, at], words[at])
+        elif role == SECOND:
+            machine.call("copy", x.shares[1, at], words[at])
+    return Additive(x.party, words, segments, x.fraction_bits, x.history)
 
 
 class Opening:

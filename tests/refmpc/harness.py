@@ -18,8 +18,7 @@ from hypothesis import strategies as st
 import refmpc
 from refmpc import Additive, ArithmeticTensor, BooleanTensor, TwoHolder, TwoHolderBits
 from refmpc.core.party import SMALL, Party, Segment
-from refmpc.core.words import seal, unseal
-from refmpc.primitives.dealing import row_segments
+from refmpc.core.words import unseal
 
 LAYOUTS = ("plain", "transposed", "strided", "reversed")
 EDGES = [0, 1, -1, 2, -2, 2**16, 2**16 - 1, -(2**16) - 1, 2**31, -(2**32), 2**40, -(2**40)]
@@ -92,20 +91,6 @@ class Secret:
         if self.width is None:
             return ArithmeticTensor(party, shares, self.fraction_bits)
         return BooleanTensor(party, shares, self.width)
-
-
-def at_holders(party: Party, x: ArithmeticTensor, segments: list[Segment] | None = None) -> Additive:
-    """A replicated x as summands of the two holders of each row, the dealer without one."""
-    segments = segments or row_segments(party, len(x))
-    summand = np.zeros(x.shape, dtype=np.uint64)
-    first, second = unseal(x.shares)
-    for segment in segments:
-        role, at = segment.role(party.id), segment.slice
-        if role == 0:
-            summand[at] = first[at] + second[at]
-        elif role == 1:
-            summand[at] = second[at]
-    return Additive(party, seal(summand), segments, x.fraction_bits, x.history)
 
 
 def _laid_out(shares: np.ndarray, layout: str) -> np.ndarray:

@@ -10,8 +10,8 @@ import pytest
 
 import refmpc
 from refmpc import PROTOCOLS
-from refmpc.primitives.dealing import held, row_segments, summands
-from tests.refmpc.harness import SMALL, Secret, at_holders, evaluate, random_signed
+from refmpc.primitives.dealing import at_holders, held, row_segments, summands
+from tests.refmpc.harness import SMALL, Secret, evaluate, random_signed
 
 shuffling = sys.modules["refmpc.primitives.shuffle"]  # the module: refmpc.shuffle is its function
 
@@ -58,20 +58,20 @@ def rows(make, counts=ROWS):
 
 
 def own(party, x):
-    return summands(party, x.first, x.fraction_bits)
+    return summands(party, x.first, x.fraction_bits, of=[x])
 
 
 def below(party, x, bits=24):
     """A two-holder x and an additive row maximum, as exp_below takes them."""
     segments = row_segments(party, len(x))
-    largest = summands(party, x.first[:, 0].copy(), 2, segments)
+    largest = summands(party, x.first[:, 0], 2, segments, of=[x])
     largest.bits = bits
     return held(x, segments), largest
 
 
 # name → examples; an example is (secrets, arguments of the primitive from (party, *tensors))
 EXAMPLES = {
-    "replicate": rows(lambda n: ([fixed(n, 3)], lambda party, x: (at_holders(party, x),))),
+    "replicate": rows(lambda n: ([fixed(n, 3)], lambda party, x: (at_holders(x),))),
     "truncate_additive": rows(lambda n: ([fixed(n, 3)], lambda party, x: (own(party, x), 13))),
     "largest_coarse": [
         *rows(lambda n: ([reals(n, 3)], lambda party, x: (x, 2, 18))),
@@ -87,13 +87,13 @@ EXAMPLES = {
         ],
     ],
     "octave": [
-        *rows(lambda n: ([reals(n, bits=50)], lambda party, x: (at_holders(party, x), 10))),
-        *[([reals(33, bits=50)], lambda party, x, most=most: (at_holders(party, x), most)) for most in (2, 3, 33, 64)],
+        *rows(lambda n: ([reals(n, bits=50)], lambda party, x: (at_holders(x), 10))),
+        *[([reals(33, bits=50)], lambda party, x, most=most: (at_holders(x), most)) for most in (2, 3, 33, 64)],
     ],
     "spline_times": rows(
-        lambda n: ([reals(n, bits=50)], lambda party, x: (*[at_holders(party, x, row_segments(party, n))] * 2, "root"))
+        lambda n: ([reals(n, bits=50)], lambda party, x: (*[at_holders(x, row_segments(party, n))] * 2, "root"))
     ),
-    "scale_rows": rows(lambda n: ([reals(n), reals(n, 3)], lambda party, v, x: (at_holders(party, v), x, 9, 1))),
+    "scale_rows": rows(lambda n: ([reals(n), reals(n, 3)], lambda party, v, x: (at_holders(v), x, 9, 1))),
     "cut_and_square": rows(lambda n: ([fixed(n, 3), fixed(n)], lambda party, z, w: (own(party, z), 13, w))),
     "weigh_reached": [
         *rows(lambda n: ([fixed(n)], lambda party, x: (x, [16, 64], [0, 2], 37, [([1, 2, 3], True)]))),

@@ -16,8 +16,7 @@ from refmpc import PROTOCOLS
 from refmpc.core.party import Operation
 from refmpc.core.rounds import Round
 from refmpc.primitives import dealing
-from refmpc.primitives.dealing import held, row_segments, summands
-from tests.refmpc.harness import at_holders
+from refmpc.primitives.dealing import at_holders, held, row_segments, summands
 from tests.refmpc.transcripts import Case, draws, finds_a_leak, leaks, watch_streams
 
 shuffling = sys.modules["refmpc.primitives.shuffle"]
@@ -57,12 +56,12 @@ def below(party, z, largest):
 
 def spline(party, m, t):
     segments = row_segments(party, len(m))
-    pair = [at_holders(party, each.reinterpret(bits), segments) for each, bits in ((m, 20), (t, 0))]
+    pair = [at_holders(each.reinterpret(bits), segments) for each, bits in ((m, 20), (t, 0))]
     return refmpc.spline_times(*pair, "root")
 
 
 def scaled(party, v, x):
-    return refmpc.scale_rows(at_holders(party, v), x.reshape(len(x), 1), 9, 1)
+    return refmpc.scale_rows(at_holders(v), x.reshape(len(x), 1), 9, 1)
 
 
 def squares(party, z, w):
@@ -76,7 +75,7 @@ def reached(party, x, additive):
 
 PERMUTATIONS = tuple((pair, 1, 0) for pair in range(3))  # they stand still here: the masks alone must hide the rows
 CASES = {
-    "replicate": Case(lambda party, x: refmpc.replicate(at_holders(party, x)), ("arithmetic",), FAR),
+    "replicate": Case(lambda party, x: refmpc.replicate(at_holders(x)), ("arithmetic",), FAR),
     "truncate_additive": Case(
         lambda party, x: refmpc.truncate_additive(summands(party, x.first, 16), 16),
         ("arithmetic",),
@@ -117,7 +116,7 @@ CASES = {
         packed={4: 16, 10: 2**10},
     ),
     "octave": Case(
-        lambda party, s: refmpc.octave(at_holders(party, s), 4),
+        lambda party, s: refmpc.octave(at_holders(s), 4),
         ("arithmetic",),
         ((46000,), (255000,)),
         packed={32: 2**32, 2: 4},

@@ -121,7 +121,7 @@ class _Plan:
         return [found[draw] for draw in sorted(found) if draw[0] in pairs and found[draw][1].size]
 
 
-_PADDED = {"octave_bits": 2, "exp_bits": 3}  # which argument is the pad
+_PADDED = {"octave_bits": 2, "exp_below_bits": 3}  # which argument is the pad
 
 
 def watch_streams(monkeypatch: Any) -> None:

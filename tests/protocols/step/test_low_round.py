@@ -115,7 +115,9 @@ def test_summands_of_a_product_go_in_as_they_are():
     labels, norms = np.eye(4, dtype=np.int64)[rng.integers(0, 4, 30)], np.full(30, 3 << scales.norm_bits)
 
     def program(party, h, w, labels, norms):
-        logits = refmpc.summands(party, matmul_summand(h, w, None), 34)
+        product = party.machine.memory((30, 4))
+        matmul_summand(h, w, None, product)
+        logits = refmpc.summands(party, product, 34, of=[h, w])
         return clipped_updates(logits, labels, norms, scales)
 
     secrets = Secret(h, 14), Secret(w, 20), Secret(labels), Secret(norms, scales.norm_bits)

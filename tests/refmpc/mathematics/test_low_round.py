@@ -12,8 +12,8 @@ from refmpc.mathematics.clipping import ClipConstants
 from refmpc.mathematics.exp_below import digit_sizes
 from refmpc.mathematics.octave import octave_top
 from refmpc.mathematics.probabilities import high_bits, order_width
-from refmpc.primitives.dealing import row_segments, row_sizes, summands
-from tests.refmpc.harness import Secret, at_holders, evaluate, opened
+from refmpc.primitives.dealing import at_holders, row_segments, row_sizes, summands
+from tests.refmpc.harness import Secret, evaluate, opened
 from tests.refmpc.rounding import down, forced, forced_openings, up
 
 BOUND = 31467.3  # the logits of the benchmark's plan
@@ -174,7 +174,7 @@ def test_the_octave_of_every_sum_has_a_mantissa_from_one_to_nine_quarters(most):
 
     async def program(party, x):
         segments = row_segments(party, len(s))
-        return list(await refmpc.octave(at_holders(party, x, segments), most))
+        return list(await refmpc.octave(at_holders(x, segments), most))
 
     m, t = opened(program, Secret(s, 57))
     top = octave_top(most)
@@ -196,7 +196,7 @@ def test_the_spline_keeps_its_error_over_its_interval(function, allowed, scale):
 
     async def program(party, m, t):
         segments = row_segments(party, m.size)
-        return await refmpc.spline_times(at_holders(party, m, segments), at_holders(party, t, segments), function)
+        return await refmpc.spline_times(at_holders(m, segments), at_holders(t, segments), function)
 
     v = opened(program, Secret(m, scale), Secret(t)).signed.astype(np.float64) * 2.0**-38
     value = m.view(np.uint64) * 2.0**-scale
@@ -235,7 +235,7 @@ def test_rows_are_scaled_by_the_quotient_or_one_more(bits):
     x[:, 0] = 1
 
     async def program(party, v, x):
-        return await refmpc.scale_rows(at_holders(party, v, row_segments(party, len(x))), x, bits, 1)
+        return await refmpc.scale_rows(at_holders(v, row_segments(party, len(x))), x, bits, 1)
 
     u = opened(program, Secret(v, 38), Secret(x, 15)).signed
     quotient = u[:, 0] + 1
@@ -361,7 +361,7 @@ def test_rows_are_dealt_in_thirds_and_keep_their_dealers(rows):
     x = np.arange(rows * 2).reshape(rows, 2)
 
     async def program(party, x):
-        pair = at_holders(party, x, row_segments(party, rows))
+        pair = at_holders(x, row_segments(party, rows))
         return [await refmpc.replicate(pair), await refmpc.truncate_additive(pair, 1), pair]
 
     whole, cut, pair = opened(program, Secret(x))
@@ -392,7 +392,7 @@ def test_the_three_links_carry_like_loads():
 )
 def test_debug_mode_names_what_leaves_its_domain(name, call, value, bits):
     def program(party, x):
-        return call(at_holders(party, x, row_segments(party, 3)))
+        return call(at_holders(x, row_segments(party, 3)))
 
     with pytest.raises(Exception, match=f"'{name}' left its domain") as caught:
         opened(program, Secret(words_of([value] * 3, bits), bits), insecure_check_ranges=True)
@@ -401,7 +401,7 @@ def test_debug_mode_names_what_leaves_its_domain(name, call, value, bits):
 
 def test_values_of_other_dealers_and_summands_of_the_dealer_are_refused():
     def program(party, x):
-        pair, other = (at_holders(party, x, row_segments(party, 3)) for _ in range(2))
+        pair, other = (at_holders(x, row_segments(party, 3)) for _ in range(2))
         whole = as_summands(party, x)
         messages = []
         for call in (
