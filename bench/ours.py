@@ -64,7 +64,7 @@ def _primitive(party: Party, workload: Workload) -> Call:
     if program == "division":
         return lambda: refmpc.divide(shared[0], shared[1], 0.49, 101.0)
     if program == "inverse_sqrt":
-        return lambda: refmpc.inverse_sqrt(shared[0], 0.09, 1010.0, degree=4)
+        return lambda: refmpc.inverse_sqrt(shared[0], 0.09, 1010.0)
     if program == "exp":
         return lambda: refmpc.exp(shared[0], 0.0, high_bit=HIGH_BIT)
     if program == "softmax":
