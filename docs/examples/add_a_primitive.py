@@ -18,16 +18,17 @@ async def square(x: ArithmeticTensor) -> ArithmeticTensor:
     Views: each server receives one word, z_i plus a zero share. The zero share holds a stream that the receiver
     does not know, so the word is uniform whatever x is.
     """
-    operation = x.party.operation(
-        "square", x
-    )  # a fresh number: fresh masks; its public arguments: a digest in each frame
-    # (x0 + x1 + x2)² = Σ_i (x_i² + 2·x_i·x_i+1), and server i holds x_i and x_i+1
-    summand = x.first * x.first + np.uint64(2) * x.first * x.second + operation.zero_share(x.shape)
+    operation = x.party.operation("square", x)  # a fresh number: fresh masks; its operands: a digest in each frame
+    machine = operation.machine
+    # (x0 + x1 + x2)² = Σ_i (x_i² + 2·x_i·x_i+1), and server i holds x_i and x_i+1: the kernel of a product does it
+    shares = machine.memory((2, *x.shape))
+    machine.call("product_pair", x.shares, x.shares, operation.zero_share(x.shape), shares[0])
     round_ = operation.round()
-    round_.send_previous(summand)
+    round_.send_previous(shares[0])
     theirs = round_.expect_next(x.shape)
     await round_
-    return ArithmeticTensor(x.party, np.stack([summand, theirs]), 2 * x.fraction_bits, operation.history())
+    machine.call("copy", theirs, shares[1])
+    return ArithmeticTensor(x.party, shares, 2 * x.fraction_bits, operation.history())
 
 
 # --8<-- [end:square]
