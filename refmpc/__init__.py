@@ -33,7 +33,15 @@ from refmpc.mathematics.polynomial import polynomial
 from refmpc.mathematics.reciprocal import divide, reciprocal, reciprocal_narrow
 from refmpc.mathematics.roots import clip_factor, inverse_sqrt, sqrt
 from refmpc.net.emulation import NetworkProfile
-from refmpc.primitives.arithmetic import dot, dot_truncate, matmul, matmul_truncate, multiply, multiply_truncate
+from refmpc.primitives.arithmetic import (
+    dot,
+    dot_truncate,
+    matmul,
+    matmul_public,
+    matmul_truncate,
+    multiply,
+    multiply_truncate,
+)
 from refmpc.primitives.boolean import (
     and_words,
     arithmetic_to_boolean,
@@ -43,7 +51,7 @@ from refmpc.primitives.boolean import (
 )
 from refmpc.primitives.comparison import is_negative, maximum, relu, thermometer
 from refmpc.primitives.io import Client, input_from_client, input_from_party, reveal, reveal_to_client
-from refmpc.primitives.opening import matmul_opening, open_to_client, opening_bytes, receive_opening
+from refmpc.primitives.opening import matmul_opening, open_to_client, open_words, opening_bytes, receive_opening
 from refmpc.primitives.shuffle import shuffle
 from refmpc.primitives.truncation import truncate
 from refmpc.primitives.two_holder import (
@@ -107,11 +115,13 @@ __all__ = [
     "lookup",
     "matmul",
     "matmul_opening",
+    "matmul_public",
     "matmul_truncate",
     "maximum",
     "multiply",
     "multiply_truncate",
     "open_to_client",
+    "open_words",
     "opening_bytes",
     "polynomial",
     "receive_opening",

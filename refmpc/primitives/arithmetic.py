@@ -15,6 +15,8 @@ import numpy as np
 
 from accel import kernels
 from accel.validate import require, require_integer
+from refmpc.core.digest import digest, mix, name_digest
+from refmpc.core.fixed import encode
 from refmpc.core.party import Operation
 from refmpc.core.protocol import Cost, protocol
 from refmpc.core.tensor import ArithmeticTensor
@@ -24,6 +26,7 @@ __all__ = [
     "dot",
     "dot_truncate",
     "matmul",
+    "matmul_public",
     "matmul_shape",
     "matmul_summand",
     "matmul_truncate",
@@ -159,6 +162,19 @@ async def _truncated(
         await check_product(operation, x, y, _IN_THE_CLEAR[summand], 2**62, own)
     shares = await truncate_summands(operation, z, bits)
     return ArithmeticTensor(x.party, shares.reshape(2, *shape), max(0, scale - bits), operation.history())
+
+
+def matmul_public(x: ArithmeticTensor, factor: np.ndarray) -> ArithmeticTensor:
+    """x@factor for public integers, both with two axes: local, exact modulo 2^64, at the scale of x."""
+    require(x.ndim == 2 and factor.ndim == 2, "matmul operands", (x.shape, factor.shape), "of two axes each")
+    require(x.shape[1] == factor.shape[0], "matmul operands", (x.shape, factor.shape), "of matching inner sizes")
+    words = encode(factor, 0, name="factor")
+    both = x.shares.reshape(2 * len(x), x.shape[1])
+    shares = kernels.matmul_pair(
+        both, both, np.zeros_like(words), words, np.zeros((len(both), words.shape[1]), np.uint64)
+    )
+    history = mix(name_digest("matmul_public"), x.history, digest(words))
+    return ArithmeticTensor(x.party, shares.reshape(2, len(x), -1), x.fraction_bits, history)
 
 
 # protocols --------------------------------------------------------------------------------------

@@ -20,7 +20,8 @@ from protocols.plan.gl_plan import JointPlan
 from protocols.plan.run_plan import Plan
 from protocols.predict import load_layers
 from protocols.server.checkpoint import write_arrays
-from protocols.server.training import ServerJob, TrainingRun
+from protocols.server.open_training import training_run
+from protocols.server.training import ServerJob
 from refmpc import Party
 
 __all__ = [
@@ -70,7 +71,7 @@ class TrainingTask:
     async def run(self, party: Party, directory: Path) -> list[np.ndarray]:
         """At each server, when everything that clients send is there."""
         job = ServerJob(self.plan, directory / "server", self.checkpoint_every)
-        with TrainingRun(party, job) as run:
+        with training_run(party, job) as run:
             rows = await receive_rows(party, self.plan)
             return await importlib.import_module(f"protocols.{self.plan.protocol}").train(run, rows)
 
