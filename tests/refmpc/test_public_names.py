@@ -8,7 +8,8 @@ NAMES = """
     TwoHolderBits and_words arithmetic_to_boolean bit_to_arithmetic bits_to_boolean boolean_to_arithmetic clip_factor
     concatenate decode divide dot dot_truncate encode equal exp gather gaussian_addend input_from_client
     input_from_party inverse_sqrt is_negative is_negative_by_carry_tree joint_gaussian joint_slope_error largest_value
-    log lookup matmul matmul_opening matmul_truncate maximum multiply multiply_truncate open_to_client opening_bytes
+    log lookup matmul matmul_opening matmul_public matmul_truncate maximum multiply multiply_truncate open_to_client
+    open_words opening_bytes
     polynomial receive_opening reciprocal reciprocal_narrow relu reveal reveal_to_client run select shuffle softmax
     sqrt stack thermometer truncate two_holder weigh_bits where
 """
