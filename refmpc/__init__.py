@@ -11,6 +11,7 @@ refmpc.run(program, [[1.0, 2.0, 3.0], None, None], releases={"squares": "an exam
 
 from refmpc.core.errors import (
     HandshakeError,
+    NotRecordable,
     OutOfStep,
     PartyFailed,
     PeerAborted,
@@ -26,6 +27,8 @@ from refmpc.core.party import Party
 from refmpc.core.protocol import PROTOCOLS, Cost
 from refmpc.core.rounds import gather
 from refmpc.core.tensor import ArithmeticTensor, BooleanTensor, concatenate, stack
+from refmpc.core.words import Words, seal, unseal
+from refmpc.launch.dry_run import dry_run
 from refmpc.launch.runtime import RunResult, run
 from refmpc.mathematics.exponential import exp, log, softmax
 from refmpc.mathematics.gaussian import gaussian_addend, joint_gaussian, joint_slope_error
@@ -75,6 +78,7 @@ __all__ = [
     "HandshakeError",
     "Ledger",
     "NetworkProfile",
+    "NotRecordable",
     "OutOfStep",
     "Party",
     "PartyFailed",
@@ -87,6 +91,7 @@ __all__ = [
     "ReleaseRefused",
     "RunResult",
     "TwoHolderBits",
+    "Words",
     "and_words",
     "arithmetic_to_boolean",
     "bit_to_arithmetic",
@@ -98,6 +103,7 @@ __all__ = [
     "divide",
     "dot",
     "dot_truncate",
+    "dry_run",
     "encode",
     "equal",
     "exp",
@@ -131,6 +137,7 @@ __all__ = [
     "reveal",
     "reveal_to_client",
     "run",
+    "seal",
     "select",
     "shuffle",
     "softmax",
@@ -139,6 +146,7 @@ __all__ = [
     "thermometer",
     "truncate",
     "two_holder",
+    "unseal",
     "weigh_bits",
     "where",
 ]

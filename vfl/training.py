@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from accel.validate import require, require_choice, require_integer, require_real
 from vfl.data.sets import usable_rows
+from vfl.dp.factorisation import KINDS
 
 __all__ = ["SETTINGS", "Schedule", "TrainingConfig"]
 
@@ -24,7 +25,7 @@ class TrainingConfig:
 
     SGD follows the workload matrix: v ← β·v + g, θ ← α·θ − η·v, with g the noised mean gradient;
     ``momentum`` is β and ``weight_decay`` is α (1 means none).
-    ``noise``: ``distributed`` (what an outsider faces is 1.5σ², DESIGN §7) or ``joint`` (exactly σ²).
+    ``noise``: ``distributed`` (what an outsider faces is 1.5σ², proofs §6.4) or ``joint`` (exactly σ²).
     ``accounting`` (G-Shuff only): ``paper`` calibrates as if Poisson-sampled, ``proven`` for any order.
     ``weights``: ``open`` (the noised gradient sum of every step is opened, so the weights are public while they are trained;
     same claim, less work) or ``secret`` (only the last model is opened). It changes nothing for the twins. The commands and
@@ -62,7 +63,7 @@ class TrainingConfig:
         require_real("weight_decay", self.weight_decay, 0.0, 1.0, open_low=True)
         for width in self.hidden:
             require_integer("hidden", width, 1)
-        require_choice("factorisation", self.factorisation, ("bisr", "bsr", "identity"))
+        require_choice("factorisation", self.factorisation, KINDS)
         require_choice("noise", self.noise, ("distributed", "joint"))
         require_choice("accounting", self.accounting, ("paper", "proven"))
         require_choice("gradients", self.gradients, ("factored", "explicit"))

@@ -20,7 +20,7 @@ from protocols.noise.server_noise import insecure_total_noise
 from protocols.plan.gl_plan import JointPlan, plan_joint_run
 from protocols.plan.gl_shapes import JacobianShape
 from protocols.server.checkpoint import ServerDirectory, write_arrays
-from protocols.step.gl_step import joint_step_cost
+from protocols.step.cost import step_cost
 from vfl.data.sets import load_data
 from vfl.federation import Federation, build_federation
 from vfl.gradients import GlobalModel
@@ -161,8 +161,8 @@ def _notes(plan: JointPlan, keep: bool) -> list[str]:
 
 
 def joint_estimate(plan: JointPlan) -> dict[str, float]:
-    """Rounds, bytes and memory of a run, from the declared costs; uploads and layer gradients are per step here."""
-    step = joint_step_cost(plan)
+    """Rounds, bytes and memory of a run, from a dry run of one step; uploads and layer gradients are per step here."""
+    step = step_cost(plan)
     steps, batch = plan.schedule.num_steps, plan.schedule.batch_size
     upload, blocks, written_out = 0, 0, 0
     for shape in plan.shapes:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from vfl.data.sets import DATA_SETS
+from vfl.dp.factorisation import KINDS
 from vfl.local.config import LOCAL_MODELS
 from vfl.training import SETTINGS, TrainingConfig
 
@@ -152,7 +153,7 @@ def parse_options(protocol: str, description: str | None, argv: list[str] | None
     elif protocol in ("g_bmf", "gl_bmf"):
         privacy.add_argument(
             "--factorisation",
-            choices=("bisr", "bsr", "identity"),
+            choices=KINDS,
             default=default.factorisation,
             help="of the workload",
         )

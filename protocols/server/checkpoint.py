@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from accel.prg import KEY_BYTES, Stream
 from protocols.step.global_step import Weights
-from refmpc import ArithmeticTensor, Party
+from refmpc import ArithmeticTensor, Party, unseal
 from refmpc.core.rounds import Round
 
 __all__ = [
@@ -102,9 +102,9 @@ class ServerDirectory:
         """Keep the state before ``step``, layer by layer; older checkpoints but one are removed."""
         arrays = {}
         for index, weights in enumerate(layers):
-            arrays[f"values-{index}"] = weights.values.shares
+            arrays[f"values-{index}"] = unseal(weights.values.shares)
             if weights.velocity is not None:
-                arrays[f"velocity-{index}"] = weights.velocity.shares
+                arrays[f"velocity-{index}"] = unseal(weights.velocity.shares)
         write_arrays(self.path / f"checkpoint-{step:08d}.npz", arrays)
         for old in self.steps()[:-KEEP]:
             (self.path / f"checkpoint-{old:08d}.npz").unlink()

@@ -6,6 +6,9 @@ cannot be resumed, because nobody would know what it has opened; when it is fini
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import numpy as np
 
 import refmpc
@@ -17,9 +20,10 @@ from protocols.server.opened import OpenedSteps, agree_on_opened
 from protocols.server.training import ServerJob, TrainingRun
 from protocols.step.global_step import SharedRows
 from protocols.step.open_step import step_words
-from protocols.step.public_weights import PublicLayer, moved, public_start
-from refmpc import ArithmeticTensor, Party
-from refmpc.primitives.opening import word_type
+from protocols.step.public_weights import Head, PublicLayer, moved, public_start, rounded_head
+from refmpc import ArithmeticTensor, Party, Words
+from refmpc.core.words import seal, unseal
+from refmpc.primitives.opening import unbiased_addend, word_type
 
 __all__ = ["OpenTrainingRun", "durability", "require_can_keep", "training_run"]
 
@@ -57,6 +61,19 @@ def durability(plan: Plan, checkpoint_every: int, synced: bool) -> str:
     )
 
 
+def public_inputs(party: Party, model: Sequence[PublicLayer], plan: Plan) -> tuple[Head, list[np.ndarray]]:
+    """What a step takes of the public weights: the last layer as it is used, and all layers of an MLP."""
+    scales, public = plan.scales, party.machine.public
+    head = rounded_head(model[-1].values, scales.weight_bits, scales.layers[-1].reach)
+    layers: list[np.ndarray] = [public(layer.values) for layer in model] if len(model) > 1 else []
+    return replace(head, words=public(head.words)), layers
+
+
+def own_addend(party: Party, noise: np.ndarray, plan: Plan) -> np.ndarray:
+    """What this server adds to its summands: its noise, and what makes the cut unbiased."""
+    return noise.view(np.uint64) + unbiased_addend(party, plan.scales.truncated_bits)
+
+
 class OpenTrainingRun(TrainingRun):
     """State of the training at one server. ``model`` is public and the same at all three."""
 
@@ -66,6 +83,7 @@ class OpenTrainingRun(TrainingRun):
         self._last_sums: np.ndarray | None = None  # opened since the last state was kept
         self.model: list[PublicLayer] = []
         super().__init__(party, job, keeps_releases=job.checkpoint_every > 0)
+        self._recorded_words = party.recorded(self._secret_words)
 
     def __exit__(self, *exception: object) -> None:
         super().__exit__(*exception)
@@ -110,12 +128,19 @@ class OpenTrainingRun(TrainingRun):
         """One noised step of SGD on these rows; its sums are opened."""
         noise, plan, step = await self.noise_row(), self.plan, self.party.step
         with self.party.phase("training"):
-            words = await step_words(rows, self.model, noise, plan.training, plan.scales)
+            head, layers = public_inputs(self.party, self.model, plan)
+            parts = await self._recorded_words(rows, layers, head, own_addend(self.party, noise, plan))
+            words = np.concatenate([unseal(part).reshape(-1) for part in parts])
         if self._every:
             with self.party.phase("checkpoint"):
                 await self._keep(step, words)
         with self.party.phase("training"):
             self._move(step, await self._open(words))
+
+    async def _secret_words(
+        self, rows: SharedRows, layers: list[np.ndarray], head: Head, addend: np.ndarray
+    ) -> list[Words]:
+        return await step_words(rows, layers, head, addend, self.plan.training, self.plan.scales)
 
     async def _keep(self, step: int, words: np.ndarray) -> None:
         """All three have written their words when this returns, and this server has marked it. 1 round."""
@@ -126,7 +151,7 @@ class OpenTrainingRun(TrainingRun):
         self._opened.mark(step)
 
     async def _open(self, words: np.ndarray) -> np.ndarray:
-        return await refmpc.open_words(self.party, words, self.plan.scales.truncated_bits, SUMS_RELEASE)
+        return await refmpc.open_words(self.party, seal(words), self.plan.scales.truncated_bits, SUMS_RELEASE)
 
     def _move(self, step: int, sums: np.ndarray) -> None:
         plan = self.plan

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -19,8 +19,8 @@ from protocols.plan.scales import RELEASE_BITS
 from protocols.server.begun import begin
 from protocols.server.checkpoint import ServerDirectory
 from protocols.server.releases import Releases, agree_on_step
-from protocols.step.global_step import SharedRows, Weights, gradient_step
-from refmpc import ArithmeticTensor, Party
+from protocols.step.global_step import SharedRows, Weights, gradient_step, rate_input
+from refmpc import ArithmeticTensor, Party, Words
 
 __all__ = ["ServerJob", "TrainingRun"]
 
@@ -53,6 +53,7 @@ class TrainingRun:
         begin(self.directory, job.plan, keeps_releases=keeps_releases, finished=self._is_finished())
         last = job.plan.schedule.num_steps
         self.first_step = self._agree()
+        self._recorded_step = party.recorded(self._secret_step)
         self._joint = None
         if job.plan.training.noise == "joint":
             self._joint = JointNoise(party, job.plan, self.directory, self.first_step, keep=self._every > 0)
@@ -111,6 +112,11 @@ class TrainingRun:
         self.directory.save(step, *self.layers)
         return self.directory.steps()[0]
 
+    async def _secret_step(
+        self, rows: SharedRows, layers: Sequence[Weights], noise: np.ndarray, rate: Words
+    ) -> list[Weights]:
+        return await gradient_step(rows, layers, noise, rate, self.plan.training, self.plan.scales)
+
     def own_noise(self) -> np.ndarray:
         """This server's own noise of the present step."""
         assert self._noise is not None
@@ -128,14 +134,8 @@ class TrainingRun:
         """One noised step of SGD on these rows."""
         noise = await self.noise_row()
         with self.party.phase("training"):
-            self.layers = await gradient_step(
-                rows,
-                self.layers,
-                noise,
-                self.plan.learning_rate(self.party.step),
-                self.plan.training,
-                self.plan.scales,
-            )
+            rate = rate_input(self.party, self.plan.learning_rate(self.party.step), self.plan.scales)
+            self.layers = await self._recorded_step(rows, self.layers, noise, rate)
 
     async def release(self) -> list[np.ndarray]:
         """Open the model, all layers: its shares lie on all three disks before, and all three know that it is released."""

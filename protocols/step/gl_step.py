@@ -4,7 +4,7 @@ Who sees what: the servers hold shares of H, labels, A, X, U and W and open noth
 weights (shared) and, for each client, this server's words of that client's noised, truncated layer gradient; whoever
 calls it decides when to send them, and each client gets its own only.
 
-Formulas (DESIGN §5), for client i with W̃_i its rows of W, and a, U already multiplied by s:
+Formulas (proofs §4.6), for client i with W̃_i its rows of W, and a, U already multiplied by s:
 
     ‖g_j‖² = (‖h_j‖²+1)‖δ_j‖² + Σ_i δ_jᵀ(W̃_iᵀW̃_i)δ_j·‖a_ij‖² + Σ_i Σ_l ‖t_ilj‖²·‖x_ilj‖²,   t_ilj = (U_lᵀW̃_i)·φ_ij·δ_j
     Σ_j c_j g_j = [H 1]ᵀu,   W̃_i(uᵀA_i),   T_ilᵀX_il        with u_j = c_jδ_j and T_ilj = c_j t_ilj
@@ -24,9 +24,9 @@ import numpy as np
 import refmpc
 from protocols.plan.gl_plan import JointPlan
 from protocols.plan.gl_scales import ROUND_UP, AdapterScales
-from protocols.plan.gl_shapes import AdapterShape, JacobianShape
-from protocols.plan.scales import DECAY_BITS, EMBEDDING_BITS, EXPLICIT_BITS, LOGIT_BITS, PROBABILITY_BITS, UPDATE_BITS
-from protocols.step.clip import beside, clipped_updates, shaped
+from protocols.plan.gl_shapes import AdapterShape
+from protocols.plan.scales import PROBABILITY_BITS, UPDATE_BITS
+from protocols.step.clip import clipped_updates
 from protocols.step.global_step import (
     SharedRows,
     Weights,
@@ -41,12 +41,10 @@ from protocols.step.jacobians import (
     clipped_sum,
     global_samples,
     layer_samples,
-    norms_over_clip_cost,
     sample_opening,
-    written_out_cost,
 )
 from protocols.step.over_clip import norms_over_clip
-from refmpc import ArithmeticTensor, Cost
+from refmpc import ArithmeticTensor, Words, seal
 from refmpc.mathematics.normalise import MANTISSA_BITS
 
 __all__ = [
@@ -56,7 +54,6 @@ __all__ = [
     "block_norms",
     "clip_factors",
     "joint_step",
-    "joint_step_cost",
     "weight_products",
 ]
 
@@ -197,9 +194,9 @@ async def joint_step(
     clients: Sequence[ClientFactors | ClientJacobian],
     weights: Weights,
     noise: np.ndarray,
-    learning_rate: float,
+    learning_rate: float | Words,
     plan: JointPlan,
-) -> tuple[Weights, list[np.ndarray]]:
+) -> tuple[Weights, list[Words]]:
     """One step of SGD on the global layer, and each client's layer gradient ready to be opened to it alone.
 
     ``noise`` is this server's own row of filtered integer noise at 46 bits, in the flat layout of ``vfl.gradients``.
@@ -259,94 +256,27 @@ def _layer_opening(
     clipped: ArithmeticTensor | None,
     noise: np.ndarray,
     bits: int,
-) -> np.ndarray:
+) -> Words:
     """This server's words of W̃(uᵀA) and TᵀX of every layer, noised and cut, in the flat layout: nothing is sent."""
-    rank, width = client.shape.rank, client.shape.width
-    ups, downs, start = [], [], 0
-    for block_width in client.shape.block_widths:
-        ups.append(noise[start : start + width * rank].reshape(width, rank))
-        start += width * rank
-        if client.shape.with_down:
-            downs.append(noise[start : start + rank * block_width].reshape(rank, block_width))
-            start += rank * block_width
-    up = refmpc.matmul_opening(block, sums, bits, addend=np.concatenate(ups, axis=1))
-    found = []
-    for layer in range(len(client.shape.block_widths)):
-        here = slice(layer * rank, (layer + 1) * rank)
-        found.append(up[:, here].reshape(-1))
-        if client.shape.with_down:
+    shape, machine = client.shape, block.party.machine
+    rank, width = shape.rank, shape.width
+    own, up_places, start = seal(noise).view(np.uint64), [], 0
+    for block_width in shape.block_widths:
+        up_places.append(slice(start, start + width * rank))
+        start += width * rank + (rank * block_width if shape.with_down else 0)
+    columns = [slice(layer * rank, (layer + 1) * rank) for layer in range(len(up_places))]
+    addend = machine.memory((width, rank * len(columns)))
+    for here, place in zip(columns, up_places, strict=True):
+        machine.call("copy", own[place].reshape(width, rank), addend[:, here])
+    up = refmpc.matmul_opening(block, sums, bits, addend=addend)
+    found = machine.memory(own.size, up.dtype)
+    for layer, (here, place) in enumerate(zip(columns, up_places, strict=True)):
+        machine.call("copy", up[:, here], found[place].reshape(width, rank))
+        if shape.with_down:
             assert clipped is not None and client.blocks is not None
             inputs = client.blocks.inputs[layer]
-            found.append(refmpc.matmul_opening(clipped[:, here].T, inputs, bits, addend=downs[layer]).reshape(-1))
-    return np.concatenate(found)
-
-
-# cost --------------------------------------------------------------------------------------------
-
-
-def joint_step_cost(plan: JointPlan) -> Cost:
-    """The declared cost of ``joint_step`` between the servers; nothing runs. Uploads and openings come on top."""
-    training, scales, layers = plan.training, plan.scales, plan.adapters
-    batch, width, classes = training.batch_size, plan.width, plan.classes
-    rows = shaped(batch, width + 1, bits=EMBEDDING_BITS)
-    weights = shaped(width + 1, classes, bits=scales.weight_bits)
-    errors = shaped(batch, classes, bits=PROBABILITY_BITS)
-    column = shaped(batch, bits=MANTISSA_BITS)
-    product, multiply, truncate = refmpc.matmul_truncate.cost, refmpc.multiply_truncate.cost, refmpc.truncate.cost
-
-    forward = product(rows, weights, EMBEDDING_BITS + scales.weight_bits - LOGIT_BITS)
-    forward += refmpc.softmax.cost(shaped(batch, classes, bits=LOGIT_BITS), PROBABILITY_BITS, scales.logit_high_bit)
-    under, clip, tails, sums = [forward], [], [], []
-    if training.gradients == "explicit":
-        clip.append(written_out_cost(plan, None))
-        flat = shaped(batch, plan.global_parameters, bits=EXPLICIT_BITS)
-        sums.append(product(column.reshape(1, -1), flat, scales.truncated_bits))
-    else:
-        under.append(norms_over_clip_cost(batch, scales.norms))
-        q_cut = 2 * PROBABILITY_BITS + scales.norm_bits - MANTISSA_BITS
-        clip.append(refmpc.dot.cost(errors, errors) + multiply(column, column, q_cut))
-        tails.append(multiply(column.reshape(-1, 1), errors, MANTISSA_BITS + PROBABILITY_BITS - UPDATE_BITS))
-        sums.append(product(rows.T, shaped(batch, classes, bits=UPDATE_BITS), scales.truncated_bits))
-    for shape in plan.shapes:
-        if isinstance(shape, JacobianShape):
-            weight_rows = shaped(shape.width, classes, bits=scales.weight_bits)
-            under.append(truncate(weight_rows, scales.weight_bits - layers.block_bits))
-            clip.append(written_out_cost(plan, shape))
-            continue
-        stacked = shape.stacked_rank
-        block = shaped(shape.width, classes, bits=layers.block_bits)
-        up = shaped(shape.width, stacked, bits=layers.up_bits)
-        wanted = product(block.T, block, 2 * layers.block_bits - layers.gram_bits)
-        if shape.with_down:
-            wanted = wanted.beside(product(up.T, block, layers.up_bits + layers.block_bits - layers.up_weights_bits))
-        cut = scales.weight_bits - layers.block_bits
-        under.append(truncate(shaped(shape.width, classes, bits=scales.weight_bits), cut) + wanted)
-        under.append(norms_over_clip_cost(batch, layers.projected_norms))
-        fine = layers.curvature_bits + ROUND_UP
-        gram = shaped(classes, classes, bits=layers.gram_bits)
-        piece = product(errors, gram, PROBABILITY_BITS + layers.gram_bits - fine)
-        turned = shaped(batch, classes, bits=fine)
-        piece += refmpc.dot_truncate.cost(errors, turned, PROBABILITY_BITS + fine - layers.curvature_bits)
-        piece += multiply(column, column, layers.curvature_bits + layers.projected_norm_bits - MANTISSA_BITS)
-        clip.append(piece)
-        projected = shaped(batch, stacked, bits=layers.projected_bits)
-        cut = UPDATE_BITS + layers.projected_bits - layers.product_bits
-        sums.append(product(shaped(classes, batch, bits=UPDATE_BITS), projected, cut))
-        if shape.with_down:
-            depth = len(shape.block_widths)
-            up_weights = shaped(classes, stacked, bits=layers.up_weights_bits)
-            piece = multiply(column.reshape(-1, 1), errors, layers.row_factor_bits)
-            piece += product(errors, up_weights, PROBABILITY_BITS + layers.up_weights_bits - layers.layer_bits)
-            squares = shaped(batch, depth, bits=2 * layers.layer_bits)
-            piece += Cost(1, 24 * batch * depth)
-            piece += truncate(squares, 2 * layers.layer_bits - layers.layer_norm_bits)
-            cut = layers.layer_norm_bits + layers.block_norm_bits - MANTISSA_BITS
-            piece += refmpc.dot_truncate.cost(squares, squares, cut)
-            clip.append(piece)
-            at_layers = shaped(batch, stacked, bits=layers.layer_bits)
-            tails.append(multiply(column.reshape(-1, 1), at_layers, MANTISSA_BITS + layers.layer_bits - UPDATE_BITS))
-    total = beside(under) + beside(clip) + refmpc.clip_factor.cost(column, layers.clip_bound)
-    total += (beside(tails) if tails else Cost(0, 0)) + beside(sums)
-    if training.weight_decay != 1.0:
-        total += truncate(weights, DECAY_BITS)
-    return total
+            down = slice(place.stop, place.stop + rank * shape.block_widths[layer])
+            part = own[down].reshape(rank, -1)
+            opening = refmpc.matmul_opening(clipped[:, here].T, inputs, bits, addend=part)
+            machine.call("copy", opening, found[down].reshape(rank, -1))
+    return found

@@ -1,7 +1,7 @@
 """One training step on shares: forward, softmax, clip, backward with noise, update. Shared by all protocols.
 
 The per-sample gradient of a linear layer is [h_j; 1] ⊗ δ_j, so neither it nor its norm is ever built: the batch needs one
-forward product, the squared norms of δ, B clip factors and one backward product (DESIGN §5). Every server adds its own
+forward product, the squared norms of δ, B clip factors and one backward product (proofs §4.1). Every server adds its own
 noise to its own summand of the backward product, before the truncation that the DP proof asks for.
 
 An MLP has such a gradient for every layer, ‖g_j‖² = Σ_l (‖a_{l−1,j}‖²+1)·‖δ_{l,j}‖², and one clip factor for all. A sample
@@ -24,14 +24,12 @@ from protocols.plan.scales import (
     LOGIT_BITS,
     PROBABILITY_BITS,
     RELEASE_BITS,
-    UPDATE_BITS,
     LayerScales,
     Scales,
 )
-from protocols.step.clip import beside, clip_cost, clip_factors, clipped_updates, shaped, squared_norms
+from protocols.step.clip import clip_factors, clipped_updates, squared_norms
 from protocols.step.over_clip import norms_over_clip
-from refmpc import ArithmeticTensor, TwoHolderBits
-from refmpc.mathematics.normalise import MANTISSA_BITS
+from refmpc import ArithmeticTensor, Party, TwoHolderBits, Words, seal
 from vfl.training import TrainingConfig
 
 __all__ = [
@@ -45,8 +43,8 @@ __all__ = [
     "layer_factors",
     "logit_errors",
     "own_addends",
+    "rate_input",
     "squared_norms",
-    "step_cost",
     "updated",
     "written_out",
 ]
@@ -83,7 +81,7 @@ async def hidden_layer(
     sums = await refmpc.matmul_truncate(inputs, weights, scales.weight_bits)
     active = ~await refmpc.is_negative(sums, 0, layer.sum_high_bit)
     outputs = await refmpc.select(active, sums)
-    ones = ArithmeticTensor(inputs.party, np.zeros((2, len(inputs), 1), dtype=np.uint64), EMBEDDING_BITS) + 1.0
+    ones = ArithmeticTensor.zeros(inputs.party, (len(inputs), 1), EMBEDDING_BITS) + 1.0
     return refmpc.concatenate([outputs, ones], axis=1), active
 
 
@@ -179,11 +177,13 @@ async def gradient_step(
     rows: SharedRows,
     layers: Sequence[Weights],
     noise: np.ndarray,
-    learning_rate: float,
+    learning_rate: float | Words,
     training: TrainingConfig,
     scales: Scales,
 ) -> list[Weights]:
     """One step of SGD on all layers: v ← βv + Σ_j c_j g_j + noise, W ← αW − (η/B)·v.
+
+    ``learning_rate`` is η, or in a recorded step, whose public numbers are fixed, the word of η/B (``rate_input``).
 
     ``noise`` is this server's own row of filtered integer noise at 46 bits, or zeros, in the flat layout of
     ``vfl.gradients``: layer after layer. Momentum is merged into the truncation: β·v joins the summand of the backward
@@ -202,16 +202,21 @@ async def gradient_step(
     return await updated(layers, velocities, learning_rate, training, scales)
 
 
+def rate_input(party: Party, learning_rate: float, scales: Scales) -> np.ndarray:
+    """The learning rate as an input of a recorded step: the ring word of η/B, public, an array of one."""
+    return party.machine.public([scales.rate_word(learning_rate) % 2**64], np.uint64)
+
+
 async def updated(
     layers: Sequence[Weights],
     velocities: Sequence[ArithmeticTensor],
-    learning_rate: float,
+    learning_rate: float | Words,
     training: TrainingConfig,
     scales: Scales,
 ) -> list[Weights]:
     """W ← αW − (η/B)·v: local and exact, 1 round if weights decay."""
     values = await refmpc.gather(*(_decayed(weights.values, training.weight_decay) for weights in layers))
-    word = scales.rate_word(learning_rate)
+    word = learning_rate if isinstance(learning_rate, Words) else scales.rate_word(learning_rate)
     return [
         Weights(
             value - velocity.scale_by_integers(word).reinterpret(scales.weight_bits),
@@ -221,14 +226,15 @@ async def updated(
     ]
 
 
-def own_addends(noise: np.ndarray, layers: Sequence[Weights], momentum: float) -> list[np.ndarray]:
+def own_addends(noise: np.ndarray, layers: Sequence[Weights], momentum: float) -> list[Words]:
     """This server's own summand of every layer's sum: its slice of the noise, and β times its share of the momentum."""
+    machine, words = layers[0].values.party.machine, seal(noise).view(np.uint64)
     found, start = [], 0
     for weights in layers:
-        addend = noise[start : start + weights.values.size].reshape(weights.values.shape).view(np.uint64)
+        addend = words[start : start + weights.values.size].reshape(weights.values.shape)
         if weights.velocity is not None:
             factor = np.uint64(round(momentum * 2.0 ** (GRADIENT_BITS - RELEASE_BITS)))
-            addend = np.add(addend, weights.velocity.first * factor)
+            addend = machine.binary("add", addend, machine.binary("multiply", weights.velocity.first, factor))
         found.append(addend)
         start += weights.values.size
     return found
@@ -240,57 +246,3 @@ async def _decayed(values: ArithmeticTensor, weight_decay: float) -> ArithmeticT
         return values
     decayed = values.scale_by_integers(round(weight_decay * 2**DECAY_BITS))
     return await refmpc.truncate(decayed.reinterpret(values.fraction_bits + DECAY_BITS), DECAY_BITS)
-
-
-# cost --------------------------------------------------------------------------------------------
-
-
-def step_cost(training: TrainingConfig, width: int, classes: int, scales: Scales) -> refmpc.Cost:
-    """The declared cost of ``gradient_step`` for these sizes; nothing runs."""
-    batch, layers = training.batch_size, scales.layers
-    shapes = [(layer.fan_in + 1, layer.fan_out) for layer in layers]
-    inputs = [shaped(batch, fan_in, bits=EMBEDDING_BITS) for fan_in, _ in shapes]
-    weights = [shaped(*shape, bits=scales.weight_bits) for shape in shapes]
-    errors = [shaped(batch, layer.fan_out, bits=layer.error_bits) for layer in layers]
-    total = refmpc.Cost(0, 0)
-    for rows, matrix, layer in zip(inputs[:-1], weights, layers, strict=False):
-        sums = shaped(batch, layer.fan_out, bits=EMBEDDING_BITS)
-        total += refmpc.matmul_truncate.cost(rows, matrix, scales.weight_bits)
-        total += refmpc.relu.cost(sums, 0, layer.sum_high_bit)
-    total += refmpc.matmul_truncate.cost(inputs[-1], weights[-1], EMBEDDING_BITS + scales.weight_bits - LOGIT_BITS)
-    total += refmpc.softmax.cost(shaped(batch, classes, bits=LOGIT_BITS), PROBABILITY_BITS, scales.logit_high_bit)
-    for layer, delta, matrix in zip(layers, errors[1:], weights[1:], strict=False):
-        cut = delta.fraction_bits + scales.weight_bits - layer.error_bits
-        total += refmpc.matmul_truncate.cost(delta, matrix[:-1].T, cut) + refmpc.Cost(2, 32 * batch * layer.fan_out)
-    if training.gradients == "factored":
-        total += clip_cost(batch, scales)
-        total += beside(
-            [
-                refmpc.multiply_truncate.cost(
-                    shaped(batch, 1, bits=MANTISSA_BITS), delta, MANTISSA_BITS + delta.fraction_bits - UPDATE_BITS
-                )
-                for delta in errors
-            ]
-        )
-        total += beside(
-            [
-                refmpc.matmul_truncate.cost(rows.T, delta.reinterpret(UPDATE_BITS), scales.truncated_bits)
-                for rows, delta in zip(inputs, errors, strict=True)
-            ]
-        )
-    else:
-        total += _explicit_cost(batch, width, classes, scales)
-    if training.weight_decay != 1.0:
-        total += beside([refmpc.truncate.cost(matrix, DECAY_BITS) for matrix in weights])
-    return total
-
-
-def _explicit_cost(batch: int, width: int, classes: int, scales: Scales) -> refmpc.Cost:
-    """Of ``explicit_gradient``."""
-    column, flat = shaped(batch, bits=MANTISSA_BITS), shaped(batch, (width + 1) * classes, bits=EXPLICIT_BITS)
-    assert scales.written_out is not None
-    total = refmpc.multiply_truncate.cost(flat, flat, EMBEDDING_BITS + PROBABILITY_BITS - EXPLICIT_BITS)
-    total += refmpc.dot.cost(flat, flat)
-    total += refmpc.truncate.cost(column, scales.written_out.cut)
-    total += refmpc.clip_factor.cost(column, scales.clip_bound)
-    return total + refmpc.matmul_truncate.cost(column.reshape(1, -1), flat, scales.truncated_bits)

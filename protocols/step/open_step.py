@@ -15,16 +15,15 @@ from collections.abc import Sequence
 import numpy as np
 
 import refmpc
-from protocols.plan.scales import EMBEDDING_BITS, EXPLICIT_BITS, PROBABILITY_BITS, UPDATE_BITS, LayerScales, Scales
-from protocols.step.clip import beside, clip_cost, clip_factors, clipped_updates, shaped
+from protocols.plan.scales import EMBEDDING_BITS, PROBABILITY_BITS, LayerScales, Scales
+from protocols.step.clip import clip_factors, clipped_updates
 from protocols.step.global_step import SharedRows, explicit_clip
-from protocols.step.public_weights import Head, PublicLayer, rounded_head
-from refmpc import ArithmeticTensor, TwoHolderBits
-from refmpc.mathematics.normalise import MANTISSA_BITS
-from refmpc.primitives.opening import unbiased_addend
+from protocols.step.public_weights import Head
+from refmpc import ArithmeticTensor, TwoHolderBits, Words
+from refmpc.core.words import seal
 from vfl.training import TrainingConfig
 
-__all__ = ["clipped_updates_from_logits", "open_step_cost", "step_words"]
+__all__ = ["clipped_updates_from_logits", "step_words"]
 
 
 async def _hidden_layer(
@@ -35,18 +34,18 @@ async def _hidden_layer(
     sums = await refmpc.truncate(exact, scales.weight_bits)
     active = ~await refmpc.is_negative(sums, 0, layer.sum_high_bit)
     outputs = await refmpc.select(active, sums)
-    ones = ArithmeticTensor(inputs.party, np.zeros((2, len(inputs), 1), dtype=np.uint64), EMBEDDING_BITS) + 1.0
+    ones = ArithmeticTensor.zeros(inputs.party, (len(inputs), 1), EMBEDDING_BITS) + 1.0
     return refmpc.concatenate([outputs, ones], axis=1), active
 
 
 async def _hidden_errors(
-    errors: ArithmeticTensor, layers: Sequence[PublicLayer], active: Sequence[TwoHolderBits], scales: Scales
+    errors: ArithmeticTensor, layers: Sequence[np.ndarray], active: Sequence[TwoHolderBits], scales: Scales
 ) -> list[ArithmeticTensor]:
     """δ_l of all layers, first layer first: δ_l = (δ_{l+1} W_{l+1}ᵀ)·[a_l > 0]. 3 rounds a layer."""
     found = [errors]
     for depth in range(len(layers) - 1, 0, -1):
         error_bits = scales.layers[depth - 1].error_bits
-        exact = refmpc.matmul_public(found[0], np.ascontiguousarray(layers[depth].values[:-1].T))
+        exact = refmpc.matmul_public(found[0], layers[depth][:-1].transpose())
         exact = exact.reinterpret(found[0].fraction_bits + scales.weight_bits)
         through = await refmpc.truncate(exact, exact.fraction_bits - error_bits)
         found.insert(0, await refmpc.select(active[depth - 1], through))
@@ -68,16 +67,16 @@ async def clipped_updates_from_logits(
 
 
 async def _factors(
-    rows: SharedRows, layers: Sequence[PublicLayer], head: Head, scales: Scales
+    rows: SharedRows, layers: Sequence[np.ndarray], head: Head, scales: Scales
 ) -> tuple[list[ArithmeticTensor], list[ArithmeticTensor]]:
     """[a 1] and u of every layer, first layer first."""
     inputs, active = [rows.embeddings], []
     for weights, layer in zip(layers[:-1], scales.layers, strict=False):
-        outputs, bits = await _hidden_layer(inputs[-1], weights.values, scales, layer)
+        outputs, bits = await _hidden_layer(inputs[-1], weights, scales, layer)
         inputs.append(outputs)
         active.append(bits)
     logits = refmpc.matmul_public(inputs[-1], head.words).reinterpret(head.logit_bits)
-    if len(layers) == 1:
+    if not active:
         return inputs, [await clipped_updates_from_logits(logits, rows, head, scales)]
     last = await _errors_from_logits(logits, rows.labels, head)
     errors = await _hidden_errors(last, layers, active, scales)
@@ -87,68 +86,29 @@ async def _factors(
 
 async def step_words(
     rows: SharedRows,
-    layers: Sequence[PublicLayer],
-    noise: np.ndarray,
+    layers: Sequence[np.ndarray],
+    head: Head,
+    addend: np.ndarray,
     training: TrainingConfig,
     scales: Scales,
-) -> np.ndarray:
-    """This server's words of all layers' noised gradient sums, flat: nothing is opened yet.
+) -> list[Words]:
+    """This server's words of every layer's noised gradient sum: nothing is opened yet.
 
-    ``noise`` is this server's own row of filtered integer noise at 46 bits, in the flat layout of ``vfl.gradients``.
+    ``layers`` are the public integers of all layers of an MLP (of one layer, none: ``head`` is enough). ``addend`` is what
+    this server adds: its own row of filtered integer noise at 46 bits, and the constant that makes the cut unbiased, in the
+    flat layout of ``vfl.gradients``.
     """
-    cut = scales.truncated_bits
-    own = noise.view(np.uint64) + unbiased_addend(rows.embeddings.party, cut)
-    head = rounded_head(layers[-1].values, scales.weight_bits, scales.layers[-1].reach)
+    cut, own = scales.truncated_bits, seal(addend).view(np.uint64)
     if training.gradients == "explicit":
         logits = refmpc.matmul_public(rows.embeddings, head.words).reinterpret(head.logit_bits)
         errors = await _errors_from_logits(logits, rows.labels, head)
         flat, factor = await explicit_clip(rows.embeddings, errors, scales)
-        return refmpc.matmul_opening(factor.reshape(1, -1), flat, cut, own.reshape(1, -1)).reshape(-1)
+        return [refmpc.matmul_opening(factor.reshape(1, -1), flat, cut, own.reshape(1, -1))]
     inputs, updates = await _factors(rows, layers, head, scales)
     words, start = [], 0
-    for left, update, layer in zip(inputs, updates, layers, strict=True):
-        addend = own[start : start + layer.values.size].reshape(layer.values.shape)
-        words.append(refmpc.matmul_opening(left.T, update, cut, addend).reshape(-1))
-        start += layer.values.size
-    return np.concatenate(words)
-
-
-# cost --------------------------------------------------------------------------------------------
-
-
-def open_step_cost(
-    training: TrainingConfig, width: int, classes: int, scales: Scales, logit_bound: float | None = None
-) -> refmpc.Cost:
-    """The declared cost of a step and its opening, for logits within a bound (the plan's, the largest, if none is given)."""
-    batch, layers = training.batch_size, scales.layers
-    bound = scales.logit_bound if logit_bound is None else logit_bound
-    head = Head(np.empty((0, classes), np.int64), 16, bound)
-    total = refmpc.Cost(0, 0)
-    for layer in layers[:-1]:
-        sums = shaped(batch, layer.fan_out, bits=EMBEDDING_BITS)
-        total += refmpc.truncate.cost(sums.reinterpret(EMBEDDING_BITS + scales.weight_bits), scales.weight_bits)
-        total += refmpc.relu.cost(sums, 0, layer.sum_high_bit)
-    logits = shaped(batch, classes, bits=head.logit_bits)
-    total += refmpc.softmax.cost(logits, PROBABILITY_BITS, head.high_bit)
-    errors = [shaped(batch, layer.fan_out, bits=layer.error_bits) for layer in layers]
-    for layer, delta, following in zip(layers, errors, errors[1:], strict=False):
-        exact = following.fraction_bits + scales.weight_bits
-        total += refmpc.truncate.cost(delta.reinterpret(exact), exact - layer.error_bits)
-        total += refmpc.Cost(2, 32 * delta.size)
-    if training.gradients == "explicit":
-        assert scales.written_out is not None
-        flat, column = shaped(batch, (width + 1) * classes, bits=EXPLICIT_BITS), shaped(batch, bits=MANTISSA_BITS)
-        total += refmpc.multiply_truncate.cost(flat, flat, EMBEDDING_BITS + PROBABILITY_BITS - EXPLICIT_BITS)
-        total += refmpc.dot.cost(flat, flat) + refmpc.truncate.cost(column, scales.written_out.cut)
-        total += refmpc.clip_factor.cost(column, scales.clip_bound)
-    else:
-        total += clip_cost(batch, scales)
-        column = shaped(batch, 1, bits=MANTISSA_BITS)
-        total += beside(
-            [
-                refmpc.multiply_truncate.cost(column, delta, MANTISSA_BITS + delta.fraction_bits - UPDATE_BITS)
-                for delta in errors
-            ]
-        )
-    parameters = np.empty(sum((layer.fan_in + 1) * layer.fan_out for layer in layers), dtype=np.uint8)
-    return total + refmpc.open_words.cost(None, parameters, scales.truncated_bits, "")  # type: ignore[arg-type]
+    for left, update, layer in zip(inputs, updates, scales.layers, strict=True):
+        shape = layer.fan_in + 1, layer.fan_out
+        stop = start + shape[0] * shape[1]
+        words.append(refmpc.matmul_opening(left.T, update, cut, own[start:stop].reshape(shape)))
+        start = stop
+    return words

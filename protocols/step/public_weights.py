@@ -24,7 +24,7 @@ from protocols.step.over_clip import ROOM
 from refmpc.core.exact import ceil_log2
 from vfl.training import TrainingConfig
 
-__all__ = ["HEAD_BITS", "Head", "PublicLayer", "moved", "norm_above", "public_start", "rounded_head"]
+__all__ = ["HEAD_BITS", "Head", "PublicLayer", "moved", "norm_above", "public_start", "rounded_head", "widest_head"]
 
 HEAD_BITS = 16  # of W̃: with 14 of the embeddings 30, the finest logits that the softmax takes
 FEWEST_HEAD_BITS = 6
@@ -92,7 +92,7 @@ def rounded_head(values: np.ndarray, weight_bits: int, reach: float) -> Head:
     for bits in range(min(HEAD_BITS, weight_bits), FEWEST_HEAD_BITS - 1, -1):
         words = _rounded(centred, weight_bits - bits)
         bound = norm_above(words) * longest >> (REACH_BITS + bits)
-        head = Head(words, bits, float(1 << bound.bit_length()))  # few different ones, so that constants can be kept
+        head = Head(words, bits, float(1 << bound.bit_length()))  # few different ones: steps are recorded for each
         if head.high_bit <= ROOM:
             return head
     require(
@@ -103,6 +103,14 @@ def rounded_head(values: np.ndarray, weight_bits: int, reach: float) -> Head:
         "the training diverges: lower the learning rate",
     )
     raise AssertionError
+
+
+def widest_head(shape: tuple[int, int], logit_bound: float) -> Head:
+    """A head of zeros for logits within a bound: what a step with such logits costs."""
+    bits, bound = HEAD_BITS, 2.0 ** ceil_log2(max(1.0, logit_bound))
+    while (head := Head(np.zeros(shape, dtype=np.int64), bits, bound)).high_bit > ROOM and bits > FEWEST_HEAD_BITS:
+        bits -= 1
+    return head
 
 
 def _rounded_mean(values: np.ndarray) -> np.ndarray:

@@ -9,7 +9,7 @@ What the client gets: write z_i = 2^bits·t_i + l_i. Then t_0 + t_1 + t_2 = ⌊(
 and independent of z (zero share), hence so are t_0, t_1, l_0, l_1: the client sees ⌊(z + s)/2^bits⌋ with s = −(l_0 + l_1)
 independent of the data, and two uniform numbers. A corrupted server knows one of the l_i at most; that one is a function
 of its view, which is independent of the data, and the others stay uniform. This is the form that the DP theorem asks for
-(PROTOCOLS §5.1 and §5.3): noise in the addends, at least tap_bits bits cut.
+(proofs §6.2 and §6.5): noise in the addends, at least tap_bits bits cut.
 
 ``open_words`` sends the same words to the two other servers: each adds the three up, as the client does. A corrupted server
 has its own t_i and l_i, functions of its view before the opening, and receives two words of which one is uniform and the
@@ -27,6 +27,7 @@ from accel.validate import require, require_integer
 from refmpc.core.party import Party
 from refmpc.core.protocol import Cost, protocol
 from refmpc.core.tensor import ArithmeticTensor
+from refmpc.core.words import Words, seal, unseal
 from refmpc.primitives.arithmetic import matmul_shape, matmul_summand, own_addend
 from refmpc.primitives.io import Client
 
@@ -54,7 +55,7 @@ def opening_bytes(bits: int) -> int:
     return 3 * np.dtype(word_type(bits)).itemsize
 
 
-def matmul_opening(x: ArithmeticTensor, y: ArithmeticTensor, bits: int, addend: np.ndarray | None = None) -> np.ndarray:
+def matmul_opening(x: ArithmeticTensor, y: ArithmeticTensor, bits: int, addend: np.ndarray | None = None) -> Words:
     """This server's words of (x@y + all servers' addends)/2^bits, ready to be sent: local, nothing is opened yet.
 
     Domain |z| < 2^62 in the ring, addends included. The opened value is z/2^bits off by at most 1.5 units, unbiased.
@@ -66,16 +67,21 @@ def matmul_opening(x: ArithmeticTensor, y: ArithmeticTensor, bits: int, addend: 
         from refmpc.core.debug import check_product
 
         x.party.complete(check_product(operation, x, y, np.matmul, 2**62, own))
-    z = matmul_summand(x, y, shape, operation.zero_share(shape))
+    machine = operation.machine
+    z, words = machine.memory(shape), machine.memory(shape, kind)
+    matmul_summand(x, y, operation.zero_share(shape), z)
     if own is not None:
-        z = z + own
-    return (z >> np.uint64(bits)).astype(kind)
+        machine.call("add", z, own, z)
+    machine.call("shift_right", z, np.uint64(bits), z)
+    machine.call("copy", z, words)
+    return words
 
 
 def open_to_client(party: Party, words: np.ndarray, client: str, release: str) -> None:
     """Send this server's words to the client: the moment of the release, which the ledger records first."""
+    party.machine.leave(f"the release {release!r}")
     party.ledger.record(release, words.size, f"client {client!r}")
-    party.send("open_to_client", client, [words])
+    party.send("open_to_client", client, [unseal(words)])
 
 
 def receive_opening(
@@ -109,12 +115,12 @@ def added_words(parts: Sequence[np.ndarray], bits: int) -> np.ndarray:
     return (total << np.uint64(bits)).view(np.int64) >> np.int64(bits)
 
 
-def _open_cost(party: Party, words: np.ndarray, bits: int, release: str) -> Cost:
+def _open_cost(party: Party, words: Words, bits: int, release: str) -> Cost:
     return Cost(1, 6 * kernels.packed_size(words.size, 64 - bits))
 
 
 @protocol(cost=_open_cost, source="this project; the sum of cut summands, as ``matmul_opening`` says")
-async def open_words(party: Party, words: np.ndarray, bits: int, release: str) -> np.ndarray:
+async def open_words(party: Party, words: Words, bits: int, release: str) -> np.ndarray:
     """The opened numbers, signed integers, from all servers' words of products cut by ``bits``. 1 round, 6·(64 − bits)/8
     bytes a number.
 
@@ -123,13 +129,14 @@ async def open_words(party: Party, words: np.ndarray, bits: int, release: str) -
     """
     require(words.ndim == 1, "words.ndim", words.ndim, "1, a flat array", "reshape it")
     require_integer("bits", bits, 1, 62)
+    party.machine.leave(f"the release {release!r}")
     party.ledger.record(release, words.size, "all servers")
     operation = party.operation("open_words", words.size, bits, release)
-    width = 64 - bits
-    packed = kernels.pack_bits(words.astype(np.uint64), width)
+    mine, width = unseal(words).astype(np.uint64), 64 - bits
+    packed = seal(kernels.pack_bits(mine, width))
     round_ = operation.round()
     round_.send_next(packed)
     round_.send_previous(packed)
     others = round_.expect_next(packed.shape, np.uint8), round_.expect_previous(packed.shape, np.uint8)
     await round_
-    return added_words([words, *(kernels.unpack_bits(other, width, words.size) for other in others)], bits)
+    return added_words([mine, *(kernels.unpack_bits(unseal(other), width, mine.size) for other in others)], bits)

@@ -4,9 +4,10 @@ import refmpc
 
 NAMES = """
     DEFAULT_FRACTION_BITS PROTOCOLS ArithmeticTensor BooleanTensor Client Cost HandshakeError Ledger NetworkProfile
+    NotRecordable Words seal unseal
     OutOfStep Party PartyFailed PeerAborted PeerLost PeerTimeout RangeError RefmpcError Release ReleaseRefused RunResult
     TwoHolderBits and_words arithmetic_to_boolean bit_to_arithmetic bits_to_boolean boolean_to_arithmetic clip_factor
-    concatenate decode divide dot dot_truncate encode equal exp gather gaussian_addend input_from_client
+    concatenate decode divide dot dot_truncate dry_run encode equal exp gather gaussian_addend input_from_client
     input_from_party inverse_sqrt is_negative is_negative_by_carry_tree joint_gaussian joint_slope_error largest_value
     log lookup matmul matmul_opening matmul_public matmul_truncate maximum multiply multiply_truncate open_to_client
     open_words opening_bytes
