@@ -13,6 +13,7 @@ import numpy as np
 import refmpc
 from protocols.client.upload import receive_rows
 from protocols.local.launch import main
+from protocols.server.open_training import training_run
 from protocols.server.training import ServerJob, TrainingRun
 from protocols.step.global_step import SharedRows
 from refmpc import ArithmeticTensor, Party
@@ -29,7 +30,7 @@ async def shuffle_rows(rows: SharedRows) -> SharedRows:
 
 async def servers(party: Party, job: ServerJob) -> list[np.ndarray]:
     """What each server runs."""
-    with TrainingRun(party, job) as run:
+    with training_run(party, job) as run:
         return await train(run, await receive_rows(party, job.plan, run.directory))
 
 

@@ -43,7 +43,15 @@ from refmpc.mathematics.roots import clip_factor, inverse_sqrt, sqrt
 from refmpc.mathematics.scale_rows import cut_and_square, scale_rows
 from refmpc.mathematics.spline import spline_times
 from refmpc.net.emulation import NetworkProfile
-from refmpc.primitives.arithmetic import dot, dot_truncate, matmul, matmul_truncate, multiply, multiply_truncate
+from refmpc.primitives.arithmetic import (
+    dot,
+    dot_truncate,
+    matmul,
+    matmul_public,
+    matmul_truncate,
+    multiply,
+    multiply_truncate,
+)
 from refmpc.primitives.boolean import (
     and_words,
     arithmetic_to_boolean,
@@ -54,7 +62,7 @@ from refmpc.primitives.boolean import (
 from refmpc.primitives.comparison import is_negative, maximum, relu, thermometer
 from refmpc.primitives.dealing import Additive, TwoHolder, replicate, summands, truncate_additive
 from refmpc.primitives.io import Client, input_from_client, input_from_party, reveal, reveal_to_client
-from refmpc.primitives.opening import matmul_opening, open_to_client, opening_bytes, receive_opening
+from refmpc.primitives.opening import matmul_opening, open_to_client, open_words, opening_bytes, receive_opening
 from refmpc.primitives.order import largest_coarse
 from refmpc.primitives.shuffle import shuffle
 from refmpc.primitives.truncation import truncate
@@ -128,12 +136,14 @@ __all__ = [
     "lookup",
     "matmul",
     "matmul_opening",
+    "matmul_public",
     "matmul_truncate",
     "maximum",
     "multiply",
     "multiply_truncate",
     "octave",
     "open_to_client",
+    "open_words",
     "opening_bytes",
     "polynomial",
     "probabilities",

@@ -27,6 +27,9 @@ class TrainingConfig:
     ``momentum`` is β and ``weight_decay`` is α (1 means none).
     ``noise``: ``distributed`` (what an outsider faces is 1.5σ², proofs §6.4) or ``joint`` (exactly σ²).
     ``accounting`` (G-Shuff only): ``paper`` calibrates as if Poisson-sampled, ``proven`` for any order.
+    ``weights``: ``open`` (the noised gradient sum of every step is opened, so the weights are public while they are trained;
+    same claim, less work) or ``secret`` (only the last model is opened). It changes nothing for the twins. The commands and
+    ``federation.toml`` say ``open`` where it is built.
     """
 
     epochs: int = 40
@@ -45,6 +48,7 @@ class TrainingConfig:
     accountant: str = "rdp"
     gradients: str = "factored"
     schedule: str = "constant"
+    weights: str = "secret"
     seed: int = 0
     dtype: str = "float64"
 
@@ -64,6 +68,7 @@ class TrainingConfig:
         require_choice("accounting", self.accounting, ("paper", "proven"))
         require_choice("gradients", self.gradients, ("factored", "explicit"))
         require_choice("schedule", self.schedule, ("constant", "linear", "cosine"))
+        require_choice("weights", self.weights, ("open", "secret"))
         require_choice("dtype", self.dtype, ("float32", "float64"))
         require_integer("seed", self.seed, 0)
 

@@ -3,9 +3,10 @@
     python -m vfl.dp.audit --protocol g_bmf
 
 Every record is a canary with a column of its own: there, it has the largest row in that column, so its gradient is the
-worst one, clipped to γ; absent, it has one unit of the grid there, so it contributes nothing but stays findable. The
-observer is told more than any server: it adds up the shares of all weights after every step, which gives every noised,
-truncated gradient sum y_t, subtracts the noise that one server drew itself, and looks at each canary's own column,
+worst one, clipped to γ; absent, it has one unit of the grid there, so it contributes nothing but stays findable. With open
+weights (G-BMF and G-Shuff, unless asked otherwise) every server sees all noised, cut gradient sums y_t. With secret ones
+the observer is told more than any server: it adds up the shares of all weights after every step, which gives the y_t. It
+subtracts the noise that one server drew itself, and looks at each canary's own column,
 where no other record contributes. What is left there is the canary's contribution and the two honest servers' noise,
 independent between columns. The score is the matched filter over all steps, in the coordinates of Ω̂, where the noise is
 white: its deviation is that of the claim, and its shift by a canary at most the sensitivity (γ·R/√(R²+1) a step here:
@@ -22,7 +23,7 @@ import math
 import tempfile
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ from protocols.plan.gl_plan import JointPlan, plan_joint_run
 from protocols.plan.run_plan import Plan, plan_run
 from protocols.plan.scales import EMBEDDING_BITS, RELEASE_BITS
 from protocols.server.checkpoint import ServerDirectory
+from protocols.server.open_training import OpenTrainingRun
 from protocols.server.training import ServerJob, TrainingRun
 from protocols.step.global_step import SharedRows
 from refmpc import ArithmeticTensor, Party
@@ -68,6 +70,7 @@ class Observation:
     weights: list[np.ndarray]
     rows: list[np.ndarray]
     words: list[list[np.ndarray]]
+    sums: list[np.ndarray] = field(default_factory=list)  # opened to all servers: integers at RELEASE_BITS
 
 
 class ObservedRun(TrainingRun):
@@ -81,6 +84,22 @@ class ObservedRun(TrainingRun):
         self.seen.rows.append(_words(rows.embeddings))
         await super().gradient_step(rows)
         self.seen.weights.append(_words(self.layers[0].values))
+
+
+class ObservedOpenRun(OpenTrainingRun):
+    """The training with open weights, with a note of the rows used and of all that is opened."""
+
+    def __init__(self, party: Party, job: ServerJob):
+        super().__init__(party, job)
+        self.seen = Observation([], [], [])
+
+    async def gradient_step(self, rows: SharedRows) -> None:
+        self.seen.rows.append(_words(rows.embeddings))
+        await super().gradient_step(rows)
+
+    def _move(self, step: int, sums: np.ndarray) -> None:
+        super()._move(step, sums)
+        self.seen.sums.append(sums.copy())
 
 
 class ObservedJointRun(JointRun):
@@ -104,7 +123,7 @@ def _words(tensor: ArithmeticTensor) -> np.ndarray:
 
 async def _servers(party: Party, job: ServerJob) -> Observation:
     protocol = importlib.import_module(f"protocols.{job.plan.protocol}")
-    with ObservedRun(party, job) as run:
+    with (ObservedOpenRun if job.plan.opens_sums else ObservedRun)(party, job) as run:
         await protocol.train(run, await receive_rows(party, job.plan, run.directory))
     return run.seen
 
@@ -137,7 +156,7 @@ def _canaries(present: np.ndarray, joint: bool) -> Federation:
     return Federation(clients, CLASSES, labels, columns, blocks, ROW_BOUND)
 
 
-def _plan(protocol: str, epsilon: float, delta: float) -> Plan:
+def _plan(protocol: str, epsilon: float, delta: float, weights: str) -> Plan:
     training = TrainingConfig(
         epochs=EPOCHS,
         batch_size=BATCH_SIZE,
@@ -146,6 +165,7 @@ def _plan(protocol: str, epsilon: float, delta: float) -> Plan:
         epsilon=epsilon,
         delta=delta,
         accounting="proven",
+        weights=weights,
     )
     federation = _canaries(np.ones(CANARIES, dtype=bool), protocol == "gl_bmf")
     with warnings.catch_warnings():
@@ -188,7 +208,9 @@ def _added(shares: list[np.ndarray]) -> np.ndarray:
 
 
 def _sums(plan: Plan, seen: list[Observation]) -> np.ndarray:
-    """Every y_t, (steps × rows × classes), from the weights: W_{t+1} = W_t − k·y_t in integers, exactly."""
+    """Every y_t, (steps × rows × classes): opened, or from secret weights: W_{t+1} = W_t − k·y_t in integers, exactly."""
+    if plan.opens_sums:
+        return np.stack(seen[0].sums).reshape(-1, *plan.layer_shapes[0]) * 2.0**-RELEASE_BITS
     weights = np.stack([_added([one.weights[t] for one in seen]) for t in range(len(seen[0].weights))])
     words = [plan.scales.rate_word(plan.learning_rate(step)) for step in range(plan.schedule.num_steps)]
     sums: np.ndarray = -np.diff(weights, axis=0) / np.array(words)[:, None, None] * 2.0**-RELEASE_BITS
@@ -235,16 +257,18 @@ def protocol_scores(
     noise_scale: float = 1.0,
     seed: int | None = None,
     progress: Callable[[int], None] | None = None,
+    weights: str | None = None,
 ) -> ProtocolScores:
     """Runs of 256 canaries each until there are ``trials``; the corrupted server changes from run to run.
 
     ``noise_scale`` below 1 plants the fault that the audit must see: servers draw that much of the calibrated noise.
-    ``seed`` fixes which canaries are there; noise and masks are always fresh. About half a second a run.
+    ``seed`` fixes which canaries are there; noise and masks are always fresh. About half a second a run. ``weights``: open
+    where that is built, unless given.
     """
     require_choice("protocol", protocol, PROTOCOLS)
     require_real("noise_scale", noise_scale, 0, open_low=True)
     runs = math.ceil(require_integer("trials", trials, 1) / CANARIES)
-    plan = _plan(protocol, epsilon, delta)
+    plan = _plan(protocol, epsilon, delta, weights or ("secret" if protocol == "gl_bmf" else "open"))
     weak = replace(plan, noise=replace(plan.noise, noise_multiplier=noise_scale * plan.noise.noise_multiplier))
     coins = np.random.default_rng(seed)
     values, worlds, opened = [], [], []

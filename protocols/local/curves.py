@@ -49,7 +49,10 @@ class Timeline:
 
 def curve_title(plan: Plan) -> str:
     """What the picture says of privacy."""
-    return f"{plan.protocol}, the whole run: {plan.claim.headline()}. Neither loss nor accuracy is released on the way."
+    said = "Neither loss nor accuracy is released on the way."
+    if plan.opens_sums:
+        said = "The weights of every step are open, neither loss nor accuracy on private rows is."
+    return f"{plan.protocol}, the whole run: {plan.claim.headline()}. {said}"
 
 
 def draw_curves(plan: Plan, timeline: Timeline, file: Path) -> bool:

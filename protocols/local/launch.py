@@ -14,7 +14,7 @@ import numpy as np
 from rich.console import Console
 
 import refmpc
-from accel.validate import require, require_integer
+from accel.validate import require, require_choice, require_integer
 from protocols.client.upload import ClientJob, client_program
 from protocols.local.curves import Timeline
 from protocols.local.options import RunOptions, parse_options
@@ -25,6 +25,7 @@ from protocols.noise.server_noise import insecure_total_noise
 from protocols.plan.run_plan import Plan, plan_run
 from protocols.server.begun import require_same_run
 from protocols.server.checkpoint import ServerDirectory
+from protocols.server.open_training import durability, require_can_keep
 from protocols.server.training import ServerJob
 from vfl.data.sets import load_data, load_embeddings
 from vfl.federation import Federation, build_federation
@@ -68,6 +69,8 @@ def launch(options: RunOptions, federation: Federation, console: Console) -> Run
     """Run one protocol to its end. Everything that can be refused is refused before a value is shared."""
     plan = plan_run(options.protocol, federation, options.training)
     every = require_integer("checkpoint_every", options.checkpoint_every, 0)
+    require_can_keep(options.protocol, options.training.weights, every)
+    synced = require_choice("durability", options.durability, ("process", "power")) == "power"
     if options.protocol == "g_shuff" and every:
         # within an epoch the order is one secret permutation: only its boundaries can be resumed from
         batches = plan.schedule.num_batches
@@ -86,13 +89,16 @@ def launch(options: RunOptions, federation: Federation, console: Console) -> Run
         )
         for client in federation.clients
     }
-    jobs = [ServerJob(plan, directory / f"server-{i}", every) for i in range(3)]
+    jobs = [ServerJob(plan, directory / f"server-{i}", every, synced) for i in range(3)]
+    kept = durability(plan, every, synced)
     way_on = f"continue with: python -m protocols.{options.protocol} --resume {directory}"
+    if plan.opens_sums and not every:
+        way_on = "start a new run; with --checkpoint-every it could be continued"
     result, seconds, timeline = execute(options, plan, directory, servers, jobs, clients, console, way_on)
     layers: list[np.ndarray] = result.outputs[0]
     accuracy = GlobalModel(layers).accuracy(federation.test_rows(), federation.test_labels)
     twin = _twin_accuracy(options, plan, federation, directory) if options.twin else None
-    notes = federation.notes
+    notes = (*federation.notes, *([kept] if kept else []))
     return RunReport(options, plan, directory, layers, accuracy, twin, result.ledgers, seconds, notes, timeline)
 
 

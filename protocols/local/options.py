@@ -46,6 +46,7 @@ class RunOptions:
     timeout: float = 60.0
     out: str = "runs"
     checkpoint_every: int = 0
+    durability: str = "process"
     twin: bool = False
     plot: bool = False
     json: bool = False
@@ -125,6 +126,14 @@ def parse_options(protocol: str, description: str | None, argv: list[str] | None
     train.add_argument(
         "--seed", type=int, default=default.seed, help="splits, an MLP's start, the twin; never masks or noise"
     )
+    if protocol in ("g_bmf", "g_shuff"):
+        train.add_argument(
+            "--weights",
+            choices=("open", "secret"),
+            default="open",
+            help="open (default): every noised gradient sum is opened, so weights are public while training; same claim, fewer"
+            " rounds and bytes. secret: only the last model is opened",
+        )
     privacy = parser.add_argument_group("privacy")
     privacy.add_argument("--epsilon", type=float, default=default.epsilon)
     privacy.add_argument("--delta", type=float, default=default.delta)
@@ -187,6 +196,14 @@ def parse_options(protocol: str, description: str | None, argv: list[str] | None
     where.add_argument("--timeout", type=float, default=run.timeout, help="seconds to wait for a silent peer")
     where.add_argument("--out", default=run.out, metavar="DIR", help="runs are kept here (default runs/)")
     where.add_argument("--checkpoint-every", type=int, default=0, metavar="STEPS", help="0: no checkpoints")
+    if protocol in ("g_bmf", "g_shuff"):
+        where.add_argument(
+            "--durability",
+            choices=("process", "power"),
+            default=run.durability,
+            help="open weights with checkpoints: what is written before it is opened survives the end of a process (default),"
+            " or a power failure too",
+        )
     where.add_argument("--resume", metavar="DIR", help="continue the run in DIR (all other options come from there)")
     where.add_argument("--estimate", action="store_true", help="print what the run would cost, and run nothing")
     where.add_argument(

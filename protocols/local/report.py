@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -16,8 +18,10 @@ from protocols.local.options import RunOptions
 from protocols.noise.joint_noise import MOST_SAMPLES, SAMPLE_MEMORY, joint_block_rows, joint_noise_cost
 from protocols.plan.run_plan import Plan
 from protocols.plan.scales import EMBEDDING_BITS
+from protocols.server.open_training import durability
 from protocols.step.cost import step_cost
 from refmpc import Cost, Ledger
+from refmpc.core.ledger import Release
 
 __all__ = ["RunReport", "estimate", "print_estimate", "print_report", "write_report"]
 
@@ -68,10 +72,20 @@ class RunReport:
             "privacy": self.plan.claim.headline(),
             "claim": json.loads(self.plan.claim.to_json()),
             "phases": self.phases(),
-            "releases": [asdict(release) for release in self.ledgers[0].releases],
+            "weights": training.weights,
+            "releases": _counted(self.ledgers[0].releases),
             "seconds": self.seconds,
             "notes": [*self.notes, self.plan.schedule.sentence],
         }
+
+
+def _counted(releases: Sequence[Release]) -> list[dict[str, Any]]:
+    """Releases in their order; one that is made again and again, as in every step, is told once with how many times."""
+    found = []
+    for release, same in itertools.groupby(releases):
+        times = len(list(same))
+        found.append({**asdict(release), **({"times": times} if times > 1 else {})})
+    return found
 
 
 def write_report(report: RunReport) -> None:
@@ -79,7 +93,8 @@ def write_report(report: RunReport) -> None:
     directory = report.directory
     layers = {f"layer_{index}": layer for index, layer in enumerate(report.layers, 1)}
     np.savez(directory / "model.npz", **layers)  # type: ignore[arg-type]
-    (directory / "claim.txt").write_text(report.plan.claim.paragraph() + "\n")
+    kept = durability(report.plan, report.options.checkpoint_every, report.options.durability == "power")
+    (directory / "claim.txt").write_text(f"{report.plan.claim.paragraph()} {kept}".rstrip() + "\n")
     (directory / "ledger.json").write_text(report.ledgers[0].to_json())
     if not draw_curves(report.plan, report.timeline, directory / "curves.png"):
         report.notes = (*report.notes, "no curves.png: matplotlib is not installed (pip install 'ppvfl[plots]')")

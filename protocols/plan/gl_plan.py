@@ -83,6 +83,13 @@ def plan_from_facts(facts: JointFacts, training: TrainingConfig, bounds: FactorB
     """Calibrate the noise with the slack of the arithmetic that will run, and choose all scales; or refuse."""
     require(training.hidden == (), "hidden", training.hidden, "empty: GL-BMF trains one global layer")
     require(training.noise == "distributed", "noise", training.noise, "'distributed' in the secure protocols")
+    require(
+        training.weights == "secret",
+        "weights",
+        training.weights,
+        "'secret' in GL-BMF",
+        "open weights are built for G-BMF and G-Shuff",
+    )
     schedule = training.steps(facts.num_samples)
     shapes = tuple(client.shape(training.gradients) for client in facts.clients)
     for client, shape in zip(facts.clients, shapes, strict=True):

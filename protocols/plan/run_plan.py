@@ -37,6 +37,7 @@ from vfl.training import Schedule, TrainingConfig
 
 __all__ = [
     "MODEL_RELEASE",
+    "SUMS_RELEASE",
     "Plan",
     "PublicClient",
     "PublicFacts",
@@ -48,6 +49,7 @@ __all__ = [
 ]
 
 MODEL_RELEASE = "global model"
+SUMS_RELEASE = "noised gradient sums"  # of one step, with open weights
 
 
 class PublicShape(Protocol):
@@ -159,7 +161,18 @@ class Plan:
     @property
     def releases(self) -> dict[str, str]:
         """What may be opened, with the claim that covers it."""
-        return {MODEL_RELEASE: self.claim.paragraph()}
+        found = {MODEL_RELEASE: self.claim.paragraph()}
+        if self.opens_sums:
+            found[SUMS_RELEASE] = (
+                f"one of {self.schedule.num_steps} steps, which the claim of the {MODEL_RELEASE} covers all together: "
+                f"{self.claim.headline()}"
+            )
+        return found
+
+    @property
+    def opens_sums(self) -> bool:
+        """Whether the noised gradient sum of every step is opened, so that the weights are public while training."""
+        return self.training.weights == "open"
 
     def public_parameters(self) -> dict[str, Any]:
         """What all participants compare before anything is shared."""
@@ -177,6 +190,8 @@ class Plan:
             "momentum": training.momentum,
             "weight_decay": training.weight_decay,
             "gradients": training.gradients,
+            "weights": training.weights,
+            "rates": self._rates_digest,
             "hidden": list(training.hidden),
             "noise": training.noise,
             "start": digest(self.start, self.scales.weight_bits),
@@ -190,6 +205,12 @@ class Plan:
     def fingerprint(self) -> str:
         """A hash of all public parameters."""
         return hashlib.sha256(json.dumps(self.public_parameters(), sort_keys=True).encode()).hexdigest()
+
+    @property
+    def _rates_digest(self) -> str:
+        """Of the integers that stand for η/B in all steps: libraries whose cosines differ in the last bit are told apart."""
+        words = [self.scales.rate_word(self.learning_rate(step)) for step in range(self.schedule.num_steps)]
+        return hashlib.sha256(np.array(words, dtype="<i8").tobytes()).hexdigest()
 
     def learning_rate(self, step: int) -> float:
         """η of a step, by the public schedule."""
@@ -235,6 +256,14 @@ def _joint_claim(noise: CalibratedNoise) -> Claim:
     )
 
 
+def _open_weights_sentence(steps: int) -> str:
+    return (
+        f"The weights are open while they are trained: the noised gradient sums of all {steps} steps are opened to the three "
+        "servers and may be shown to anybody. The claim is about that whole sequence, and is the same as if only the last "
+        "model were opened"
+    )
+
+
 def _start(training: TrainingConfig, width: int, classes: int) -> GlobalModel:
     return GlobalModel.initial(width, classes, training.hidden, seed=training.seed)
 
@@ -274,7 +303,8 @@ def plan_run(protocol: str, federation: PublicFacts, training: TrainingConfig) -
         width=federation.width,
         steps=schedule.num_steps,
         batch_size=training.batch_size,
-        momentum=training.momentum,
+        # with open weights β·v is public and not part of what is cut
+        momentum=0.0 if training.weights == "open" else training.momentum,
         truncated_bits=GRADIENT_BITS - RELEASE_BITS,
         coordinates=sum((fan_in + 1) * fan_out for fan_in, fan_out in pairwise(sizes)),
         overflow_probability=1e-20,
@@ -311,6 +341,8 @@ def plan_run(protocol: str, federation: PublicFacts, training: TrainingConfig) -
     if training.hidden:
         assumed += ("the starting weights are public and random, from the seed of the run",)
     claim = with_delta_checked(noise.claim, schedule.num_samples)
+    if training.weights == "open":
+        claim = replace(claim, caveats=(*claim.caveats, _open_weights_sentence(schedule.num_steps)))
     noise = replace(noise, claim=replace(claim, public=assumed))
     if joint:
         noise = replace(noise, claim=_joint_claim(noise))

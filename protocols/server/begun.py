@@ -68,11 +68,12 @@ def require_same_run(run: Path, plan: Plan) -> None:
         )
 
 
-def begin(directory: ServerDirectory, plan: Plan, *, keeps_releases: bool = True) -> None:
+def begin(directory: ServerDirectory, plan: Plan, *, keeps_releases: bool = True, finished: bool = False) -> None:
     """Write down how the run begins; if it has begun before, refuse to go on in any other way.
 
     ``keeps_releases``: whether every release is on disk before it is sent. A run without that cannot be begun again at
-    all: nobody knows what it has released, and the same noise would cover two different values.
+    all: nobody knows what it has released, and the same noise would cover two different values. Unless it is ``finished``, and
+    only what everybody knows is to be handed over.
     """
     begun = _read(directory.path)
     if begun is None:
@@ -85,7 +86,7 @@ def begin(directory: ServerDirectory, plan: Plan, *, keeps_releases: bool = True
         write_private(directory.path / BEGUN, json.dumps(facts, indent=1).encode())
         return
     require_same_plan(directory.path, plan)
-    if not (begun["keeps_releases"] and keeps_releases):
+    if not finished and not (begun["keeps_releases"] and keeps_releases):
         which = "begun" if not begun["keeps_releases"] else "to be resumed"
         raise CannotResume(
             f"the run in {directory.path} was {which} without checkpoints, and the directory must be fresh for a run without "

@@ -23,7 +23,7 @@ while the third died between writing and marking; and all three. Nothing on thei
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -40,7 +40,7 @@ from protocols.server.checkpoint import (
 from protocols.step.global_step import Weights
 from refmpc import Party
 
-__all__ = ["Releases", "agree_on_step"]
+__all__ = ["Releases", "agree_on_step", "require_nothing_lost"]
 
 MARKER = "released"
 WAY_OUT = (
@@ -113,18 +113,29 @@ def agree_on_step(party: Party, directory: ServerDirectory, releases: Releases, 
     kept = {server: {0, *by_server[server][2:].tolist()} for server in range(3)}
     step: int = max(kept[0] & kept[1] & kept[2])
     released = max(int(record[1]) for record in by_server.values())
+    last_kept = {server: max(kept[server]) for server in range(3)}
+    require_nothing_lost(step, released, last_kept, [bool(by_server[server][0]) for server in range(3)], last)
+    directory.discard_after(step)
+    releases.discard_after(step)
+    return step
+
+
+def require_nothing_lost(
+    step: int, released: int, last_kept: Mapping[int, int], has_key: Sequence[bool], last: int
+) -> None:
+    """Refuse to go on from ``step`` if something was released after it, or if a server has lost the key of its noise.
+
+    ``last_kept``: the latest state of each server.
+    """
     if step < released:
-        behind = [f"server {server}" for server in range(3) if max(kept[server]) < released]
+        behind = [f"server {server}" for server, kept in last_kept.items() if kept < released]
         raise CannotResume(
             f"{' and '.join(behind) or 'one of the servers'} no longer has the state after step {released}, which was "
             f"released: computing it again would release other values under the same noise; {WAY_OUT}"
         )
-    keyless = [f"server {server}" for server in range(3) if not by_server[server][0]]
-    if keyless and step < last and any(kept[server] != {0} for server in range(3)):
+    keyless = [f"server {server}" for server in range(3) if not has_key[server]]
+    if keyless and step < last and any(last_kept.values()):
         raise CannotResume(
             f"{' and '.join(keyless)} has lost its noise key (noise.key): the noise of later steps must fit that of the steps "
             f"before; {WAY_OUT}"
         )
-    directory.discard_after(step)
-    releases.discard_after(step)
-    return step

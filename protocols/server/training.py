@@ -32,6 +32,7 @@ class ServerJob:
     plan: Plan
     directory: Path
     checkpoint_every: int
+    synced: bool = True  # open weights: whether what must be written survives a power failure too (fsync in every step)
 
 
 class TrainingRun:
@@ -49,10 +50,9 @@ class TrainingRun:
         self.directory = ServerDirectory(job.directory)
         self._every = job.checkpoint_every
         self._releases = Releases(self.directory)
-        begin(self.directory, job.plan, keeps_releases=keeps_releases)
+        begin(self.directory, job.plan, keeps_releases=keeps_releases, finished=self._is_finished())
         last = job.plan.schedule.num_steps
-        self.first_step = agree_on_step(party, self.directory, self._releases, last)
-        self.layers = self._start()
+        self.first_step = self._agree()
         self._recorded_step = party.recorded(self._secret_step)
         self._joint = None
         if job.plan.training.noise == "joint":
@@ -61,6 +61,17 @@ class TrainingRun:
         if self.first_step < last:
             stream = self.directory.noise_stream(job.plan.fingerprint)
             self._noise = NoiseAhead(job.plan, stream, self.first_step)
+
+    def _is_finished(self) -> bool:
+        """Whether this server needs nothing of the others any more to hand over the model."""
+        return False
+
+    def _agree(self) -> int:
+        """The step at which all three servers go on, and the state before it."""
+        step = agree_on_step(self.party, self.directory, self._releases, self.plan.schedule.num_steps)
+        self.first_step = step
+        self.layers = self._start()
+        return step
 
     def _start(self) -> list[Weights]:
         plan, bits = self.plan, self.plan.scales.weight_bits
@@ -85,9 +96,9 @@ class TrainingRun:
         total, reported = self.plan.schedule.num_steps, 0.0
         for step in range(self.first_step, total):
             if self._every and step % self._every == 0 and step > self.first_step:
-                self.directory.save(step, *self.layers)
+                oldest = self._checkpoint(step)
                 if self._joint is not None:
-                    self._joint.forget_before(self.directory.steps()[0])
+                    self._joint.forget_before(oldest)
             self.party.step = step
             yield step
             now = time.monotonic()
@@ -95,6 +106,11 @@ class TrainingRun:
                 reported = now
                 sent = self.party.ledger.total().bytes_sent
                 self.party.report({"phase": "training", "done": step + 1, "total": total, "bytes": sent})
+
+    def _checkpoint(self, step: int) -> int:
+        """Keep the state before ``step``; returns the oldest step that is kept."""
+        self.directory.save(step, *self.layers)
+        return self.directory.steps()[0]
 
     async def _secret_step(
         self, rows: SharedRows, layers: Sequence[Weights], noise: np.ndarray, rate: Words
@@ -106,12 +122,17 @@ class TrainingRun:
         assert self._noise is not None
         return self._noise.next_row()
 
-    async def gradient_step(self, rows: SharedRows) -> None:
-        """One noised step of SGD on these rows."""
+    async def noise_row(self) -> np.ndarray:
+        """All noise that this server adds in the present step: its own, and its share of joint noise."""
         noise = self.own_noise()
         if self._joint is not None:
             await self._joint.prepare()
             noise = noise + self._joint.next_row()
+        return noise
+
+    async def gradient_step(self, rows: SharedRows) -> None:
+        """One noised step of SGD on these rows."""
+        noise = await self.noise_row()
         with self.party.phase("training"):
             rate = rate_input(self.party, self.plan.learning_rate(self.party.step), self.plan.scales)
             self.layers = await self._recorded_step(rows, self.layers, noise, rate)

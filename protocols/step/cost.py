@@ -7,23 +7,29 @@ import numpy as np
 import refmpc
 from protocols.plan.gl_plan import JointPlan
 from protocols.plan.gl_shapes import AdapterShape, JacobianShape
-from protocols.plan.run_plan import Plan
+from protocols.plan.run_plan import SUMS_RELEASE, Plan
 from protocols.plan.scales import EMBEDDING_BITS, RELEASE_BITS
 from protocols.step.gl_step import BlockOutputs, ClientFactors, joint_step
 from protocols.step.global_step import SharedRows, Weights, gradient_step
 from protocols.step.jacobians import ClientJacobian
+from protocols.step.open_step import step_words
+from protocols.step.public_weights import widest_head
 from refmpc import ArithmeticTensor, Cost, Party
+from refmpc.core.words import seal, unseal
 
 __all__ = ["step_cost"]
 
 
 def step_cost(plan: Plan) -> Cost:
-    """Rounds and bytes of one step, exactly. Uploads, noise and openings come on top.
+    """Rounds and bytes of one step, exactly; with open weights at most that, because bytes depend on how large logits can
+    be, which is public in every step. Uploads, noise and openings to clients come on top.
 
     Takes as long as three servers compute on one batch, one after the other: under a second at the paper's sizes.
     """
     if isinstance(plan, JointPlan):
         return refmpc.dry_run(_layer_step, plan)["main"]
+    if plan.opens_sums:
+        return refmpc.dry_run(_open_step, plan, releases=plan.releases)["main"]
     return refmpc.dry_run(_global_step, plan)["main"]
 
 
@@ -52,6 +58,16 @@ async def _global_step(party: Party, plan: Plan) -> None:
     noise = np.zeros(plan.parameters, dtype=np.int64)
     rate = plan.learning_rate(0)
     await gradient_step(_rows(party, plan), _weights(party, plan), noise, rate, plan.training, plan.scales)
+
+
+async def _open_step(party: Party, plan: Plan) -> None:
+    *_, last = plan.layer_shapes
+    head = widest_head(last, plan.scales.logit_bound)
+    layers = [np.zeros(shape, dtype=np.int64) for shape in plan.layer_shapes]
+    addend = np.zeros(plan.parameters, dtype=np.uint64)
+    parts = await step_words(_rows(party, plan), layers, head, addend, plan.training, plan.scales)
+    words = seal(np.concatenate([unseal(part).reshape(-1) for part in parts]))
+    await refmpc.open_words(party, words, plan.scales.truncated_bits, SUMS_RELEASE)
 
 
 async def _layer_step(party: Party, plan: JointPlan) -> None:

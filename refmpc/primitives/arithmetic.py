@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 
 from accel.validate import require, require_integer
+from refmpc.core.digest import digest, mix, name_digest
+from refmpc.core.fixed import encode
 from refmpc.core.party import Operation
 from refmpc.core.protocol import Cost, protocol
 from refmpc.core.tensor import ArithmeticTensor
@@ -24,6 +26,7 @@ __all__ = [
     "dot",
     "dot_truncate",
     "matmul",
+    "matmul_public",
     "matmul_shape",
     "matmul_summand",
     "matmul_truncate",
@@ -139,6 +142,30 @@ async def _truncated(
         await check_product(operation, x, y, _IN_THE_CLEAR[summand], 2**62, own)
     shares = await truncate_summands(operation, z.reshape(-1), bits)
     return ArithmeticTensor(x.party, shares.reshape(2, *shape), max(0, scale - bits), operation.history())
+
+
+def matmul_public(x: ArithmeticTensor, factor: np.ndarray) -> ArithmeticTensor:
+    """x@factor for public integers, both with two axes: local, exact modulo 2^64, at the scale of x. Ring words that a
+    recorded step takes as an input (sealed) may be such factors too."""
+    require(x.ndim == 2 and factor.ndim == 2, "matmul operands", (x.shape, factor.shape), "of two axes each")
+    require(x.shape[1] == factor.shape[0], "matmul operands", (x.shape, factor.shape), "of matching inner sizes")
+    machine, public = x.party.machine, 0  # an input of a recorded step has its own digest
+    if isinstance(factor, Words):
+        words: Any = factor.view(np.uint64)
+    else:
+        words = encode(factor, 0, name="factor")
+        public = digest(words)
+        words = machine.public(words)
+    shares = machine.memory((2, len(x), factor.shape[1]))
+    pair = machine.memory((2, *factor.shape))  # a pair y of which x_0(y_0 + y_1) + x_1·y_0 leaves one product
+    machine.call("copy", np.uint64(0), pair[0])
+    machine.call("copy", words, pair[1])
+    machine.call("matmul_pair", x.shares, pair, None, shares[0])
+    opposite = machine.memory((2, *factor.shape))
+    machine.call("copy", words, opposite[0])
+    machine.call("subtract", np.uint64(0), words, opposite[1])
+    machine.call("matmul_pair", x.shares, opposite, None, shares[1])
+    return x._like(shares, mix(name_digest("matmul_public"), x.history, public))
 
 
 # protocols --------------------------------------------------------------------------------------

@@ -18,7 +18,9 @@ from vfl.training import TrainingConfig
 __all__ = ["noise_of_the_servers", "run_secure", "small_training", "weight_bound"]
 
 
-def run_secure(plan: Plan, federation: Federation, directory, servers=g_bmf.servers, parties="threads", **options):
+def run_secure(
+    plan: Plan, federation: Federation, directory, servers=g_bmf.servers, parties="threads", every=0, **options
+):
     used = slice(0, plan.schedule.num_samples)
     clients = {
         c.name: (
@@ -27,7 +29,7 @@ def run_secure(plan: Plan, federation: Federation, directory, servers=g_bmf.serv
         )
         for c in federation.clients
     }
-    jobs = [ServerJob(plan, directory / f"server-{i}", 0) for i in range(3)]
+    jobs = [ServerJob(plan, directory / f"server-{i}", every) for i in range(3)]
     return refmpc.run(servers, jobs, parties=parties, clients=clients, releases=plan.releases, timeout=60, **options)
 
 

@@ -249,6 +249,11 @@ EXAMPLES = {
         ([fixed(7, 0)], lambda party, x: ([x],)),
     ],
     "reveal": [([fixed(n)], lambda party, x, to=to: (x, "example", to)) for n in COUNTS for to in (None, 0, 1, 2)],
+    "open_words": [
+        ([], lambda party, n=n, bits=bits: (party, np.zeros(n, dtype=np.uint64), bits, "example"))
+        for n in (1, 7, 65)
+        for bits in (1, 32, 34, 39, 62)
+    ],
     "joint_gaussian": small(lambda party, x: (party, x.shape)),
 }
 

@@ -204,9 +204,21 @@ CASES = {
     "exp": composed(lambda x: refmpc.exp(x), 0.0, -1000.0),
     "log": composed(lambda x: refmpc.log(x, 0.25, 16.0), 0.5, 15.0),
     "softmax": composed(lambda x: refmpc.softmax(x * WEIGHTS), 0.0, 500.0, shape=(3,)),
+    # two secrets with one product: everybody learns the product, and nothing else
+    "open_words": Case(
+        lambda party, x, y: refmpc.open_words(party, opened_product(x, y), CUT, "example"),
+        ("arithmetic",) * 2,
+        ((3 << 20, 4 << 20), (2 << 20, 6 << 20)),
+    ),
     "reveal": Case(lambda party, x: refmpc.reveal(x, "example", to=1), ("arithmetic",), FAR, learns=(1,)),
 }
-WEIGHTS = np.array([1, 2, 1])
+WEIGHTS, CUT = np.array([1, 2, 1]), 1
+
+
+def opened_product(x, y):
+    """This server's words of every x times the first y."""
+    return refmpc.matmul_opening(x.reshape(-1, 1), y[:1].reshape(1, 1), CUT).reshape(-1)
+
 
 # joint_gaussian uses the ANDs of the circuits; test_gaussian.py asks what its messages tell about the sample
 WITHOUT_INPUT = {"joint_gaussian"}

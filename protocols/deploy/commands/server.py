@@ -262,7 +262,7 @@ class Server:
                 self._keep(session, output, ledger)
                 session.finish(met.attempt, transport.outbox)
             except BaseException:
-                if task.live and ledgers:
+                if task.opens_in_every_step and ledgers:
                     self._note_releases("release before a failure", session, met.attempt, ledgers[0])
                 raise
             finally:
@@ -286,7 +286,7 @@ class Server:
         for (name, elements, receiver, claim), times in counts.items():
             facts = {"name": name, "elements": elements, "receiver": receiver}
             facts |= {"claim": hashlib.sha256(claim.encode()).hexdigest()}
-            facts |= {"times": times} if session.task.live else {}
+            facts |= {"times": times} if session.task.opens_in_every_step else {}
             self._audit.append(event, session=session.name, attempt=attempt, **facts)
 
     def _reporter(self, session: Session, attempt: str, show: Callable[[Any, Any], None]) -> Callable[[Any], None]:

@@ -256,12 +256,18 @@ class _Reader:
                 given[name] = tuple(require_integer(where, width, 1) for width in value)
             else:
                 given[name] = require_integer(where, value, 1)
+        protocol = self._choice("[run] protocol", table.get("protocol", "g_bmf"), PROTOCOLS)
+        given.setdefault("weights", "open" if protocol == "g_bmf" else "secret")
         try:
             training = TrainingConfig(**given)
         except ValueError as error:
             raise ValueError(f"[run] {error}") from None
         self._choice("[run] noise", training.noise, ("distributed",))  # joint noise needs a dealer that sees it
-        protocol = self._choice("[run] protocol", table.get("protocol", "g_bmf"), PROTOCOLS)
+        way_out = (
+            "a secret order is not kept, so a server that dies could not go on; gl_bmf opens its layers' gradients only"
+        )
+        allowed = training.weights == "secret" or protocol == "g_bmf"
+        require(allowed, "[run] weights", training.weights, f"'secret' with protocol {protocol!r}", way_out)
         every = require_integer("[run] checkpoint_every", table.get("checkpoint_every", 0), 0)
         return RunConfig(
             training=training,

@@ -20,7 +20,8 @@ from protocols.plan.gl_plan import JointPlan
 from protocols.plan.run_plan import Plan
 from protocols.predict import load_layers
 from protocols.server.checkpoint import write_arrays
-from protocols.server.training import ServerJob, TrainingRun
+from protocols.server.open_training import durability, training_run
+from protocols.server.training import ServerJob
 from refmpc import Party
 
 __all__ = [
@@ -36,6 +37,7 @@ __all__ = [
 
 TRAINING, PREDICTION = "training", "prediction"
 MODEL = "model.npz"
+STATE_EVERY = 100  # steps, with open weights
 _HEAD = 1 << 12  # bytes of a message besides its values
 
 
@@ -45,11 +47,17 @@ class TrainingTask:
     kind = TRAINING
     live = False  # whether clients must be there while it runs
 
+    @property
+    def opens_in_every_step(self) -> bool:
+        """Whether something is released before the end, so that a run that fails has released something too."""
+        return self.live or self.plan.opens_sums
+
     def __init__(self, config: FederationConfig, rows: int):
         self._config = config
         self.plan: Plan = plan_for(config, rows)
         self.receivers = self.plan.client_names
-        self.claim = self.plan.claim.paragraph()
+        kept = durability(self.plan, self.checkpoint_every, synced=True)
+        self.claim = f"{self.plan.claim.paragraph()} {kept}".rstrip()
 
     @property
     def largest_message(self) -> int:
@@ -63,14 +71,17 @@ class TrainingTask:
 
     @property
     def checkpoint_every(self) -> int:
-        """In steps. G-Shuff only between epochs: within one the order is a secret permutation."""
+        """In steps. G-Shuff only between epochs: within one the order is a secret permutation. With open weights every step
+        is kept, and this is how often the state is written anew."""
         every, batches = self._config.run.checkpoint_every, self.plan.schedule.num_batches
+        if self.plan.opens_sums:
+            return every or STATE_EVERY
         return max(batches, every // batches * batches) if every and self.plan.protocol == "g_shuff" else every
 
     async def run(self, party: Party, directory: Path) -> list[np.ndarray]:
         """At each server, when everything that clients send is there."""
         job = ServerJob(self.plan, directory / "server", self.checkpoint_every)
-        with TrainingRun(party, job) as run:
+        with training_run(party, job) as run:
             rows = await receive_rows(party, self.plan)
             layers: list[np.ndarray] = await importlib.import_module(f"protocols.{self.plan.protocol}").train(run, rows)
             return layers
@@ -96,6 +107,7 @@ class PredictionTask:
 
     kind = PREDICTION
     live = False
+    opens_in_every_step = False
 
     def __init__(self, config: FederationConfig, rows: int, output: str, layers: list[np.ndarray], claim: str):
         limit = config.predict.maximum_rows

@@ -9,6 +9,7 @@ import pytest
 
 import protocols.local.audit
 import protocols.step.global_step
+import protocols.step.open_step
 from protocols.local.audit import protocol_scores
 from protocols.server.training import TrainingRun
 from vfl.dp import protocol_audit
@@ -18,14 +19,18 @@ from vfl.dp.protocol_audit import ProtocolAudit, find_auditor, judge
 TRIALS = 768  # three runs, each server corrupted once
 
 
-def audited(protocol: str, noise_scale: float = 1.0, trials: int = TRIALS) -> ProtocolAudit:
-    found = protocol_scores(protocol, epsilon=2.0, delta=1e-2, trials=trials, noise_scale=noise_scale, seed=1)
+def audited(protocol: str, noise_scale: float = 1.0, trials: int = TRIALS, weights: str | None = None) -> ProtocolAudit:
+    found = protocol_scores(
+        protocol, epsilon=2.0, delta=1e-2, trials=trials, noise_scale=noise_scale, seed=1, weights=weights
+    )
     return judge(found, noise_scale, 0.9999)
 
 
-@pytest.mark.parametrize("protocol", ["g_bmf", "g_shuff", "gl_bmf"])
-def test_the_claim_stands_and_half_the_noise_is_refuted(protocol):
-    kept, halved = audited(protocol), audited(protocol, 0.5)
+@pytest.mark.parametrize(
+    ("protocol", "weights"), [("g_bmf", "open"), ("g_bmf", "secret"), ("g_shuff", "open"), ("gl_bmf", None)]
+)
+def test_the_claim_stands_and_half_the_noise_is_refuted(protocol, weights):
+    kept, halved = audited(protocol, weights=weights), audited(protocol, 0.5, weights=weights)
     assert kept.refutations == () and kept.epsilon_lower_bound <= kept.claimed_epsilon == pytest.approx(2.0)
     assert kept.deviation == pytest.approx(kept.claimed_deviation, rel=0.12)  # 4.5 standard errors
     assert kept.shift == pytest.approx(kept.allowed_shift, abs=0.35 * kept.claimed_deviation)  # the worst gradient
@@ -35,15 +40,17 @@ def test_the_claim_stands_and_half_the_noise_is_refuted(protocol):
         assert 1 <= kept.layer_deviation_ratio < 1.2 and halved.layer_deviation_ratio < 0.7
 
 
-def test_a_contribution_that_is_not_clipped_is_refuted(monkeypatch):
+@pytest.mark.parametrize("weights", ["open", "secret"])
+def test_a_contribution_that_is_not_clipped_is_refuted(monkeypatch, weights):
     """The clip factor left out of one product: a record moves the sum by far more than γ."""
     factored = protocols.step.global_step.clipped_updates
 
     async def unclipped(factor, errors):
         return await factored(factor * 0.0 + 1.0, errors)
 
-    monkeypatch.setattr(protocols.step.global_step, "clipped_updates", unclipped)
-    result = audited("g_bmf", trials=512)
+    for module in (protocols.step.global_step, protocols.step.open_step):
+        monkeypatch.setattr(module, "clipped_updates", unclipped)
+    result = audited("g_bmf", trials=512, weights=weights)
     assert any("a record shifts by" in sentence for sentence in result.refutations)
 
 

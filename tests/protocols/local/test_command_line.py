@@ -79,7 +79,7 @@ def test_the_estimate_is_what_a_run_costs(federation, tmp_path, capsys):
     assert found["rounds"] == phases[0]["training"].rounds
     main("g_bmf", None, ["--estimate", "--json"])
     printed = json.loads(capsys.readouterr().out)
-    assert printed["rounds_per_step"] == 62 and printed["claim"]["epsilon"] == pytest.approx(3.0)
+    assert printed["rounds_per_step"] == 59 and printed["claim"]["epsilon"] == pytest.approx(3.0)
 
 
 @pytest.mark.parametrize("protocol", ["g_bmf", "g_shuff", "gl_bmf"])
@@ -98,7 +98,7 @@ def test_a_whole_run_leaves_its_files(tmp_path, capsys, protocol):
     if protocol == "g_bmf":
         assert abs(report["test_accuracy"] - report["twin_accuracy"]) <= 0.01
     names = [release["name"] for release in report["releases"]]
-    assert names.count("global model") == 3
+    assert names.count("global model") == (3 if protocol == "gl_bmf" else 2)  # open weights: the servers have it
     assert len(names) == (3 if protocol != "gl_bmf" else 3 + 2 * 11)
     assert "differentially private" in (run / "claim.txt").read_text()
     log = (run / "run.log").read_text()

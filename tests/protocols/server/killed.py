@@ -17,6 +17,7 @@ import refmpc
 from protocols import g_bmf, gl_bmf
 from protocols.client import gl_client, upload
 from protocols.server.checkpoint import ServerDirectory
+from protocols.server.opened import OpenedSteps
 
 PROGRAMS = {"g_bmf": upload.client_program, "gl_bmf": gl_client.client_program}
 
@@ -55,7 +56,16 @@ def _server(victim: int, step: int, marker: Path, party: Any, job: Any) -> Any:
         if party.id == victim and at == step:
             _die_once(marker)
 
+    keep_state = OpenedSteps.keep_state
+
+    def keep(self: OpenedSteps, at: int, state: Any) -> int:
+        oldest = keep_state(self, at, state)
+        if party.id == victim and at == step:
+            _die_once(marker)
+        return oldest
+
     ServerDirectory.save = save  # type: ignore[method-assign]  # in a process of its own
+    OpenedSteps.keep_state = keep  # type: ignore[method-assign]
     return g_bmf.servers(party, job)
 
 

@@ -1,4 +1,4 @@
-"""Opening a truncated product to one client: right within its bound, masked, on the ledger, at the declared price."""
+"""Opening a truncated product to one client or to all servers: right within its bound, masked, on the ledger, at the declared price."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import pytest
 
 import refmpc
 from refmpc.core.errors import PartyFailed, ReleaseRefused
+from refmpc.primitives.opening import unbiased_addend
 
 CLAIM = {"product": "a test, no claim"}
 BITS, SCALE = 34, 12
@@ -75,3 +76,60 @@ def test_an_undeclared_opening_is_refused():
 def test_few_cut_bits_travel_as_full_words():
     assert refmpc.opening_bytes(31) == 24
     assert refmpc.opening_bytes(32) == 12
+
+
+# to all servers ----------------------------------------------------------------------------------
+
+
+async def opened_product(party, job):
+    left, right, addends = job
+    x = await refmpc.input_from_party(party, 0, left if party.id == 0 else None, left.shape, 14)
+    y = await refmpc.input_from_party(party, 1, right if party.id == 1 else None, right.shape, 32)
+    words = refmpc.matmul_opening(x, y, BITS, addend=addends[party.id].view(np.uint64) + unbiased_addend(party, BITS))
+    with party.phase("opened"):
+        return await refmpc.open_words(party, words.reshape(-1), BITS, "product")
+
+
+@pytest.mark.parametrize("size", [1e-3, 1.0, 2000.0], ids=["small", "one", "near the domain"])
+def test_all_servers_get_the_same_integers_within_one_and_a_half_units_and_unbiased(size):
+    rng = np.random.default_rng(0)
+    left = np.rint(rng.uniform(-2, 2, (20, 5)) * 2**14) * 2.0**-14
+    right = np.rint(rng.uniform(-size, size, (5, 300)) * 2.0**32) * 2.0**-32
+    addends = [rng.integers(-(2**55), 2**55, (20, 300)) for _ in range(3)]
+    result = refmpc.run(opened_product, [(left, right, addends)] * 3, releases=CLAIM, timeout=20)
+    assert all((output == result.outputs[0]).all() for output in result.outputs)
+    expected = (left @ right).reshape(-1) + sum(addends).reshape(-1) * 2.0**-46
+    error = result.outputs[0] - expected * 2.0**SCALE
+    assert np.abs(error).max() <= 1.5 + 1e-3
+    assert abs(error.mean()) < 5 * 0.5 / np.sqrt(error.size)
+    for ledger in result.ledgers:  # 6000 numbers of 30 bits to each of the two others
+        assert (ledger.phases["opened"].rounds, ledger.phases["opened"].bytes_sent) == (1, 2 * 6000 * 30 // 8)
+        assert [(r.name, r.receiver, r.elements) for r in ledger.releases] == [("product", "all servers", 6000)]
+
+
+def test_an_undeclared_opening_to_the_servers_is_refused_before_anything_is_sent():
+    job = np.ones((1, 1)), np.ones((1, 1)), [np.zeros((1, 1), dtype=np.int64)] * 3
+    with pytest.raises(PartyFailed, match="was not declared"):
+        refmpc.run(opened_product, [job] * 3, releases={"something else": "no claim"}, timeout=10)
+
+
+def test_a_product_with_public_integers_is_local_and_exact():
+    rng = np.random.default_rng(1)
+    left, right = rng.integers(-(2**20), 2**20, (9, 7)), rng.integers(-(2**30), 2**30, (7, 4))
+
+    async def program(party, _):
+        x = await refmpc.input_from_party(party, 0, left if party.id == 0 else None, left.shape, 0)
+        with party.phase("product"):
+            z = refmpc.matmul_public(x, right)
+        return await refmpc.reveal(z, "product")
+
+    result = refmpc.run(program, [None] * 3, releases=CLAIM, timeout=20)
+    assert (result.outputs[2] == left @ right).all()
+    assert result.ledgers[0].phases["product"].rounds == 0
+    with pytest.raises(PartyFailed, match="matching inner sizes"):
+        refmpc.run(_wrong_shapes, [None] * 3, timeout=20)
+
+
+async def _wrong_shapes(party, _):
+    x = await refmpc.input_from_party(party, 0, np.zeros((2, 3)) if party.id == 0 else None, (2, 3), 0)
+    return refmpc.matmul_public(x, np.ones((2, 3), dtype=np.int64))

@@ -36,7 +36,7 @@ def changed(old: str, new: str) -> str:
 
 def test_the_template_says_the_defaults():
     config = read(TEXT)
-    assert config.run.training == TrainingConfig()
+    assert config.run.training == TrainingConfig(weights="open")
     assert config.addresses == {0: ("a.example", 7000), 1: ("10.0.0.2", 7000), 2: ("fe80::1", 7000)}
     assert [client.name for client in config.ordered_clients] == ["bank", "card"]
     assert config.label_client.name == config.predict.receiver == "card"

@@ -1,0 +1,180 @@
+"""The training run of one server with open weights: every step opens its noised gradient sums to all three servers.
+
+A run that keeps checkpoints keeps every step (``protocols.server.opened``), for one more round a step. A run that keeps none
+cannot be resumed, because nobody would know what it has opened; when it is finished, its model can be handed over again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+import refmpc
+from accel.validate import require
+from protocols.noise.joint_noise import MOST_ROWS
+from protocols.plan.run_plan import MODEL_RELEASE, SUMS_RELEASE, Plan
+from protocols.server.checkpoint import confirm_on_disk
+from protocols.server.opened import OpenedSteps, agree_on_opened
+from protocols.server.training import ServerJob, TrainingRun
+from protocols.step.global_step import SharedRows
+from protocols.step.open_step import step_words
+from protocols.step.public_weights import Head, PublicLayer, moved, public_start, rounded_head
+from refmpc import ArithmeticTensor, Party, Words
+from refmpc.core.words import seal, unseal
+from refmpc.primitives.opening import unbiased_addend, word_type
+
+__all__ = ["OpenTrainingRun", "durability", "require_can_keep", "training_run"]
+
+
+def training_run(party: Party, job: ServerJob) -> TrainingRun:
+    """The run that the plan asks for."""
+    return OpenTrainingRun(party, job) if job.plan.opens_sums else TrainingRun(party, job)
+
+
+def require_can_keep(protocol: str, weights: str, checkpoint_every: int) -> None:
+    """Refuse checkpoints of G-Shuff with open weights: within an epoch the order is a secret permutation that nobody keeps,
+    and an epoch that is begun again would open other sums under the same noise."""
+    require(
+        checkpoint_every == 0 or protocol != "g_shuff" or weights == "secret",
+        "checkpoint_every",
+        checkpoint_every,
+        "0 in g_shuff with open weights",
+        "its secret order is not kept, so an epoch cannot be resumed; use weights = 'secret' to keep checkpoints",
+    )
+
+
+def durability(plan: Plan, checkpoint_every: int, synced: bool) -> str:
+    """What a run with open weights survives, for the text that is kept with it; empty for secret weights."""
+    if not plan.opens_sums:
+        return ""
+    if checkpoint_every == 0:
+        return (
+            "What a server is about to open is not kept: if a server dies, the run cannot be resumed, because no step may be "
+            "opened with two values."
+        )
+    survived = "a power failure (fsync)" if synced else "the end of its process (kill -9), not a power failure"
+    return (
+        "All three servers have written what they are about to open before any of them sends it, so no step is opened with "
+        f"two values; written means that it survives {survived}."
+    )
+
+
+def public_inputs(party: Party, model: Sequence[PublicLayer], plan: Plan) -> tuple[Head, list[np.ndarray]]:
+    """What a step takes of the public weights: the last layer as it is used, and all layers of an MLP."""
+    scales, public = plan.scales, party.machine.public
+    head = rounded_head(model[-1].values, scales.weight_bits, scales.layers[-1].reach)
+    layers: list[np.ndarray] = [public(layer.values) for layer in model] if len(model) > 1 else []
+    return replace(head, words=public(head.words)), layers
+
+
+def own_addend(party: Party, noise: np.ndarray, plan: Plan) -> np.ndarray:
+    """What this server adds to its summands: its noise, and what makes the cut unbiased."""
+    return noise.view(np.uint64) + unbiased_addend(party, plan.scales.truncated_bits)
+
+
+class OpenTrainingRun(TrainingRun):
+    """State of the training at one server. ``model`` is public and the same at all three."""
+
+    def __init__(self, party: Party, job: ServerJob):
+        require_can_keep(job.plan.protocol, job.plan.training.weights, job.checkpoint_every)
+        self._opened = OpenedSteps(job.directory, word_type(job.plan.scales.truncated_bits), synced=job.synced)
+        self._last_sums: np.ndarray | None = None  # opened since the last state was kept
+        self.model: list[PublicLayer] = []
+        super().__init__(party, job, keeps_releases=job.checkpoint_every > 0)
+        self._recorded_words = party.recorded(self._secret_words)
+
+    def __exit__(self, *exception: object) -> None:
+        super().__exit__(*exception)
+        self._opened.close()
+
+    # going on ------------------------------------------------------------------------------------
+
+    def _is_finished(self) -> bool:
+        return self._opened.last_state == self.plan.schedule.num_steps
+
+    def _agree(self) -> int:
+        plan = self.plan
+        self.model = public_start(plan.start, plan.scales, plan.training.momentum)
+        position, have_state = agree_on_opened(self.party, self.directory, self._opened, plan.schedule.num_steps)
+        if position == 0:
+            return 0
+        kept = self._opened.resume(position, from_state=have_state)
+        self._restore(kept.state)
+        for step, sums in enumerate(kept.sums, kept.step):
+            self._move(step, sums)
+        if kept.words is not None:  # all three have theirs on disk: sent again, word for word
+            self._opened.mark(position - 1)
+            self.party.step = position - 1
+            with self.party.phase("opened again"):
+                self._move(position - 1, self.party.complete(self._open(kept.words)))
+        return position
+
+    def _flat(self) -> np.ndarray:
+        parts = [layer.values for layer in self.model]
+        parts += [layer.velocity for layer in self.model if layer.velocity is not None]
+        return np.concatenate([part.reshape(-1) for part in parts])
+
+    def _restore(self, flat: np.ndarray) -> None:
+        size = self.plan.parameters
+        values = self.plan.unflatten(flat[:size])
+        velocities = self.plan.unflatten(flat[size:]) if len(flat) > size else [None] * len(values)
+        self.model = [PublicLayer(*both) for both in zip(values, velocities, strict=True)]
+
+    # one step ------------------------------------------------------------------------------------
+
+    async def gradient_step(self, rows: SharedRows) -> None:
+        """One noised step of SGD on these rows; its sums are opened."""
+        noise, plan, step = await self.noise_row(), self.plan, self.party.step
+        with self.party.phase("training"):
+            head, layers = public_inputs(self.party, self.model, plan)
+            parts = await self._recorded_words(rows, layers, head, own_addend(self.party, noise, plan))
+            words = np.concatenate([unseal(part).reshape(-1) for part in parts])
+        if self._every:
+            with self.party.phase("checkpoint"):
+                await self._keep(step, words)
+        with self.party.phase("training"):
+            self._move(step, await self._open(words))
+
+    async def _secret_words(
+        self, rows: SharedRows, layers: list[np.ndarray], head: Head, addend: np.ndarray
+    ) -> list[Words]:
+        return await step_words(rows, layers, head, addend, self.plan.training, self.plan.scales)
+
+    async def _keep(self, step: int, words: np.ndarray) -> None:
+        """All three have written their words when this returns, and this server has marked it. 1 round."""
+        if step == 0:
+            self._opened.keep_state(0, self._flat())
+        self._opened.write(step, words, self._last_sums)
+        await confirm_on_disk("the words are written")
+        self._opened.mark(step)
+
+    async def _open(self, words: np.ndarray) -> np.ndarray:
+        return await refmpc.open_words(self.party, seal(words), self.plan.scales.truncated_bits, SUMS_RELEASE)
+
+    def _move(self, step: int, sums: np.ndarray) -> None:
+        plan = self.plan
+        word = plan.scales.rate_word(plan.learning_rate(step))
+        self.model = moved(self.model, plan.unflatten(sums), word, plan.training)
+        self._last_sums = sums
+
+    def _checkpoint(self, step: int) -> int:
+        self._last_sums = None
+        return self._opened.keep_state(step, self._flat())
+
+    # the end -------------------------------------------------------------------------------------
+
+    async def release(self) -> list[np.ndarray]:
+        """Hand the model over to the clients; the servers have it."""
+        last, bits = self.plan.schedule.num_steps, self.plan.scales.weight_bits
+        if self.first_step < last:
+            self._opened.keep_state(last, self._flat())
+        if self._joint is not None:
+            self._joint.forget_before(last + self.plan.factorisation.bands + MOST_ROWS)
+        flat = np.concatenate([layer.values.reshape(-1) for layer in self.model])
+        zeros = ArithmeticTensor(self.party, np.zeros((2, len(flat)), dtype=np.uint64), 0)
+        with self.party.phase("release"):
+            for name in self.plan.client_names:
+                refmpc.reveal_to_client((zeros + flat).reinterpret(bits), name, MODEL_RELEASE)
+        return [layer.values * 2.0**-bits for layer in self.model]

@@ -1,0 +1,143 @@
+"""Weights that everybody knows, as integers: what a step computes with, how they move, and how large logits can be.
+
+Everything here is exact integer arithmetic, so all servers come to the same words on any processor. W has ``weight_bits``,
+momentum and the opened sums y have ``RELEASE_BITS``:
+
+    v ← round(β̂·v/2^20) + y,   W ← round(α̂·W/2^16) − k·v,   η/B = k/2^(weight_bits − RELEASE_BITS).
+
+The last layer is used centred and rounded, W̃: subtracting the same vector from every class leaves the softmax as it is and
+the norms small, and 14 + ``bits`` is then the scale that the softmax takes, with no truncation. The gradient is that at W̃, a
+public function of what was opened before, so the theorem of ``vfl.dp.slack`` covers it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from accel.validate import require
+from protocols.plan.scales import DECAY_BITS, EMBEDDING_BITS, Scales
+from protocols.step.over_clip import ROOM
+from refmpc.core.exact import ceil_log2
+from vfl.training import TrainingConfig
+
+__all__ = ["HEAD_BITS", "Head", "PublicLayer", "moved", "norm_above", "public_start", "rounded_head", "widest_head"]
+
+HEAD_BITS = 16  # of W̃: with 14 of the embeddings 30, the finest logits that the softmax takes
+FEWEST_HEAD_BITS = 6
+MOMENTUM_BITS = 20  # of β̂
+REACH_BITS = 20  # of the bound on ‖[h 1]‖, rounded up
+LARGEST = 1 << 61  # of a weight, in its integers
+
+
+@dataclass
+class PublicLayer:
+    """One layer [W; b] and its momentum: int64 at ``weight_bits`` and at ``RELEASE_BITS``."""
+
+    values: np.ndarray
+    velocity: np.ndarray | None
+
+
+@dataclass(frozen=True)
+class Head:
+    """The last layer as a step uses it: integers at ``bits``, and a bound of the logits of this very step, a power of two."""
+
+    words: np.ndarray
+    bits: int
+    logit_bound: float
+
+    @property
+    def logit_bits(self) -> int:
+        """Of [H 1]·W̃."""
+        return EMBEDDING_BITS + self.bits
+
+    @property
+    def high_bit(self) -> int:
+        """Compared bits of the logits: a difference of two, and the constant that exp adds, stay inside."""
+        return self.logit_bits + ceil_log2(2 * self.logit_bound + 64) + 1
+
+
+def public_start(start: Sequence[np.ndarray], scales: Scales, momentum: float) -> list[PublicLayer]:
+    """The starting weights, and no momentum yet."""
+    layers = []
+    for values in start:
+        words = np.rint(values * 2.0**scales.weight_bits).astype(np.int64)
+        layers.append(PublicLayer(words, np.zeros_like(words) if momentum else None))
+    return layers
+
+
+def norm_above(columns: np.ndarray) -> int:
+    """An integer that is at least the largest norm of a column of integers; above it by 2 and, for columns longer than
+    about 2^24, by what rounding their entries up costs."""
+    largest = int(np.abs(columns).max(initial=0))
+    keep = (62 - ceil_log2(max(1, len(columns)))) // 2  # bits whose squares add up in 64
+    shift = max(0, largest.bit_length() + 1 - keep)
+    rounded = (np.abs(columns) + ((1 << shift) - 1)) >> shift
+    squares = int((rounded * rounded).sum(axis=0).max(initial=0))
+    return (math.isqrt(squares) + 1) << shift
+
+
+def _rounded(values: np.ndarray, bits: int) -> np.ndarray:
+    """values/2^bits, to the nearest integer."""
+    return values if bits == 0 else (values + (1 << (bits - 1))) >> bits
+
+
+def rounded_head(values: np.ndarray, weight_bits: int, reach: float) -> Head:
+    """W̃ of the last layer: as fine as the softmax takes and the ring holds. ``reach`` bounds ‖[h 1]‖."""
+    centred = values - _rounded_mean(values)
+    longest = math.ceil(reach * 2.0**REACH_BITS)
+    for bits in range(min(HEAD_BITS, weight_bits), FEWEST_HEAD_BITS - 1, -1):
+        words = _rounded(centred, weight_bits - bits)
+        bound = norm_above(words) * longest >> (REACH_BITS + bits)
+        head = Head(words, bits, float(1 << bound.bit_length()))  # few different ones: steps are recorded for each
+        if head.high_bit <= ROOM:
+            return head
+    require(
+        False,
+        "weights",
+        f"logits up to {float(bound):.3g}",
+        f"small enough for the ring at {FEWEST_HEAD_BITS} bits",
+        "the training diverges: lower the learning rate",
+    )
+    raise AssertionError
+
+
+def widest_head(shape: tuple[int, int], logit_bound: float) -> Head:
+    """A head of zeros for logits within a bound: what a step with such logits costs."""
+    bits, bound = HEAD_BITS, 2.0 ** ceil_log2(max(1.0, logit_bound))
+    while (head := Head(np.zeros(shape, dtype=np.int64), bits, bound)).high_bit > ROOM and bits > FEWEST_HEAD_BITS:
+        bits -= 1
+    return head
+
+
+def _rounded_mean(values: np.ndarray) -> np.ndarray:
+    """The mean over classes, rounded, as a column."""
+    classes = values.shape[1]
+    return np.floor_divide(2 * values.sum(axis=1, keepdims=True) + classes, 2 * classes)
+
+
+def moved(
+    layers: Sequence[PublicLayer], sums: Sequence[np.ndarray], rate_word: int, training: TrainingConfig
+) -> list[PublicLayer]:
+    """The layers after a step whose opened sums are ``sums``, at ``RELEASE_BITS``. Exact, the same at every server."""
+    beta = round(training.momentum * 2**MOMENTUM_BITS)
+    alpha = round(training.weight_decay * 2**DECAY_BITS)
+    found = []
+    for layer, y in zip(layers, sums, strict=True):
+        velocity = y
+        if layer.velocity is not None:
+            velocity = _rounded(beta * layer.velocity, MOMENTUM_BITS) + y
+        values = layer.values if training.weight_decay == 1.0 else _rounded(alpha * layer.values, DECAY_BITS)
+        values = values - rate_word * velocity
+        require(
+            int(np.abs(values).max()) < LARGEST,
+            "weights",
+            "larger than 64 bits hold",
+            "those of a training that does not diverge",
+            "lower the learning rate",
+        )
+        found.append(PublicLayer(values, None if layer.velocity is None else velocity))
+    return found

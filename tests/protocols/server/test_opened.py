@@ -1,0 +1,217 @@
+"""Open weights: no step is ever opened with two values, whoever dies when; what cannot be kept is refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from protocols import g_shuff
+from protocols.local import launch
+from protocols.plan.run_plan import plan_run
+from protocols.server.opened import OpenedSteps
+from refmpc.core.errors import PartyFailed
+from refmpc.core.party import Party
+from tests.protocols.conftest import small_federation
+from tests.protocols.secure_runs import run_secure, small_training
+
+STEPS = 6
+OPERATIONS = ("open_words", "the words are written", "agree on what was opened", "reveal_to_client")
+
+
+class Crash(Exception):
+    """What a test makes a server die of."""
+
+
+class Watch:
+    """Points at which a server may die: around every record it appends and every message that opens or agrees. ``sent``
+    holds all words that were ever sent, by server and step; a word that is sent before all three have written theirs is
+    noted in ``too_early``."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, run: Path):
+        self.points: dict[int, list[str]] = defaultdict(list)
+        self.kill: tuple[int, int] | None = None  # server, number of the point
+        self.dies_at: tuple[int, str] | None = None  # server, name of the point
+        self.sent: dict[tuple[int, int], list[np.ndarray]] = defaultdict(list)
+        self.too_early: list[str] = []
+        self.run = run
+        self._lock = threading.Lock()
+        append, exchange = OpenedSteps._append, Party._exchange
+
+        def appending(opened: OpenedSteps, kind: bytes, step: int, content: bytes) -> None:
+            server, what = int(opened._directory.name[-1]), f"{kind.decode()} {step}"
+            self._point(server, f"before {what}")
+            append(opened, kind, step, content)
+            self._point(server, f"after {what}")
+
+        def exchanging(
+            party: Party, operation: str, sends: dict[Any, Any], receives: dict[Any, Any], *code: int
+        ) -> None:
+            if operation not in OPERATIONS:
+                exchange(party, operation, sends, receives, *code)
+                return
+            self._point(party.id, f"before {operation} {party.step}")
+            if operation == "open_words":
+                self._note(party, sends)
+            exchange(party, operation, sends, receives, *code)
+            self._point(party.id, f"after {operation} {party.step}")
+
+        monkeypatch.setattr(OpenedSteps, "_append", appending)
+        monkeypatch.setattr(Party, "_exchange", exchanging)
+
+    def _point(self, server: int, name: str) -> None:
+        with self._lock:
+            self.points[server].append(name)
+            now = server, len(self.points[server]) - 1
+        if now == self.kill or (server, name) == self.dies_at:
+            raise Crash(name)
+
+    def _note(self, party: Party, sends: dict[Any, list[np.ndarray]]) -> None:
+        with self._lock:
+            for parts in sends.values():
+                self.sent[party.id, party.step] += [part.copy() for part in parts]
+        for server in range(3):
+            disk = OpenedSteps(self.run / f"server-{server}", np.uint32, synced=False)
+            if disk.written <= party.step or (server == party.id and disk.marked <= party.step):
+                self.too_early.append(f"step {party.step} of server {party.id}: server {server} is not ready")
+
+    def two_values(self) -> list[tuple[int, int]]:
+        return [key for key, found in self.sent.items() if any(not np.array_equal(found[0], more) for more in found)]
+
+
+@pytest.fixture
+def plan_and_federation():
+    federation = small_federation(96, (5, 4), 4)
+    return plan_run("g_bmf", federation, small_training(weights="open", epochs=2, momentum=0.9)), federation
+
+
+def points_of_a_run(plan, federation, directory: Path) -> dict[int, list[str]]:
+    with pytest.MonkeyPatch.context() as patch:
+        dry = Watch(patch, directory)
+        run_secure(plan, federation, directory, every=2)
+    assert plan.schedule.num_steps == STEPS and not dry.too_early and not dry.two_values()
+    assert len(dry.sent) == 3 * STEPS
+    return dry.points
+
+
+@pytest.mark.parametrize("server", [0, 1, 2])
+def test_no_step_is_opened_with_two_values_wherever_a_server_dies(plan_and_federation, tmp_path, server):
+    plan, federation = plan_and_federation
+    points = points_of_a_run(plan, federation, tmp_path / "dry")[server]
+    assert len(points) > 50
+    for number in range(server, len(points), 3):  # the three tests together: every point
+        run = tmp_path / f"{number}"
+        with pytest.MonkeyPatch.context() as patch:
+            watch = Watch(patch, run)
+            watch.kill = server, number
+            with pytest.raises(PartyFailed, match="Crash"):
+                run_secure(plan, federation, run, every=2)
+            watch.kill = None
+            result = run_secure(plan, federation, run, every=2)
+        assert watch.two_values() == [] and watch.too_early == [], points[number]
+        for output in (*result.outputs[1:], *result.client_outputs.values()):
+            assert (output[0] == result.outputs[0][0]).all()
+        opened = [r.name for r in result.ledgers[0].releases].count("noised gradient sums")
+        assert opened <= STEPS
+        shutil.rmtree(run)
+
+
+def test_two_crashes_in_one_run_and_a_record_that_was_cut_off(plan_and_federation, tmp_path, monkeypatch):
+    """Server 2 dies before anybody hears that the words of step 3 are written; server 1 has lost half of its own; then
+    server 0 dies in step 4 of the resumed run."""
+    plan, federation = plan_and_federation
+    run, watch = tmp_path / "run", Watch(monkeypatch, tmp_path / "run")
+    for name, server in (("before the words are written 3", 2), ("after mark 4", 0)):
+        watch.points.clear()
+        watch.dies_at = server, name
+        with pytest.raises(PartyFailed, match=f"Crash: {name}"):
+            run_secure(plan, federation, run, every=2)
+        if server == 2:
+            file = sorted((run / "server-1").glob("opened-*.log"))[-1]
+            file.write_bytes(file.read_bytes()[:-7])
+    watch.dies_at = None
+    run_secure(plan, federation, run, every=2)
+    assert watch.two_values() == [] and watch.too_early == []
+
+
+@pytest.mark.parametrize("lost", ["the last file", "everything", "the last words"])
+def test_a_server_that_lost_what_was_opened_ends_the_run(plan_and_federation, tmp_path, lost):
+    plan, federation = plan_and_federation
+    run = tmp_path / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        watch = Watch(patch, run)
+        watch.dies_at = 1, "after open_words 3"
+        with pytest.raises(PartyFailed, match="Crash"):
+            run_secure(plan, federation, run, every=2)
+    own = run / "server-2"
+    file = own / "opened-00000002.log"
+    (own / "opened-00000004.log").unlink(missing_ok=True)  # it may have been on its way to step 4 already
+    if lost == "everything":
+        shutil.rmtree(own)
+    elif lost == "the last file":
+        file.unlink()
+    else:
+        file.write_bytes(file.read_bytes()[:-200])  # an older copy: words of step 3 are gone
+    with pytest.raises(PartyFailed, match=r"server 2 no longer has the state after step \d, which was released"):
+        run_secure(plan, federation, run, every=2)
+
+
+def test_a_run_that_keeps_nothing_is_not_resumed_but_hands_its_model_over_again(plan_and_federation, tmp_path):
+    plan, federation = plan_and_federation
+    with pytest.MonkeyPatch.context() as patch:
+        watch = Watch(patch, tmp_path / "broken")
+        watch.kill = 1, 6  # in the middle
+        with pytest.raises(PartyFailed, match="Crash"):
+            run_secure(plan, federation, tmp_path / "broken")
+        watch.kill = None
+        with pytest.raises(PartyFailed, match="begun without checkpoints.*start a new run"):
+            run_secure(plan, federation, tmp_path / "broken")
+        with pytest.raises(PartyFailed, match="begun without checkpoints.*start a new run"):
+            run_secure(plan, federation, tmp_path / "broken", every=2)
+        assert watch.two_values() == []
+    first = run_secure(plan, federation, tmp_path / "whole").outputs[0][0]
+    again = run_secure(plan, federation, tmp_path / "whole")
+    assert (again.outputs[0][0] == first).all() and (again.client_outputs["client 1"][0] == first).all()
+    assert {r.name for r in again.ledgers[0].releases} == {"global model"}
+
+
+def test_without_checkpoints_no_round_is_spent_on_them_and_with_them_one_a_step(plan_and_federation, tmp_path):
+    plan, federation = plan_and_federation
+    without, with_ = (run_secure(plan, federation, tmp_path / str(every), every=every) for every in (0, 3))
+    assert "checkpoint" not in without.ledgers[0].phases
+    assert with_.ledgers[0].phases["checkpoint"].rounds == STEPS
+    assert with_.ledgers[0].phases["training"].rounds == without.ledgers[0].phases["training"].rounds
+    files = sorted(file.name for file in (tmp_path / "3" / "server-0").glob("opened-*.log"))
+    assert files == ["opened-00000003.log", "opened-00000006.log"]
+    assert all(file.stat().st_mode & 0o077 == 0 for file in (tmp_path / "3" / "server-0").glob("opened-*.log"))
+
+
+def test_g_shuff_with_open_weights_keeps_no_checkpoints(tmp_path):
+    federation = small_federation(96, (5, 4), 4)
+    plan = plan_run("g_shuff", federation, small_training(weights="open"))
+    with pytest.raises(PartyFailed, match="checkpoint_every = 3: must be 0 in g_shuff with open weights"):
+        run_secure(plan, federation, tmp_path, g_shuff.servers, every=3)
+    words = ["--checkpoint-every", "3", "--out", str(tmp_path), "--parties", "threads"]
+    with pytest.raises(SystemExit, match="its secret order is not kept"):
+        launch.main("g_shuff", None, words)
+
+
+@pytest.mark.parametrize(
+    "words", [[], ["--checkpoint-every", "4"], ["--checkpoint-every", "4", "--durability", "power"]]
+)
+def test_the_folder_says_what_was_open_and_what_was_kept(tmp_path, capsys, words):
+    common = ["--epochs", "1", "--parties", "threads", "--out", str(tmp_path), "--json"]
+    launch.main("g_bmf", None, [*common, *words])
+    report = json.loads(capsys.readouterr().out)
+    claim = (Path(report["directory"]) / "claim.txt").read_text()
+    assert report["weights"] == "open" and "The weights are open while they are trained" in claim
+    sums = next(r for r in report["releases"] if r["name"] == "noised gradient sums")
+    assert sums["times"] == report["steps"] == 11
+    wanted = {0: "the run cannot be resumed", 2: "kill -9", 4: "a power failure (fsync)"}[len(words)]
+    assert wanted in claim and any(wanted in note for note in report["notes"])
