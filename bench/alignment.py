@@ -13,6 +13,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from accel.errors import PpvflError
 from accel.validate import require_integer, require_real
 from vfl.alignment import align_as_leader, align_as_member
 from vfl.progress import progress_bar
@@ -98,7 +99,7 @@ def main() -> None:
     arguments = parser.parse_args()
     try:
         found = measure(arguments.clients, arguments.ids, arguments.overlap, arguments.pad_to, arguments.json)
-    except ValueError as error:
+    except PpvflError as error:
         raise SystemExit(f"bench.alignment: {error}") from None
     if arguments.json:
         print(json.dumps(found, indent=2))

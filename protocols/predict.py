@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 import refmpc
+from accel.errors import PpvflError
 from accel.validate import require, require_integer
 from protocols.inference.prediction import (
     OUTPUTS,
@@ -31,6 +32,7 @@ from protocols.inference.prediction import (
     servers,
 )
 from protocols.local.launch import make_federation
+from protocols.local.leaving import leaving
 from protocols.local.options import RunOptions
 from protocols.plan.run_plan import plan_run
 from protocols.server.checkpoint import ServerDirectory
@@ -242,9 +244,8 @@ def main(argv: list[str] | None = None) -> None:
     options = PredictOptions(**vars(parser.parse_args(argv)))
     try:
         facts = predict(load_run(Path(options.run)), options)
-    except (ValueError, refmpc.RefmpcError) as error:
-        lines = str(error).split("\n\nTraceback of")[0]
-        raise SystemExit(f"predict: {lines}") from (error if isinstance(error, refmpc.RefmpcError) else None)
+    except PpvflError as error:
+        raise leaving("predict", error) from error
     if options.json:
         print(json.dumps(facts, indent=2))
     else:

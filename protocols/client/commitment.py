@@ -23,7 +23,7 @@ from pathlib import Path
 
 import numpy as np
 
-from accel.validate import require
+from accel.errors import InvalidArgument
 from protocols.server.checkpoint import ServerDirectory, write_arrays
 from refmpc import Client, Party
 from refmpc.core.rounds import Round
@@ -32,10 +32,9 @@ __all__ = ["ColumnsChanged", "check_columns", "commit_to_columns"]
 
 SALT_BYTES = 32
 TAG_BYTES = 32
-WAY_OUT = "give it the data it had then (rows, order, local model), or start a new run"
 
 
-class ColumnsChanged(ValueError):
+class ColumnsChanged(InvalidArgument):
     """Some ``clients`` came back with other columns: everybody stops, and everybody knows who it was."""
 
     def __init__(self, text: str, clients: Sequence[str] = ()):
@@ -105,13 +104,9 @@ def _others(party: Party, differs: np.ndarray) -> np.ndarray:
 
 def _require_equal(clients: Sequence[str], differs: np.ndarray) -> None:
     changed = [name for name, verdict in zip(clients, differs, strict=True) if verdict]
-    try:
-        require(
-            not changed,
-            "columns of " + " and ".join(changed),
-            "others than at its first upload",
-            "the same in every attempt of a run",
-            WAY_OUT,
+    if changed:
+        who = " and ".join(f"client {name!r}" for name in changed)
+        raise ColumnsChanged(
+            f"{who} came back with different columns; restore that data (rows, order, local model) or start a new run",
+            changed,
         )
-    except ValueError as error:
-        raise ColumnsChanged(str(error), changed) from None

@@ -7,7 +7,7 @@ import importlib
 import importlib.util
 import sys
 
-from refmpc.core.errors import RefmpcError
+from accel.errors import InvalidArgument, PpvflError
 
 __all__ = ["main"]
 
@@ -34,10 +34,13 @@ def main(argv: list[str] | None = None) -> int:
     module = importlib.import_module(f"protocols.deploy.commands.{arguments.command.replace('-', '_')}")
     try:
         return module.run(arguments)
-    except ValueError as error:
-        print(f"ppvfl {arguments.command}: {error}", file=sys.stderr)
+    except InvalidArgument as error:
+        print(f"ppvfl {arguments.command}: {error.summary}", file=sys.stderr)
         return 2
-    except (OSError, RefmpcError) as error:
+    except PpvflError as error:
+        print(f"ppvfl {arguments.command}: {error.summary}", file=sys.stderr)
+        return 1
+    except OSError as error:
         print(f"ppvfl {arguments.command}: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

@@ -15,9 +15,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 import refmpc
+from accel.errors import InvalidArgument, PpvflError
 from accel.validate import require, require_integer
 from protocols.client.upload import ClientJob, client_program
 from protocols.local.curves import Timeline
+from protocols.local.leaving import leaving
 from protocols.local.options import RunOptions, parse_options
 from protocols.local.report import RunReport, estimate, print_estimate, print_report, write_report
 from protocols.local.run_log import RunLog
@@ -210,7 +212,7 @@ def _launch_beside_mpspdz(options: RunOptions, federation: Federation, console: 
         noise = noise_of_the_servers(report.plan, report.directory)
         theirs = train_with_mpspdz(system, report.plan, federation, noise, options.network)
     except MpSpdzError as error:
-        raise ValueError(f"--backend mpspdz: {error}") from None
+        raise InvalidArgument(f"--backend mpspdz: {error}") from None
     (ours,) = report.layers
     gap = float(np.abs(theirs.weights - ours).max())
     note = (
@@ -250,11 +252,8 @@ def main(protocol: str, description: str | None, argv: list[str] | None = None, 
             print_estimate(plan, options, console, found)
             return
         report = command.launch(options, federation, console)
-    except (ValueError, refmpc.RefmpcError) as error:
-        lines = [str(error).split("\n\nTraceback of")[0].rstrip(), *getattr(error, "__notes__", ())]
-        raise SystemExit(f"{protocol}: " + "\n".join(lines)) from (
-            error if isinstance(error, refmpc.RefmpcError) else None
-        )
+    except PpvflError as error:
+        raise leaving(protocol, error) from error
     write_report(report)
     print_report(report, console)
 
@@ -265,8 +264,8 @@ def main_in_the_clear(method: str, description: str | None, train: Callable[...,
     console = Console()
     try:
         result = train(make_federation(options), options.training, progress=not options.json)
-    except ValueError as error:
-        raise SystemExit(f"{method}: {error}") from None
+    except PpvflError as error:
+        raise leaving(method, error) from error
     if options.json:
         print(json.dumps(result.summary(), indent=2))
         return

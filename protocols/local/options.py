@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from accel.errors import InvalidArgument
 from vfl.data.sets import DATA_SETS
 from vfl.local.config import LOCAL_MODELS
 from vfl.training import SETTINGS, TrainingConfig
@@ -205,6 +206,6 @@ def parse_options(protocol: str, description: str | None, argv: list[str] | None
         options = RunOptions(protocol, training, **{k: v for k, v in found.items() if k not in names})
         if options.resume is not None and not (Path(options.resume) / "config.json").exists():
             parser.error(f"--resume {options.resume}: no config.json there, so no run to continue")
-    except ValueError as error:
+    except InvalidArgument as error:
         parser.error(str(error))
     return options

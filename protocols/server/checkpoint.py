@@ -17,6 +17,7 @@ import numpy as np
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
+from accel.errors import InvalidArgument
 from accel.prg import KEY_BYTES, Stream
 from protocols.step.global_step import Weights
 from refmpc import ArithmeticTensor, Party
@@ -36,7 +37,7 @@ __all__ = [
 KEEP = 2  # a crash may leave servers one checkpoint apart
 
 
-class CannotResume(ValueError):
+class CannotResume(InvalidArgument):
     """Going on would release something twice with two values, or under noise or a claim that it was not made for."""
 
 

@@ -24,6 +24,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from accel.errors import InvalidArgument
 from refmpc.core.errors import OutOfStep, PeerAborted, PeerLost, PeerTimeout
 from refmpc.net.emulation import PROFILES, NetworkProfile, ReceivingLine
 
@@ -106,7 +107,7 @@ class Framing:
         for peer in peers:
             if peer not in self._sent:
                 known = ", ".join(map(title, self._sent))
-                raise ValueError(f"{title(peer)} takes no part in this run; this party is connected with: {known}")
+                raise InvalidArgument(f"{title(peer)} takes no part in this run; this party is connected with: {known}")
 
     def _header(self, peer: Peer, operation: str, payload: list[np.ndarray]) -> bytes:
         size = sum(part.nbytes for part in payload)
@@ -267,4 +268,6 @@ def as_bytes(array: np.ndarray, writable: bool = False) -> Any:
 def require_contiguous(array: np.ndarray) -> None:
     """Refuse an array that cannot receive: reading it as bytes would make a copy, and what arrives would be lost."""
     if not array.flags.c_contiguous:
-        raise ValueError(f"an array of shape {array.shape} and strides {array.strides} cannot receive: not contiguous")
+        raise InvalidArgument(
+            f"an array of shape {array.shape} and strides {array.strides} cannot receive: not contiguous"
+        )

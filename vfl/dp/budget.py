@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from accel.errors import InvalidArgument, PpvflError
 from accel.validate import require, require_real
 from vfl.dp.calibration import gaussian_epsilon
 from vfl.dp.claim import Claim
@@ -33,7 +34,7 @@ __all__ = ["BudgetExceededError", "PrivacyBudget", "composed_epsilon"]
 _VERSION = 1
 
 
-class BudgetExceededError(RuntimeError):
+class BudgetExceededError(PpvflError, RuntimeError):
     """The run would take the total over the budget; nothing was spent."""
 
 
@@ -133,7 +134,7 @@ class PrivacyBudget:
             totals = (content["total_epsilon"], content["total_delta"])
             runs = {entry["run"]: Claim.from_json(json.dumps(entry["claim"])) for entry in content["runs"]}
         except (json.JSONDecodeError, KeyError, TypeError) as error:
-            raise ValueError(
+            raise InvalidArgument(
                 f"budget file = {self.path.name!r}: must be a privacy ledger ({error}); restore it from a "
                 "backup, never start afresh: what was spent stays spent"
             ) from error

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from accel.errors import InvalidArgument
 from accel.validate import require
 from protocols.deploy.config.read import ClientEntry, FederationConfig
 from vfl.data.columns import ClientTable, read_client_file
@@ -140,5 +141,5 @@ def _value_range(text: str | None) -> tuple[float, float] | None:
     try:
         low, high = (float(item) for item in text.split(","))
     except ValueError:
-        raise ValueError(f"--value-range {text!r} must be two numbers, LOW,HIGH, such as 0,1") from None
+        raise InvalidArgument(f"--value-range {text!r} must be two numbers, LOW,HIGH, such as 0,1") from None
     return low, high

@@ -19,6 +19,7 @@ from typing import Any
 
 from rich.console import Console
 
+from accel.errors import InvalidArgument
 from accel.validate import require
 from protocols.client.commitment import ColumnsChanged
 from protocols.deploy.config.public_plan import log_claim
@@ -340,7 +341,7 @@ class Server:
             way = "live" if stays else "upload"
             require(live == stays, "purpose", hello.get("purpose"), f"{way!r} for this with {self.config.run.protocol}")
             session = self._store.open(hello)
-        except ValueError as error:
+        except InvalidArgument as error:
             channel.answer(refused=str(error))
             raise Refused(str(error)) from None
         return session

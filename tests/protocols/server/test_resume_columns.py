@@ -75,12 +75,12 @@ def less_than_the_grid(name, job):
 def test_other_columns_are_refused_before_anything_is_shared(federation, tmp_path, monkeypatch, change, who):
     plan = plan_run("g_bmf", federation, small_training(epochs=2, learning_rate=0.2))
     run_until_crash(plan, federation, tmp_path, monkeypatch, 5)
-    sentence = f"columns of {who} = 'others than at its first upload'.*start a new run"
+    sentence = f"client '{who}' came back with different columns; restore that data .* or start a new run"
     with pytest.raises(refmpc.PartyFailed, match=sentence) as caught:
         resume(plan, federation, tmp_path, change)
     assert SHARED == []
     for peer in (0, 1, 2, "client 1", "client 2"):  # everybody says the same
-        assert "others than at its first upload" in caught.value.tracebacks[peer]
+        assert "came back with different columns" in caught.value.tracebacks[peer]
     result = resume(plan, federation, tmp_path, less_than_the_grid)  # and the refusal has spoilt nothing
     assert SHARED and np.isfinite(result.outputs[0]).all()
 

@@ -167,7 +167,7 @@ def test_a_client_that_comes_back_with_other_columns_is_refused_and_the_others_w
     assert str(outcome.pop("bank")) == "killed"
     federation.stay("bank", session, outcome, scale=0.5).join(60)
     changed = outcome.pop("bank")
-    assert isinstance(changed, ColumnsChanged) and "columns of bank = 'others than at its first upload'" in str(changed)
+    assert isinstance(changed, ColumnsChanged) and "client 'bank' came back with different columns" in str(changed)
     threads.append(federation.stay("bank", session, outcome))
     finish(federation, threads, outcome)
 
