@@ -24,7 +24,8 @@ from pathlib import Path
 import numpy as np
 
 from accel.errors import InvalidArgument
-from protocols.server.checkpoint import ServerDirectory, write_arrays
+from accel.files import write_arrays
+from protocols.server.checkpoint import ServerDirectory
 from refmpc import Client, Party
 from refmpc.core.rounds import Round
 
@@ -82,13 +83,13 @@ def check_columns(party: Party, directory: ServerDirectory, clients: Sequence[st
     _require_equal(clients, differs)
     for file, (salt, before), tag in zip(files, kept, tags, strict=True):
         if before is None:
-            write_arrays(file, {"salt": salt, "tag": tag})
+            write_arrays(file, {"salt": salt, "tag": tag}, private=True)
 
 
 def _kept(file: Path) -> tuple[np.ndarray, np.ndarray | None]:
     """This server's salt for a client, drawn once, and the client's tag if it has sent one."""
     if not file.exists():
-        write_arrays(file, {"salt": np.frombuffer(secrets.token_bytes(SALT_BYTES), dtype=np.uint8)})
+        write_arrays(file, {"salt": np.frombuffer(secrets.token_bytes(SALT_BYTES), dtype=np.uint8)}, private=True)
     with np.load(file) as arrays:
         return arrays["salt"], arrays.get("tag")
 

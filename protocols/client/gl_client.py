@@ -14,13 +14,13 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from accel.files import write_arrays
 from accel.validate import require
 from protocols.client.commitment import commit_to_columns
 from protocols.plan.gl_plan import JointPlan
 from protocols.plan.gl_scales import FactorBounds
 from protocols.plan.gl_shapes import AdapterShape
 from protocols.plan.scales import EMBEDDING_BITS, RELEASE_BITS
-from protocols.server.checkpoint import write_arrays
 from refmpc import Client, receive_opening
 from refmpc.core.fixed import encode
 from vfl.data.scaling import bound_jacobians, bound_rows
@@ -127,7 +127,7 @@ class _Memory:
     def applied(self, step: int) -> None:
         self.step = step + 1
         if self._file is not None:
-            write_arrays(self._file, {"step": np.array(self.step), **self._local.adapter_state()})
+            write_arrays(self._file, {"step": np.array(self.step), **self._local.adapter_state()}, private=True)
 
 
 class _Receiver:

@@ -9,6 +9,7 @@ import numpy as np
 from rich.console import Console
 
 import refmpc
+from accel.files import write_arrays
 from accel.validate import require, require_integer
 from protocols import gl_bmf
 from protocols.client.gl_client import JointClientJob, TrainedClient, client_program
@@ -19,7 +20,7 @@ from protocols.local.report import RunReport
 from protocols.noise.server_noise import insecure_total_noise
 from protocols.plan.gl_plan import JointPlan, plan_joint_run
 from protocols.plan.gl_shapes import JacobianShape
-from protocols.server.checkpoint import ServerDirectory, write_arrays
+from protocols.server.checkpoint import ServerDirectory
 from protocols.step.gl_step import joint_step_cost
 from vfl.data.sets import load_data
 from vfl.federation import Federation, build_federation
@@ -128,7 +129,9 @@ def launch(options: RunOptions, federation: Federation, console: Console) -> Run
         client.load_adapter_state(output.layers)
         own = client_directory(directory, client.name)
         own.mkdir(mode=0o700, exist_ok=True)
-        write_arrays(own / "layers.npz", output.layers)  # without them the global model is of no use to this client
+        write_arrays(
+            own / "layers.npz", output.layers, private=True
+        )  # without them the global model is of no use to this client
     accuracy = GlobalModel([weights]).accuracy(trained.test_rows(), federation.test_labels)
     twin = None
     if options.twin:  # given the servers' own noise, which lies on this machine

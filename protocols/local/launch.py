@@ -16,6 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 import refmpc
 from accel.errors import InvalidArgument, PpvflError
+from accel.files import write_text
 from accel.validate import require, require_integer
 from protocols.client.upload import ClientJob, client_program
 from protocols.local.curves import Timeline
@@ -151,7 +152,7 @@ def run_directory(options: RunOptions) -> Path:
             break
         except FileExistsError:
             continue
-    (directory / "config.json").write_text(json.dumps(options.to_dict(), indent=2))
+    write_text(directory / "config.json", json.dumps(options.to_dict(), indent=2))
     return directory
 
 

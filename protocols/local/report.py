@@ -11,6 +11,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from accel.files import write_text
 from protocols.local.curves import Timeline, draw_curves
 from protocols.local.options import RunOptions
 from protocols.noise.joint_noise import MOST_SAMPLES, SAMPLE_MEMORY, joint_block_rows, joint_noise_cost
@@ -79,11 +80,11 @@ def write_report(report: RunReport) -> None:
     directory = report.directory
     layers = {f"layer_{index}": layer for index, layer in enumerate(report.layers, 1)}
     np.savez(directory / "model.npz", **layers)  # type: ignore[arg-type]
-    (directory / "claim.txt").write_text(report.plan.claim.paragraph() + "\n")
-    (directory / "ledger.json").write_text(report.ledgers[0].to_json())
+    write_text(directory / "claim.txt", report.plan.claim.paragraph() + "\n")
+    write_text(directory / "ledger.json", report.ledgers[0].to_json())
     if not draw_curves(report.plan, report.timeline, directory / "curves.png"):
         report.notes = (*report.notes, "no curves.png: matplotlib is not installed (pip install 'ppvfl[plots]')")
-    (directory / "report.json").write_text(json.dumps(report.to_dict(), indent=2))
+    write_text(directory / "report.json", json.dumps(report.to_dict(), indent=2))
     if report.options.plot:
         _plot(report, directory / "costs.png")
 

@@ -30,8 +30,9 @@ from pathlib import Path
 import numpy as np
 
 import refmpc
+from accel.files import write_arrays
 from protocols.plan.run_plan import Plan, joint_scale
-from protocols.server.checkpoint import CannotResume, ServerDirectory, agree_on_count, confirm_on_disk, write_arrays
+from protocols.server.checkpoint import CannotResume, ServerDirectory, agree_on_count, confirm_on_disk
 from protocols.step.clip import shaped
 from refmpc import Cost, Party
 from refmpc.mathematics.gaussian import JOINT_FRACTION_BITS
@@ -108,7 +109,7 @@ class JointNoise:
                 shares.append((await refmpc.truncate(scaled, bits)).first)
         z = np.concatenate(shares).reshape(rows, -1).view(np.int64)
         if self._keep:
-            write_arrays(self._file(block), {"first": z})
+            write_arrays(self._file(block), {"first": z}, private=True)
             with self._party.phase("checkpoint"):
                 await confirm_on_disk("joint noise is on disk")
         return z

@@ -11,8 +11,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+from accel.files import write_bytes
 from protocols.plan.run_plan import Plan
-from protocols.server.checkpoint import CannotResume, ServerDirectory, write_private
+from protocols.server.checkpoint import CannotResume, ServerDirectory
 
 __all__ = ["begin", "require_same_plan", "require_same_run"]
 
@@ -82,7 +83,7 @@ def begin(directory: ServerDirectory, plan: Plan, *, keeps_releases: bool = True
                 "bring the file back, or start a new run"
             )
         facts = {"fingerprint": plan.fingerprint, "keeps_releases": keeps_releases, "plan": _facts(plan)}
-        write_private(directory.path / BEGUN, json.dumps(facts, indent=1).encode())
+        write_bytes(directory.path / BEGUN, json.dumps(facts, indent=1).encode(), private=True)
         return
     require_same_plan(directory.path, plan)
     if not (begun["keeps_releases"] and keeps_releases):

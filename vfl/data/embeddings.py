@@ -7,8 +7,6 @@ and the options; change any of them and the embeddings are computed again.
 from __future__ import annotations
 
 import hashlib
-import os
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from accel.files import write_arrays
 from accel.validate import require
 from vfl.data.scaling import PublicScaling
 from vfl.data.sets import VerticalData
@@ -137,7 +136,7 @@ def apply_last_layer(
         if keep_blocks:
             arrays |= {f"{name}_block_0": parts[name].astype(np.float32) for name in ("train", "test")}
         if path is not None:
-            _write_atomically(path, arrays)
+            _keep(path, arrays)
         out.append(_collect(arrays, source, False))
     return out
 
@@ -181,7 +180,7 @@ def _embed_client(
             )
             arrays |= {f"{name}_block_{l}": b for l, b in enumerate(blocks)}
     if path is not None:
-        _write_atomically(path, arrays)
+        _keep(path, arrays)
     return _collect(arrays, source, False)
 
 
@@ -229,13 +228,6 @@ def _key(
     return digest.hexdigest()
 
 
-def _write_atomically(path: Path, arrays: dict[str, np.ndarray]) -> None:
+def _keep(path: Path, arrays: dict[str, np.ndarray]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, suffix=".part")
-    try:
-        with os.fdopen(handle, "wb") as stream:
-            np.savez(stream, **arrays)  # type: ignore[arg-type]
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+    write_arrays(path, arrays, private=True)  # what the cache holds is as private as the rows

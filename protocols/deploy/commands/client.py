@@ -18,6 +18,7 @@ import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
+from accel.files import write_arrays, write_bytes
 from accel.validate import require
 from protocols.client.upload import ClientJob, receive_model, share_columns
 from protocols.deploy.client.align import Aligner
@@ -32,7 +33,6 @@ from protocols.deploy.records.log import Log
 from protocols.deploy.server.tasks import TRAINING
 from protocols.plan.gl_plan import JointPlan
 from protocols.plan.run_plan import Plan
-from protocols.server.checkpoint import write_arrays, write_private
 from refmpc import Client
 from refmpc.net.framing import printable
 from vfl.local.lora import LoraLayer, ParallelLora
@@ -182,7 +182,7 @@ class _Shared:
     def note(self) -> None:
         """The servers take these from now on."""
         self._file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        write_private(self._file, json.dumps(self._facts).encode())
+        write_bytes(self._file, json.dumps(self._facts).encode(), private=True)
 
 
 def write_model(
@@ -203,7 +203,7 @@ def write_model(
         "claim": np.array(plan.claim.paragraph()),
     }
     trained = {f"{LOCAL}{name}": array for name, array in (own_layers or {}).items() if "velocity" not in name}
-    write_arrays(file, {**arrays, **facts, **trained})
+    write_arrays(file, {**arrays, **facts, **trained}, private=True)
 
 
 def embeddings_for(config: FederationConfig, own: OwnColumns, rows: np.ndarray, file: Path) -> np.ndarray:

@@ -20,6 +20,7 @@ from typing import Any
 from rich.console import Console
 
 from accel.errors import InvalidArgument
+from accel.files import write_bytes
 from accel.validate import require
 from protocols.client.commitment import ColumnsChanged
 from protocols.deploy.config.public_plan import log_claim
@@ -37,7 +38,7 @@ from protocols.deploy.server.spool import SpoolTransport
 from protocols.deploy.server.tasks import TRAINING, TrainingTask
 from protocols.gl_bmf import GREETING
 from protocols.local.launch import _progress
-from protocols.server.checkpoint import CannotResume, write_private
+from protocols.server.checkpoint import CannotResume
 from refmpc import Ledger, Party
 from refmpc.core.errors import HandshakeError, PeerAborted, RefmpcError
 from refmpc.launch.runtime import Options, keep_freed_memory, play_party
@@ -310,8 +311,8 @@ class Server:
 
     def _keep(self, session: Session, output: Any, ledger: Ledger) -> None:
         """What was released, its claim and its ledger, for this server's operator."""
-        write_private(session.directory / "claim.txt", session.task.claim.encode() + b"\n")
-        write_private(session.directory / "ledger.json", ledger.to_json().encode())
+        write_bytes(session.directory / "claim.txt", session.task.claim.encode() + b"\n", private=True)
+        write_bytes(session.directory / "ledger.json", ledger.to_json().encode(), private=True)
         session.task.keep(session.directory, output)
 
     # callers, each in a thread of its own --------------------------------------------------------

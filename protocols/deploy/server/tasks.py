@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from accel.files import write_arrays
 from accel.validate import require
 from protocols.client.upload import CHUNK_ROWS, receive_rows
 from protocols.deploy.config.public_plan import plan_for
@@ -19,7 +20,6 @@ from protocols.inference.prediction import servers as prediction_servers
 from protocols.plan.gl_plan import JointPlan
 from protocols.plan.run_plan import Plan
 from protocols.predict import load_layers
-from protocols.server.checkpoint import write_arrays
 from protocols.server.training import ServerJob, TrainingRun
 from refmpc import Party
 
@@ -76,7 +76,7 @@ class TrainingTask:
 
     def keep(self, directory: Path, layers: list[np.ndarray]) -> None:
         """What the server's operator finds afterwards."""
-        write_arrays(directory / MODEL, {f"layer_{i}": layer for i, layer in enumerate(layers, 1)})
+        write_arrays(directory / MODEL, {f"layer_{i}": layer for i, layer in enumerate(layers, 1)}, private=True)
 
 
 class LiveTrainingTask(TrainingTask):
