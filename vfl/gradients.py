@@ -1,7 +1,7 @@
 """Per-sample clipped gradients of the global model and of the clients' LoRA layers, two ways.
 
 ``factored`` never builds a per-sample gradient: for a dense layer g_j = [a_j; 1] ⊗ δ_j, so that norms are
-products of norms and the clipped sum is one matrix product (DESIGN §5). ``explicit`` builds them all, as the
+products of norms and the clipped sum is one matrix product (proofs §4.1). ``explicit`` builds them all, as the
 paper does; it is the reference. Both give the same vector up to rounding, in one fixed layout:
 
     for each global layer its matrix [W; b] of shape (fan_in + 1, fan_out), row by row,

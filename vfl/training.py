@@ -24,7 +24,7 @@ class TrainingConfig:
 
     SGD follows the workload matrix: v ← β·v + g, θ ← α·θ − η·v, with g the noised mean gradient;
     ``momentum`` is β and ``weight_decay`` is α (1 means none).
-    ``noise``: ``distributed`` (what an outsider faces is 1.5σ², DESIGN §7) or ``joint`` (exactly σ²).
+    ``noise``: ``distributed`` (what an outsider faces is 1.5σ², proofs §6.4) or ``joint`` (exactly σ²).
     ``accounting`` (G-Shuff only): ``paper`` calibrates as if Poisson-sampled, ``proven`` for any order.
     """
 

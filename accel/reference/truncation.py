@@ -1,4 +1,4 @@
-"""Local steps of the truncated product (PROTOCOLS §1.1): what each of the three roles computes between its messages.
+"""Local steps of the truncated product (proofs §2.2): what each of the three roles computes between its messages.
 
 ``masks`` are rows of words that the dealer and one holder draw alike. For role 0 they are r0, A0, and a third from which
 A1 (its low bits) and M0 (its high bits) are taken, M0 from a fourth if both do not fit into one word. For role 1 they are

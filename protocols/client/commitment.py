@@ -11,7 +11,7 @@ nothing else. Other clients get other salts.
 
 What this is for: a file that was edited, sorted anew or exchanged, a local model that was loaded with other weights.
 What it is not for: nothing ties the tag to the shares that follow, so a client that lies consistently (sends the old tag,
-and shares other rows) is not noticed; clients follow the protocol here as everywhere (DESIGN §3).
+and shares other rows) is not noticed; clients follow the protocol here as everywhere (proofs §1.1).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Releases that are written before they are sent: whatever dies, nothing is ever opened with two values (PROTOCOLS §5.4).
+"""Releases that are written before they are sent: whatever dies, nothing is ever opened with two values (proofs §6.7).
 
 Noise is keyed by the step, roundings are not. A step that is computed again has the same noise and other roundings, so two
 openings of it differ by data that no noise covers. Hence this order, at every server, for every release:

@@ -4,7 +4,7 @@ Who sees what: the servers hold shares of H, labels, A, X, U and W and open noth
 weights (shared) and, for each client, this server's words of that client's noised, truncated layer gradient; whoever
 calls it decides when to send them, and each client gets its own only.
 
-Formulas (DESIGN §5), for client i with W̃_i its rows of W, and a, U already multiplied by s:
+Formulas (proofs §4.6), for client i with W̃_i its rows of W, and a, U already multiplied by s:
 
     ‖g_j‖² = (‖h_j‖²+1)‖δ_j‖² + Σ_i δ_jᵀ(W̃_iᵀW̃_i)δ_j·‖a_ij‖² + Σ_i Σ_l ‖t_ilj‖²·‖x_ilj‖²,   t_ilj = (U_lᵀW̃_i)·φ_ij·δ_j
     Σ_j c_j g_j = [H 1]ᵀu,   W̃_i(uᵀA_i),   T_ilᵀX_il        with u_j = c_jδ_j and T_ilj = c_j t_ilj

@@ -1,7 +1,7 @@
 """One training step on shares: forward, softmax, clip, backward with noise, update. Shared by all protocols.
 
 The per-sample gradient of a linear layer is [h_j; 1] ⊗ δ_j, so neither it nor its norm is ever built: the batch needs one
-forward product, the squared norms of δ, B clip factors and one backward product (DESIGN §5). Every server adds its own
+forward product, the squared norms of δ, B clip factors and one backward product (proofs §4.1). Every server adds its own
 noise to its own summand of the backward product, before the truncation that the DP proof asks for.
 
 An MLP has such a gradient for every layer, ‖g_j‖² = Σ_l (‖a_{l−1,j}‖²+1)·‖δ_{l,j}‖², and one clip factor for all. A sample

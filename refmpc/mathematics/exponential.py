@@ -183,7 +183,7 @@ def _sum_bounds(classes: int) -> tuple[float, float]:
     return 0.99 * least, 1.01 * classes
 
 
-@protocol(cost=_softmax_cost, source="this project, PROTOCOLS §3")
+@protocol(cost=_softmax_cost, source="this project, proofs §3.5")
 async def softmax(logits: ArithmeticTensor, fraction_bits: int = 18, high_bit: int = 61) -> ArithmeticTensor:
     """Softmax along the last axis.
 

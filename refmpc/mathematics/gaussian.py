@@ -6,7 +6,7 @@ J counts the leading ones of 60 bits (an AND tree), v is 31 bits, and a sign. On
 in v, singular nowhere near: one polynomial of degree 10, its coefficients chosen by the bits [J ≥ k]. No comparison is
 needed, and there is one singular end (the tail) instead of the two of sqrt(−2 ln u).
 
-What is proved about the distribution (κ of PROTOCOLS §6). Fix the view of one server: masks, own noise, all roundings.
+What is proved about the distribution (κ of proofs §7.1). Fix the view of one server: masks, own noise, all roundings.
 
 1. *Coupling.* Each pattern of bits belongs to an interval of tail probabilities of the same measure. Pair it with the
    exact Gaussian X on that interval: |Ẑ − X| ≤ e = ``MAGNITUDE_ERROR``, whichever way every truncation rounds. This
@@ -188,7 +188,7 @@ def _joint_cost(party: Party, shape: tuple[int, ...], smoothing: float = SMOOTHI
     )
 
 
-@protocol(cost=_joint_cost, source="this project: inversion by segments of secret random bits; PROTOCOLS §6")
+@protocol(cost=_joint_cost, source="this project: inversion by segments of secret random bits; proofs §7.2")
 async def joint_gaussian(party: Party, shape: tuple[int, ...], smoothing: float = SMOOTHING) -> ArithmeticTensor:
     """Standard normal samples at 30 bits that no server knows or chooses.
 
@@ -197,7 +197,7 @@ async def joint_gaussian(party: Party, shape: tuple[int, ...], smoothing: float 
     for everybody else N(0, 1 + smoothing²). ``smoothing`` = 0 gives N(0, 1) for all, with no bound on its density.
 
     Error: |sample − exact Gaussian| ≤ 2^-30.4 plus one unit of 2^-30, samples reach ±9.2 (beyond: 2^-61).
-    ``joint_slope_error`` is the κ of PROTOCOLS §6, ``JOINT_DISTANCE`` what a sample adds to the statistical distance.
+    ``joint_slope_error`` is the κ of proofs §7.1, ``JOINT_DISTANCE`` what a sample adds to the statistical distance.
 
     Views: random words come from pair streams, of which a server misses one, so each bit is uniform given what it
     holds. AND, ``weigh_bits`` and truncated products show it uniformly masked values only. Semi-honest: a server that

@@ -68,7 +68,7 @@ def _inverse_sqrt_cost(x: ArithmeticTensor, low: float, high: float, fraction_bi
     return normalise_cost(x, low, high, 1) + _newton_cost(x, degree) + truncated_product_cost(x.size, bits)
 
 
-@protocol(cost=_inverse_sqrt_cost, source="this project, PROTOCOLS §3; Newton's method")
+@protocol(cost=_inverse_sqrt_cost, source="this project, proofs §3.2; Newton's method")
 async def inverse_sqrt(
     x: ArithmeticTensor, low: float, high: float, fraction_bits: int = 26, degree: int = 3
 ) -> ArithmeticTensor:
@@ -139,7 +139,7 @@ def _clip_cost(q: ArithmeticTensor, high: float, degree: int = 4) -> Cost:
     )
 
 
-@protocol(cost=_clip_cost, source="this project, DESIGN §5 and PROTOCOLS §3")
+@protocol(cost=_clip_cost, source="this project, proofs §3.3 and §4.1")
 async def clip_factor(q: ArithmeticTensor, high: float, degree: int = 4) -> ArithmeticTensor:
     """1/sqrt(max(1, q)) at 26 bits for q ≤ high, never more than that.
 

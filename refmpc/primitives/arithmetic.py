@@ -34,7 +34,7 @@ __all__ = [
 ]
 
 SOURCE = "Araki, Furukawa, Lindell, Nof, Ohara, CCS 2016 (ePrint 2016/768)"
-SOURCE_TRUNCATED = SOURCE + "; truncation: this project, PROTOCOLS §1.1"
+SOURCE_TRUNCATED = SOURCE + "; truncation: this project, proofs §2.2"
 
 Pair = tuple[ArithmeticTensor, ArithmeticTensor]
 

@@ -9,7 +9,7 @@ What the client gets: write z_i = 2^bits·t_i + l_i. Then t_0 + t_1 + t_2 = ⌊(
 and independent of z (zero share), hence so are t_0, t_1, l_0, l_1: the client sees ⌊(z + s)/2^bits⌋ with s = −(l_0 + l_1)
 independent of the data, and two uniform numbers. A corrupted server knows one of the l_i at most; that one is a function
 of its view, which is independent of the data, and the others stay uniform. This is the form that the DP theorem asks for
-(PROTOCOLS §5.1 and §5.3): noise in the addends, at least tap_bits bits cut.
+(proofs §6.2 and §6.5): noise in the addends, at least tap_bits bits cut.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Division by 2^bits with an error of at most one unit and no large failure, ever.
 
-The dealer's own summand goes into the mask, so a product and its truncation cost two rounds together. PROTOCOLS §1.1
+The dealer's own summand goes into the mask, so a product and its truncation cost two rounds together. Proofs §2.2
 gives the message tables. Views: the holders of c receive only values under a fresh uniform mask that they do not know;
 the dealer receives nothing. (Zero shares are not needed: every message is masked by r, A or M already.)
 """
@@ -86,7 +86,7 @@ def _truncate_cost(x: ArithmeticTensor, bits: int) -> Cost:
     return Cost(1, sum(8 * n + 6 * kernels.packed_size(n, bits) for n in segment_sizes(x.size)))
 
 
-@protocol(cost=_truncate_cost, source="this project, PROTOCOLS §1.2")
+@protocol(cost=_truncate_cost, source="this project, proofs §2.3")
 async def truncate(x: ArithmeticTensor, bits: int) -> ArithmeticTensor:
     """x / 2^bits at the scale fraction_bits − bits.
 

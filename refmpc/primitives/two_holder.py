@@ -158,7 +158,7 @@ async def _reshare_rows(
     return await reshare_pair(operation, stretched, summands, rows * count)
 
 
-@protocol(cost=lambda bits, d: Cost(2, 32 * bits.size), source="this project; PROTOCOLS §1.4 improved from 40 bytes")
+@protocol(cost=lambda bits, d: Cost(2, 32 * bits.size), source="this project, proofs §2.5")
 async def select(bits: TwoHolderBits, d: ArithmeticTensor) -> ArithmeticTensor:
     """bit·d element by element. 2 rounds, 32 bytes. Exact modulo 2^64.
 
@@ -221,7 +221,7 @@ def _bit_to_arithmetic_cost(bits: TwoHolderBits, rounds: int = 1) -> Cost:
     return Cost(rounds, (48 if rounds == 1 else 24) * bits.size)
 
 
-@protocol(cost=_bit_to_arithmetic_cost, source="this project, PROTOCOLS §1.4")
+@protocol(cost=_bit_to_arithmetic_cost, source="this project, proofs §2.5")
 async def bit_to_arithmetic(bits: TwoHolderBits, rounds: int = 1) -> ArithmeticTensor:
     """The bits as integers. 1 round and 48 bytes, or 2 rounds and 24 bytes. Exact.
 
@@ -382,7 +382,7 @@ def _lookup_cost(x: ArithmeticTensor, tables: np.ndarray, fraction_bits: int = 0
     return Cost(2, (8 * entries + 16 * rows) * x.size)
 
 
-@protocol(cost=_lookup_cost, source="this project, PROTOCOLS §1.4")
+@protocol(cost=_lookup_cost, source="this project, proofs §2.5")
 async def lookup(x: ArithmeticTensor, tables: np.ndarray, fraction_bits: int = 0) -> ArithmeticTensor:
     """tables[:, x mod N] for secret integers x and public tables of N = 2^k words (one table: shape (N,)).
 

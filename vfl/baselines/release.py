@@ -5,7 +5,7 @@ row is released once per epoch by every client, and all of these releases concer
 and noise N(0, (σC)²) that is one Gaussian mechanism of sensitivity √(clients·epochs)·C (zero-out), if the
 local models are held fixed. They are not: clients train on raw rows, so a record moves later releases of other
 rows too, and the claim says that its ε is not proven for the run. The
-published codes clip the norm of a whole batch and count one client only; see REFERENCES §3.1.
+published codes clip the norm of a whole batch and count one client only; see proofs §9.5.
 """
 
 from __future__ import annotations

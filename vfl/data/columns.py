@@ -5,7 +5,7 @@ CSV and Parquet files have named columns; .npz files hold ``ids``, ``features`` 
 when the client is the label client). The aligned order is the order of SHA-256(id): every client can compute
 it, it does not depend on any feature, and it breaks the tie between ids and classes that sorted files have.
 
-Aligning in the clear tells each client which people the others know: a set-up assumption (PROTOCOLS §8).
+Aligning in the clear tells each client which people the others know: a set-up assumption (proofs §10.2).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Scaling with public constants, and the row bound R that is part of the DP claim.
 
 Nothing here is ever fitted on private rows: one person's record would then move everybody's embedding and
-the per-record claim would be void (PROTOCOLS §8). Constants are stated (pixel range), or fitted on the
+the per-record claim would be void (proofs §10.1). Constants are stated (pixel range), or fitted on the
 *public* rows. Everything after that works on one row at a time.
 """
 

@@ -189,7 +189,7 @@ def labels_only_claim(claim: Claim, local_update: str = "estimated") -> Claim:
     """The claim of GL-BMF with estimated local updates, from the claim of the same noise with frozen models.
 
     A client's update from the estimate uses its raw rows, so its later embeddings depend on them un-
-    noised: features are not covered (PROTOCOLS §7). Labels are: a changed label moves a contribution by
+    noised: features are not covered (proofs §8.1). Labels are: a changed label moves a contribution by
     2γ, hence the replace-one ε of ``claim`` and of its figures; a figure that has none is left out.
     """
     require_choice("local_update", local_update, ("estimated",), "'released' keeps the full claim")
@@ -216,7 +216,7 @@ def labels_only_claim(claim: Claim, local_update: str = "estimated") -> Claim:
         ),
         sources=(
             *claim.sources,
-            ("labels only", "PROTOCOLS §7: a changed label has sensitivity 2·clip_norm"),
+            ("labels only", "proofs §8.2: a changed label has sensitivity 2·clip_norm"),
         ),
     )
 

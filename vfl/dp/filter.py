@@ -113,7 +113,7 @@ class NoiseSource:
     tap_bits.
 
     ``open_stream(step)`` must give the stream of that step's noise, always the same for the same run
-    (DESIGN §7), so a run resumed at ``start`` redraws nothing: FIR kinds replay bands−1 rows, bsr replays
+    (proofs §6.7), so a run resumed at ``start`` redraws nothing: FIR kinds replay bands−1 rows, bsr replays
     from step 0.
 
     Blocks of rows are the cheapest, but a block at once would hold up one step in ``block``. So the work is spread:

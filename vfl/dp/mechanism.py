@@ -30,7 +30,7 @@ __all__ = [
 
 TIE = 1 + 1e-9  # so that the ε found back is not a rounding error above the ε asked for
 ANALYTIC_GAUSSIAN = "analytic Gaussian (Balle & Wang 2018, dp_accounting)"
-FIXED_POINT_THEOREM = "PROTOCOLS §5.1 and vfl.dp.slack"
+FIXED_POINT_THEOREM = "proofs §6.2 and vfl.dp.slack"
 
 
 class NoiseSplit(enum.Enum):
@@ -167,7 +167,7 @@ def matrix_factorisation_claim(
             "slack.truncated_bits",
             slack.truncated_bits,
             f"at least tap_bits = {factorisation.tap_bits}",
-            "the low bits of filtered noise do not hide the data (PROTOCOLS §5.1)",
+            "the low bits of filtered noise do not hide the data (proofs §6.1)",
         )
         bound = slack.sensitivity(
             report.value,

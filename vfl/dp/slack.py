@@ -2,7 +2,7 @@
 
 Integer noise z through integer taps does not cover the grid: at scale f_z + g the low g bits of the first
 release would be those of the data. Privacy comes from cutting m ≥ g bits afterwards, and from this
-(PROTOCOLS §5.1):
+(proofs §6.2):
 
 **Theorem.** x_t = G_t + Σ_k ω_k z_{t−k} (integers, ω_0 = 2^g), y_t = ⌊(x_t + s_t + a_t)/2^m⌋ with m ≥ g, s_t
 independent of the data, a_t a function of y_{<t}. Releasing (y_t) is as private as one Gaussian mechanism
@@ -10,8 +10,7 @@ with noise z and sensitivity Δ = sens·γ' + ‖Ω̂‖·√(nT)·2^-f_z, γ' =
 
 *Recursion* (bsr): each of two honest servers rounds for itself. A shift D of the release splits into
 ⌊D/2⌋ and ⌈D/2⌉, halves ±η, |η| ≤ 1/2, and each recursion adds a rounding difference of at most 1, so in
-grid steps Δ = √((sens·γ' + w)² + w²) + 2√(nT), w = ‖Ω̂‖√(nT): PROTOCOLS' "‖Ω̂‖+2", with its second-order
-term written out.
+grid steps Δ = √((sens·γ' + w)² + w²) + 2√(nT), w = ‖Ω̂‖√(nT) (proofs §6.3).
 
 *Two servers, one Gaussian.* For independent ζ, ζ' ~ N(0, s²) the law of round(ζ) + round(ζ') is, up to a
 factor 1 ± 3·exp(−π²s²), that of N(0, 2s²) rounded stochastically to a neighbouring integer (Poisson
@@ -59,7 +58,7 @@ class FixedPointSlack:
     coordinates: int | None = None
     clip_rounding: float | None = None
     overflow_probability: float = 0.0  # of the protocol's other ranges (logits, weights), over the whole run
-    slope_error: float = 0.0  # joint noise only (PROTOCOLS §6): bound on |d/dz log(p̂/p)| in units of 1/std
+    slope_error: float = 0.0  # joint noise only (proofs §7.1): bound on |d/dz log(p̂/p)| in units of 1/std
 
     def __post_init__(self) -> None:
         require_real("row_bound", self.row_bound, 0, open_low=True, way_out="clients clip every row to it")

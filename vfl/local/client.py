@@ -4,7 +4,7 @@
 is post-processing, so the claim of the mechanism covers it.
 ``estimated``: the paper's update. The client estimates per-sample gradients from one released layer gradient
 and back-propagates them through all adapters with its raw inputs. One record then moves the client's later
-embeddings in batches where the record is absent, so only the *labels* stay covered (PROTOCOLS §7).
+embeddings in batches where the record is absent, so only the *labels* stay covered (proofs §8.1).
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ The client knows A, X, U of its layer and receives
     Y_U = s·QᵀA + noise,      Y_V = s·(Q U)ᵀX + noise,      Q = Ĝ/B   (B × d_i),
 
 where row j of Ĝ is the clipped gradient of sample j at the embedding. Estimates are of **Q = Ĝ/B**, which is
-what gradient descent needs; the paper's formula calls it Ĝ (PROTOCOLS §7). Kronecker structure makes ridge an
+what gradient descent needs; the paper's formula calls it Ĝ (proofs §8.3). Kronecker structure makes ridge an
 r×r solve for U alone and r solves of size B×B for U and V together; nothing of size d_i·B is ever formed.
 """
 

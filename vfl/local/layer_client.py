@@ -1,4 +1,4 @@
-"""A client that trains one layer of a torch local model which has no low-rank factors (DESIGN §5, the
+"""A client that trains one layer of a torch local model which has no low-rank factors (proofs §4.6, the
 generic path).
 
 It shares the Jacobians ∂H_j/∂φ_L of the chosen layer, as the paper does: B·d_i·n_L numbers per batch, so

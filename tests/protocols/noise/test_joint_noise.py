@@ -181,7 +181,7 @@ def test_what_joint_noise_cannot_do_is_refused(federation):
 
 
 def test_the_estimate_of_the_papers_shape():
-    """28 MB a step for 20,010 parameters: PROTOCOLS §6 says 26."""
+    """28 MB a step for 20,010 parameters, 1.4 kB each (proofs §7)."""
     options = parse_options("g_bmf", None, ["--noise", "joint", "--epochs", "2"])
     assert options.training.noise == "joint"
     federation = small_federation(256, (1000, 1000), 10)

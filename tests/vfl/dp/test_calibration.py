@@ -31,7 +31,7 @@ def test_gaussian_delta_is_the_hockey_stick_divergence():
 
 
 def test_zcdp_costs_six_to_eight_percent():
-    """PROTOCOLS §5.2: ε = 1 needs 4.045 by zCDP against 3.731."""
+    """Proofs §6.4: ε = 1 needs 4.045 by zCDP against 3.731."""
     assert cal.gaussian_sigma(1, 1e-5) == pytest.approx(3.731, abs=5e-4)
     assert cal.zcdp_sigma(1, 1e-5) == pytest.approx(4.045, abs=5e-4)
     for epsilon in (0.5, 1, 2, 5, 10):
@@ -51,7 +51,7 @@ def test_zcdp_matches_the_rdp_accountant():
 
 
 def test_poisson_figures_of_the_references():
-    """REFERENCES §2.3: n = 50,000, B = 512, 20 epochs, δ = 1e-5."""
+    """Proofs §9.2: n = 50,000, B = 512, 20 epochs, δ = 1e-5."""
     rate, steps = 512 / 50_000, 1960
     for epsilon, by_rdp, by_pld in ((1, 2.006, 1.865), (2, 1.229, 1.160), (8, 0.675, 0.646)):
         assert cal.poisson_sigma(epsilon, 1e-5, rate, steps) == pytest.approx(by_rdp, rel=2e-3)

@@ -1,4 +1,4 @@
-"""Factorisations against dense matrices, the published formula, and the figures of PROTOCOLS §4.2."""
+"""Factorisations against dense matrices, the published formula, and the figures of proofs §5.3."""
 
 import numpy as np
 import pytest

@@ -86,7 +86,7 @@ def test_the_gram_bound_agrees_with_theorem_2_where_both_apply():
 
 
 def test_quantised_taps_of_a_banded_strategy_need_the_gram_bound():
-    """PROTOCOLS §4.2: quantised Ω⁻¹ of BSR: Ω̂ is no longer non-negative or decreasing; 12 bits."""
+    """Proofs §5.3: quantised Ω⁻¹ of BSR: Ω̂ is no longer non-negative or decreasing; 12 bits."""
     from scipy.signal import lfilter
 
     impulse = np.zeros(7800)

@@ -141,7 +141,7 @@ def test_two_rounded_gaussians_are_one_rounded_at_random():
 
 
 def test_the_figures_of_protocols():
-    """§5.1: 24.5·12,493·2^-30 = 2.9·10^-4 at 30 bits; 4.7 at 16 bits would be half of the sensitivity."""
+    """Proofs §6.2: 24.5·12,493·2^-30 = 2.9·10^-4 at 30 bits; 4.7 at 16 bits would be half of the sensitivity."""
     f = factorise("bisr", 7800, bands=192)
     assert f.strategy_norm == pytest.approx(24.5, abs=0.05)
     slack = FixedPointSlack(**CIFAR)
