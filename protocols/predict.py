@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from rich.table import Table
 import refmpc
 from accel.errors import PpvflError
 from accel.validate import require, require_integer
+from protocols.inference.model_file import MODEL, read_model
 from protocols.inference.prediction import (
     OUTPUTS,
     PREDICTION_RELEASE,
@@ -39,15 +41,7 @@ from protocols.server.checkpoint import ServerDirectory
 from vfl.federation import Federation
 from vfl.gradients import GlobalModel
 
-__all__ = ["FinishedRun", "load_layers", "load_run", "main", "predict"]
-
-
-def load_layers(file: Path) -> list[np.ndarray]:
-    """The layers of a released model, first layer first: ``layer``, or ``layer_1``, ``layer_2``, …"""
-    with np.load(file) as stored:
-        names = sorted((n for n in stored if n.startswith("layer")), key=lambda n: int(n.partition("_")[2] or 1))
-        require(len(names) > 0, f"arrays in {file}", sorted(stored), "'layer' or 'layer_1', 'layer_2', …")
-        return [stored[name] for name in names]
+__all__ = ["FinishedRun", "load_run", "main", "predict"]
 
 
 @dataclass
@@ -57,7 +51,7 @@ class FinishedRun:
     directory: Path
     options: RunOptions
     federation: Federation
-    layers: list[np.ndarray]
+    layers: Sequence[np.ndarray]
     claim: str
 
     def test_columns(self) -> list[np.ndarray]:
@@ -71,7 +65,7 @@ class FinishedRun:
 
 def load_run(directory: Path) -> FinishedRun:
     """Read the folder of a finished run."""
-    for name in ("config.json", "model.npz", "claim.txt"):
+    for name in ("config.json", MODEL, "claim.txt"):
         require(
             (directory / name).exists(), "--run", str(directory), f"the folder of a finished run: {name} is missing"
         )
@@ -85,7 +79,7 @@ def load_run(directory: Path) -> FinishedRun:
     )
     federation = make_federation(options)
     claim = (directory / "claim.txt").read_text().strip()
-    return FinishedRun(directory, options, federation, load_layers(directory / "model.npz"), claim)
+    return FinishedRun(directory, options, federation, read_model(directory / MODEL).layers, claim)
 
 
 @dataclass(frozen=True)
@@ -112,7 +106,7 @@ def predict(run: FinishedRun, options: PredictOptions) -> dict[str, Any]:
     rows = count if options.rows is None else require_integer("rows", options.rows, 1, count)
     columns = [part[:rows] for part in run.test_columns()]
     labels = federation.test_labels[:rows]
-    clear = GlobalModel(run.layers).logits(np.concatenate(columns, axis=1))
+    clear = GlobalModel(list(run.layers)).logits(np.concatenate(columns, axis=1))
     facts = {
         "run": str(run.directory),
         "rows": rows,

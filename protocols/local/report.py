@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from accel.files import write_text
+from protocols.inference.model_file import MODEL, ReleasedModel, write_model
 from protocols.local.curves import Timeline, draw_curves
 from protocols.local.options import RunOptions
 from protocols.noise.joint_noise import MOST_SAMPLES, SAMPLE_MEMORY, joint_block_rows, joint_noise_cost
@@ -78,8 +79,7 @@ class RunReport:
 def write_report(report: RunReport) -> None:
     """Model, claim, ledger, facts and curves into the run's directory."""
     directory = report.directory
-    layers = {f"layer_{index}": layer for index, layer in enumerate(report.layers, 1)}
-    np.savez(directory / "model.npz", **layers)  # type: ignore[arg-type]
+    write_model(directory / MODEL, ReleasedModel(report.layers))
     write_text(directory / "claim.txt", report.plan.claim.paragraph() + "\n")
     write_text(directory / "ledger.json", report.ledgers[0].to_json())
     if not draw_curves(report.plan, report.timeline, directory / "curves.png"):

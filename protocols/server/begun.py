@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from accel.files import write_bytes
+from protocols.inference.model_file import MODEL
 from protocols.plan.run_plan import Plan
 from protocols.server.checkpoint import CannotResume, ServerDirectory
 
@@ -62,7 +63,7 @@ def require_same_run(run: Path, plan: Plan) -> None:
     servers = [run / f"server-{i}" for i in range(3)]
     for server in servers:
         require_same_plan(server, plan)
-    if (run / "model.npz").exists() and not any(_read(server) for server in servers):
+    if (run / MODEL).exists() and not any(_read(server) for server in servers):
         raise CannotResume(
             f"{run} holds a model that was released, but nothing that its servers kept: a second one would spend its own ε; "
             "start a new run"

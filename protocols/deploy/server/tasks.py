@@ -3,28 +3,27 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from accel.files import write_arrays
 from accel.validate import require
 from protocols.client.upload import CHUNK_ROWS, receive_rows
 from protocols.deploy.config.public_plan import plan_for
 from protocols.deploy.config.read import FederationConfig
 from protocols.gl_bmf import JointServerJob
 from protocols.gl_bmf import servers as joint_servers
+from protocols.inference.model_file import MODEL, ReleasedModel, read_model, write_model
 from protocols.inference.prediction import PredictionPlan, PredictionServerJob, plan_with_released_model
 from protocols.inference.prediction import servers as prediction_servers
 from protocols.plan.gl_plan import JointPlan
 from protocols.plan.run_plan import Plan
-from protocols.predict import load_layers
 from protocols.server.training import ServerJob, TrainingRun
 from refmpc import Party
 
 __all__ = [
-    "MODEL",
     "PREDICTION",
     "TRAINING",
     "LiveTrainingTask",
@@ -35,7 +34,6 @@ __all__ = [
 ]
 
 TRAINING, PREDICTION = "training", "prediction"
-MODEL = "model.npz"
 _HEAD = 1 << 12  # bytes of a message besides its values
 
 
@@ -76,7 +74,7 @@ class TrainingTask:
 
     def keep(self, directory: Path, layers: list[np.ndarray]) -> None:
         """What the server's operator finds afterwards."""
-        write_arrays(directory / MODEL, {f"layer_{i}": layer for i, layer in enumerate(layers, 1)}, private=True)
+        write_model(directory / MODEL, ReleasedModel(layers))
 
 
 class LiveTrainingTask(TrainingTask):
@@ -96,7 +94,7 @@ class PredictionTask:
     kind = PREDICTION
     live = False
 
-    def __init__(self, config: FederationConfig, rows: int, output: str, layers: list[np.ndarray], claim: str):
+    def __init__(self, config: FederationConfig, rows: int, output: str, layers: Sequence[np.ndarray], claim: str):
         limit = config.predict.maximum_rows
         require(rows <= limit, "rows", rows, f"at most {limit}, see [predict] maximum_rows", "ask in parts")
         self._layers = tuple(layers)
@@ -125,7 +123,7 @@ Task = TrainingTask | PredictionTask
 
 
 def prediction_plan(
-    config: FederationConfig, rows: int, output: str, layers: list[np.ndarray], claim: str
+    config: FederationConfig, rows: int, output: str, layers: Sequence[np.ndarray], claim: str
 ) -> PredictionPlan:
     """The public plan of a prediction: clients and servers make it alike."""
     return plan_with_released_model(
@@ -152,4 +150,5 @@ def make_task(config: FederationConfig, facts: dict[str, Any], trained: Path | N
     )
     assert trained is not None
     claim = (trained / "claim.txt").read_text().strip()
-    return PredictionTask(config, facts["rows"], facts["output"], load_layers(trained / MODEL), claim)
+    layers = read_model(trained / MODEL).layers
+    return PredictionTask(config, facts["rows"], facts["output"], layers, claim)

@@ -16,6 +16,7 @@ import pytest
 from protocols.deploy.config.public_plan import joint_plan_for
 from protocols.deploy.config.read import load
 from protocols.deploy.records.audit import compare, read_log
+from protocols.inference.model_file import read_model
 from tests.protocols.deploy.commands_at_hosts import (
     CLIENTS,
     NEW,
@@ -44,9 +45,9 @@ def expected_logits(directory: Path, values: np.ndarray) -> np.ndarray:
     for name, width in WIDTHS.items():
         scaled = values[:, start : start + width]
         start += width
-        with np.load(directory / f"model-{name}.npz") as model:
-            up, down, layer = model["local_up_0"], model["local_down_0"], model["layer_1"]
-            assert up.shape == (width, 8) and np.abs(up).max() > 1e-4  # trained: it starts at zero
+        model = read_model(directory / f"model-{name}.npz")
+        up, down, (layer,) = model.local["up_0"], model.local["down_0"], model.layers
+        assert up.shape == (width, 8) and np.abs(up).max() > 1e-4  # trained: it starts at zero
         parts.append(bound_rows(scaled + bound_rows(scaled, 1.0, "normalise") @ down.T @ up.T, 0.5**0.5, "clip"))
     return np.column_stack([*parts, np.ones(len(values))]) @ layer
 

@@ -27,7 +27,7 @@ from protocols.inference.prediction import (
 from protocols.local.launch import launch, make_federation
 from protocols.local.options import RunOptions
 from protocols.local.report import write_report
-from protocols.predict import load_layers, main
+from protocols.predict import main
 from vfl.gradients import GlobalModel, softmax
 from vfl.training import TrainingConfig
 
@@ -215,12 +215,3 @@ def test_the_command_in_the_clear_and_its_refusals(finished, tmp_path, capsys):
     ):
         with pytest.raises(SystemExit, match=sentence):
             main(words)
-
-
-def test_layers_are_read_in_order(tmp_path):
-    layers = {f"layer_{i}": np.full((2, 2), float(i)) for i in (10, 2, 1)}
-    np.savez(tmp_path / "model.npz", **layers)
-    assert [layer[0, 0] for layer in load_layers(tmp_path / "model.npz")] == [1.0, 2.0, 10.0]
-    np.savez(tmp_path / "other.npz", weights=np.zeros(3))
-    with pytest.raises(ValueError, match="arrays in .*other.npz"):
-        load_layers(tmp_path / "other.npz")

@@ -24,6 +24,7 @@ from protocols.deploy.net.wire import Channel, Identity, Refused, call
 from protocols.deploy.records.audit import read_log
 from protocols.deploy.server.live import Guests
 from protocols.deploy.server.sessions import Session
+from protocols.inference.model_file import read_model
 from refmpc.core.errors import HandshakeError, PeerLost
 from tests.protocols.deploy.client.meetings import together
 from tests.protocols.deploy.federations import free_ports
@@ -336,9 +337,9 @@ def test_the_commands_train_layers_and_predict_with_them(federation: LiveFederat
     parts = []
     for name in NAMES:
         own = federation.own(name)
-        with np.load(model[name]) as found:
-            up, down, layer = found["local_up_0"], found["local_down_0"], found["layer_1"]
-            assert "differentially private for features and labels" in str(found["claim"])
+        found = read_model(Path(model[name]))
+        up, down, (layer,) = found.local["up_0"], found.local["down_0"], found.layers
+        assert "differentially private for features and labels" in found.claim
         unit = own.outputs / np.linalg.norm(own.outputs, axis=1, keepdims=True)
         parts.append(bound_rows(own.outputs + unit @ down.T @ up.T, 0.5**0.5, "clip"))
     expected = np.column_stack([*parts, np.ones(ROWS)]) @ layer
