@@ -94,7 +94,7 @@ def test_servers_that_kept_nothing_go_by_the_one_that_did(federation, tmp_path, 
         with np.load(file) as kept:
             salt = kept["salt"]
         np.savez(file, salt=salt)
-    with pytest.raises(refmpc.PartyFailed, match="columns of client 1"):
+    with pytest.raises(refmpc.PartyFailed, match="client 'client 1' came back with different columns"):
         resume(plan, federation, tmp_path, one_value)
     resume(plan, federation, tmp_path)
 
