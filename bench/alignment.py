@@ -94,7 +94,9 @@ def main() -> None:
     parser.add_argument(
         "--overlap", type=float, default=0.5, help="part of the ids that all have (default: %(default)s)"
     )
-    parser.add_argument("--pad-to", type=int, default=None, help="public bound that hides the number of ids")
+    parser.add_argument(
+        "--pad-to", type=int, default=None, help="pad the id list to N so others do not learn your row count"
+    )
     parser.add_argument("--json", action="store_true", help="facts for machines instead of a table")
     arguments = parser.parse_args()
     try:

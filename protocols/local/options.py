@@ -159,7 +159,7 @@ def parse_options(protocol: str, description: str | None, argv: list[str] | None
         )
         local.add_argument("--local-learning-rate", type=float, default=run.local_learning_rate)
         local.add_argument("--rank", type=int, default=run.rank, help="rank of the LoRA layers")
-        local.add_argument("--lora-alpha", type=float, default=run.lora_alpha, help="α_LoRA; the layers count α/rank")
+        local.add_argument("--lora-alpha", type=float, default=run.lora_alpha, help="LoRA scaling is α/rank")
         local.add_argument(
             "--train-layer",
             metavar="NAME",

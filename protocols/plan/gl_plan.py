@@ -86,7 +86,7 @@ def plan_joint_run(federation: Federation, training: TrainingConfig, bounds: Fac
 def plan_from_facts(facts: JointFacts, training: TrainingConfig, bounds: FactorBounds | None = None) -> JointPlan:
     """Calibrate the noise with the slack of the arithmetic that will run, and choose all scales; or refuse."""
     require(training.hidden == (), "hidden", training.hidden, "empty: GL-BMF trains one global layer")
-    require(training.noise == "distributed", "noise", training.noise, "'distributed' in the secure protocols")
+    require(training.noise == "distributed", "noise", training.noise, "'distributed' in GL-BMF")
     schedule = training.steps(facts.num_samples)
     shapes = tuple(client.shape(training.gradients) for client in facts.clients)
     for client, shape in zip(facts.clients, shapes, strict=True):

@@ -60,7 +60,10 @@ def add_client_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--state", metavar="DIR", help="what survives a restart is kept here (default: ./NAME/state)")
     parser.add_argument("--listen", metavar="HOST", help="address to listen on while rows are aligned (label client)")
     parser.add_argument(
-        "--pad-to", type=int, metavar="N", help="hide how many rows there are behind N (at all clients)"
+        "--pad-to",
+        type=int,
+        metavar="N",
+        help="pad the id list to N so others do not learn your row count (at all clients)",
     )
     parser.add_argument("--align-again", action="store_true", help="forget an earlier alignment (at all clients)")
     parser.add_argument("--log", metavar="FILE", help="structured log, a JSON object a line (default: stderr)")

@@ -260,7 +260,7 @@ class _Reader:
             training = TrainingConfig(**given)
         except InvalidArgument as error:
             raise InvalidArgument(f"[run] {error}") from None
-        self._choice("[run] noise", training.noise, ("distributed",))  # joint noise needs a dealer that sees it
+        self._choice("[run] noise", training.noise, ("distributed",))  # joint noise is not built for deployments yet
         protocol = self._choice("[run] protocol", table.get("protocol", "g_bmf"), PROTOCOLS)
         every = require_integer("[run] checkpoint_every", table.get("checkpoint_every", 0), 0)
         return RunConfig(

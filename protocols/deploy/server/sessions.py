@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from accel.errors import InvalidArgument
 from accel.files import write_bytes
 from accel.validate import require, require_choice
 from protocols.deploy.config.read import FederationConfig
@@ -171,13 +172,11 @@ class SessionStore:
                 self._remove(waiting[0])  # the oldest: clients that are still there begin it again
             return
         for other in others:
-            require(
-                not other.begun,
-                "session",
-                str(facts["name"])[:8],
-                f"{other.name[:8]}, with which this configuration was trained already",
-                "to train again, change the name or the parameters in federation.toml: every release spends its own ε",
-            )
+            if other.begun:  # every release spends its own ε
+                raise InvalidArgument(
+                    f"This configuration was already trained (run {other.name[:8]}). "
+                    "Change its name or a parameter in federation.toml to train again"
+                )
             self._remove(other)  # nothing was computed from it
 
     def _remove(self, session: Session) -> None:
