@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import argparse
-import importlib
-import importlib.util
 import sys
+from types import ModuleType
 
 from accel.errors import InvalidArgument, PpvflError
+from protocols.deploy.commands import audit_log, client, doctor, init, key, pin, predict, run, server
 
 __all__ = ["main"]
 
-# each is a module of this package with add_parser(subparsers) and run(arguments) -> exit code
-COMMANDS = ("init", "key", "pin", "doctor", "server", "client", "predict", "run", "audit_log")
+# each module has add_parser(subparsers) and run(arguments) -> exit code
+COMMANDS: dict[str, ModuleType] = {
+    "init": init,
+    "key": key,
+    "pin": pin,
+    "doctor": doctor,
+    "server": server,
+    "client": client,
+    "predict": predict,
+    "run": run,
+    "audit-log": audit_log,
+}
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -22,18 +32,16 @@ def make_parser() -> argparse.ArgumentParser:
         epilog="Start with `ppvfl init`, then `ppvfl doctor` on each host; docs/deployment.md walks through it.",
     )
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for name in COMMANDS:
-        if importlib.util.find_spec(f"protocols.deploy.commands.{name}") is not None:
-            importlib.import_module(f"protocols.deploy.commands.{name}").add_parser(subparsers)
+    for command in COMMANDS.values():
+        command.add_parser(subparsers)
     return parser
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run one sub-command. Exit codes: 0 done, 1 something is wrong or broke (it may work later), 2 bad input."""
     arguments = make_parser().parse_args(argv)
-    module = importlib.import_module(f"protocols.deploy.commands.{arguments.command.replace('-', '_')}")
     try:
-        return module.run(arguments)
+        return COMMANDS[arguments.command].run(arguments)
     except InvalidArgument as error:
         print(f"ppvfl {arguments.command}: {error.summary}", file=sys.stderr)
         return 2

@@ -17,7 +17,6 @@ near zero, so the layers' gradients do: what is opened to clients is their noise
 
 from __future__ import annotations
 
-import importlib
 import math
 import tempfile
 import warnings
@@ -32,13 +31,14 @@ import numpy.typing as npt
 import refmpc
 from accel.validate import require_choice, require_integer, require_real
 from protocols.client.upload import ClientJob, client_program, receive_rows
-from protocols.gl_bmf import JointRun
 from protocols.local.gl_launch import client_jobs, server_jobs
 from protocols.noise.server_noise import insecure_total_noise
 from protocols.plan.gl_plan import JointPlan, plan_joint_run
 from protocols.plan.run_plan import Plan, plan_run
 from protocols.plan.scales import EMBEDDING_BITS, RELEASE_BITS
+from protocols.registry import PROTOCOLS
 from protocols.server.checkpoint import ServerDirectory
+from protocols.server.gl_training import JointRun
 from protocols.server.training import ServerJob, TrainingRun
 from protocols.step.global_step import SharedRows
 from refmpc import ArithmeticTensor, Party
@@ -52,7 +52,6 @@ from vfl.training import TrainingConfig
 
 __all__ = ["protocol_scores"]
 
-PROTOCOLS = ("g_bmf", "g_shuff", "gl_bmf")
 ROW_BOUND = 8.0
 CLIP_NORM = 1.0
 CLASSES = 2
@@ -103,17 +102,15 @@ def _words(tensor: ArithmeticTensor) -> np.ndarray:
 
 
 async def _servers(party: Party, job: ServerJob) -> Observation:
-    protocol = importlib.import_module(f"protocols.{job.plan.protocol}")
+    train = PROTOCOLS[job.plan.protocol].train
     with ObservedRun(party, job) as run:
-        await protocol.train(run, await receive_rows(party, job.plan, run.directory))
+        await train(run, await receive_rows(party, job.plan, run.directory))
     return run.seen
 
 
 async def _joint_servers(party: Party, job: Any) -> Observation:
-    from protocols import gl_bmf
-
     with ObservedJointRun(party, job) as run:
-        await gl_bmf.train(run)
+        await PROTOCOLS[job.plan.protocol].train(run)
     return run.seen
 
 

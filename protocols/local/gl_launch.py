@@ -21,6 +21,7 @@ from protocols.noise.server_noise import insecure_total_noise
 from protocols.plan.gl_plan import JointPlan, plan_joint_run
 from protocols.plan.gl_shapes import JacobianShape
 from protocols.server.checkpoint import ServerDirectory
+from protocols.server.gl_training import JointServerJob
 from protocols.step.gl_step import joint_step_cost
 from vfl.data.sets import load_data
 from vfl.federation import Federation, build_federation
@@ -72,9 +73,9 @@ def make_federation(options: RunOptions) -> Federation:
     )
 
 
-def server_jobs(plan: JointPlan, directory: Path, keep: bool) -> list[gl_bmf.JointServerJob]:
+def server_jobs(plan: JointPlan, directory: Path, keep: bool) -> list[JointServerJob]:
     """What each server gets."""
-    return [gl_bmf.JointServerJob(plan, directory / f"server-{i}", keep) for i in range(3)]
+    return [JointServerJob(plan, directory / f"server-{i}", keep) for i in range(3)]
 
 
 def client_directory(directory: Path, name: str) -> Path:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +24,8 @@ from protocols.local.options import RunOptions, parse_options
 from protocols.local.report import RunReport, estimate, print_estimate, print_report, write_report
 from protocols.local.run_log import RunLog
 from protocols.noise.server_noise import insecure_total_noise
-from protocols.plan.run_plan import Plan, plan_run
+from protocols.plan.run_plan import Plan
+from protocols.registry import protocol
 from protocols.server.begun import require_same_run
 from protocols.server.checkpoint import ServerDirectory
 from protocols.server.training import ServerJob
@@ -69,14 +69,14 @@ def make_federation(options: RunOptions) -> Federation:
 
 def launch(options: RunOptions, federation: Federation, console: Console) -> RunReport:
     """Run one protocol to its end. Everything that can be refused is refused before a value is shared."""
-    plan = plan_run(options.protocol, federation, options.training)
+    plan = protocol(options.protocol).plan(federation, options.training)
     every = require_integer("checkpoint_every", options.checkpoint_every, 0)
     if options.protocol == "g_shuff" and every:
         # within an epoch the order is one secret permutation: only its boundaries can be resumed from
         batches = plan.schedule.num_batches
         every = max(batches, every // batches * batches)
     directory = run_directory(options)
-    servers = importlib.import_module(f"protocols.{options.protocol}").servers
+    servers = protocol(options.protocol).servers
     used = slice(0, plan.schedule.num_samples)
     clients = {
         client.name: (
@@ -208,7 +208,7 @@ def _launch_beside_mpspdz(options: RunOptions, federation: Federation, console: 
         system = MpSpdz()
         require(options.training.noise == "distributed", "noise", options.training.noise, "distributed with MP-SPDZ")
         require(not options.training.hidden, "hidden", options.training.hidden, "empty with MP-SPDZ")
-        require_small(plan_run(options.protocol, federation, options.training))
+        require_small(protocol(options.protocol).plan(federation, options.training))
         report = launch(options, federation, console)
         noise = noise_of_the_servers(report.plan, report.directory)
         theirs = train_with_mpspdz(system, report.plan, federation, noise, options.network)
@@ -234,14 +234,14 @@ class Command:
 
 
 def _estimate(options: RunOptions, federation: Federation) -> tuple[Plan, dict[str, float]]:
-    plan = plan_run(options.protocol, federation, options.training)
+    plan = protocol(options.protocol).plan(federation, options.training)
     return plan, estimate(plan)
 
 
-def main(protocol: str, description: str | None, argv: list[str] | None = None, command: Command | None = None) -> None:
+def main(name: str, description: str | None, argv: list[str] | None = None, command: Command | None = None) -> None:
     """The command ``python -m protocols.<name>``."""
     command = command or Command(make_federation, _estimate, _launch_beside_mpspdz)
-    options = parse_options(protocol, description, argv)
+    options = parse_options(name, description, argv)
     if options.resume is not None:
         stored = json.loads((Path(options.resume) / "config.json").read_text())
         options = replace(RunOptions.from_dict(stored), resume=options.resume, json=options.json, twin=options.twin)
@@ -254,7 +254,7 @@ def main(protocol: str, description: str | None, argv: list[str] | None = None, 
             return
         report = command.launch(options, federation, console)
     except PpvflError as error:
-        raise leaving(protocol, error) from error
+        raise leaving(name, error) from error
     write_report(report)
     print_report(report, console)
 

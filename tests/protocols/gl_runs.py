@@ -13,6 +13,7 @@ from protocols import gl_bmf
 from protocols.local.gl_launch import client_jobs, server_jobs
 from protocols.plan.gl_plan import JointPlan, plan_joint_run
 from protocols.plan.scales import RELEASE_BITS
+from protocols.server import gl_training
 from tests.protocols.conftest import lora_federation
 from vfl.federation import Federation
 from vfl.training import TrainingConfig
@@ -146,7 +147,7 @@ def crash_once(monkeypatch, where: str, server: int, step: int) -> None:
             left.pop()
             raise Crash
 
-    write, send = gl_bmf.JointRun.release_gradients, refmpc.open_to_client
+    write, send = gl_training.JointRun.release_gradients, refmpc.open_to_client
     sent: dict[tuple[int, int], int] = defaultdict(int)
 
     async def release(self, at, openings):
@@ -162,5 +163,5 @@ def crash_once(monkeypatch, where: str, server: int, step: int) -> None:
             die(party, "between the clients")
         send(party, words, client, release)
 
-    monkeypatch.setattr(gl_bmf.JointRun, "release_gradients", release)
+    monkeypatch.setattr(gl_training.JointRun, "release_gradients", release)
     monkeypatch.setattr(refmpc, "open_to_client", open_)

@@ -36,9 +36,9 @@ from protocols.deploy.server.meeting import DONE, READY, Different, Meeting, Met
 from protocols.deploy.server.sessions import Session, SessionStore
 from protocols.deploy.server.spool import SpoolTransport
 from protocols.deploy.server.tasks import TRAINING, TrainingTask
-from protocols.gl_bmf import GREETING
 from protocols.local.launch import _progress
 from protocols.server.checkpoint import CannotResume
+from protocols.server.gl_training import GREETING
 from refmpc import Ledger, Party
 from refmpc.core.errors import HandshakeError, PeerAborted, RefmpcError
 from refmpc.launch.runtime import Options, keep_freed_memory, play_party

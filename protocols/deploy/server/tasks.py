@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,13 +12,13 @@ from accel.validate import require
 from protocols.client.upload import CHUNK_ROWS, receive_rows
 from protocols.deploy.config.public_plan import plan_for
 from protocols.deploy.config.read import FederationConfig
-from protocols.gl_bmf import JointServerJob
-from protocols.gl_bmf import servers as joint_servers
 from protocols.inference.model_file import MODEL, ReleasedModel, read_model, write_model
 from protocols.inference.prediction import PredictionPlan, PredictionServerJob, plan_with_released_model
 from protocols.inference.prediction import servers as prediction_servers
 from protocols.plan.gl_plan import JointPlan
 from protocols.plan.run_plan import Plan
+from protocols.registry import protocol
+from protocols.server.gl_training import JointServerJob
 from protocols.server.training import ServerJob, TrainingRun
 from refmpc import Party
 
@@ -70,7 +69,7 @@ class TrainingTask:
         job = ServerJob(self.plan, directory / "server", self.checkpoint_every)
         with TrainingRun(party, job) as run:
             rows = await receive_rows(party, self.plan)
-            return await importlib.import_module(f"protocols.{self.plan.protocol}").train(run, rows)
+            return await protocol(self.plan.protocol).train(run, rows)
 
     def keep(self, directory: Path, layers: list[np.ndarray]) -> None:
         """What the server's operator finds afterwards."""
@@ -85,7 +84,8 @@ class LiveTrainingTask(TrainingTask):
     async def run(self, party: Party, directory: Path) -> list[np.ndarray]:
         """At each server, with all clients connected. Every release is on all three disks before it is opened."""
         assert isinstance(self.plan, JointPlan)
-        return [await joint_servers(party, JointServerJob(self.plan, directory / "server", keep=True))]
+        job = JointServerJob(self.plan, directory / "server", keep=True)
+        return [await protocol(self.plan.protocol).servers(party, job)]
 
 
 class PredictionTask:
@@ -141,7 +141,7 @@ def prediction_plan(
 def make_task(config: FederationConfig, facts: dict[str, Any], trained: Path | None) -> Task:
     """The task that public facts describe; ``trained`` is the directory of a training that is done."""
     if facts["kind"] == TRAINING:
-        return (TrainingTask if config.run.layers is None else LiveTrainingTask)(config, facts["rows"])
+        return (LiveTrainingTask if protocol(config.run.protocol).live else TrainingTask)(config, facts["rows"])
     require(
         trained is not None and (trained / MODEL).exists(),
         "kind",

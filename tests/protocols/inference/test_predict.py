@@ -26,8 +26,8 @@ from protocols.inference.prediction import (
 )
 from protocols.local.launch import launch, make_federation
 from protocols.local.options import RunOptions
+from protocols.local.predict import main
 from protocols.local.report import write_report
-from protocols.predict import main
 from vfl.gradients import GlobalModel, softmax
 from vfl.training import TrainingConfig
 
@@ -196,7 +196,7 @@ def finished(tmp_path_factory) -> Path:
 
 @pytest.mark.parametrize("model", ["released", "shares"])
 def test_the_command_predicts_the_test_rows_of_a_finished_run(finished, capsys, model):
-    main(["--run", str(finished), "--model", model, "--parties", "threads", "--json"])
+    main(None, ["--run", str(finished), "--model", model, "--parties", "threads", "--json"])
     facts = json.loads(capsys.readouterr().out)
     report = json.loads((finished / "report.json").read_text())
     assert facts["clear_accuracy"] == pytest.approx(report["test_accuracy"])
@@ -206,7 +206,7 @@ def test_the_command_predicts_the_test_rows_of_a_finished_run(finished, capsys, 
 
 
 def test_the_command_in_the_clear_and_its_refusals(finished, tmp_path, capsys):
-    main(["--run", str(finished), "--clear", "--rows", "10"])
+    main(None, ["--run", str(finished), "--clear", "--rows", "10"])
     assert "accuracy in the clear" in capsys.readouterr().out
     for words, sentence in (
         (["--run", str(tmp_path)], "config.json is missing"),
@@ -214,4 +214,4 @@ def test_the_command_in_the_clear_and_its_refusals(finished, tmp_path, capsys):
         (["--run", str(finished), "--client", "eve"], "receiver = 'eve'"),
     ):
         with pytest.raises(SystemExit, match=sentence):
-            main(words)
+            main(None, words)
