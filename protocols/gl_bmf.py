@@ -12,19 +12,19 @@ from __future__ import annotations
 
 import numpy as np
 
-from protocols.server.gl_training import JointRun, JointServerJob
+from protocols.server.gl_training import LayerRun, LayerServerJob
 from refmpc import Party
 
 __all__ = ["servers", "train"]
 
 
-async def servers(party: Party, job: JointServerJob) -> np.ndarray:
+async def servers(party: Party, job: LayerServerJob) -> np.ndarray:
     """What each server runs."""
-    with JointRun(party, job) as run:
+    with LayerRun(party, job) as run:
         return await train(run)
 
 
-async def train(run: JointRun) -> np.ndarray:
+async def train(run: LayerRun) -> np.ndarray:
     """Train with the clients, step by step, and release the model."""
     run.greet_clients()
     labels = run.receive_labels()

@@ -11,7 +11,7 @@ from typing import Any
 
 from accel.validate import require_choice
 from protocols import g_bmf, g_shuff, gl_bmf
-from protocols.plan.gl_plan import plan_joint_run
+from protocols.plan.gl_plan import plan_layer_run
 from protocols.plan.run_plan import Plan, plan_run
 from vfl.federation import Federation
 from vfl.training import TrainingConfig
@@ -46,7 +46,7 @@ PROTOCOLS = {
             g_shuff.servers,
             g_shuff.train,
         ),
-        Protocol("gl_bmf", plan_joint_run, gl_bmf.servers, gl_bmf.train, live=True),
+        Protocol("gl_bmf", plan_layer_run, gl_bmf.servers, gl_bmf.train, live=True),
     )
 }
 

@@ -33,12 +33,12 @@ from accel.validate import require_choice, require_integer, require_real
 from protocols.client.upload import ClientJob, client_program, receive_rows
 from protocols.local.gl_launch import client_jobs, server_jobs
 from protocols.noise.server_noise import insecure_total_noise
-from protocols.plan.gl_plan import JointPlan, plan_joint_run
+from protocols.plan.gl_plan import LayerPlan, plan_layer_run
 from protocols.plan.run_plan import Plan, plan_run
 from protocols.plan.scales import EMBEDDING_BITS, RELEASE_BITS
 from protocols.registry import PROTOCOLS
 from protocols.server.checkpoint import ServerDirectory
-from protocols.server.gl_training import JointRun
+from protocols.server.gl_training import LayerRun
 from protocols.server.training import ServerJob, TrainingRun
 from protocols.step.global_step import SharedRows
 from refmpc import ArithmeticTensor, Party
@@ -82,7 +82,7 @@ class ObservedRun(TrainingRun):
         self.seen.weights.append(_words(self.layers[0].values))
 
 
-class ObservedJointRun(JointRun):
+class ObservedLayerRun(LayerRun):
     """The same for GL-BMF."""
 
     def __init__(self, party: Party, job: Any):
@@ -108,8 +108,8 @@ async def _servers(party: Party, job: ServerJob) -> Observation:
     return run.seen
 
 
-async def _joint_servers(party: Party, job: Any) -> Observation:
-    with ObservedJointRun(party, job) as run:
+async def _layer_servers(party: Party, job: Any) -> Observation:
+    with ObservedLayerRun(party, job) as run:
         await PROTOCOLS[job.plan.protocol].train(run)
     return run.seen
 
@@ -149,7 +149,7 @@ def _plan(protocol: str, epsilon: float, delta: float) -> Plan:
         # of the canaries' number only: a large δ makes the audit sharp, as what decides is seen often
         warnings.simplefilter("ignore", DeltaWarning)
         if protocol == "gl_bmf":
-            return plan_joint_run(federation, training)
+            return plan_layer_run(federation, training)
         return plan_run(protocol, federation, training)
 
 
@@ -158,8 +158,8 @@ def _plan(protocol: str, epsilon: float, delta: float) -> Plan:
 
 def _run(plan: Plan, federation: Federation, directory: Path) -> list[Observation]:
     """The three servers' notes of one run in threads."""
-    if isinstance(plan, JointPlan):
-        program: Any = _joint_servers
+    if isinstance(plan, LayerPlan):
+        program: Any = _layer_servers
         jobs: Any = server_jobs(plan, directory, keep=False)
         clients: Any = client_jobs(plan, federation, None)
     else:

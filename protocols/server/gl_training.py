@@ -10,29 +10,29 @@ import numpy as np
 import refmpc
 from protocols.client.commitment import check_columns
 from protocols.client.upload import with_ones_column
-from protocols.plan.gl_plan import JointPlan, layer_release
+from protocols.plan.gl_plan import LayerPlan, layer_release
 from protocols.plan.gl_shapes import AdapterShape, JacobianShape
 from protocols.plan.scales import EMBEDDING_BITS
 from protocols.server.training import ServerJob, TrainingRun
-from protocols.step.gl_step import BlockOutputs, ClientFactors, block_norms, joint_step
+from protocols.step.gl_step import BlockOutputs, ClientFactors, block_norms, layer_step
 from protocols.step.jacobians import ClientJacobian
 from refmpc import ArithmeticTensor, Party
 
-__all__ = ["GREETING", "JointRun", "JointServerJob"]
+__all__ = ["GREETING", "LayerRun", "LayerServerJob"]
 
 GREETING = "greeting"  # the phase in which clients learn where training begins
 
 
 @dataclass(frozen=True)
-class JointServerJob:
+class LayerServerJob:
     """What a server gets: the public plan, and its own private directory. ``keep``: write every release to disk."""
 
-    plan: JointPlan
+    plan: LayerPlan
     directory: Path
     keep: bool = False
 
 
-class JointRun(TrainingRun):
+class LayerRun(TrainingRun):
     """State of the training at one server; use as a context manager around the loop over ``steps()``.
 
     With ``keep`` all three servers have written a release, and said so, before any of them sends its words
@@ -40,10 +40,10 @@ class JointRun(TrainingRun):
     they are sent again, never computed again. Without, a run is begun once and cannot be resumed.
     """
 
-    plan: JointPlan
+    plan: LayerPlan
     report_every = 0.0  # after every step: each talks to the clients, so a message more does not matter
 
-    def __init__(self, party: Party, job: JointServerJob):
+    def __init__(self, party: Party, job: LayerServerJob):
         # every step is written by release_gradients
         super().__init__(party, ServerJob(job.plan, job.directory, 0), keeps_releases=job.keep)
         self._keep = job.keep
@@ -135,7 +135,7 @@ class JointRun(TrainingRun):
         """One noised step; returns this server's words of each client's layer gradient."""
         rate = self.plan.learning_rate(self.party.step)
         with self.party.phase("training"):
-            self.layers[0], openings = await joint_step(
+            self.layers[0], openings = await layer_step(
                 embeddings, labels, clients, self.layers[0], self.own_noise(), rate, self.plan
             )
         return openings

@@ -1,6 +1,6 @@
 """The servers' part of GL-BMF: one step on shares over the global layer and all clients' LoRA layers.
 
-Who sees what: the servers hold shares of H, labels, A, X, U and W and open nothing here. ``joint_step`` returns the new
+Who sees what: the servers hold shares of H, labels, A, X, U and W and open nothing here. ``layer_step`` returns the new
 weights (shared) and, for each client, this server's words of that client's noised, truncated layer gradient; whoever
 calls it decides when to send them, and each client gets its own only.
 
@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 import refmpc
-from protocols.plan.gl_plan import JointPlan
+from protocols.plan.gl_plan import LayerPlan
 from protocols.plan.gl_scales import ROUND_UP, AdapterScales
 from protocols.plan.gl_shapes import AdapterShape, JacobianShape
 from protocols.plan.scales import DECAY_BITS, EMBEDDING_BITS, EXPLICIT_BITS, LOGIT_BITS, PROBABILITY_BITS, UPDATE_BITS
@@ -55,8 +55,8 @@ __all__ = [
     "WeightProducts",
     "block_norms",
     "clip_factors",
-    "joint_step",
-    "joint_step_cost",
+    "layer_step",
+    "layer_step_cost",
     "weight_products",
 ]
 
@@ -90,7 +90,7 @@ class WeightProducts:
     projected_norms: ArithmeticTensor | None = None
 
 
-async def block_norms(inputs: list[ArithmeticTensor], plan: JointPlan) -> ArithmeticTensor:
+async def block_norms(inputs: list[ArithmeticTensor], plan: LayerPlan) -> ArithmeticTensor:
     """‖x_lj‖²/γ² for every layer, (B×L): once per batch, when its X arrives."""
     return refmpc.stack(await refmpc.gather(*(norms_over_clip(x, plan.adapters.block_norms) for x in inputs)), axis=1)
 
@@ -191,14 +191,14 @@ async def clip_factors(
     return factor.reshape(-1, 1), dict(zip(down, found[: len(down)], strict=True)), found[len(down) :]
 
 
-async def joint_step(
+async def layer_step(
     embeddings: ArithmeticTensor,
     labels: ArithmeticTensor,
     clients: Sequence[ClientFactors | ClientJacobian],
     weights: Weights,
     noise: np.ndarray,
     learning_rate: float,
-    plan: JointPlan,
+    plan: LayerPlan,
 ) -> tuple[Weights, list[np.ndarray]]:
     """One step of SGD on the global layer, and each client's layer gradient ready to be opened to it alone.
 
@@ -284,8 +284,8 @@ def _layer_opening(
 # cost --------------------------------------------------------------------------------------------
 
 
-def joint_step_cost(plan: JointPlan) -> Cost:
-    """The declared cost of ``joint_step`` between the servers; nothing runs. Uploads and openings come on top."""
+def layer_step_cost(plan: LayerPlan) -> Cost:
+    """The declared cost of ``layer_step`` between the servers; nothing runs. Uploads and openings come on top."""
     training, scales, layers = plan.training, plan.scales, plan.adapters
     batch, width, classes = training.batch_size, plan.width, plan.classes
     rows = shaped(batch, width + 1, bits=EMBEDDING_BITS)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 import refmpc
-from protocols.plan.gl_plan import JointPlan
+from protocols.plan.gl_plan import LayerPlan
 from protocols.plan.gl_shapes import JacobianShape
 from protocols.plan.scales import EMBEDDING_BITS, EXPLICIT_BITS, PROBABILITY_BITS
 from protocols.step.clip import shaped
@@ -50,7 +50,7 @@ class Samples:
 
 
 async def layer_samples(
-    errors: ArithmeticTensor, block: ArithmeticTensor, client: ClientJacobian, plan: JointPlan
+    errors: ArithmeticTensor, block: ArithmeticTensor, client: ClientJacobian, plan: LayerPlan
 ) -> Samples:
     """g_j = J_jᵀ(W̃δ_j). 6 rounds."""
     scales, batch = plan.adapters, len(errors)
@@ -64,7 +64,7 @@ async def layer_samples(
     return Samples(found.scale_by_integers(1 << (EXPLICIT_BITS - scales.sample_bits)).reinterpret(EXPLICIT_BITS), norms)
 
 
-async def global_samples(embeddings: ArithmeticTensor, errors: ArithmeticTensor, plan: JointPlan) -> Samples:
+async def global_samples(embeddings: ArithmeticTensor, errors: ArithmeticTensor, plan: LayerPlan) -> Samples:
     """[h_j 1] ⊗ δ_j, all B·(d+1)·S entries. 4 rounds."""
     found = await written_out(embeddings, errors)
     assert plan.scales.written_out is not None
@@ -92,7 +92,7 @@ def norms_over_clip_cost(rows: int, over: OverClip) -> Cost:
     return Cost(1, 24 * rows) + refmpc.truncate.cost(shaped(rows, bits=MANTISSA_BITS), over.cut)
 
 
-def written_out_cost(plan: JointPlan, shape: JacobianShape | None) -> Cost:
+def written_out_cost(plan: LayerPlan, shape: JacobianShape | None) -> Cost:
     """Of ``layer_samples`` for a client's shape, of ``global_samples`` for None."""
     batch, classes, scales = plan.training.batch_size, plan.classes, plan.adapters
     errors = shaped(batch, classes, bits=PROBABILITY_BITS)

@@ -22,7 +22,17 @@ from protocols.deploy.config.read import FederationConfig, agreed_values, config
 from refmpc.core.errors import HandshakeError
 from refmpc.net.framing import printable
 from refmpc.net.greeting import PROTOCOL_VERSION
-from refmpc.net.tls import MAX_MESSAGE, Credentials, parse, receive, secure, send, shake_hands, tune, wrong_pin
+from refmpc.net.tls import (
+    MAX_MESSAGE,
+    Credentials,
+    parse,
+    receive,
+    secure,
+    send,
+    set_socket_options,
+    shake_hands,
+    wrong_pin,
+)
 
 __all__ = ["MAX_TRANSFER", "PURPOSE", "Answerer", "receive_payload", "serve", "software_version"]
 
@@ -155,7 +165,7 @@ def serve(
     def attend(connection: socket.socket, source: str) -> None:
         try:
             deadline = time.monotonic() + _HANDSHAKE
-            tune(connection)
+            set_socket_options(connection)
             connection.settimeout(_HANDSHAKE)
             connection = secure(connection, credentials, server_side=True)
             shake_hands(connection, source)

@@ -25,7 +25,7 @@ from protocols.deploy.net.wire import Channel, Identity, caller_of, name_of
 from protocols.deploy.records.log import Log
 from refmpc.core.errors import RefmpcError
 from refmpc.net.framing import Peer, printable
-from refmpc.net.tls import dress, hang_up, parse, receive, send, shake_hands, tls_context, tune
+from refmpc.net.tls import hang_up, parse, receive, send, set_socket_options, shake_hands, tls_context, wrap_in_tls
 
 __all__ = ["Door", "Handler"]
 
@@ -137,7 +137,7 @@ class Door:
 
     def _dress(self, stranger: _Stranger) -> ssl.SSLSocket:
         """TLS around a caller's connection, which may be sent away meanwhile."""
-        dressed = dress(stranger.connection, self._context, server_side=True)
+        dressed = wrap_in_tls(stranger.connection, self._context, server_side=True)
         with self._lock:
             stranger.connection = dressed
             if stranger.sent_away:
@@ -183,7 +183,7 @@ class Door:
             self._serve(channel, handler, hello)
 
     def _let_in(self, connection: socket.socket, peer: Peer) -> Channel | None:
-        tune(connection)
+        set_socket_options(connection)
         channel = Channel(connection, peer, self._timeout)
         with self._lock:
             if self._guests[peer] >= GUESTS:

@@ -15,10 +15,10 @@ from protocols.deploy.config.read import FederationConfig
 from protocols.inference.model_file import MODEL, ReleasedModel, read_model, write_model
 from protocols.inference.prediction import PredictionPlan, PredictionServerJob, plan_with_released_model
 from protocols.inference.prediction import servers as prediction_servers
-from protocols.plan.gl_plan import JointPlan
+from protocols.plan.gl_plan import LayerPlan
 from protocols.plan.run_plan import Plan
 from protocols.registry import protocol
-from protocols.server.gl_training import JointServerJob
+from protocols.server.gl_training import LayerServerJob
 from protocols.server.training import ServerJob, TrainingRun
 from refmpc import Party
 
@@ -83,8 +83,8 @@ class LiveTrainingTask(TrainingTask):
 
     async def run(self, party: Party, directory: Path) -> list[np.ndarray]:
         """At each server, with all clients connected. Every release is on all three disks before it is opened."""
-        assert isinstance(self.plan, JointPlan)
-        job = JointServerJob(self.plan, directory / "server", keep=True)
+        assert isinstance(self.plan, LayerPlan)
+        job = LayerServerJob(self.plan, directory / "server", keep=True)
         return [await protocol(self.plan.protocol).servers(party, job)]
 
 
