@@ -19,7 +19,7 @@ from accel.errors import InvalidArgument
 __all__ = ["backend", "kernels"]
 
 _PACKAGES = {"numpy": "accel.reference", "numba": "accel.compiled"}
-_FAMILIES = ("bits", "two_holder", "noise", "ring", "truncation")
+_FAMILIES = ("bits", "comparison", "exponential", "two_holder", "local", "noise", "ring", "truncation")
 
 
 def backend(name: str | None = None) -> Any:

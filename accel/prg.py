@@ -10,14 +10,15 @@ from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algori
 
 from accel.errors import InvalidArgument
 
-__all__ = ["KEY_BYTES", "NONCE_BYTES", "Stream", "StreamKey"]
+__all__ = ["BLOCK", "KEY_BYTES", "NONCE_BYTES", "Stream", "StreamKey"]
 
 KEY_BYTES = 32
 NONCE_BYTES = 8  # the other eight bytes of the block count blocks: 2^64 of them never run into the next nonce
 
-_BLOCK = 16
+BLOCK = 16
+_RESERVE = 1 << 63  # the first block of the reserves
 _ZEROS = np.zeros(1 << 18, dtype=np.uint8)
-_COUNTERS = np.arange(_ZEROS.size // _BLOCK, dtype=">u8").view(np.uint64)
+_COUNTERS = np.arange(_ZEROS.size // BLOCK, dtype=">u8").view(np.uint64)
 
 
 class StreamKey:
@@ -44,13 +45,17 @@ class StreamKey:
         if end > len(self._numbered):
             self._prepare(min(2 * end, _COUNTERS.size))
         self._numbered[first:end, 0] = nonce
-        out = np.empty((count + 1) * _BLOCK, dtype=np.uint8)  # the library asks for a spare block
-        self._encrypt.update_into(self._input[_BLOCK * first : _BLOCK * end], out.data)
+        out = np.empty((count + 1) * BLOCK, dtype=np.uint8)  # the library asks for a spare block
+        self._encrypt.update_into(self._input[BLOCK * first : BLOCK * end], out.data)
         return out
+
+    def encrypt(self, blocks: np.ndarray, out: np.ndarray) -> None:
+        """Blocks (nonce, number) of the caller's, encrypted into ``out``, which is one block longer."""
+        self._encrypt.update_into(blocks.data.cast("B"), out.data)
 
     def counting(self, nonce: bytes, first: int) -> CipherContext:
         """The same key stream from block ``first`` on, without end."""
-        return Cipher(self._cipher, modes.CTR(nonce + first.to_bytes(_BLOCK - NONCE_BYTES, "big"))).encryptor()
+        return Cipher(self._cipher, modes.CTR(nonce + first.to_bytes(BLOCK - NONCE_BYTES, "big"))).encryptor()
 
 
 class Stream:
@@ -61,15 +66,16 @@ class Stream:
     already, what follows by a counter-mode context of its own.
     """
 
-    __slots__ = ("_context", "_key", "_nonce", "_position", "_word")
+    __slots__ = ("_context", "_first", "_key", "_nonce", "_word", "position")
 
-    def __init__(self, key: bytes | StreamKey, nonce: bytes = bytes(NONCE_BYTES)):
+    def __init__(self, key: bytes | StreamKey, nonce: bytes = bytes(NONCE_BYTES), first: int = 0):
         if len(nonce) != NONCE_BYTES:
             raise InvalidArgument(f"a stream takes a nonce of {NONCE_BYTES} bytes, got {len(nonce)}")
         self._key = key if isinstance(key, StreamKey) else StreamKey(key)
         self._nonce = nonce
         self._word = int.from_bytes(nonce, sys.byteorder)
-        self._position = 0  # in bytes, as long as there is no context
+        self._first = first  # block
+        self.position = 0  # bytes drawn so far
         self._context: CipherContext | None = None
 
     @staticmethod
@@ -81,16 +87,15 @@ class Stream:
         """The next ``count`` bytes as uint8."""
         if count == 0:
             return np.empty(0, dtype=np.uint8)
-        begin = self._position
-        end = begin + count
-        if self._context is None and end <= _ZEROS.size:
-            self._position = end
-            first = begin // _BLOCK
-            blocks = self._key.blocks(self._word, first, -(-end // _BLOCK) - first)
-            return blocks[begin - first * _BLOCK : end - first * _BLOCK]
+        begin = self.position
+        self.position = end = begin + count
+        if self._context is None and self._first == 0 and end <= _ZEROS.size:
+            first = begin // BLOCK
+            blocks = self._key.blocks(self._word, first, -(-end // BLOCK) - first)
+            return blocks[begin - first * BLOCK : end - first * BLOCK]
         if self._context is None:
-            self._context = self._key.counting(self._nonce, begin // _BLOCK)
-            self._counted(begin % _BLOCK)
+            self._context = self._key.counting(self._nonce, self._first + begin // BLOCK)
+            self._counted(begin % BLOCK)
         return self._counted(count)
 
     def _counted(self, count: int) -> np.ndarray:
@@ -100,6 +105,11 @@ class Stream:
             piece = out[start : start + _ZEROS.size]
             self._context.update_into(memoryview(_ZEROS[: piece.size]), memoryview(piece))  # type: ignore[arg-type]
         return out
+
+    def reserve(self, begin: int) -> Stream:
+        """Blocks of the same key and nonce that no draw reaches, for a draw that began at byte ``begin`` and needs more
+        bytes than it took. So what follows it in the stream does not depend on how many it needs."""
+        return Stream(self._key, self._nonce, _RESERVE + (begin << 24))
 
     def words(self, count: int) -> np.ndarray:
         """The next ``count`` words, uniform over 0..2^64-1."""

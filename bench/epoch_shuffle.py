@@ -23,7 +23,7 @@ from bench.systems import machine
 from protocols.g_shuff import shuffle_rows
 from protocols.plan.scales import EMBEDDING_BITS
 from protocols.step.global_step import SharedRows
-from refmpc import ArithmeticTensor, Party
+from refmpc import ArithmeticTensor, Party, unseal
 
 __all__ = ["EpochShuffle", "measure"]
 
@@ -48,7 +48,7 @@ def _random_rows(party: Party, rows: int, width: int, bits: int) -> ArithmeticTe
     """Random shares: each is drawn alike by the two servers that hold it."""
     operation = party.operation("random rows")
     shares = np.empty((2, rows, width), dtype=np.uint64)
-    for index, stream in enumerate((operation.with_previous, operation.with_next)):
+    for index, stream in enumerate((operation.stream("previous"), operation.stream("next"))):
         for row in range(0, rows, 1024):
             piece = shares[index, row : row + 1024]
             piece[:] = stream.words(piece.size).reshape(piece.shape)
@@ -68,7 +68,7 @@ async def _program(party: Party, sizes: tuple[int, int, int]) -> tuple[float, in
     rows = SharedRows(
         _random_rows(party, count, columns + 1, EMBEDDING_BITS), _random_rows(party, count, classes, 0), norms
     )
-    first = rows.norms.first[:100].copy()
+    first = unseal(rows.norms.first[:100]).copy()
     held = sum(tensor.shares.nbytes for tensor in (rows.embeddings, rows.labels, rows.norms))
     sums = await _sums(rows)
     opened = party.ledger.total()
@@ -76,7 +76,7 @@ async def _program(party: Party, sizes: tuple[int, int, int]) -> tuple[float, in
     rows = await shuffle_rows(rows)
     seconds = time.perf_counter() - begun
     after = party.ledger.total()
-    if (await _sums(rows) != sums).any() or (rows.norms.first[:100] == first).all():
+    if (await _sums(rows) != sums).any() or (unseal(rows.norms.first[:100]) == first).all():
         raise AssertionError("the shuffle lost or kept rows")
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return seconds, after.rounds - opened.rounds, after.bytes_sent - opened.bytes_sent, held, peak

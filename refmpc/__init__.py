@@ -11,6 +11,7 @@ refmpc.run(program, [[1.0, 2.0, 3.0], None, None], releases={"squares": "an exam
 
 from refmpc.core.errors import (
     HandshakeError,
+    NotRecordable,
     OutOfStep,
     PartyFailed,
     PeerAborted,
@@ -26,6 +27,7 @@ from refmpc.core.party import Party
 from refmpc.core.protocol import PROTOCOLS, Cost
 from refmpc.core.rounds import gather
 from refmpc.core.tensor import ArithmeticTensor, BooleanTensor, concatenate, stack
+from refmpc.core.words import Words, seal, unseal
 from refmpc.launch.runtime import RunResult, run
 from refmpc.mathematics.exponential import exp, log, softmax
 from refmpc.mathematics.gaussian import gaussian_addend, joint_gaussian, joint_slope_error
@@ -67,6 +69,7 @@ __all__ = [
     "HandshakeError",
     "Ledger",
     "NetworkProfile",
+    "NotRecordable",
     "OutOfStep",
     "Party",
     "PartyFailed",
@@ -79,6 +82,7 @@ __all__ = [
     "ReleaseRefused",
     "RunResult",
     "TwoHolderBits",
+    "Words",
     "and_words",
     "arithmetic_to_boolean",
     "bit_to_arithmetic",
@@ -121,6 +125,7 @@ __all__ = [
     "reveal",
     "reveal_to_client",
     "run",
+    "seal",
     "select",
     "shuffle",
     "softmax",
@@ -129,6 +134,7 @@ __all__ = [
     "thermometer",
     "truncate",
     "two_holder",
+    "unseal",
     "weigh_bits",
     "where",
 ]

@@ -11,10 +11,12 @@ __all__ = [
     "and_pair",
     "carry_layer",  # copies whole planes: numpy's copy is as fast
     "pack_bits",
+    "pack_into",
     "pack_small",
     "packed_size",
     "slice_bits",
     "unpack_bits",
+    "unpack_into",
     "unpack_small",
     "unslice_bits",
 ]
@@ -75,6 +77,20 @@ def unpack_words(words, tail, width, out):
         out[i] = value & low
 
 
+@njit(cache=True, nogil=True)
+def unpack_whole(words, width, out):
+    """The inverse of ``pack_words`` from the same whole words; what follows the last value is not looked at."""
+    low = np.uint64(0xFFFFFFFFFFFFFFFF) >> np.uint64(64 - width)
+    for i in range(out.size):
+        bit = i * width
+        at = bit >> 6
+        offset = bit & 63
+        value = words[at] >> np.uint64(offset)
+        if offset + width > 64:
+            value |= words[at + 1] << np.uint64(64 - offset)
+        out[i] = value & low
+
+
 def unpack_bits(packed: np.ndarray, width: int, count: int) -> np.ndarray:
     """See ``accel.reference.bits.unpack_bits``."""
     if width in _WHOLE:
@@ -85,8 +101,21 @@ def unpack_bits(packed: np.ndarray, width: int, count: int) -> np.ndarray:
     return out
 
 
+def pack_into(values: np.ndarray, width: int, out: np.ndarray) -> None:
+    """See ``accel.reference.bits.pack_into``."""
+    out[:] = pack_bits(values, width)
+
+
+def unpack_into(packed: np.ndarray, width: int, out: np.ndarray) -> None:
+    """See ``accel.reference.bits.unpack_into``."""
+    if out.dtype == np.uint8:
+        unpack_bytes(packed, width, out)
+    else:
+        out[:] = unpack_bits(packed, width, out.size)
+
+
 @njit(cache=True, nogil=True)
-def _pack_small(values, width, out):
+def pack_bytes(values, width, out):
     """Eight values fill ``width`` whole bytes."""
     shift = np.uint64(width)
     groups = values.size // 8
@@ -108,12 +137,13 @@ def _pack_small(values, width, out):
 def pack_small(values: np.ndarray, width: int) -> np.ndarray:
     """See ``accel.reference.bits.pack_small``."""
     out = np.empty(packed_size(values.size, width), dtype=np.uint8)
-    _pack_small(np.ascontiguousarray(values), width, out)
+    pack_bytes(np.ascontiguousarray(values), width, out)
     return out
 
 
 @njit(cache=True, nogil=True)
-def _unpack_small(packed, width, out):
+def unpack_bytes(packed, width, out):
+    """The inverse of ``pack_bytes``."""
     shift = np.uint64(width)
     low = (np.uint64(1) << shift) - np.uint64(1)
     groups = out.size // 8
@@ -134,7 +164,7 @@ def _unpack_small(packed, width, out):
 def unpack_small(packed: np.ndarray, width: int, count: int) -> np.ndarray:
     """See ``accel.reference.bits.unpack_small``."""
     out = np.empty(count, dtype=np.uint8)
-    _unpack_small(packed, width, out)
+    unpack_bytes(packed, width, out)
     return out
 
 

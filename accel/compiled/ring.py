@@ -27,44 +27,62 @@ def _product_pair(x, y, out):
         out[i] = x[0, i] * (y[0, i] + y[1, i]) + x[1, i] * y[0, i]
 
 
-def product_pair(x: np.ndarray, y: np.ndarray, mask: np.ndarray | None) -> np.ndarray:
+def _as(shares: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """Shares broadcast to a shape, in one piece of memory."""
+    return np.ascontiguousarray(shares if shares.shape[1:] == shape else np.broadcast_to(shares, (2, *shape)))
+
+
+def product_pair(x: np.ndarray, y: np.ndarray, addend: np.ndarray | None, out: np.ndarray) -> None:
     """See ``accel.reference.ring.product_pair``."""
-    out = np.empty(x.shape[1:], dtype=np.uint64)
-    _product_pair(x.reshape(2, out.size), y.reshape(2, out.size), out.reshape(-1))
-    return out if mask is None else np.add(out, mask, out=out)
+    left, right = (_as(shares, out.shape).reshape(2, out.size) for shares in (x, y))
+    _product_pair(left, right, out.reshape(-1))
+    if addend is not None:
+        np.add(out, addend, out)
 
 
 @njit(cache=True, nogil=True)
 def _dot_pair(x, y, out):
     for i in range(out.size):
-        total = out[i]
+        total = np.uint64(0)
         for l in range(x.shape[2]):
             total += x[0, i, l] * (y[0, i, l] + y[1, i, l]) + x[1, i, l] * y[0, i, l]
         out[i] = total
 
 
-def dot_pair(x: np.ndarray, y: np.ndarray, mask: np.ndarray) -> np.ndarray:
+def dot_pair(x: np.ndarray, y: np.ndarray, addend: np.ndarray | None, out: np.ndarray) -> None:
     """See ``accel.reference.ring.dot_pair``."""
-    out = mask.copy()
-    _dot_pair(x, y, out)
-    return out
+    inner = x.shape[-1] if x.shape == y.shape else np.broadcast_shapes(x.shape, y.shape)[-1]
+    left, right = (_as(shares, (*out.shape, inner)).reshape(2, out.size, inner) for shares in (x, y))
+    _dot_pair(left, right, out.reshape(-1))
+    if addend is not None:
+        np.add(out, addend, out)
 
 
-def matmul_pair(x0: np.ndarray, x1: np.ndarray, y0: np.ndarray, y1: np.ndarray, mask: np.ndarray) -> np.ndarray:
+def matmul_pair(x: np.ndarray, y: np.ndarray, addend: np.ndarray | None, out: np.ndarray) -> None:
     """See ``accel.reference.ring.matmul_pair``."""
-    out = np.ascontiguousarray(mask).copy()
-    inner, columns = y0.shape
-    if x0.strides[0] < x0.strides[1] and x0.T.flags.c_contiguous and x1.T.flags.c_contiguous:
-        y = np.empty((2, inner, columns), dtype=np.uint64)
-        np.add(y0, y1, out=y[0])
-        y[1] = y0
-        tiles.by_columns(x0.T, x1.T, y, out)
-        return out
-    y = np.empty((2, columns, inner), dtype=np.uint64)
-    np.add(y0.T, y1.T, out=y[0])
-    y[1] = y0.T
-    tiles.by_rows(np.ascontiguousarray(x0), np.ascontiguousarray(x1), y, out)
-    return out
+    np.copyto(out, 0 if addend is None else addend)
+    if out.ndim == 2:
+        _matmul(x, y, out)
+        return
+    batch = out.shape[:-2]
+    left, right = (np.broadcast_to(shares, (2, *batch, *shares.shape[-2:])) for shares in (x, y))
+    for index in np.ndindex(*batch):
+        _matmul(left[(slice(None), *index)], right[(slice(None), *index)], out[index])
+
+
+def _matmul(x: np.ndarray, y: np.ndarray, out: np.ndarray) -> None:
+    """Adds the product of two pairs of matrices to ``out``."""
+    inner, columns = y.shape[1:]
+    if x.strides[1] < x.strides[2] and x[0].T.flags.c_contiguous:
+        factors = np.empty((2, inner, columns), dtype=np.uint64)
+        np.add(y[0], y[1], out=factors[0])
+        factors[1] = y[0]
+        tiles.by_columns(x[0].T, x[1].T, factors, out)
+        return
+    factors = np.empty((2, columns, inner), dtype=np.uint64)
+    np.add(y[0].T, y[1].T, out=factors[0])
+    factors[1] = y[0].T
+    tiles.by_rows(np.ascontiguousarray(x[0]), np.ascontiguousarray(x[1]), factors, out)
 
 
 @njit(cache=True, nogil=True)

@@ -1,19 +1,29 @@
-"""Local steps of the truncated product in numba, one pass each; ``accel.reference.truncation`` explains them."""
+"""Local steps of truncation in numba, one pass each; ``accel.reference.truncation`` explains them."""
 
 from __future__ import annotations
 
 import numpy as np
 from numba import njit
 
-from accel.compiled.bits import pack_words, unpack_words, whole_words
-from accel.reference.bits import packed_size
-from accel.reference.truncation import truncation_masks
+from accel.compiled.bits import pack_words, unpack_whole
+from accel.reference.truncation import truncate_masks, truncation_masks
 
-__all__ = ["truncation_answer", "truncation_deal", "truncation_hold", "truncation_masks", "truncation_result"]
+__all__ = [
+    "truncate_deal",
+    "truncate_finish",
+    "truncate_key",
+    "truncate_masks",
+    "truncation_answer",
+    "truncation_answer_packed",
+    "truncation_deal",
+    "truncation_hold",
+    "truncation_masks",
+    "truncation_result",
+]
 
 
 @njit(cache=True, nogil=True)
-def _deal(z, first, second, bits, shares, b0, packed):
+def truncation_deal(z, first, second, bits, share_0, share_1, b0, packed):
     shift, low_shift = np.uint64(64 - bits), np.uint64(bits)
     low = (np.uint64(1) << low_shift) - np.uint64(1)
     last = first.shape[0] - 1
@@ -23,81 +33,91 @@ def _deal(z, first, second, bits, shares, b0, packed):
         quotient = (rho >> low_shift) - first[1, i]
         b0[i] = quotient
         wrap[i] = ((rho >> np.uint64(63)) - first[2, i]) & low
-        shares[0, i] = np.uint64(0) - quotient - (second[1, i] >> shift << shift)
-        shares[1, i] = np.uint64(0) - first[1, i] - (first[last, i] >> shift << shift)
+        share_0[i] = np.uint64(0) - quotient - (second[1, i] >> shift << shift)
+        share_1[i] = np.uint64(0) - first[1, i] - (first[last, i] >> shift << shift)
     pack_words(wrap, bits, packed)
 
 
-def truncation_deal(
-    z: np.ndarray, first: np.ndarray, second: np.ndarray, bits: int, shares: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """See ``accel.reference.truncation.truncation_deal``."""
-    b0 = np.empty_like(z)
-    packed, words = whole_words(packed_size(z.size, bits))
-    _deal(z, first, second, bits, shares, b0, words)
-    return b0, packed
-
-
 @njit(cache=True, nogil=True)
-def _hold(z, mask, offset, out):
+def truncation_hold(z, mask, leads, out):
+    offset = np.uint64(leads) << np.uint64(62)
     for i in range(z.size):
         out[i] = z[i] + mask[i] + offset
 
 
-def truncation_hold(z: np.ndarray, masks: np.ndarray, bits: int, role: int) -> np.ndarray:
-    """See ``accel.reference.truncation.truncation_hold``."""
-    out = np.empty_like(z)
-    _hold(z, masks[0], np.uint64((1 << 62) * (role == 0)), out)
-    return out
-
-
 @njit(cache=True, nogil=True)
-def _answer(mine, theirs, quotient, wrap_half, mask, bits, out, packed):
+def truncation_answer(mine, theirs, quotient, wrap_half, mask, bits, c, share, answer, packed):
     shift = np.uint64(64 - bits)
     low = (np.uint64(1) << np.uint64(bits)) - np.uint64(1)
     for i in range(mine.size):
-        c = mine[i] + theirs[i]
+        opened = mine[i] + theirs[i]
         high = mask[i] >> shift
-        out[0, i] = c
-        out[1, i] = np.uint64(0) - quotient[i] - (high << shift)
-        out[2, i] = ((np.uint64(1) - (c >> np.uint64(63))) * wrap_half[i] + high) & low
-    pack_words(out[2], bits, packed)
+        c[i] = opened
+        share[i] = np.uint64(0) - quotient[i] - (high << shift)
+        answer[i] = ((np.uint64(1) - (opened >> np.uint64(63))) * wrap_half[i] + high) & low
+    pack_words(answer, bits, packed)
 
 
 @njit(cache=True, nogil=True)
-def _unpack_and_answer(mine, theirs, quotient, packed_half, tail, mask, bits, out, packed):
-    wrap_half = np.empty(mine.size, dtype=np.uint64)
-    unpack_words(packed_half, tail, bits, wrap_half)
-    _answer(mine, theirs, quotient, wrap_half, mask, bits, out, packed)
-
-
-def truncation_answer(
-    mine: np.ndarray, theirs: np.ndarray, masks: np.ndarray, half: tuple[np.ndarray, np.ndarray] | None, bits: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """See ``accel.reference.truncation.truncation_answer``."""
-    out = np.empty((3, mine.size), dtype=np.uint64)
-    packed, words = whole_words(packed_size(mine.size, bits))
-    if half is None:
-        _answer(mine, theirs, masks[1], masks[2], masks[-1], bits, out, words)
-    else:
-        whole = half[1].size // 8 * 8
-        _unpack_and_answer(
-            mine, theirs, half[0], half[1][:whole].view(np.uint64), half[1][whole:], masks[1], bits, out, words
-        )
-    return out[0], out[1], out[2], packed
+def truncation_answer_packed(mine, theirs, quotient, packed_half, mask, bits, c, share, answer, packed):
+    half = np.empty(mine.size, dtype=np.uint64)
+    unpack_whole(packed_half, bits, half)
+    truncation_answer(mine, theirs, quotient, half, mask, bits, c, share, answer, packed)
 
 
 @njit(cache=True, nogil=True)
-def _result(c, answer, packed, tail, bits, out):
-    unpack_words(packed, tail, bits, out)
+def truncation_result(c, answer, reply, bits, out):
+    unpack_whole(reply, bits, out)
     offset = np.uint64(1) << np.uint64(62 - bits)
     for i in range(c.size):
         out[i] = (c[i] >> np.uint64(bits)) + ((answer[i] + out[i]) << np.uint64(64 - bits)) - offset
 
 
-def truncation_result(c: np.ndarray, answer: np.ndarray, reply: np.ndarray, bits: int) -> np.ndarray:
-    """See ``accel.reference.truncation.truncation_result``."""
-    out = np.empty_like(c)
-    whole = reply.size // 8 * 8
-    _result(c, answer, reply[:whole].view(np.uint64), reply[whole:], bits, out)
-    return out
+@njit(cache=True, nogil=True)
+def truncate_deal(x0, x1, first, second, bits, share_0, share_1, b0, offers):
+    shift, low_shift = np.uint64(64 - bits), np.uint64(bits)
+    low = (np.uint64(1) << low_shift) - np.uint64(1)
+    last_0, last_1 = first.shape[0] - 1, second.shape[0] - 1
+    values = np.empty((4, x0.size), dtype=np.uint64)
+    for i in range(x0.size):
+        rho = np.uint64(0) - x0[i] - x1[i]
+        m0, m2 = first[1, i] >> shift, second[0, i] >> shift
+        quotient = (rho >> low_shift) - first[0, i]
+        b0[i] = quotient
+        share_0[i] = np.uint64(0) - quotient - (m2 << shift)
+        share_1[i] = np.uint64(0) - first[0, i] - (m0 << shift)
+        if_set = m0 + m2
+        if_clear = if_set + (rho >> np.uint64(63))
+        values[0, i] = (if_clear + first[2, i]) & low
+        values[1, i] = (if_set + (first[last_0, i] >> shift)) & low
+        values[2, i] = (if_clear + second[1, i]) & low
+        values[3, i] = (if_set + (second[last_1, i] >> shift)) & low
+    for row in range(4):
+        pack_words(values[row], bits, offers[row])
+
+
+@njit(cache=True, nogil=True)
+def truncate_key(x, key_0, key_1, bits, packed):
+    shift, offset = np.uint64(64 - bits), np.uint64(1) << np.uint64(62)
+    low = (np.uint64(1) << np.uint64(bits)) - np.uint64(1)
+    chosen = np.empty(x.size, dtype=np.uint64)
+    for i in range(x.size):
+        top = np.uint64(0) - ((x[i] + offset) >> np.uint64(63))
+        chosen[i] = (top & (key_1[i] >> shift)) | (~top & key_0[i] & low)
+    pack_words(chosen, bits, packed)
+
+
+@njit(cache=True, nogil=True)
+def truncate_finish(x, clear, set_, key, quotient, mask, bits, middle, outer):
+    shift, low_shift = np.uint64(64 - bits), np.uint64(bits)
+    offset, less = np.uint64(1) << np.uint64(62), np.uint64(1) << np.uint64(62 - bits)
+    offers = np.empty((3, x.size), dtype=np.uint64)
+    unpack_whole(clear, bits, offers[0])
+    unpack_whole(set_, bits, offers[1])
+    unpack_whole(key, bits, offers[2])
+    for i in range(x.size):
+        c = x[i] + offset
+        top = np.uint64(0) - (c >> np.uint64(63))
+        wrap = ((top & offers[1, i]) | (~top & offers[0, i])) - offers[2, i]
+        middle[i] = (c >> low_shift) + (wrap << shift) - less
+        outer[i] = np.uint64(0) - quotient[i] - (mask[i] >> shift << shift)

@@ -8,10 +8,12 @@ __all__ = [
     "and_pair",
     "carry_layer",
     "pack_bits",
+    "pack_into",
     "pack_small",
     "packed_size",
     "slice_bits",
     "unpack_bits",
+    "unpack_into",
     "unpack_small",
     "unslice_bits",
 ]
@@ -33,6 +35,16 @@ def unpack_bits(packed: np.ndarray, width: int, count: int) -> np.ndarray:
     bits = np.zeros((count, 64), dtype=np.uint8)
     bits[:, :width] = np.unpackbits(packed, count=count * width, bitorder="little").reshape(count, width)
     return np.packbits(bits, axis=1, bitorder="little").view(np.uint64).reshape(count)
+
+
+def pack_into(values: np.ndarray, width: int, out: np.ndarray) -> None:
+    """``pack_bits`` into ``out``, as many bytes as they take."""
+    out[:] = pack_bits(values, width)
+
+
+def unpack_into(packed: np.ndarray, width: int, out: np.ndarray) -> None:
+    """``unpack_bits`` into ``out``, a flat array of words (or, for width ≤ 7, of bytes)."""
+    out[:] = unpack_bits(packed, width, out.size)
 
 
 def pack_small(values: np.ndarray, width: int) -> np.ndarray:

@@ -17,21 +17,26 @@ __all__ = [
 ]
 
 
-def product_pair(x: np.ndarray, y: np.ndarray, mask: np.ndarray | None) -> np.ndarray:
-    """x0·(y0+y1) + x1·y0 + mask, element by element: one party's summand of a replicated product. ``x`` and ``y`` are
-    pairs of shares of the same shape."""
-    product = x[0] * (y[0] + y[1]) + x[1] * y[0]
-    return product if mask is None else product + mask
+def product_pair(x: np.ndarray, y: np.ndarray, addend: np.ndarray | None, out: np.ndarray) -> None:
+    """x0·(y0+y1) + x1·y0 + addend, element by element: one party's summand of a replicated product. ``x`` and ``y`` are
+    pairs of shares with as many axes as each other, which broadcast."""
+    np.add(x[0] * (y[0] + y[1]), x[1] * y[0], out=out)
+    if addend is not None:
+        out += addend
 
 
-def dot_pair(x: np.ndarray, y: np.ndarray, mask: np.ndarray) -> np.ndarray:
-    """The same, summed along the last axis: x and y are (2, n, k), the mask is (n,)."""
-    return product_pair(x, y, None).sum(axis=-1, dtype=np.uint64) + mask
+def dot_pair(x: np.ndarray, y: np.ndarray, addend: np.ndarray | None, out: np.ndarray) -> None:
+    """The same, summed along the last axis."""
+    np.sum(x[0] * (y[0] + y[1]) + x[1] * y[0], axis=-1, dtype=np.uint64, out=out)
+    if addend is not None:
+        out += addend
 
 
-def matmul_pair(x0: np.ndarray, x1: np.ndarray, y0: np.ndarray, y1: np.ndarray, mask: np.ndarray) -> np.ndarray:
-    """x0@(y0+y1) + x1@y0 + mask for matrices (n×k)·(k×m): two products, not three."""
-    return x0 @ (y0 + y1) + x1 @ y0 + mask
+def matmul_pair(x: np.ndarray, y: np.ndarray, addend: np.ndarray | None, out: np.ndarray) -> None:
+    """x0@(y0+y1) + x1@y0 + addend for pairs of matrices (n×k)·(k×m), or stacks of them: two products, not three."""
+    np.add(x[0] @ (y[0] + y[1]), x[1] @ y[0], out=out)
+    if addend is not None:
+        out += addend
 
 
 def shift_right_logical(x: np.ndarray, bits: int) -> np.ndarray:

@@ -1,7 +1,7 @@
-"""Local steps of the two-holder protocols: truncation and comparison of x = c − ρ (mod 2^64).
+"""Local steps of the two-holder protocols: selection, conversion and weighted sums of two-holder bits, look-up.
 
-Two parties know c, the dealer knows ρ. The comparison works on digits of g = 2 or 3 bits: a digit of ρ travels as the
-2^g − 1 bits [digit > 0], [digit > 1], ... shared modulo a small prime.
+A bit is β ⊕ β' with β at two holders and β' at the dealer. ``held`` (uint8) is what this party has of it, ``leads`` says
+whether it is role 0, which adds what both holders know.
 """
 
 from __future__ import annotations
@@ -9,98 +9,108 @@ from __future__ import annotations
 import numpy as np
 
 __all__ = [
-    "compare_deal",
-    "compare_decide",
-    "compare_reply",
-    "comparison_digits",
-    "truncate_finish",
+    "inject_deal",
+    "inject_hold",
+    "inject_key",
+    "inject_result",
+    "lookup_deal",
+    "lookup_hold",
+    "reshare_hold",
+    "select_deal",
+    "select_hold",
     "uniform_below",
+    "weigh_hold",
 ]
 
-TOP = np.uint64(63)
 ONE = np.uint64(1)
+TWO = np.uint64(2)
 
 
-def _low(bits: int) -> np.uint64:
-    return np.uint64((1 << bits) - 1)
+def uniform_below(random: np.ndarray, bound: int, out: np.ndarray) -> int:
+    """Fills ``out`` with values uniform in 0..bound−1 from random bytes, by rejection (no bias at all), and returns how
+    many there were: fewer than asked for if the bytes did not last."""
+    accepted = random[random < 256 - 256 % bound][: out.size]
+    out[: accepted.size] = accepted % np.uint8(bound)
+    return accepted.size
 
 
-def truncate_finish(c: np.ndarray, wrap: np.ndarray, bits: int) -> np.ndarray:
-    """(c≫bits) + wrap·2^(64−bits) − 2^(62−bits): the share of the two holders of c."""
-    return (c >> np.uint64(bits)) + (wrap << np.uint64(64 - bits)) - np.uint64(1 << (62 - bits))
+def reshare_hold(summand: np.ndarray, mask: np.ndarray, share: np.ndarray, mine: np.ndarray) -> None:
+    """A holder's outer share, which is a mask, and what it sends to the other holder: its summand less that share."""
+    share[:] = mask
+    mine[:] = summand - mask
 
 
-def uniform_below(random: np.ndarray, bound: int, count: int) -> tuple[np.ndarray, int]:
-    """``count`` values uniform in 0..bound−1 from random bytes, by rejection (no bias at all), and how many
-    there were: fewer than ``count`` if the bytes did not last."""
-    accepted = random[random < 256 - 256 % bound][:count]
-    return accepted % np.uint8(bound), accepted.size
+def select_deal(held: np.ndarray, d0: np.ndarray, d1: np.ndarray, masks: np.ndarray, out: np.ndarray) -> None:
+    """The dealer's second halves of β' and of β'(d0 + d1), two rows."""
+    bit = held.astype(np.uint64)
+    out[0] = bit - masks[0]
+    out[1] = bit * (d0 + d1) - masks[1]
 
 
-def comparison_digits(width: int, digit_bits: int) -> tuple[int, int]:
-    """(digits, thresholds) of a number of ``width`` bits: a digit of g bits has 2^g − 1 thresholds, and the highest
-    digit may be shorter."""
-    whole, rest = divmod(width, digit_bits)
-    return whole + (rest > 0), whole * (2**digit_bits - 1) + 2**rest - 1
+def select_hold(
+    held: np.ndarray, halves: np.ndarray, outer: np.ndarray, middle: np.ndarray, leads: bool, out: np.ndarray
+) -> None:
+    """A holder's summand of b·d: (1−2β)(middle·s + w) + β·outer, and β·middle at the holder that leads."""
+    beta = held.astype(np.uint64)
+    out[:] = (ONE - TWO * beta) * (middle * halves[0] + halves[1]) + beta * outer
+    if leads:
+        out += beta * middle
 
 
-def compare_deal(rho: np.ndarray, halves: np.ndarray, width: int, digit_bits: int, prime: int) -> np.ndarray:
-    """The dealer's other halves of its threshold bits modulo ``prime``: (thresholds, n), uint8.
-
-    Row (2^g − 1)·d + v is [digit d of ρ > v] − halves; digits count from the lowest.
-    """
-    out = np.empty_like(halves)
-    value = rho & (np.uint64(0xFFFFFFFFFFFFFFFF) >> np.uint64(64 - width))
-    for row in range(halves.shape[0]):
-        d, v = divmod(row, 2**digit_bits - 1)
-        digit = (value >> np.uint64(digit_bits * d)) & np.uint64(2**digit_bits - 1)
-        out[row] = ((digit > v) + np.int64(prime) - halves[row]) % prime
-    return out
+def inject_hold(held: np.ndarray, half: np.ndarray, leads: bool, out: np.ndarray) -> None:
+    """A holder's summand of the bit as an integer: (1−2β)·half, and β at the holder that leads."""
+    beta = held.astype(np.uint64)
+    out[:] = (ONE - TWO * beta) * half
+    if leads:
+        out += beta
 
 
-def compare_reply(
-    c: np.ndarray,
-    halves: np.ndarray,
-    reverse: np.ndarray,
-    scale: np.ndarray,
-    mask: np.ndarray,
-    rotation: np.ndarray,
-    width: int,
-    digit_bits: int,
-    prime: int,
-    leads: bool,
-) -> np.ndarray:
-    """One holder's half of the blinded digit tests, (digits, n) uint8.
-
-    For reverse = 0 the tests have a zero exactly when c < ρ, for reverse = 1 exactly when c ≥ ρ:
-    e_d = 1 − [digit decides] + Σ_{k>d} [digits k differ], so at most one e_d is zero and e_d ≤ digits < prime.
-    Each e_d is multiplied by its non-zero ``scale``, masked, and the column is rotated. Public constants are added by
-    the holder that ``leads``, which also adds the mask where the other subtracts it.
-    """
-    digits, thresholds = comparison_digits(width, digit_bits)
-    per_digit = 2**digit_bits - 1
-    value = np.where(reverse == 1, c + ONE, c) & (np.uint64(0xFFFFFFFFFFFFFFFF) >> np.uint64(64 - width))
-    all_at_most = (reverse == 1) & (value == 0)  # c + 1 = 2^width: ρ ≤ c always
-    constant = 1 if leads else 0
-    out = np.empty((digits, c.size), dtype=np.uint8)
-    differ_above = np.zeros(c.size, dtype=np.int64)
-    columns = np.arange(c.size)
-    for d in reversed(range(digits)):
-        digit = ((value >> np.uint64(digit_bits * d)) & np.uint64(per_digit)).astype(np.int64)
-        above_each = np.zeros((per_digit + 2, c.size), dtype=np.int64)  # row v+1: share of [digit of ρ > v]
-        above_each[0] = constant
-        rows = min(per_digit, thresholds - per_digit * d)
-        above_each[1 : 1 + rows] = halves[per_digit * d : per_digit * d + rows]
-        below, above = above_each[digit, columns], above_each[digit + 1, columns]
-        decides = np.where(reverse == 1, constant - below, above)
-        test = np.where(all_at_most, constant * (d != 0), constant - decides + differ_above)
-        differ_above = differ_above + constant - (below - above)
-        signed = mask[d].astype(np.int64) * (1 if leads else -1)
-        out[(d + rotation.astype(np.int64)) % digits, columns] = (scale[d] * test + signed) % prime
-    return out
+def inject_deal(
+    held: np.ndarray,
+    first: np.ndarray,
+    second: np.ndarray,
+    share_0: np.ndarray,
+    share_1: np.ndarray,
+    to_next: np.ndarray,
+    to_previous: np.ndarray,
+) -> None:
+    """The dealer of a conversion in one round: its shares are masks, and it offers the middle share for β = 0 and β = 1
+    under the keys that the other holder has. Mask rows: outer share, key for β = 0, key for β = 1."""
+    share_1[:], share_0[:] = first[0], second[0]
+    for beta in range(2):
+        middle = (held.astype(np.uint64) ^ np.uint64(beta)) - first[0] - second[0]
+        to_next[beta] = middle + second[1 + beta]
+        to_previous[beta] = middle + first[1 + beta]
 
 
-def compare_decide(left: np.ndarray, right: np.ndarray, prime: int) -> np.ndarray:
-    """1 where some left + right ≡ 0 (mod prime), else 0, per column (uint8)."""
-    total = left.astype(np.int64) + right
-    return ((total == 0) | (total == prime)).any(axis=0).astype(np.uint8)
+def inject_key(held: np.ndarray, masks: np.ndarray, share: np.ndarray, key: np.ndarray) -> None:
+    """A holder's outer share, and the key that it sends to the other holder."""
+    share[:] = masks[0]
+    key[:] = np.where(held == 1, masks[2], masks[1])
+
+
+def inject_result(held: np.ndarray, offers: np.ndarray, key: np.ndarray, out: np.ndarray) -> None:
+    """The middle share: the dealer's offer for β, opened."""
+    out[:] = np.where(held == 1, offers[1], offers[0]) - key
+
+
+def weigh_hold(held: np.ndarray, half: np.ndarray, weights: np.ndarray, leads: bool, out: np.ndarray) -> None:
+    """A holder's summands of Σ_k weights[o, k]·bit_k: bits and halves are (k, n), the result (o, n)."""
+    terms = np.empty(half.shape, dtype=np.uint64)
+    inject_hold(held, half, leads, terms)
+    np.matmul(weights, terms, out=out)
+
+
+def lookup_deal(x0: np.ndarray, x1: np.ndarray, masks: np.ndarray, out: np.ndarray) -> None:
+    """The dealer's second half of the one-hot vectors of ρ = −x0 − x1 modulo the row length: (n, entries)."""
+    rho = (np.uint64(0) - x0 - x1) & np.uint64(out.shape[1] - 1)
+    np.subtract(np.uint64(0), masks, out=out)
+    out[np.arange(rho.size), rho.astype(np.int64)] += ONE
+
+
+def lookup_hold(c: np.ndarray, half: np.ndarray, tables: np.ndarray, out: np.ndarray) -> None:
+    """A holder's summands of tables[o, (c − ρ) mod entries]: halves are (n, entries), the result (o, n)."""
+    entries = tables.shape[1]
+    columns = np.arange(entries, dtype=np.uint64)
+    places = ((c[:, np.newaxis] - columns) & np.uint64(entries - 1)).astype(np.int64)
+    np.sum(half * tables[:, places], axis=2, dtype=np.uint64, out=out)

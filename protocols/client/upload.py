@@ -90,12 +90,12 @@ async def receive_rows(party: Party, plan: Plan, directory: ServerDirectory | No
             start = 0
             for name, width in zip(plan.client_names, plan.client_widths, strict=True):
                 part = refmpc.input_from_client(party, name, (chunk.stop - chunk.start, width), EMBEDDING_BITS)
-                shares[:, chunk, start : start + width] = part.shares
+                shares[:, chunk, start : start + width] = refmpc.unseal(part.shares)
                 start += width
             one_hot = refmpc.input_from_client(
                 party, plan.client_names[-1], (chunk.stop - chunk.start, plan.classes), 0
             )
-            labels[:, chunk] = one_hot.shares
+            labels[:, chunk] = refmpc.unseal(one_hot.shares)
             party.report({"phase": "upload", "done": chunk.stop, "total": rows})
     embeddings = with_ones_column(party, shares)
     with party.phase("norms"):

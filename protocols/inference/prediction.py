@@ -251,7 +251,7 @@ async def arg_maximum(x: ArithmeticTensor, high_bit: int) -> ArithmeticTensor:
     Domain: differences of two entries below 2^high_bit. Exact; of equal entries one wins.
     """
     values = x.T
-    columns = ArithmeticTensor(x.party, np.zeros_like(values.shares), 0) + np.arange(len(values)).reshape(-1, 1)
+    columns = ArithmeticTensor.zeros(x.party, values.shape, 0) + np.arange(len(values)).reshape(-1, 1)
     while len(values) > 1:
         pairs, last = len(values) // 2, len(values) == 2
         left, right = slice(0, pairs), slice(pairs, 2 * pairs)

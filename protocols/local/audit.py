@@ -89,16 +89,16 @@ class ObservedLayerRun(LayerRun):
         super().__init__(party, job)
         self.seen = Observation([_words(self.layers[0].values)], [], [])
 
-    async def step(self, embeddings: ArithmeticTensor, labels: ArithmeticTensor, clients: Any) -> list[np.ndarray]:
+    async def step(self, embeddings: ArithmeticTensor, labels: ArithmeticTensor, clients: Any) -> list[refmpc.Words]:
         self.seen.rows.append(_words(embeddings))
         openings = await super().step(embeddings, labels, clients)
         self.seen.weights.append(_words(self.layers[0].values))
-        self.seen.words.append(openings)
+        self.seen.words.append([refmpc.unseal(words) for words in openings])
         return openings
 
 
 def _words(tensor: ArithmeticTensor) -> np.ndarray:
-    return tensor.first.copy()
+    return refmpc.unseal(tensor.first).copy()
 
 
 async def _servers(party: Party, job: ServerJob) -> Observation:

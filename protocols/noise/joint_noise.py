@@ -106,7 +106,7 @@ class JointNoise:
             for count in _pieces(rows * self._plan.parameters):
                 unit = await refmpc.joint_gaussian(self._party, (count,), 0.0)
                 scaled = unit.scale_by_integers(factor).reinterpret(JOINT_FRACTION_BITS + bits)
-                shares.append((await refmpc.truncate(scaled, bits)).first)
+                shares.append(refmpc.unseal((await refmpc.truncate(scaled, bits)).first))
         z = np.concatenate(shares).reshape(rows, -1).view(np.int64)
         if self._keep:
             write_arrays(self._file(block), {"first": z}, private=True)

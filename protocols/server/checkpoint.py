@@ -19,7 +19,7 @@ from accel.errors import InvalidArgument
 from accel.files import write_arrays, write_bytes
 from accel.prg import KEY_BYTES, Stream
 from protocols.step.global_step import Weights
-from refmpc import ArithmeticTensor, Party
+from refmpc import ArithmeticTensor, Party, unseal
 from refmpc.core.rounds import Round
 
 __all__ = [
@@ -71,9 +71,9 @@ class ServerDirectory:
         """Keep the state before ``step``, layer by layer; older checkpoints but one are removed."""
         arrays = {}
         for index, weights in enumerate(layers):
-            arrays[f"values-{index}"] = weights.values.shares
+            arrays[f"values-{index}"] = unseal(weights.values.shares)
             if weights.velocity is not None:
-                arrays[f"velocity-{index}"] = weights.velocity.shares
+                arrays[f"velocity-{index}"] = unseal(weights.velocity.shares)
         write_arrays(self.path / f"checkpoint-{step:08d}.npz", arrays, private=True)
         for old in self.steps()[:-KEEP]:
             (self.path / f"checkpoint-{old:08d}.npz").unlink()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from protocols.plan.gl_shapes import AdapterShape, JacobianShape
 from protocols.plan.scales import EMBEDDING_BITS
 from protocols.server.training import ServerJob, TrainingRun
 from protocols.step.gl_step import BlockOutputs, ClientFactors, block_norms, layer_step
+from protocols.step.global_step import rate_input
 from protocols.step.jacobians import ClientJacobian
 from refmpc import ArithmeticTensor, Party
 
@@ -47,6 +49,7 @@ class LayerRun(TrainingRun):
         # every step is written by release_gradients
         super().__init__(party, ServerJob(job.plan, job.directory, 0), keeps_releases=job.keep)
         self._keep = job.keep
+        self._recorded_layer_step = party.recorded(functools.partial(layer_step, plan=job.plan))
         self._blocks: dict[tuple[int, int], BlockOutputs] = {}  # by (client, batch): shared once
 
     # client-server phase -------------------------------------------------------------------------
@@ -86,7 +89,7 @@ class LayerRun(TrainingRun):
                     self._blocks[index, batch] = await self._receive_blocks(name, shape)
                 embeddings, client = self._receive_factors(name, shape)
                 client.blocks = self._blocks.get((index, batch))
-            shares[:, :, shape.columns] = embeddings.shares
+            shares[:, :, shape.columns] = refmpc.unseal(embeddings.shares)
             clients.append(client)
         return with_ones_column(self.party, shares), clients
 
@@ -131,22 +134,22 @@ class LayerRun(TrainingRun):
 
     async def step(
         self, embeddings: ArithmeticTensor, labels: ArithmeticTensor, clients: list[ClientFactors | ClientJacobian]
-    ) -> list[np.ndarray]:
+    ) -> list[refmpc.Words]:
         """One noised step; returns this server's words of each client's layer gradient."""
-        rate = self.plan.learning_rate(self.party.step)
+        rate = rate_input(self.party, self.plan.learning_rate(self.party.step), self.plan.scales)
         with self.party.phase("training"):
-            self.layers[0], openings = await layer_step(
-                embeddings, labels, clients, self.layers[0], self.own_noise(), rate, self.plan
+            self.layers[0], openings = await self._recorded_layer_step(
+                embeddings, labels, clients, self.layers[0], self.own_noise(), rate
             )
         return openings
 
     # server-client phase -------------------------------------------------------------------------
 
-    async def release_gradients(self, step: int, openings: list[np.ndarray]) -> None:
+    async def release_gradients(self, step: int, openings: list[refmpc.Words]) -> None:
         """Open each client's gradient to it, when all three servers have written what they are about to send."""
         if self._keep:
             with self.party.phase("checkpoint"):
-                by_client = {str(index): words for index, words in enumerate(openings)}
+                by_client = {str(index): refmpc.unseal(words) for index, words in enumerate(openings)}
                 await self._releases.write(step + 1, by_client, *self.layers)
         with self.party.phase("layer gradients"):
             for name, words in zip(self.plan.client_names, openings, strict=True):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -19,8 +19,8 @@ from protocols.plan.scales import RELEASE_BITS
 from protocols.server.begun import begin
 from protocols.server.checkpoint import ServerDirectory
 from protocols.server.releases import Releases, agree_on_step
-from protocols.step.global_step import SharedRows, Weights, gradient_step
-from refmpc import ArithmeticTensor, Party
+from protocols.step.global_step import SharedRows, Weights, gradient_step, rate_input
+from refmpc import ArithmeticTensor, Party, Words
 
 __all__ = ["ServerJob", "TrainingRun"]
 
@@ -53,6 +53,7 @@ class TrainingRun:
         last = job.plan.schedule.num_steps
         self.first_step = agree_on_step(party, self.directory, self._releases, last)
         self.layers = self._start()
+        self._recorded_step = party.recorded(self._secret_step)
         self._joint = None
         if job.plan.training.noise == "joint":
             self._joint = JointNoise(party, job.plan, self.directory, self.first_step, keep=self._every > 0)
@@ -95,6 +96,11 @@ class TrainingRun:
                 sent = self.party.ledger.total().bytes_sent
                 self.party.report({"phase": "training", "done": step + 1, "total": total, "bytes": sent})
 
+    async def _secret_step(
+        self, rows: SharedRows, layers: Sequence[Weights], noise: np.ndarray, rate: Words
+    ) -> list[Weights]:
+        return await gradient_step(rows, layers, noise, rate, self.plan.training, self.plan.scales)
+
     def own_noise(self) -> np.ndarray:
         """This server's own noise of the present step."""
         assert self._noise is not None
@@ -107,14 +113,8 @@ class TrainingRun:
             await self._joint.prepare()
             noise = noise + self._joint.next_row()
         with self.party.phase("training"):
-            self.layers = await gradient_step(
-                rows,
-                self.layers,
-                noise,
-                self.plan.learning_rate(self.party.step),
-                self.plan.training,
-                self.plan.scales,
-            )
+            rate = rate_input(self.party, self.plan.learning_rate(self.party.step), self.plan.scales)
+            self.layers = await self._recorded_step(rows, self.layers, noise, rate)
 
     async def release(self) -> list[np.ndarray]:
         """Open the model, all layers: its shares lie on all three disks before, and all three know that it is released."""

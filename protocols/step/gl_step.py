@@ -46,7 +46,7 @@ from protocols.step.jacobians import (
     written_out_cost,
 )
 from protocols.step.over_clip import norms_over_clip
-from refmpc import ArithmeticTensor, Cost
+from refmpc import ArithmeticTensor, Cost, Words, seal
 from refmpc.mathematics.normalise import MANTISSA_BITS
 
 __all__ = [
@@ -197,9 +197,9 @@ async def layer_step(
     clients: Sequence[ClientFactors | ClientJacobian],
     weights: Weights,
     noise: np.ndarray,
-    learning_rate: float,
+    learning_rate: float | Words,
     plan: LayerPlan,
-) -> tuple[Weights, list[np.ndarray]]:
+) -> tuple[Weights, list[Words]]:
     """One step of SGD on the global layer, and each client's layer gradient ready to be opened to it alone.
 
     ``noise`` is this server's own row of filtered integer noise at 46 bits, in the flat layout of ``vfl.gradients``.
@@ -259,26 +259,30 @@ def _layer_opening(
     clipped: ArithmeticTensor | None,
     noise: np.ndarray,
     bits: int,
-) -> np.ndarray:
+) -> Words:
     """This server's words of W̃(uᵀA) and TᵀX of every layer, noised and cut, in the flat layout: nothing is sent."""
-    rank, width = client.shape.rank, client.shape.width
-    ups, downs, start = [], [], 0
-    for block_width in client.shape.block_widths:
-        ups.append(noise[start : start + width * rank].reshape(width, rank))
-        start += width * rank
-        if client.shape.with_down:
-            downs.append(noise[start : start + rank * block_width].reshape(rank, block_width))
-            start += rank * block_width
-    up = refmpc.matmul_opening(block, sums, bits, addend=np.concatenate(ups, axis=1))
-    found = []
-    for layer in range(len(client.shape.block_widths)):
-        here = slice(layer * rank, (layer + 1) * rank)
-        found.append(up[:, here].reshape(-1))
-        if client.shape.with_down:
+    shape, machine = client.shape, block.party.machine
+    rank, width = shape.rank, shape.width
+    own, up_places, start = seal(noise).view(np.uint64), [], 0
+    for block_width in shape.block_widths:
+        up_places.append(slice(start, start + width * rank))
+        start += width * rank + (rank * block_width if shape.with_down else 0)
+    columns = [slice(layer * rank, (layer + 1) * rank) for layer in range(len(up_places))]
+    addend = machine.memory((width, rank * len(columns)))
+    for here, place in zip(columns, up_places, strict=True):
+        machine.call("copy", own[place].reshape(width, rank), addend[:, here])
+    up = refmpc.matmul_opening(block, sums, bits, addend=addend)
+    found = machine.memory(own.size, up.dtype)
+    for layer, (here, place) in enumerate(zip(columns, up_places, strict=True)):
+        machine.call("copy", up[:, here], found[place].reshape(width, rank))
+        if shape.with_down:
             assert clipped is not None and client.blocks is not None
             inputs = client.blocks.inputs[layer]
-            found.append(refmpc.matmul_opening(clipped[:, here].T, inputs, bits, addend=downs[layer]).reshape(-1))
-    return np.concatenate(found)
+            down = slice(place.stop, place.stop + rank * shape.block_widths[layer])
+            part = own[down].reshape(rank, -1)
+            opening = refmpc.matmul_opening(clipped[:, here].T, inputs, bits, addend=part)
+            machine.call("copy", opening, found[down].reshape(rank, -1))
+    return found
 
 
 # cost --------------------------------------------------------------------------------------------

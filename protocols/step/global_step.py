@@ -30,7 +30,7 @@ from protocols.plan.scales import (
 )
 from protocols.step.clip import beside, clip_cost, clip_factors, clipped_updates, shaped, squared_norms
 from protocols.step.over_clip import norms_over_clip
-from refmpc import ArithmeticTensor, TwoHolderBits
+from refmpc import ArithmeticTensor, Party, TwoHolderBits, Words, seal
 from refmpc.mathematics.normalise import MANTISSA_BITS
 from vfl.training import TrainingConfig
 
@@ -45,6 +45,7 @@ __all__ = [
     "layer_factors",
     "logit_errors",
     "own_addends",
+    "rate_input",
     "squared_norms",
     "step_cost",
     "updated",
@@ -83,7 +84,7 @@ async def hidden_layer(
     sums = await refmpc.matmul_truncate(inputs, weights, scales.weight_bits)
     active = ~await refmpc.is_negative(sums, 0, layer.sum_high_bit)
     outputs = await refmpc.select(active, sums)
-    ones = ArithmeticTensor(inputs.party, np.zeros((2, len(inputs), 1), dtype=np.uint64), EMBEDDING_BITS) + 1.0
+    ones = ArithmeticTensor.zeros(inputs.party, (len(inputs), 1), EMBEDDING_BITS) + 1.0
     return refmpc.concatenate([outputs, ones], axis=1), active
 
 
@@ -179,11 +180,13 @@ async def gradient_step(
     rows: SharedRows,
     layers: Sequence[Weights],
     noise: np.ndarray,
-    learning_rate: float,
+    learning_rate: float | Words,
     training: TrainingConfig,
     scales: Scales,
 ) -> list[Weights]:
     """One step of SGD on all layers: v ← βv + Σ_j c_j g_j + noise, W ← αW − (η/B)·v.
+
+    ``learning_rate`` is η, or in a recorded step, whose public numbers are fixed, the word of η/B (``rate_input``).
 
     ``noise`` is this server's own row of filtered integer noise at 46 bits, or zeros, in the flat layout of
     ``vfl.gradients``: layer after layer. Momentum is merged into the truncation: β·v joins the summand of the backward
@@ -202,16 +205,21 @@ async def gradient_step(
     return await updated(layers, velocities, learning_rate, training, scales)
 
 
+def rate_input(party: Party, learning_rate: float, scales: Scales) -> np.ndarray:
+    """The learning rate as an input of a recorded step: the ring word of η/B, public, an array of one."""
+    return party.machine.public([scales.rate_word(learning_rate) % 2**64], np.uint64)
+
+
 async def updated(
     layers: Sequence[Weights],
     velocities: Sequence[ArithmeticTensor],
-    learning_rate: float,
+    learning_rate: float | Words,
     training: TrainingConfig,
     scales: Scales,
 ) -> list[Weights]:
     """W ← αW − (η/B)·v: local and exact, 1 round if weights decay."""
     values = await refmpc.gather(*(_decayed(weights.values, training.weight_decay) for weights in layers))
-    word = scales.rate_word(learning_rate)
+    word = learning_rate if isinstance(learning_rate, Words) else scales.rate_word(learning_rate)
     return [
         Weights(
             value - velocity.scale_by_integers(word).reinterpret(scales.weight_bits),
@@ -221,14 +229,15 @@ async def updated(
     ]
 
 
-def own_addends(noise: np.ndarray, layers: Sequence[Weights], momentum: float) -> list[np.ndarray]:
+def own_addends(noise: np.ndarray, layers: Sequence[Weights], momentum: float) -> list[Words]:
     """This server's own summand of every layer's sum: its slice of the noise, and β times its share of the momentum."""
+    machine, words = layers[0].values.party.machine, seal(noise).view(np.uint64)
     found, start = [], 0
     for weights in layers:
-        addend = noise[start : start + weights.values.size].reshape(weights.values.shape).view(np.uint64)
+        addend = words[start : start + weights.values.size].reshape(weights.values.shape)
         if weights.velocity is not None:
             factor = np.uint64(round(momentum * 2.0 ** (GRADIENT_BITS - RELEASE_BITS)))
-            addend = np.add(addend, weights.velocity.first * factor)
+            addend = machine.binary("add", addend, machine.binary("multiply", weights.velocity.first, factor))
         found.append(addend)
         start += weights.values.size
     return found

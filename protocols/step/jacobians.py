@@ -79,7 +79,7 @@ async def clipped_sum(
     return total.reshape(*shape)
 
 
-def sample_opening(factor: ArithmeticTensor, samples: Samples, noise: np.ndarray, bits: int) -> np.ndarray:
+def sample_opening(factor: ArithmeticTensor, samples: Samples, noise: np.ndarray, bits: int) -> refmpc.Words:
     """This server's words of Σ_j c_j g_j of one client, noised and cut: nothing is sent."""
     return refmpc.matmul_opening(factor.T, samples.gradients, bits, addend=noise.reshape(1, -1)).reshape(-1)
 

@@ -13,23 +13,25 @@ import numpy as np
 from refmpc.core.errors import RangeError
 from refmpc.core.party import Operation
 from refmpc.core.tensor import ArithmeticTensor
+from refmpc.core.words import Words, seal
 
 __all__ = ["check_bounds", "check_product", "check_range"]
 
 _WRAPPED = 2.0**61  # doubles and residues of a product that did not wrap differ by less, others by 2^63 at least
 
 
-async def _open_each(operation: Operation, summand: np.ndarray) -> list[np.ndarray]:
-    round_ = operation.round()
-    round_.send_next(summand)
-    round_.send_previous(summand)
+async def _open_each(operation: Operation, summand: Words) -> list[np.ndarray]:
+    machine = operation.machine
+    mine, round_ = machine.contiguous(summand), operation.round()
+    round_.send_next(mine)
+    round_.send_previous(mine)
     others = round_.expect_next(summand.shape), round_.expect_previous(summand.shape)
     await round_
-    return [summand, *others]
+    return [machine.unsealed(part) for part in (mine, *others)]
 
 
-async def _open(operation: Operation, summand: np.ndarray) -> np.ndarray:
-    mine, following, preceding = await _open_each(operation, np.ascontiguousarray(summand))
+async def _open(operation: Operation, summand: Words) -> np.ndarray:
+    mine, following, preceding = await _open_each(operation, summand)
     return np.asarray(mine + following + preceding).view(np.int64)
 
 
@@ -39,7 +41,7 @@ async def check_product(
     y: ArithmeticTensor | np.ndarray,
     product: Callable[[Any, Any], Any],
     limit: int,
-    addend: np.ndarray | None = None,
+    addend: Words | None = None,
 ) -> None:
     """Open x, y (a tensor, or public ring words) and the addends of all parties, and raise unless −limit ≤ product(x, y)
     + addends < limit everywhere, as integers (in units of the product's scale)."""
@@ -47,8 +49,8 @@ async def check_product(
     right = y.view(np.int64) if isinstance(y, np.ndarray) else await _open(operation, y.first)
     value = np.asarray(product(left.astype(np.float64), right.astype(np.float64)))
     residue = np.asarray(product(left.view(np.uint64), right.view(np.uint64)))
-    own = np.zeros(value.shape, dtype=np.uint64) if addend is None else addend
-    for each in await _open_each(operation, np.ascontiguousarray(own)):
+    own = seal(np.zeros(value.shape, dtype=np.uint64)) if addend is None else addend
+    for each in await _open_each(operation, own):
         value = value + each.view(np.int64).astype(np.float64)
         residue = residue + each
     signed = np.asarray(residue).view(np.int64)

@@ -8,6 +8,7 @@ from accel.errors import PpvflError
 
 __all__ = [
     "HandshakeError",
+    "NotRecordable",
     "OutOfStep",
     "PartyFailed",
     "PeerAborted",
@@ -49,6 +50,10 @@ class ReleaseRefused(RefmpcError):
 
 class RangeError(RefmpcError):
     """Debug mode found a value outside the domain of an operation."""
+
+
+class NotRecordable(RefmpcError):
+    """A recorded step did something that cannot be done again: a release, a message to a client, a plain array."""
 
 
 class PartyFailed(RefmpcError):

@@ -14,7 +14,7 @@ from fractions import Fraction
 
 import numpy as np
 
-__all__ = ["LOG2_E", "LOG_4", "agreed_exp", "agreed_exp_constant", "ceil_log2", "floor_log2", "reciprocal_start"]
+__all__ = ["LOG2_E", "LOG_4", "agreed_exp_constant", "ceil_log2", "exp_table", "floor_log2", "reciprocal_start"]
 
 LOG2_E = 1.4426950408889634
 LOG_4 = 1.3862943611198906
@@ -41,27 +41,9 @@ def agreed_exp_constant(value: float) -> float:
 
 
 @functools.cache
-def _exp_table(length: int) -> np.ndarray:
-    return np.array([agreed_exp_constant(i * 2.0**-_TABLE_BITS) for i in range(length)])
-
-
-def agreed_exp(words: np.ndarray, fraction_bits: int, below: int) -> np.ndarray:
-    """e^(words·2^-fraction_bits) for words that stand for numbers in 0..below, as doubles, relative error below 2^-50.
-
-    A table look-up for the bits above 2^-8, and 1 + r(1 + r/2(1 + r/3(1 + r/4(1 + r/5)))) for the rest: what is left out
-    is r⁶/720 < 2^-57.
-    """
-    table = _exp_table(below << _TABLE_BITS)
-    if fraction_bits <= _TABLE_BITS:
-        return table[(words << np.uint64(_TABLE_BITS - fraction_bits)).astype(np.int64)]
-    shift = fraction_bits - _TABLE_BITS
-    r = (words & np.uint64((1 << shift) - 1)).astype(np.float64) * 2.0**-fraction_bits
-    series = r * (1 / 5) + 1.0
-    for divisor in (4.0, 3.0, 2.0, 1.0):
-        series = series * r
-        series = series / divisor
-        series = series + 1.0
-    return table[(words >> np.uint64(shift)).astype(np.int64)] * series
+def exp_table(below: int) -> np.ndarray:
+    """e^(i·2^-8) for the multiples of 2^-8 below ``below``: what ``accel``'s exp_hold starts from."""
+    return np.array([agreed_exp_constant(i * 2.0**-_TABLE_BITS) for i in range(below << _TABLE_BITS)])
 
 
 @functools.cache

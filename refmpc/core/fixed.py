@@ -13,6 +13,7 @@ import numpy as np
 from accel import kernels
 from accel.errors import InvalidArgument
 from accel.validate import require, require_integer
+from refmpc.core.words import public_array
 
 __all__ = ["DEFAULT_FRACTION_BITS", "decode", "encode", "encode_number", "largest_value"]
 
@@ -30,7 +31,7 @@ def encode(values: Any, fraction_bits: int = DEFAULT_FRACTION_BITS, name: str = 
     Refuses NaN, infinity and |value| ≥ 2^(62−fraction_bits). Rounds to the nearest step, error ≤ 2^-(fraction_bits+1).
     """
     require_integer("fraction_bits", fraction_bits, 0, 60)
-    array = np.asarray(values)
+    array = public_array(values)
     require(array.dtype.kind in "biuf", name, array.dtype, "real numbers, integers or booleans")
     limit = largest_value(fraction_bits)
     if array.dtype.kind in "biu":

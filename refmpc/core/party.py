@@ -6,8 +6,8 @@ import contextlib
 import math
 import os
 import time
-from collections.abc import Callable, Coroutine, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from cryptography.hazmat.primitives import hashes
@@ -19,10 +19,15 @@ from accel.validate import require_integer
 from refmpc.core.digest import digest, mix, name_digest
 from refmpc.core.errors import OutOfStep
 from refmpc.core.ledger import Counters, Ledger
+from refmpc.core.machine import Machine
 from refmpc.core.rounds import Round, complete
+from refmpc.core.words import Words
 from refmpc.net.framing import Peer, Transport
 
-__all__ = ["Operation", "Party", "Segment", "segment_sizes"]
+if TYPE_CHECKING:
+    from refmpc.core.draws import Draws
+
+__all__ = ["Operation", "Party", "Segment", "fill_from_reserve", "segment_sizes", "uniform_bytes"]
 
 _ARRIVAL = name_digest("arrival")
 _PER_STEP, _PER_NUMBER = 0x9E3779B1, 0x85EBCA77  # odd, so that neighbouring steps and numbers have other codes
@@ -66,31 +71,32 @@ class Operation:
         self.name = name
         self.number = number
         self.digest = digest
-        self.code = ((digest >> 32) + party.step * _PER_STEP + number * _PER_NUMBER) & 0xFFFFFFFF
+        self.code = ((digest >> 32) + party.code_base + party.counted(number) * _PER_NUMBER) & 0xFFFFFFFF
         self._next: Stream | None = None
         self._previous: Stream | None = None
 
     @property
-    def with_next(self) -> Stream:
-        """The stream this operation shares with party id+1 (and with nobody else)."""
-        if self._next is None:
-            self._next = self.party.mask_stream("next", self.number)
-        return self._next
+    def machine(self) -> Machine:
+        """Where this operation draws and computes."""
+        return self.party.machine
 
-    @property
-    def with_previous(self) -> Stream:
-        """The stream this operation shares with party id−1 (and with nobody else)."""
+    def stream(self, side: str) -> Stream:
+        """The stream this operation shares with the "next" or "previous" party (and with nobody else)."""
+        if side == "next":
+            if self._next is None:
+                self._next = self.party.mask_stream("next", self.number)
+            return self._next
         if self._previous is None:
             self._previous = self.party.mask_stream("previous", self.number)
         return self._previous
 
     def round(self) -> Round:
         """A new round of this operation."""
-        return Round(self.name, self.code, (self.number,))
+        return Round(self.name, self.code, (self.number,), self.party.machine)
 
     def history(self, output: int = 0) -> int:
         """The history of a tensor that this operation makes."""
-        return mix(self.digest, self.number, output)
+        return mix(self.digest, self.party.counted(self.number), output)
 
     def segments(self, count: int) -> list[Segment]:
         """The stretches of a vector of ``count`` elements, with rotating dealers."""
@@ -100,27 +106,35 @@ class Operation:
             start += size
         return found
 
-    def zero_share(self, shape: tuple[int, ...]) -> np.ndarray:
-        """This party's summand of a random sharing of zero."""
-        count = math.prod(shape)
-        return (self.with_next.words(count) - self.with_previous.words(count)).reshape(shape)
-
-    def zero_share_xor(self, shape: tuple[int, ...]) -> np.ndarray:
-        """The same for XOR."""
-        count = math.prod(shape)
-        return (self.with_next.words(count) ^ self.with_previous.words(count)).reshape(shape)
+    def zero_share(self, shape: tuple[int, ...], kernel: str = "subtract") -> Words:
+        """This party's summand of a random sharing of zero (of zero by XOR with the kernel ``xor``)."""
+        machine = self.party.machine
+        with_next, with_previous = (machine.masks(self, side, math.prod(shape)) for side in ("next", "previous"))
+        return machine.binary(kernel, with_next, with_previous).reshape(shape)
 
     def uniform_below(self, stream: Stream, bound: int, shape: tuple[int, ...]) -> np.ndarray:
         """Values uniform in 0..bound−1 (uint8, no bias) that both holders of ``stream`` draw alike."""
         count = math.prod(shape)
-        accepted = (256 - 256 % bound) / 256
-        pieces: list[np.ndarray] = []
-        while count > 0:
-            raw = stream.bytes(int(count / accepted + 6 * count**0.5) + 32)
-            values, found = kernels.uniform_below(raw, bound, count)
-            pieces.append(values[:found])
-            count -= found
-        return (np.concatenate(pieces) if pieces else np.empty(0, np.uint8)).reshape(shape)
+        values = np.empty(count, dtype=np.uint8)
+        if count:
+            begin = stream.position
+            found = kernels.uniform_below(stream.bytes(uniform_bytes(count, bound)), bound, values)
+            if found < count:  # next to never; the stream goes on where it would have without
+                fill_from_reserve(stream.reserve(begin), bound, values[found:])
+        return values.reshape(shape)
+
+
+def uniform_bytes(count: int, bound: int) -> int:
+    """Random bytes to draw for ``count`` values below ``bound``: six standard deviations and 32 more than it takes."""
+    accepted = (256 - 256 % bound) / 256
+    return int(count / accepted + 6 * count**0.5) + 32
+
+
+def fill_from_reserve(reserve: Stream, bound: int, values: np.ndarray) -> None:
+    """The values for which a draw's own bytes did not last."""
+    found = 0
+    while found < values.size:
+        found += kernels.uniform_below(reserve.bytes(values.size - found + 32), bound, values[found:])
 
 
 class Party:
@@ -152,6 +166,7 @@ class Party:
         self.run_id = run_id
         self.attempt = require_integer("attempt", attempt, 0, 2**32 - 1)
         self.ledger = Ledger()
+        self.machine = Machine(self)
         self._report = report
         self.insecure_check_ranges = insecure_check_ranges
         self.transcript: list[tuple[str, Peer, np.ndarray]] | None = [] if insecure_record else None
@@ -159,6 +174,8 @@ class Party:
         self._step = 0
         self._operations = 0
         self._arrivals = 0
+        self._begun = 0
+        self._salt: int | None = None  # of the recorded step that runs: operations before it, its own code
         self._phase = "set-up"
         self._keys: dict[str, StreamKey] = {}
         self._own_key = os.urandom(KEY_BYTES) if insecure_seed is None else self._seeded(f"own {id}")
@@ -199,6 +216,7 @@ class Party:
 
     def private_stream(self, purpose: str, number: int = 0) -> Stream:
         """A stream that only this party knows, for a named purpose."""
+        self.machine.leave(f"a private stream ({purpose})")
         info = f"refmpc private {purpose}".encode() + self.run_id
         key = HKDF(hashes.SHA256(), KEY_BYTES, salt=None, info=info).derive(self._own_key)
         return Stream(key, number.to_bytes(8, "little"))
@@ -206,6 +224,7 @@ class Party:
     @property
     def step(self) -> int:
         """The step of the running protocol; part of every nonce."""
+        self.machine.leave("reading the number of the step")
         return self._step
 
     @step.setter
@@ -223,43 +242,108 @@ class Party:
 
     def arrival(self) -> int:
         """The history of a secret that no operation of ours made: its place in the order of arrival."""
+        self.machine.leave("a tensor made of an array from outside")
         self._arrivals += 1
         return mix(_ARRIVAL, self._arrivals)
+
+    @property
+    def code_base(self) -> int:
+        """What all operations add to their codes: the step; in a recorded step what its inputs are (``_salt``)."""
+        return self._step * _PER_STEP if self._salt is None else self._salt
+
+    def counted(self, number: int) -> int:
+        """An operation's number as codes and histories know it: in a recorded step counted from its beginning."""
+        return number - self._begun
+
+    # recorded steps ------------------------------------------------------------------------------
+
+    def recorded(self, function: Callable[..., Coroutine[Round, None, Any]]) -> Callable[..., Any]:
+        """``function`` (async, of secrets) as one whose calls are recorded and repeated: ``refmpc.core.program``."""
+        from refmpc.core.program import Recorded
+
+        return Recorded(self, function)
+
+    @contextlib.contextmanager
+    def inside_recorded(self, inputs: int) -> Iterator[int]:
+        """Codes and histories count from here on; yields what they all grow by: step, first operation, ``inputs``."""
+        salt = mix(self._step, self._operations, inputs)
+        self._begun, self._salt = self._operations, (salt >> 20) & 0xFFFFFFFF
+        try:
+            yield salt
+        finally:
+            self._begun, self._salt = 0, None
+
+    @property
+    def is_inside_recorded(self) -> bool:
+        """Whether a recorded function runs."""
+        return self._salt is not None
+
+    @property
+    def operations(self) -> int:
+        """How many operations have begun."""
+        return self._operations
+
+    def claim(self, draws: Draws, operations: int) -> None:
+        """Take the numbers of a program's operations, and draw their masks."""
+        self._operations += operations
+        draws.draw(self._keys, self._step, self._begun)
+
+    def claimed_stream(self, side: str, number: int) -> Stream:
+        """The stream of one of a program's operations."""
+        return self.mask_stream(side, self._begun + number)
+
+    def speak(self, exchange: Callable[[int], None], code: int, weight: int, numbers: Sequence[int]) -> None:
+        """A round of a program: ``exchange`` it under its code."""
+        try:
+            exchange((code + weight * self.code_base) & 0xFFFFFFFF)
+        except OutOfStep as error:
+            raise self._located(error, [self._begun + number for number in numbers]) from None
+
+    @contextlib.contextmanager
+    def counting(self, rounds: int) -> Iterator[None]:
+        """Add what is sent inside, and as many rounds, to the counters of the phase."""
+        counters = self.ledger.phases.setdefault(self._phase, Counters())
+        transport = self.transport
+        before = transport.bytes_sent, transport.frames_sent, transport.seconds_waiting
+        yield
+        counters.rounds += rounds
+        counters.bytes_sent += transport.bytes_sent - before[0]
+        counters.frames_sent += transport.frames_sent - before[1]
+        counters.seconds_waiting += transport.seconds_waiting - before[2]
 
     # communication -------------------------------------------------------------------------------
 
     def deliver(self, round_: Round) -> None:
         """Carry out one round with both neighbours."""
-        sends = {self.next: round_.to_next, self.previous: round_.to_previous}
-        receives = {self.next: round_.from_next, self.previous: round_.from_previous}
-        try:
-            self._exchange(
-                round_.operation,
-                {peer: parts for peer, parts in sends.items() if any(part.nbytes for part in parts)},
-                {peer: parts for peer, parts in receives.items() if any(part.nbytes for part in parts)},
-                round_.code,
+        sends, receives = (
+            {peer: parts for peer, parts in links.items() if any(part.nbytes for part in parts)}
+            for links in (
+                {self.next: round_.to_next, self.previous: round_.to_previous},
+                {self.next: round_.from_next, self.previous: round_.from_previous},
             )
+        )
+        try:
+            self._exchange(round_.operation, sends, receives, round_.code)
         except OutOfStep as error:
-            numbers = " + ".join(map(str, round_.numbers))
-            raise OutOfStep(f"{error}; here this is step {self._step}, operation {numbers}") from None
+            raise self._located(error, round_.numbers) from None
+        self.machine.delivered(round_, sends, receives)
+
+    def _located(self, error: OutOfStep, numbers: Sequence[int]) -> OutOfStep:
+        return OutOfStep(f"{error}; here this is step {self._step}, operation {' + '.join(map(str, numbers))}")
 
     def send(self, operation: str, receiver: Peer, parts: list[np.ndarray]) -> None:
         """Send one message to any peer (a client, or a server outside the ring pattern)."""
+        self.machine.leave(f"a message to {receiver!r}")
         self._exchange(operation, {receiver: [np.ascontiguousarray(part) for part in parts]}, {})
 
     def receive(self, operation: str, sender: Peer, parts: list[np.ndarray]) -> None:
         """Receive one message from any peer into ``parts``."""
+        self.machine.leave(f"a message from {sender!r}")
         self._exchange(operation, {}, {sender: parts})
 
     def _exchange(self, operation: str, sends: dict[Peer, Any], receives: dict[Peer, Any], code: int = 0) -> None:
-        counters = self.ledger.phases.setdefault(self._phase, Counters())
-        transport = self.transport
-        before = transport.bytes_sent, transport.frames_sent, transport.seconds_waiting
-        transport.exchange(operation, sends, receives, code)
-        counters.rounds += 1
-        counters.bytes_sent += transport.bytes_sent - before[0]
-        counters.frames_sent += transport.frames_sent - before[1]
-        counters.seconds_waiting += transport.seconds_waiting - before[2]
+        with self.counting(rounds=1):
+            self.transport.exchange(operation, sends, receives, code)
         if self.transcript is not None:
             for peer, parts in receives.items():
                 self.transcript += [(operation, peer, part.copy()) for part in parts]

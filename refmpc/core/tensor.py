@@ -1,12 +1,13 @@
 """Secret tensors. Party i holds shares (x_i, x_i+1) of x = x_0 + x_1 + x_2 (arithmetic) or x_0 ⊕ x_1 ⊕ x_2 (Boolean).
 
+Shares are sealed (``refmpc.core.words``): they are cut and reshaped here, and computed with by kernels of the party's machine.
 Everything in this file is local except the operators ``* @ < > <= >= &``, which run the protocol of the same name at
 once. Inside an async protocol call the protocol itself and ``await`` it, so that independent ones can share rounds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -15,6 +16,7 @@ from accel.errors import InvalidArgument
 from accel.validate import require, require_integer
 from refmpc.core.digest import digest, mix
 from refmpc.core.fixed import DEFAULT_FRACTION_BITS, encode, encode_number
+from refmpc.core.words import Words, seal
 
 if TYPE_CHECKING:
     from refmpc.core.party import Party
@@ -37,12 +39,12 @@ class SecretTensor:
 
     def __init__(self, party: Party, shares: np.ndarray, history: int | None):
         self.party = party
-        self.shares = shares
+        self.shares = seal(shares)
         if history is None:
             history = 0 if party is None else party.arrival()
         self.history = history  # ``refmpc.core.digest``: what is public about how this secret came about
 
-    def _like(self: Kind, shares: np.ndarray, history: int) -> Kind:
+    def _like(self: Kind, shares: Words, history: int) -> Kind:
         raise TypeError(f"{type(self).__name__} has no way to carry its scale")
 
     @property
@@ -61,14 +63,24 @@ class SecretTensor:
         return self.shares.ndim - 1
 
     @property
-    def first(self) -> np.ndarray:
+    def first(self) -> Words:
         """This party's share x_id."""
         return self.shares[0]
 
     @property
-    def second(self) -> np.ndarray:
+    def second(self) -> Words:
         """This party's share x_id+1."""
         return self.shares[1]
+
+    @property
+    def flat(self) -> Words:
+        """The shares as (2, size), each in one piece of memory: views if they lie so, else a copy."""
+        return self._in_one_piece().reshape(2, self.size)
+
+    def _in_one_piece(self) -> Words:
+        if self.shares[0].flags.c_contiguous:  # the two shares may lie apart
+            return self.shares
+        return self.party.machine.copy(self.shares)
 
     def __bool__(self) -> bool:
         raise TypeError(f"{self!r} is secret: it has no truth value; reveal it, or select with where()")
@@ -86,13 +98,25 @@ class SecretTensor:
         if all(part is None or part is Ellipsis or isinstance(part, int | np.integer | slice) for part in index):
             shares = self.shares[(slice(None), *index)]
         else:
-            shares = np.stack([share[index] for share in self.shares])  # numpy may move the indexed axes
+            shares = self._taken(index)
         return self._like(shares, mix(_INDEX, self.history, *map(digest, index)))
+
+    def _taken(self, index: tuple[Any, ...]) -> Words:
+        """Entries by arrays of indices, as numpy orders them: found by their numbers, and then copied."""
+        numbers = np.arange(self.size).reshape(self.shape)[index]
+        machine = self.party.machine
+        out = machine.memory((2, numbers.size))
+        machine.call("take_rows", self.flat, machine.public(numbers.reshape(-1)), 1, out)
+        return out.reshape(2, *numbers.shape)
 
     def reshape(self: Kind, *shape: int | tuple[int, ...]) -> Kind:
         """The same elements in another shape."""
         target = shape[0] if len(shape) == 1 and isinstance(shape[0], tuple) else shape
-        return self._like(self.shares.reshape(2, *target), self.history)
+        try:
+            shares = self.shares.reshape(2, *target)
+        except TypeError:  # these shares lie so that the new shape needs a copy
+            shares = self.party.machine.copy(self.shares).reshape(2, *target)
+        return self._like(shares, self.history)
 
     def transpose(self: Kind, *axes: int) -> Kind:
         """Axes permuted (reversed without arguments); a view."""
@@ -115,16 +139,30 @@ class SecretTensor:
 
     def copy(self: Kind) -> Kind:
         """The same secret in fresh memory."""
-        return self._like(self.shares.copy(), self.history)
+        return self._like(self.party.machine.copy(self.shares), self.history)
 
-    def _public_shares(self, words: np.ndarray) -> np.ndarray:
-        """A public value as shares (words, 0, 0)."""
-        shares = np.zeros((2, *words.shape), dtype=np.uint64)
-        if self.party.id == 0:
-            shares[0] = words
-        elif self.party.id == 2:
-            shares[1] = words
-        return shares
+    def _binary(self, kernel: str, left: Words, right: Words) -> Words:
+        """A kernel on two pairs of shares, with as many axes in front of the shorter one as it needs to broadcast."""
+        ndim = max(left.ndim, right.ndim)
+        left, right = (
+            shares if shares.ndim == ndim else shares[(slice(None), *[None] * (ndim - shares.ndim))]
+            for shares in (left, right)
+        )
+        return self.party.machine.binary(kernel, left, right)
+
+    def _with_public(self, kernel: str, shares: Words, public: Any) -> Words:
+        """``shares`` in fresh memory, with a public array or word taken in by the share x_0."""
+        machine, shape = self.party.machine, shares.shape[1:]
+        if isinstance(public, np.ndarray):
+            public = machine.public(public)
+            wide = np.broadcast_shapes(shape, public.shape)
+            if wide != shape:
+                shares = np.broadcast_to(shares[(slice(None), *[None] * (len(wide) - len(shape)))], (2, *wide))
+        found = machine.copy(shares)
+        if self.party.id != 1:
+            mine = found[0 if self.party.id == 0 else 1]
+            machine.call(kernel, mine, public, mine)
+        return found
 
 
 class ArithmeticTensor(SecretTensor):
@@ -149,12 +187,19 @@ class ArithmeticTensor(SecretTensor):
     def __repr__(self) -> str:
         return f"ArithmeticTensor(shape={self.shape}, fraction_bits={self.fraction_bits}, party={self.party.id})"
 
-    def _like(self, shares: np.ndarray, history: int) -> ArithmeticTensor:
+    def _like(self, shares: Words, history: int) -> ArithmeticTensor:
         return ArithmeticTensor(self.party, shares, self.fraction_bits, history)
 
     def public_digest(self) -> int:
         """Of history, scale and shape."""
         return mix(self.history, self.fraction_bits, self.shape)
+
+    @classmethod
+    def zeros(cls, party: Party, shape: tuple[int, ...], fraction_bits: int) -> ArithmeticTensor:
+        """Zero in every entry, the same at all parties: something to add public values to."""
+        shares = party.machine.memory((2, *shape))
+        party.machine.call("copy", np.uint64(0), shares)
+        return cls(party, shares, fraction_bits, 0)
 
     # local arithmetic ----------------------------------------------------------------------------
 
@@ -166,8 +211,9 @@ class ArithmeticTensor(SecretTensor):
         if fraction_bits == self.fraction_bits:
             return self
         shift = np.uint64(fraction_bits - self.fraction_bits)
+        shares = self.party.machine.binary("shift_left", self.shares, shift)
         history = mix(_SCALE, self.history, fraction_bits, int(shift))
-        return ArithmeticTensor(self.party, self.shares << shift, fraction_bits, history)
+        return ArithmeticTensor(self.party, shares, fraction_bits, history)
 
     def reinterpret(self, fraction_bits: int) -> ArithmeticTensor:
         """The same ring words read at another scale: multiplies the value by a power of two, free of charge."""
@@ -175,71 +221,57 @@ class ArithmeticTensor(SecretTensor):
         history = mix(_SCALE, self.history, fraction_bits)
         return ArithmeticTensor(self.party, self.shares, fraction_bits, history)
 
-    def _aligned(self, other: Any) -> tuple[np.ndarray, np.ndarray, int, int]:
-        """Shares that broadcast, their scale, and the history of the other operand."""
-        if isinstance(other, ArithmeticTensor):
-            if self.fraction_bits == other.fraction_bits and self.shares.ndim == other.shares.ndim:
-                return self.shares, other.shares, self.fraction_bits, other.history
-            bits = max(self.fraction_bits, other.fraction_bits)
-            mine, theirs = self.rescale(bits), other.rescale(bits)
-            if mine.shares.ndim == theirs.shares.ndim:
-                return mine.shares, theirs.shares, bits, other.history
-        else:
-            bits = self.fraction_bits
-            if bits == 0 and np.asarray(other).dtype.kind == "f":
-                whole = bool((np.asarray(other) == np.rint(other)).all())
-                require(
-                    whole, "public operand", other, "whole numbers with an integer tensor", "rescale the tensor first"
-                )
-            words = encode(other, bits, name="public operand")
-            mine, theirs = self, ArithmeticTensor(self.party, self._public_shares(words), bits, digest(words))
-        ndim = max(mine.ndim, theirs.ndim)
-        left, right = (t.shares.reshape(2, *(1,) * (ndim - t.ndim), *t.shape) for t in (mine, theirs))
-        return left, right, bits, theirs.history
-
-    def _is_number(self, other: Any) -> bool:
-        """A plain Python number that this scale can hold; everything else takes the general way, with its checks."""
+    def _public_word(self, other: Any) -> Any:
+        """A public operand of a sum at this scale: one word for a number, else an array of words."""
         kind = type(other)
-        return kind is int or (kind is float and self.fraction_bits > 0)
+        if kind is int or (kind is float and self.fraction_bits > 0):
+            return encode_number(other, self.fraction_bits, "public operand")
+        if self.fraction_bits == 0 and np.asarray(other).dtype.kind == "f":
+            whole = bool((np.asarray(other) == np.rint(other)).all())
+            require(whole, "public operand", other, "whole numbers with an integer tensor", "rescale the tensor first")
+        return encode(other, self.fraction_bits, name="public operand")
 
-    def _plus_number(self, shares: np.ndarray, number: float, sign: int) -> ArithmeticTensor:
-        """Fresh ``shares`` plus one public number, which the share x_0 takes."""
-        word = encode_number(number, self.fraction_bits, "public operand")
-        if self.party.id != 1:
-            shares[0 if self.party.id == 0 else 1] += word
-        return self._like(shares, mix(sign, self.history, digest(word)))
+    def _sum(self, kernel: str, other: Any) -> ArithmeticTensor:
+        sign = _ADD if kernel == "add" else _SUBTRACT
+        if not isinstance(other, ArithmeticTensor):
+            words = self._public_word(other)
+            shares = self._with_public(kernel, self.shares, words)
+            return self._like(shares, mix(sign, self.history, digest(words)))
+        bits = max(self.fraction_bits, other.fraction_bits)
+        shares = self._binary(kernel, self.rescale(bits).shares, other.rescale(bits).shares)
+        return ArithmeticTensor(self.party, shares, bits, mix(sign, self.history, other.history))
 
     def __add__(self, other: Any) -> ArithmeticTensor:
-        if self._is_number(other):
-            return self._plus_number(self.shares.copy(), other, _ADD)
-        left, right, bits, history = self._aligned(other)
-        return ArithmeticTensor(self.party, left + right, bits, mix(_ADD, self.history, history))
+        return self._sum("add", other)
 
     __radd__ = __add__
 
     def __sub__(self, other: Any) -> ArithmeticTensor:
-        if self._is_number(other):
-            return self._plus_number(self.shares.copy(), -other, _ADD)
-        left, right, bits, history = self._aligned(other)
-        return ArithmeticTensor(self.party, left - right, bits, mix(_SUBTRACT, self.history, history))
+        return self._sum("subtract", other)
 
     def __rsub__(self, other: Any) -> ArithmeticTensor:
-        if self._is_number(other):
-            return self._plus_number(np.uint64(0) - self.shares, other, _SUBTRACT)
-        left, right, bits, history = self._aligned(other)
-        return ArithmeticTensor(self.party, right - left, bits, mix(_SUBTRACT, history, self.history))
+        return -self + other
 
     def __neg__(self) -> ArithmeticTensor:
-        return self._like(np.uint64(0) - self.shares, mix(_NEGATE, self.history))
+        negative = self.party.machine.memory(self.shares.shape)
+        self.party.machine.call("negate", self.shares, negative)
+        return self._like(negative, mix(_NEGATE, self.history))
 
     def scale_by_integers(self, factor: Any) -> ArithmeticTensor:
-        """Times public integers: local, exact, same scale."""
-        integral = np.asarray(factor).dtype.kind in "biu"
-        require(integral, "factor", factor, "integers", "multiply by real numbers with *")
-        words = encode(factor, 0, name="factor")
-        ndim = max(self.ndim, words.ndim)
-        shares = self.shares.reshape(2, *(1,) * (ndim - self.ndim), *self.shape)
-        return self._like(shares * words, mix(_TIMES, self.history, digest(words)))
+        """Times public integers: local, exact, same scale. Ring words that a recorded step takes as an input (sealed)
+        may be such factors too."""
+        machine = self.party.machine
+        if isinstance(factor, Words):
+            words, public = factor, 0
+        else:
+            integral = np.asarray(factor).dtype.kind in "biu"
+            require(integral, "factor", factor, "integers", "multiply by real numbers with *")
+            words = encode(factor, 0, name="factor")
+            public = digest(words)
+            words = machine.public(words) if words.ndim else np.uint64(words)
+        wide = np.broadcast_shapes(self.shape, words.shape)
+        shares = machine.binary("multiply", self.broadcast_to(wide).shares, words)
+        return self._like(shares, mix(_TIMES, self.history, public))
 
     def sum(self, axis: int | tuple[int, ...] | None = None, keepdims: bool = False) -> ArithmeticTensor:
         """The sum along axes: local."""
@@ -247,8 +279,11 @@ class ArithmeticTensor(SecretTensor):
             axis = tuple(range(self.ndim))
         axes = (axis,) if isinstance(axis, int) else axis
         shifted = tuple(_axis(a, self.ndim) for a in axes)
-        shares = np.asarray(self.shares.sum(axis=shifted, dtype=np.uint64, keepdims=keepdims))
-        return self._like(shares, mix(_SUM, self.history, *shifted))
+        machine, shape = self.party.machine, self.shares.shape
+        out = machine.memory(tuple(size for a, size in enumerate(shape) if a not in shifted))
+        machine.call("sum_axes", self.shares, shifted, out)
+        kept = tuple(1 if a in shifted else size for a, size in enumerate(shape))
+        return self._like(out.reshape(kept) if keepdims else out, mix(_SUM, self.history, *shifted))
 
     # operators that run a protocol ---------------------------------------------------------------
 
@@ -260,7 +295,7 @@ class ArithmeticTensor(SecretTensor):
             if bits == 0:
                 return self.party.complete(arithmetic.multiply(self, other))
             return self.party.complete(arithmetic.multiply_truncate(self, other, bits))
-        return self._times_public(other, lambda share, words: share * words)
+        return self._times_public(other, "multiply")
 
     __rmul__ = __mul__
 
@@ -268,31 +303,38 @@ class ArithmeticTensor(SecretTensor):
         from refmpc.primitives import arithmetic
 
         if not isinstance(other, ArithmeticTensor):
-            return self._times_public(other, lambda share, words: share @ words)
+            return self._times_public(other, "matmul_words")
         bits = min(self.fraction_bits, other.fraction_bits)
         if bits == 0:
             return self.party.complete(arithmetic.matmul(self, other))
         return self.party.complete(arithmetic.matmul_truncate(self, other, bits))
 
     def __rmatmul__(self, other: Any) -> ArithmeticTensor:
-        return self._times_public(other, lambda share, words: words @ share)
+        return self._times_public(other, "matmul_words", from_left=True)
 
-    def _times_public(self, other: Any, product: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> ArithmeticTensor:
+    def _times_public(self, other: Any, kernel: str, from_left: bool = False) -> ArithmeticTensor:
         """A product with public values: local for integers; real ones are taken at this scale and truncated back."""
         from refmpc.primitives import truncation
 
         public = np.asarray(other)
         bits = 0 if public.dtype.kind in "biu" else self.fraction_bits or DEFAULT_FRACTION_BITS
-        factor = encode(public, bits, "public operand")
-        shares = np.stack([product(share, factor) for share in self.shares])
-        scaled = self._like(shares, mix(_TIMES, self.history, digest(factor)))
+        words, machine = encode(public, bits, "public operand"), self.party.machine
+        factor = machine.public(words)
+        operands = (factor.shape, self.shape) if from_left else (self.shape, factor.shape)
+        shape = np.broadcast_shapes(*operands) if kernel == "multiply" else _matmul_shape(*operands)
+        shares = machine.memory((2, *shape))
+        for share, out in zip(self.shares, shares, strict=True):
+            machine.call(kernel, *((factor, share) if from_left else (share, factor)), out)
+        scaled = self._like(shares, mix(_TIMES, self.history, digest(words)))
         if bits == 0:
             return scaled
         if self.party.insecure_check_ranges:
             from refmpc.core.debug import check_product
 
+            product = np.multiply if kernel == "multiply" else np.matmul
             operation = self.party.operation("truncate", self)
-            self.party.complete(check_product(operation, self, factor, product, 2**62))
+            clear = (lambda x, y: product(y, x)) if from_left else product
+            self.party.complete(check_product(operation, self, words, clear, 2**62))
         return self.party.complete(truncation.truncate(scaled.reinterpret(self.fraction_bits + bits), bits))
 
     def __lt__(self, other: Any) -> TwoHolderBits:
@@ -324,7 +366,7 @@ class BooleanTensor(SecretTensor):
     def __repr__(self) -> str:
         return f"BooleanTensor(shape={self.shape}, width={self.width}, party={self.party.id})"
 
-    def _like(self, shares: np.ndarray, history: int) -> BooleanTensor:
+    def _like(self, shares: Words, history: int) -> BooleanTensor:
         return BooleanTensor(self.party, shares, self.width, history)
 
     def public_digest(self) -> int:
@@ -340,25 +382,13 @@ class BooleanTensor(SecretTensor):
         require(array.dtype.kind in "biu", "public operand", array.dtype, "integers or booleans")
         return np.asarray(array.astype(np.uint64) & self._mask)
 
-    def _aligned(self, other: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """These shares and others with as many axes, so that they broadcast behind the share axis."""
-        ndim = max(self.shares.ndim, other.ndim)
-        mine, theirs = (
-            shares.reshape(shares.shape[0], *(1,) * (ndim - shares.ndim), *shares.shape[1:])
-            for shares in (self.shares, other)
-        )
-        return mine, theirs
-
     def __xor__(self, other: Any) -> BooleanTensor:
         if isinstance(other, BooleanTensor):
             require(other.width == self.width, "width of the other operand", other.width, f"{self.width} bits")
-            left, right = self._aligned(other.shares)
-            history = other.history
-        else:
-            words = self._public_words(other)
-            left, right = self._aligned(self._public_shares(words))
-            history = digest(words)
-        return self._like(left ^ right, mix(_XOR, self.history, history))
+            shares = self._binary("xor", self.shares, other.shares)
+            return self._like(shares, mix(_XOR, self.history, other.history))
+        words = self._public_words(other)
+        return self._like(self._with_public("xor", self.shares, words), mix(_XOR, self.history, digest(words)))
 
     __rxor__ = __xor__
 
@@ -368,17 +398,20 @@ class BooleanTensor(SecretTensor):
     def bit(self, index: int) -> BooleanTensor:
         """One bit of each word, as a tensor of width 1."""
         require_integer("index", index, 0, self.width - 1)
-        shares = (self.shares >> np.uint64(index)) & np.uint64(1)
-        return BooleanTensor(self.party, shares, 1, mix(_BIT, self.history, index))
+        machine = self.party.machine
+        shifted = machine.binary("shift_right", self.shares, np.uint64(index))
+        machine.call("bitwise_and", shifted, np.uint64(1), shifted)
+        return BooleanTensor(self.party, shifted, 1, mix(_BIT, self.history, index))
 
     def __and__(self, other: Any) -> BooleanTensor:
         from refmpc.primitives.boolean import and_words
 
         if isinstance(other, BooleanTensor):
             return self.party.complete(and_words(self, other))
-        words = self._public_words(other)
-        left, right = self._aligned(words[np.newaxis])
-        return self._like(left & right, mix(_AND, self.history, digest(words)))
+        machine, words = self.party.machine, self._public_words(other)
+        wide = np.broadcast_shapes(self.shape, words.shape)
+        shares = machine.binary("bitwise_and", self.broadcast_to(wide).shares, machine.public(words))
+        return self._like(shares, mix(_AND, self.history, digest(words)))
 
     def __or__(self, other: BooleanTensor) -> BooleanTensor:
         return ~(~self & ~other)
@@ -387,19 +420,31 @@ class BooleanTensor(SecretTensor):
 def concatenate(tensors: Sequence[Kind], axis: int = 0) -> Kind:
     """Join tensors of one kind and scale along an axis: local."""
     first = _same_kind(tensors)
-    place = _axis(axis, first.ndim)
-    return first._like(np.concatenate([t.shares for t in tensors], axis=place), _joined(tensors, place))
+    machine, at = first.party.machine, _axis(axis, first.ndim)
+    shape = list(first.shares.shape)
+    for tensor in tensors:
+        others = [size for a, size in enumerate(tensor.shares.shape) if a != at]
+        fits = tensor.ndim == first.ndim and others == [size for a, size in enumerate(shape) if a != at]
+        require(fits, "shape of a tensor", tensor.shape, f"that of the first, {first.shape}, but for axis {axis}")
+    shape[at] = sum(tensor.shares.shape[at] for tensor in tensors)
+    joined, start = machine.memory(tuple(shape)), 0
+    for tensor in tensors:
+        stop = start + tensor.shares.shape[at]
+        machine.call("copy", tensor.shares, joined[(*[slice(None)] * at, slice(start, stop))])
+        start = stop
+    return first._like(joined, mix(_JOIN, at, *(tensor.history for tensor in tensors)))
 
 
 def stack(tensors: Sequence[Kind], axis: int = 0) -> Kind:
     """Join tensors of one kind, scale and shape along a new axis: local."""
     first = _same_kind(tensors)
-    place = _axis(axis, first.ndim + 1)
-    return first._like(np.stack([t.shares for t in tensors], axis=place), _joined(tensors, place))
+    at = _axis(axis, first.ndim + 1) - 1
+    return concatenate([tensor[(*[slice(None)] * at, None)] for tensor in tensors], axis=at)
 
 
-def _joined(tensors: Sequence[SecretTensor], place: int) -> int:
-    return mix(_JOIN, place, *(tensor.history for tensor in tensors))
+def _matmul_shape(left: tuple[int, ...], right: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape of a matrix product, as numpy has it."""
+    return np.matmul(np.broadcast_to(0, left), np.broadcast_to(0, right)).shape
 
 
 def _axis(axis: int, ndim: int) -> int:

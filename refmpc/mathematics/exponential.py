@@ -13,10 +13,12 @@ import math
 import numpy as np
 
 from accel.validate import require, require_integer, require_real
-from refmpc.core.exact import LOG2_E, LOG_4, agreed_exp, agreed_exp_constant, ceil_log2
+from refmpc.core.exact import LOG2_E, LOG_4, agreed_exp_constant, ceil_log2, exp_table
+from refmpc.core.party import Segment
 from refmpc.core.protocol import Cost, protocol
 from refmpc.core.rounds import gather
 from refmpc.core.tensor import ArithmeticTensor
+from refmpc.core.words import Words
 from refmpc.mathematics.coefficients import CENTRE, COEFFICIENT_BITS, LOG, LOG_DEGREE
 from refmpc.mathematics.normalise import normalise, normalise_cost
 from refmpc.mathematics.polynomial import polynomial
@@ -24,7 +26,7 @@ from refmpc.mathematics.reciprocal import reciprocal_narrow
 from refmpc.primitives.arithmetic import multiply_truncate
 from refmpc.primitives.comparison import is_negative, maximum
 from refmpc.primitives.truncation import truncate_summands, truncated_product_cost
-from refmpc.primitives.two_holder import select
+from refmpc.primitives.two_holder import deal_halves, select
 
 __all__ = ["exp", "log", "softmax"]
 
@@ -51,39 +53,30 @@ async def _exp_window(x: ArithmeticTensor, upper: float, fraction_bits: int) -> 
     """e^x for upper − 24 ≤ x ≤ upper: 3 rounds, 32 + 24 + 3·bits/8 bytes."""
     held_bits, bits = _exp_plan(upper, fraction_bits)
     shifted = x - upper
-    party, f = x.party, x.fraction_bits
-    operation = party.operation("exp", shifted, upper, fraction_bits)
-    flat = shifted.shares.reshape(2, -1)
-    low_mask = np.uint64((STEP << f) - 1)
-    digit_shift, digit_mask = np.uint64(f + 3), np.uint64(PLACES - 1)
-    # e^(8d − 32 + upper) for the distances d = 1..3, e^upper for 0
-    factors = np.array([agreed_exp_constant(upper + (STEP * d - PLACES * STEP if d else 0)) for d in range(PLACES)])
-    summand = np.zeros(x.size, dtype=np.uint64)
-    round_ = operation.round()
-    holding = []
-    for segment in operation.segments(x.size):
-        n, at, role = segment.size, segment.slice, segment.role(party.id)
-        if role == 2:
-            rho = np.uint64(0) - flat[0, at] - flat[1, at]
-            dealt = np.exp(-((rho & low_mask).astype(np.float64) * 2.0**-f))
-            vector = np.zeros((n, PLACES), dtype=np.uint64)
-            digit = ((rho >> digit_shift) & digit_mask).astype(np.int64)
-            vector[np.arange(n), digit] = np.rint(dealt * 2.0**DEALT_BITS).astype(np.uint64)
-            round_.send_previous(vector - operation.with_next.words(n * PLACES).reshape(n, PLACES))
-        elif role == 0:
-            holding.append((at, flat[1, at], operation.with_previous.words(n * PLACES).reshape(n, PLACES)))
+    operation = x.party.operation("exp", shifted, upper, fraction_bits)
+    machine, me, flat, f = operation.machine, x.party.id, shifted.flat, x.fraction_bits
+    table, factors = machine.public(exp_table(STEP)), machine.public(_factors(upper))
+    segments = operation.segments(x.size)
+
+    def deal(segment: Segment, masks: Words, out: Words) -> None:
+        machine.call("exp_deal", flat[0, segment.slice], flat[1, segment.slice], f, STEP, DEALT_BITS, masks, out)
+
+    halves = await deal_halves(operation, segments, lambda n: (n, PLACES), deal)
+    summand = machine.memory(x.size)
+    for segment, half in zip(segments, halves, strict=True):
+        at = segment.slice
+        if half is None:
+            machine.call("copy", np.uint64(0), summand[at])
         else:
-            holding.append((at, flat[0, at], round_.expect_next((n, PLACES))))
-    await round_
-    for at, c, half in holding:
-        # both holders must come to the same weights to the last bit
-        places = np.arange(PLACES, dtype=np.uint64)
-        distance = ((c >> digit_shift)[:, np.newaxis] - places) & digit_mask
-        exact = agreed_exp(c & low_mask, f, STEP)[:, np.newaxis] * factors[distance.astype(np.int64)]
-        weights = np.rint(exact * 2.0**held_bits).astype(np.uint64)
-        summand[at] = (half * weights).sum(axis=1, dtype=np.uint64)
+            c = flat[1 - segment.role(me), at]
+            machine.call("exp_hold", c, half, f, STEP, table, factors, 2.0**held_bits, summand[at])
     shares = await truncate_summands(operation, summand, bits)
-    return ArithmeticTensor(party, shares.reshape(2, *x.shape), fraction_bits, operation.history())
+    return ArithmeticTensor(x.party, shares.reshape(2, *x.shape), fraction_bits, operation.history())
+
+
+def _factors(upper: float) -> list[float]:
+    """e^(8d − 32 + upper) for the distances d = 1..3, e^upper for 0."""
+    return [agreed_exp_constant(upper + (STEP * d - PLACES * STEP if d else 0)) for d in range(PLACES)]
 
 
 def _range_bits(x: ArithmeticTensor, high_bit: int) -> tuple[int, int]:

@@ -129,7 +129,7 @@ def _split(smoothing: float) -> tuple[int, float]:
 
 def _random_words(operation: Operation, count: int) -> np.ndarray:
     """Secret uniform words, XOR-shared: each pair of servers draws the share it has in common. Nothing is sent."""
-    return np.stack([operation.with_previous.words(count), operation.with_next.words(count)])
+    return np.stack([operation.stream(side).words(count) for side in ("previous", "next")])
 
 
 def _two_holder_bits(operation: Operation, words: np.ndarray, width: int) -> list[TwoHolderBits]:

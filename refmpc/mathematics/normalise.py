@@ -148,8 +148,7 @@ async def normalise(
         reached = await thermometer(x, exponents.thresholds, exponents.low_bits, exponents.high_bit)
         sums = await weigh_bits(reached, np.array([weights for _, weights in tables], dtype=np.int64))
     else:
-        nothing = ArithmeticTensor(x.party, np.zeros((2, 1, *x.shape), dtype=np.uint64), 0)
-        sums = nothing.broadcast_to((len(tables), *x.shape))
+        sums = ArithmeticTensor.zeros(x.party, (1, *x.shape), 0).broadcast_to((len(tables), *x.shape))
     values = [
         (sums[index] + constant).reinterpret(bits)
         for index, ((constant, _), (_, bits)) in enumerate(zip(tables, wanted, strict=True))

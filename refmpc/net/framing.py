@@ -35,6 +35,7 @@ __all__ = [
     "ThreadTransport",
     "Transport",
     "as_bytes",
+    "named",
     "printable",
     "thread_links",
     "title",
@@ -62,7 +63,7 @@ def printable(text: str, limit: int = ABORT_BYTES) -> str:
 
 
 @functools.lru_cache(maxsize=1024)
-def _named(operation: str) -> tuple[int, bytes]:
+def named(operation: str) -> tuple[int, bytes]:
     """How an operation appears in a header: the checksum of its name, and the beginning of it."""
     name = operation.encode()
     return zlib.crc32(name), name[:_NAME_BYTES]
@@ -109,13 +110,30 @@ class Framing:
                 known = ", ".join(map(title, self._sent))
                 raise InvalidArgument(f"{title(peer)} takes no part in this run; this party is connected with: {known}")
 
-    def _header(self, peer: Peer, operation: str, payload: list[np.ndarray]) -> bytes:
-        size = sum(part.nbytes for part in payload)
+    def begin(self, code: int) -> None:
+        """An exchange under this code begins."""
+        self._code = code
+
+    def count_sent(self, peer: Peer, size: int) -> int:
+        """Count a frame to a peer; returns its number."""
         self.bytes_sent += size
         self.frames_sent += 1
         self._sent[peer] += 1
-        code, name = _named(operation)
-        return HEADER.pack(size, self._sent[peer], (code + self._code) & 0xFFFFFFFF, time.monotonic_ns(), name)
+        return self._sent[peer]
+
+    def expected_message(self, peer: Peer) -> int:
+        """The number of the next frame from a peer."""
+        return self._received[peer] + 1
+
+    def count_received(self, peer: Peer) -> None:
+        """Count a frame from a peer."""
+        self._received[peer] += 1
+
+    def _header(self, peer: Peer, operation: str, payload: list[np.ndarray]) -> bytes:
+        size = sum(part.nbytes for part in payload)
+        number = self.count_sent(peer, size)
+        code, name = named(operation)
+        return HEADER.pack(size, number, (code + self._code) & 0xFFFFFFFF, time.monotonic_ns(), name)
 
     def _check(self, peer: Peer, operation: str, header: bytes, size: int) -> float:
         """Compare a header with what is expected; returns the time of sending."""
@@ -126,7 +144,7 @@ class Framing:
                 f"{title(peer)} has ended its program after {got_round} messages, "
                 f"this party expects message {expected_round} of '{operation}'"
             )
-        code, name = _named(operation)
+        code, name = named(operation)
         same_code = got_code == (code + self._code) & 0xFFFFFFFF
         if got_round != expected_round or not (same_code or got_name.rstrip(b"\0") == name):
             theirs = printable(got_name.rstrip(b"\0").decode(errors="replace"))
@@ -203,6 +221,18 @@ class ThreadTransport(Framing):
             self._received[peer] += 1
             self._wait_for_arrival(peer, sent_at, size)
             _copy(payload, parts)
+
+    def prepare(
+        self, operation: str, sends: Mapping[Peer, list[np.ndarray]], receives: Mapping[Peer, list[np.ndarray]]
+    ) -> Callable[[int], None]:
+        """An exchange to be carried out many times, each under its own code. The arrays sent are written to again, maybe
+        before the other thread has read them, so it gets copies."""
+
+        def exchange(code: int) -> None:
+            copies = {peer: [part.copy() for part in parts] for peer, parts in sends.items()}
+            self.exchange(operation, copies, receives, code)
+
+        return exchange
 
     def _take(self, peer: Peer, operation: str) -> tuple[bytes, Any]:
         link = self._incoming[peer]

@@ -30,6 +30,7 @@ from refmpc.net.framing import (
     as_bytes,
     require_contiguous,
 )
+from refmpc.net.prepared import Link, PreparedRound
 
 __all__ = ["SocketTransport"]
 
@@ -70,21 +71,32 @@ class _Moving:
 
 
 class _Sending(_Moving):
-    """A frame on its way out of a socket."""
+    """A frame on its way out of a socket. ``begun``: part of it may have gone; TLS does not say how much of what it was
+    offered, only when all of that is gone."""
 
-    __slots__ = ()
+    __slots__ = ("begun",)
 
-    def __init__(self, header: bytes, payload: list[np.ndarray], joined: bool):
+    def __init__(self, buffers: list[Any], total: int, moved: int = 0, begun: bool = False):
+        super().__init__(buffers, total)
+        self.begun = begun or moved > 0
+        if moved:
+            self._advance(moved)
+
+    @classmethod
+    def frame(cls, header: bytes, payload: list[np.ndarray], joined: bool) -> _Sending:
+        """A whole frame."""
         total = FRAME_OVERHEAD + sum(part.nbytes for part in payload)
-        super().__init__(_join_small([header, *payload]) if joined else [header, *payload], total)
+        return cls(_join_small([header, *payload]) if joined else [header, *payload], total)
 
     def progress(self, connection: socket.socket) -> bool:
         """Hand as much as possible to the socket; true when all is gone."""
         while self._buffers:
             if isinstance(connection, ssl.SSLSocket):
+                self.begun = True
                 self._advance(connection.send(self._buffers[0]))
             else:
                 self._advance(connection.sendmsg(self._buffers[:_VIEWS]))
+                self.begun = True
         return True
 
 
@@ -119,6 +131,13 @@ class _Receiving(_Moving):
         self.sent_at = 0.0
         super().__init__([self._header, *parts], FRAME_OVERHEAD + self.size)
 
+    def take(self, header: bytes, count: int, check: Callable[[bytes, int, bytes], float]) -> None:
+        """``count`` bytes of the frame have been read already, those of the payload into its place."""
+        self._header[:] = header
+        self._advance(count)
+        if count >= FRAME_OVERHEAD:
+            self._examine(check)
+
     def progress(self, connection: socket.socket, check: Callable[[bytes, int, bytes], float]) -> bool:
         """Take what the socket has; true when the frame is whole."""
         while self._buffers:
@@ -131,11 +150,14 @@ class _Receiving(_Moving):
                 raise ConnectionResetError
             self._advance(got)
             if before < FRAME_OVERHEAD <= self.moved:
-                header = bytes(self._header)
-                # a peer that gives up sends a frame of another length: part of its words lies in the payload's place
-                words = self._behind_header() if HEADER.unpack(header)[0] == ABORT else b""
-                self.sent_at = check(header, self.size, words)
+                self._examine(check)
         return True
+
+    def _examine(self, check: Callable[[bytes, int, bytes], float]) -> None:
+        header = bytes(self._header)
+        # a peer that gives up sends a frame of another length: part of its words lies in the payload's place
+        words = self._behind_header() if HEADER.unpack(header)[0] == ABORT else b""
+        self.sent_at = check(header, self.size, words)
 
     def _behind_header(self) -> bytes:
         taken = b"".join(as_bytes(part).tobytes() for part in self._parts)
@@ -173,12 +195,28 @@ class SocketTransport(Framing):
         self._code = code
         self._require_participants((*sends, *receives))
         self._sending = sending = {
-            peer: _Sending(self._header(peer, operation, parts), parts, peer in self._with_tls)
+            peer: _Sending.frame(self._header(peer, operation, parts), parts, peer in self._with_tls)
             for peer, parts in sends.items()
         }
         receiving = {peer: _Receiving(parts) for peer, parts in receives.items()}
         arriving = list(receiving.items()) if self._lines else ()
         self._write(sending, receiving, operation)
+        self._move(sending, receiving, operation)
+        for peer, frame in arriving:
+            self._wait_for_arrival(peer, frame.sent_at, frame.size)
+
+    def prepare(
+        self, operation: str, sends: Mapping[Peer, list[np.ndarray]], receives: Mapping[Peer, list[np.ndarray]]
+    ) -> Callable[[int], None]:
+        """An exchange to be carried out many times with the same arrays, each under its own code."""
+        self._require_participants((*sends, *receives))
+        if self._lines:
+            return lambda code: self.exchange(operation, sends, receives, code)
+        links = ({peer: (self._connections[peer], parts) for peer, parts in each.items()} for each in (sends, receives))
+        return PreparedRound(self, operation, *links, self._poll((), tuple(receives)))
+
+    def _move(self, sending: dict[Peer, _Sending], receiving: dict[Peer, _Receiving], operation: str) -> None:
+        """Bring frames that have begun to their end."""
         until = time.monotonic() + self.timeout
         while sending or receiving:
             self._wait(sending, receiving, until)
@@ -188,8 +226,23 @@ class SocketTransport(Framing):
                 until = time.monotonic() + self.timeout
             elif time.monotonic() > until:
                 self._give_up(sending, receiving, operation)
-        for peer, frame in arriving:
-            self._wait_for_arrival(peer, frame.sent_at, frame.size)
+
+    def go_on(self, operation: str, unsent: Mapping[Link, int], waiting: Mapping[Link, int]) -> None:
+        """Finish a prepared round in which something did not go at once: of these frames so many bytes have moved."""
+        # over TLS what was refused once has to be offered again from the same place on
+        self._sending = sending = {
+            link.peer: _Sending(list(link.buffers), link.total, went, begun=link.with_tls)
+            for link, went in unsent.items()
+        }
+        receiving = {link.peer: _Receiving(link.parts) for link in waiting}
+        for link, count in waiting.items():
+            if count:
+                link.scatter()
+                receiving[link.peer].take(link.header, count, self._examiner(link.peer, operation))
+        for peer in [link.peer for link, count in waiting.items() if count == link.total]:
+            del receiving[peer]
+            self.count_received(peer)
+        self._move(sending, receiving, operation)
 
     def _write(self, sending: dict[Peer, _Sending], receiving: Mapping[Peer, _Receiving], operation: str) -> bool:
         moved = False
@@ -294,7 +347,7 @@ class SocketTransport(Framing):
         self._said_why = True
         words = reason.encode()[:ABORT_BYTES]
         message = HEADER.pack(ABORT, len(words), 0, time.monotonic_ns(), b"") + words
-        unfinished = {peer: frame for peer, frame in self._sending.items() if frame.moved}
+        unfinished = {peer: frame for peer, frame in self._sending.items() if frame.begun}
         for peer in sorted(self._connections, key=lambda peer: peer in unfinished):
             with contextlib.suppress(OSError):
                 self._connections[peer].settimeout(_LINGER if peer in unfinished else GRACE)

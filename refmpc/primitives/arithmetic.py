@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from accel import kernels
 from accel.validate import require, require_integer
 from refmpc.core.party import Operation
 from refmpc.core.protocol import Cost, protocol
 from refmpc.core.tensor import ArithmeticTensor
+from refmpc.core.words import Words, seal
 from refmpc.primitives.truncation import truncate_summands, truncated_product_cost
 
 __all__ = [
@@ -36,18 +36,16 @@ __all__ = [
 SOURCE = "Araki, Furukawa, Lindell, Nof, Ohara, CCS 2016 (ePrint 2016/768)"
 SOURCE_TRUNCATED = SOURCE + "; truncation: this project, proofs §2.2"
 
-Pair = tuple[ArithmeticTensor, ArithmeticTensor]
+Summand = Callable[[ArithmeticTensor, ArithmeticTensor, Words | None, Words], None]
 
 
-async def reshare(operation: Operation, summand: np.ndarray) -> np.ndarray:
-    """From summands, already masked by a zero share, to replicated shares: 1 round, 24 bytes an element."""
+async def reshare(operation: Operation, shares: Words) -> None:
+    """Replicated shares (2, …) from summands, already masked by a zero share, in ``shares[0]``: 1 round, 24 bytes an
+    element."""
     round_ = operation.round()
-    round_.send_previous(summand)
-    shares = np.empty((2, *summand.shape), dtype=np.uint64)
-    shares[0] = summand
-    round_.from_next.append(shares[1:])  # a view also when the summand has no axis
+    round_.send_previous(shares[0])
+    round_.fill_next(shares[1])
     await round_
-    return shares
 
 
 # summands ---------------------------------------------------------------------------------------
@@ -58,9 +56,11 @@ def _shape(x: ArithmeticTensor, y: ArithmeticTensor) -> tuple[int, ...]:
     return x.shape if x.shape == y.shape else np.broadcast_shapes(x.shape, y.shape)
 
 
-def _broadcast(x: ArithmeticTensor, y: ArithmeticTensor) -> Pair:
-    shape = _shape(x, y)
-    return x.broadcast_to(shape), y.broadcast_to(shape)
+def _pairs(x: ArithmeticTensor, y: ArithmeticTensor) -> tuple[Words, Words]:
+    """The shares of both, with as many axes."""
+    ndim = max(x.ndim, y.ndim)
+    left, right = (t.shares[(slice(None), *[None] * (ndim - t.ndim))] if t.ndim < ndim else t.shares for t in (x, y))
+    return left, right
 
 
 def matmul_shape(x: ArithmeticTensor, y: ArithmeticTensor) -> tuple[int, ...]:
@@ -72,49 +72,20 @@ def matmul_shape(x: ArithmeticTensor, y: ArithmeticTensor) -> tuple[int, ...]:
     return (*batch, *x.shape[-2:-1], *(y.shape[-1:] if y.ndim > 1 else ()))
 
 
-def _product_summand(
-    x: ArithmeticTensor, y: ArithmeticTensor, shape: tuple[int, ...], mask: np.ndarray | None
-) -> np.ndarray:
-    x, y = _broadcast(x, y)
-    return kernels.product_pair(x.shares, y.shares, mask)
+def _product_summand(x: ArithmeticTensor, y: ArithmeticTensor, addend: Words | None, out: Words) -> None:
+    x.party.machine.call("product_pair", *_pairs(x, y), addend, out)
 
 
-def _dot_summand(
-    x: ArithmeticTensor, y: ArithmeticTensor, shape: tuple[int, ...], mask: np.ndarray | None
-) -> np.ndarray:
-    x, y = _broadcast(x, y)
-    inner = x.shape[-1]
-    left, right = (t.shares.reshape(2, math.prod(shape), inner) for t in (x, y))
-    start = np.zeros(shape, dtype=np.uint64) if mask is None else mask
-    return kernels.dot_pair(left, right, start.reshape(-1)).reshape(shape)
+def _dot_summand(x: ArithmeticTensor, y: ArithmeticTensor, addend: Words | None, out: Words) -> None:
+    x.party.machine.call("dot_pair", *_pairs(x, y), addend, out)
 
 
-def matmul_summand(
-    x: ArithmeticTensor, y: ArithmeticTensor, shape: tuple[int, ...], mask: np.ndarray | None
-) -> np.ndarray:
-    """This party's summand of x@y, plus ``mask``."""
-    if mask is None:
-        mask = np.zeros(shape, dtype=np.uint64)
-    left = x.shares if x.ndim > 1 else x.shares[:, np.newaxis, :]
-    right = y.shares if y.ndim > 1 else y.shares[:, :, np.newaxis]
-    if left.ndim == 3 and right.ndim == 3:
-        matrix = mask.reshape(left.shape[1], right.shape[2])
-        return kernels.matmul_pair(left[0], left[1], right[0], right[1], matrix).reshape(mask.shape)
-    batch = np.broadcast_shapes(left.shape[1:-2], right.shape[1:-2])
-    left, right = (
-        np.broadcast_to(
-            shares.reshape(2, *(1,) * (len(batch) + 3 - shares.ndim), *shares.shape[1:]),
-            (2, *batch, *shares.shape[-2:]),
-        )
-        for shares in (left, right)
-    )
-    matrices = mask.reshape(*batch, left.shape[-2], right.shape[-1])
-    out = np.empty_like(matrices)
-    for index in np.ndindex(*batch):
-        out[index] = kernels.matmul_pair(
-            left[(0, *index)], left[(1, *index)], right[(0, *index)], right[(1, *index)], matrices[index]
-        )
-    return out.reshape(mask.shape)
+def matmul_summand(x: ArithmeticTensor, y: ArithmeticTensor, addend: Words | None, out: Words) -> None:
+    """This party's summand of x@y, plus ``addend``."""
+    left, right = x if x.ndim > 1 else x[None], y if y.ndim > 1 else y[:, None]
+    shape = matmul_shape(left, right)
+    addend = None if addend is None else addend.reshape(shape)
+    x.party.machine.call("matmul_pair", *_pairs(left, right), addend, out.reshape(shape))
 
 
 _IN_THE_CLEAR: dict[Any, Callable[[Any, Any], Any]] = {  # for debug mode
@@ -124,40 +95,49 @@ _IN_THE_CLEAR: dict[Any, Callable[[Any, Any], Any]] = {  # for debug mode
 }
 
 
-def own_addend(shape: tuple[int, ...], addend: np.ndarray | None) -> np.ndarray | None:
+def own_addend(shape: tuple[int, ...], addend: np.ndarray | None) -> Words | None:
     """This party's addend as ring words, checked."""
     if addend is None:
         return None
     require(addend.shape == shape, "addend.shape", addend.shape, f"the shape of the product, {shape}")
     require(addend.dtype in (np.int64, np.uint64), "addend.dtype", addend.dtype, "int64 or uint64 ring words")
-    return addend.view(np.uint64)
+    return seal(addend).view(np.uint64)
 
 
 async def _plain(
-    name: str, x: ArithmeticTensor, y: ArithmeticTensor, shape: tuple[int, ...], summand
+    name: str, x: ArithmeticTensor, y: ArithmeticTensor, shape: tuple[int, ...], summand: Summand
 ) -> ArithmeticTensor:
     operation = x.party.operation(name, x, y)
     if x.party.insecure_check_ranges and x.fraction_bits + y.fraction_bits > 0:  # integers may be meant modulo 2^64
         from refmpc.core.debug import check_product
 
         await check_product(operation, x, y, _IN_THE_CLEAR[summand], 2**63)
-    shares = await reshare(operation, summand(x, y, shape, operation.zero_share(shape)))
+    shares = operation.machine.memory((2, *shape))
+    summand(x, y, operation.zero_share(shape), shares[0])
+    await reshare(operation, shares)
     return ArithmeticTensor(x.party, shares, x.fraction_bits + y.fraction_bits, operation.history())
 
 
 async def _truncated(
-    name: str, x: ArithmeticTensor, y: ArithmeticTensor, shape: tuple[int, ...], summand, bits: int, addend
+    name: str,
+    x: ArithmeticTensor,
+    y: ArithmeticTensor,
+    shape: tuple[int, ...],
+    summand: Summand,
+    bits: int,
+    addend: np.ndarray | None,
 ) -> ArithmeticTensor:
     scale = x.fraction_bits + y.fraction_bits
     require_integer("bits", bits, 1, min(62, scale) or 62, way_out="bits is what the product's scale loses")
     own = own_addend(shape, addend)
     operation = x.party.operation(name, x, y, bits)
-    z = summand(x, y, shape, own)
+    z = operation.machine.memory(shape)
+    summand(x, y, own, z)
     if x.party.insecure_check_ranges:
         from refmpc.core.debug import check_product
 
         await check_product(operation, x, y, _IN_THE_CLEAR[summand], 2**62, own)
-    shares = await truncate_summands(operation, z, bits)
+    shares = await truncate_summands(operation, z.reshape(-1), bits)
     return ArithmeticTensor(x.party, shares.reshape(2, *shape), max(0, scale - bits), operation.history())
 
 

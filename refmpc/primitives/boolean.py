@@ -31,14 +31,14 @@ async def _reshare_xor(operation: Operation, summand: np.ndarray) -> np.ndarray:
     round_.send_previous(summand)
     shares = np.empty((2, *summand.shape), dtype=np.uint64)
     shares[0] = summand
-    round_.from_next.append(shares[1])
+    round_.fill_next(shares[1])
     await round_
     return shares
 
 
 async def _and_planes(operation: Operation, x: np.ndarray, y: np.ndarray) -> np.ndarray:
     """AND of replicated planes (2, rows, words): 1 round, 24 bytes a word."""
-    mask = operation.zero_share_xor(x.shape[1:])
+    mask = operation.machine.unsealed(operation.zero_share(x.shape[1:], "xor"))
     return await _reshare_xor(operation, kernels.and_pair(x[0], x[1], y[0], y[1], mask))
 
 
@@ -51,11 +51,11 @@ async def and_words(x: BooleanTensor, y: BooleanTensor) -> BooleanTensor:
     """x & y. 1 round, 3 bits for each bit."""
     require(x.shape == y.shape and x.width == y.width, "y", y, f"a Boolean tensor like x, {x!r}")
     operation = x.party.operation("and_words", x, y)
-    mask = operation.zero_share_xor(x.shape)
-    mine = kernels.and_pair(x.first, x.second, y.first, y.second, mask) & np.uint64((1 << x.width) - 1)
+    left, right, mask = map(operation.machine.unsealed, (x.shares, y.shares, operation.zero_share(x.shape, "xor")))
+    mine = kernels.and_pair(*left, *right, mask) & np.uint64((1 << x.width) - 1)
     round_ = operation.round()
     round_.send_previous(kernels.pack_bits(mine.reshape(-1), x.width))
-    packed = round_.expect_next(kernels.packed_size(x.size, x.width), np.uint8)
+    packed = round_.fill_next(np.empty(kernels.packed_size(x.size, x.width), np.uint8))
     await round_
     theirs = kernels.unpack_bits(packed, x.width, x.size).reshape(x.shape)
     return BooleanTensor(x.party, np.stack([mine, theirs]), x.width, operation.history())
@@ -72,7 +72,7 @@ async def _boolean_operands(
     Returns flat replicated words (2, n) each.
     """
     me = x.party.id
-    flat = x.shares.reshape(2, -1)
+    flat = operation.machine.unsealed(x.flat)
     known = np.zeros((2, x.size), dtype=np.uint64)
     dealt = np.zeros((2, x.size), dtype=np.uint64)
     round_ = operation.round()
@@ -82,15 +82,15 @@ async def _boolean_operands(
             value = flat[0, at] + flat[1, at]
             if not negate_dealt:
                 value = np.uint64(0) - value
-            dealt[1, at] = operation.with_next.words(n)
+            dealt[1, at] = operation.stream("next").words(n)
             dealt[0, at] = value ^ dealt[1, at]
             round_.send_previous(dealt[0, at])
         else:
             known[1 - role, at] = flat[1 - role, at]
             if role == 0:
-                dealt[0, at] = operation.with_previous.words(n)
+                dealt[0, at] = operation.stream("previous").words(n)
             else:
-                round_.from_next.append(dealt[1, at])
+                round_.fill_next(dealt[1, at])
     await round_
     return known, dealt
 
@@ -216,7 +216,7 @@ async def boolean_to_arithmetic(x: BooleanTensor, fraction_bits: int = 0) -> Ari
     """
     operation = x.party.operation("boolean_to_arithmetic", x, fraction_bits)
     me = x.party.id
-    flat = x.shares.reshape(2, -1)
+    flat = operation.machine.unsealed(x.flat)
     shares = np.empty_like(flat)
     dealt = np.zeros_like(flat)
     segments = operation.segments(x.size)
@@ -224,15 +224,15 @@ async def boolean_to_arithmetic(x: BooleanTensor, fraction_bits: int = 0) -> Ari
     for segment in segments:
         n, at, role = segment.size, segment.slice, segment.role(me)
         if role == 2:
-            shares[1, at], dealt[1, at] = operation.with_next.words(n), operation.with_next.words(n)
-            shares[0, at] = operation.with_previous.words(n)
+            shares[1, at], dealt[1, at] = operation.stream("next").words(n), operation.stream("next").words(n)
+            shares[0, at] = operation.stream("previous").words(n)
             dealt[0, at] = (np.uint64(0) - shares[0, at] - shares[1, at]) ^ dealt[1, at]
             first.send_previous(dealt[0, at])
         elif role == 0:
-            shares[0, at], dealt[0, at] = operation.with_previous.words(n), operation.with_previous.words(n)
+            shares[0, at], dealt[0, at] = operation.stream("previous").words(n), operation.stream("previous").words(n)
         else:
-            shares[1, at] = operation.with_next.words(n)
-            first.from_next.append(dealt[1, at])
+            shares[1, at] = operation.stream("next").words(n)
+            first.fill_next(dealt[1, at])
     await first
     planes = await _add_planes(operation, _slice(flat), _slice(dealt))
     total = np.stack([kernels.unslice_bits(share, x.size) for share in planes])
@@ -241,10 +241,10 @@ async def boolean_to_arithmetic(x: BooleanTensor, fraction_bits: int = 0) -> Ari
         at, role = segment.slice, segment.role(me)
         if role == 0:
             last.send_next(total[0, at])
-            pending.append((at, 1, last.expect_next(segment.size)))
+            pending.append((at, 1, last.fill_next(np.empty(segment.size, np.uint64))))
         elif role == 1:
             last.send_previous(total[1, at])
-            pending.append((at, 0, last.expect_previous(segment.size)))
+            pending.append((at, 0, last.fill_previous(np.empty(segment.size, np.uint64))))
     await last
     for at, index, missing in pending:
         shares[index, at] = total[0, at] ^ total[1, at] ^ missing

@@ -21,6 +21,7 @@ from accel.validate import require, require_integer
 from refmpc.core.party import Operation, Segment, segment_sizes
 from refmpc.core.protocol import Cost, protocol
 from refmpc.core.tensor import ArithmeticTensor, concatenate
+from refmpc.core.words import Words
 from refmpc.primitives.two_holder import TwoHolderBits, select
 
 __all__ = ["is_negative", "maximum", "relu", "thermometer"]
@@ -51,9 +52,11 @@ class _Layout:
     def dealt_bytes(self, count: int) -> int:
         return kernels.packed_size(count * self.thresholds, self.prime_bits)
 
+    def digits_of(self, width: int) -> int:
+        return kernels.comparison_digits(width, self.digit_bits)[0]
+
     def reply_bytes(self, count: int, width: int) -> int:
-        digits = kernels.comparison_digits(width, self.digit_bits)[0]
-        return kernels.packed_size(count * digits, self.prime_bits)
+        return kernels.packed_size(count * self.digits_of(width), self.prime_bits)
 
 
 async def _borrows(
@@ -63,78 +66,64 @@ async def _borrows(
     thresholds: Sequence[int],
     low_bits: Sequence[int],
     high_bit: int,
-) -> tuple[np.ndarray, list[Segment]]:
+) -> tuple[Words, list[Segment]]:
     """Two-holder signs of x − t in a ring of high_bit+1 bits, for each threshold t at its own resolution.
 
     The sign of c − t − ρ is c_top ⊕ ρ_top ⊕ [c_low < ρ_low] with c − t in place of c: the dealer's ρ is the same for
     all thresholds, so its message is sent once. Returns each party's bits (thresholds, n) and the segments.
     """
-    party = x.party
-    flat = x.shares.reshape(2, -1)
+    machine, me, flat = operation.machine, x.party.id, x.flat
     segments = operation.segments(x.size)
-    held = np.empty((len(thresholds), x.size), dtype=np.uint8)
-    lowest, top = low_bits[0], np.uint64(high_bit)
-    widths = [high_bit - low for low in low_bits]
+    held = machine.memory((len(thresholds), x.size), np.uint8)
     first, second = operation.round(), operation.round()
-    work: list[tuple[Any, ...]] = []
+    numbers = layout.digit_bits, layout.prime
+    dealing: list[tuple[Any, ...]] = []
+    holding: list[tuple[Any, ...]] = []
     for segment in segments:
-        n, at, role = segment.size, segment.slice, segment.role(party.id)
-        if role == 2:
-            rho = np.uint64(0) - flat[0, at] - flat[1, at]
-            held[:, at] = ((rho >> top) & np.uint64(1)).astype(np.uint8)
-            halves = operation.uniform_below(operation.with_next, layout.prime, (layout.thresholds, n))
-            dealt = kernels.compare_deal(
-                rho >> np.uint64(lowest), halves, layout.width, layout.digit_bits, layout.prime
+        n, at, role = segment.size, segment.slice, segment.role(me)
+        size = layout.dealt_bytes(n)
+        if role == 2:  # deals the digits of ρ
+            halves = machine.uniform(operation, "next", layout.prime, layout.thresholds, n)
+            top, dealt = machine.memory(n, np.uint8), machine.memory(size, np.uint8)
+            machine.call(
+                "compare_deal", flat[0, at], flat[1, at], halves, low_bits[0], layout.width, *numbers, top, dealt
             )
-            first.send_previous(_pack(dealt, layout))
-            sizes = [layout.reply_bytes(n, width) for width in widths]
-            expected = [(second.expect_next(s, np.uint8), second.expect_previous(s, np.uint8)) for s in sizes]
-            work.append((segment, None, expected))
+            first.send_previous(dealt)
+            for index, low in enumerate(low_bits):
+                reply = layout.reply_bytes(n, high_bit - low)
+                left, right = second.expect_next(reply, np.uint8), second.expect_previous(reply, np.uint8)
+                digits = layout.digits_of(high_bit - low)
+                dealing.append((left, right, digits, layout.prime, top, held[index, at]))
         elif role == 0:
-            halves = operation.uniform_below(operation.with_previous, layout.prime, (layout.thresholds, n))
-            work.append((segment, flat[1, at], halves))
+            halves = machine.uniform(operation, "previous", layout.prime, layout.thresholds, n)
+            holding.append((segment, role, halves, None))
         else:
-            work.append((segment, flat[0, at], first.expect_next(layout.dealt_bytes(n), np.uint8)))
+            halves = machine.memory((layout.thresholds, n), np.uint8)
+            holding.append((segment, role, halves, first.expect_next(size, np.uint8)))
     await first
-    for segment, c, halves in work:
-        n, at, role = segment.size, segment.slice, segment.role(party.id)
-        if role == 2:
-            continue
-        if role == 1:
-            halves = _unpack(halves, layout, (layout.thresholds, n))
-        coins = operation.with_next if role == 0 else operation.with_previous  # shared by the two holders
-        send = second.send_previous if role == 0 else second.send_next
-        for index, (threshold, low, width) in enumerate(zip(thresholds, low_bits, widths, strict=True)):
-            shifted = c - np.uint64(threshold % 2**64)
-            digits = kernels.comparison_digits(width, layout.digit_bits)[0]
-            beta = coins.bytes(n) & np.uint8(1)
-            scale = operation.uniform_below(coins, layout.prime - 1, (digits, n)) + np.uint8(1)
-            mask = operation.uniform_below(coins, layout.prime, (digits, n))
-            rotation = operation.uniform_below(coins, digits, (n,))
-            skipped = (low - lowest) // layout.digit_bits * (2**layout.digit_bits - 1)
-            reply = kernels.compare_reply(
-                shifted >> np.uint64(low),
-                halves[skipped:],
-                beta,
-                scale,
-                mask,
-                rotation,
-                width,
-                layout.digit_bits,
-                layout.prime,
-                role == 0,
+    for segment, role, halves, packed in holding:
+        n, at = segment.size, segment.slice
+        coins = "next" if role == 0 else "previous"  # the stream of the two holders
+        if packed is not None:
+            machine.call("unpack_into", packed, layout.prime_bits, halves.reshape(-1))
+        for index, (threshold, low) in enumerate(zip(thresholds, low_bits, strict=True)):
+            width = high_bit - low
+            digits = layout.digits_of(width)
+            beta = machine.mask_bytes(operation, coins, n)
+            scale = machine.uniform(operation, coins, layout.prime - 1, digits, n)
+            mask = machine.uniform(operation, coins, layout.prime, digits, n)
+            rotation = machine.uniform(operation, coins, digits, n)
+            skipped = (low - low_bits[0]) // layout.digit_bits * (2**layout.digit_bits - 1)
+            reply = machine.memory(layout.reply_bytes(n, width), np.uint8)
+            blinding = halves[skipped:], beta, scale, mask, rotation
+            word, bits = np.uint64(threshold % 2**64), held[index, at]
+            machine.call(
+                "compare_reply", flat[1 - role, at], word, *blinding, low, width, *numbers, role == 0, bits, reply
             )
-            held[index, at] = ((shifted >> top) & np.uint64(1)).astype(np.uint8) ^ beta
-            send(_pack(reply, layout))
+            (second.send_previous if role == 0 else second.send_next)(reply)
     await second
-    for segment, _, replies in work:
-        if segment.role(party.id) == 2:
-            for index, (width, (left, right)) in enumerate(zip(widths, replies, strict=True)):
-                shape = kernels.comparison_digits(width, layout.digit_bits)[0], segment.size
-                decided = kernels.compare_decide(
-                    _unpack(left, layout, shape), _unpack(right, layout, shape), layout.prime
-                )
-                held[index, segment.slice] ^= decided
+    for arguments in dealing:
+        machine.call("compare_decide", *arguments)
     return held, segments
 
 
@@ -215,14 +204,6 @@ async def thermometer(
     return [
         ~TwoHolderBits(x.party, bits, segments, x.shape, operation.history(index)) for index, bits in enumerate(held)
     ]
-
-
-def _pack(values: np.ndarray, layout: _Layout) -> np.ndarray:
-    return kernels.pack_small(values.reshape(-1), layout.prime_bits)
-
-
-def _unpack(packed: np.ndarray, layout: _Layout, shape: tuple[int, int]) -> np.ndarray:
-    return kernels.unpack_small(packed, layout.prime_bits, shape[0] * shape[1]).reshape(shape)
 
 
 def _relu_cost(x: ArithmeticTensor, low_bit: int = 0, high_bit: int = 63) -> Cost:

@@ -17,6 +17,7 @@ from refmpc.core.fixed import DEFAULT_FRACTION_BITS, decode, encode
 from refmpc.core.party import Operation, Party
 from refmpc.core.protocol import Cost, protocol
 from refmpc.core.tensor import ArithmeticTensor, BooleanTensor, SecretTensor
+from refmpc.core.words import Words, seal, unseal
 from refmpc.net.framing import Peer, Transport
 
 __all__ = ["Client", "input_from_client", "input_from_party", "reveal", "reveal_to_client"]
@@ -44,16 +45,21 @@ async def input_from_party(
         require(words.shape == tuple(shape), "values.shape", words.shape, f"the declared shape {tuple(shape)}")
     operation = party.operation("input_from_party", source, tuple(shape), fraction_bits)
     count = int(np.prod(shape))
-    shares = np.zeros((2, count), dtype=np.uint64)
+    machine = operation.machine
+    machine.leave("an input")
+    shares = machine.memory((2, count))
     round_ = operation.round()
     if words is not None:
-        shares[0] = operation.with_previous.words(count)
-        shares[1] = words.reshape(-1) - shares[0]
+        machine.call("copy", machine.masks(operation, "previous", count), shares[0])
+        machine.call("subtract", seal(words).reshape(-1), shares[0], shares[1])
         round_.send_next(shares[1])
-    elif party.next == source:
-        shares[1] = operation.with_next.words(count)
     else:
-        round_.from_previous.append(shares[0])
+        own, other = (shares[1], shares[0]) if party.next == source else (shares[0], shares[1])
+        machine.call("copy", np.uint64(0), other)
+        if party.next == source:
+            machine.call("copy", machine.masks(operation, "next", count), own)
+        else:
+            round_.fill_previous(own)
     await round_
     return ArithmeticTensor(party, shares.reshape(2, *shape), fraction_bits, operation.history())
 
@@ -122,9 +128,11 @@ def reveal_to_client(x: ArithmeticTensor, client: str, release: str) -> None:
     """Open x (arithmetic) to one client only: each server sends one share, re-randomised by a zero share. 24 bytes a value."""
     party = x.party
     require(isinstance(x, ArithmeticTensor), "x", x, "an arithmetic tensor", "convert it with boolean_to_arithmetic")
+    party.machine.leave(f"the release {release!r}")
     party.ledger.record(release, x.size, f"client {client!r}")
     operation = party.operation("reveal_to_client", x, client, release)
-    party.send("reveal_to_client", client, [x.first + operation.zero_share(x.shape)])
+    masked = party.machine.binary("add", x.first, operation.zero_share(x.shape))
+    party.send("reveal_to_client", client, [unseal(masked)])
 
 
 # releases ---------------------------------------------------------------------------------------
@@ -143,23 +151,25 @@ async def reveal(x: SecretTensor, release: str, to: int | None = None) -> np.nda
     party = x.party
     if to is not None:
         require_integer("to", to, 0, 2)
+    party.machine.leave(f"the release {release!r}")
     party.ledger.record(release, x.size, "all servers" if to is None else f"server {to}")
     operation = party.operation("reveal", x, release, to)
     missing = await _missing_share(operation, x, to)
     if missing is None:
         return None
+    first, second, third = map(unseal, (x.first, x.second, missing))
     if isinstance(x, BooleanTensor):
-        return x.first ^ x.second ^ missing
+        return first ^ second ^ third
     assert isinstance(x, ArithmeticTensor)
-    return decode(x.first + x.second + missing, x.fraction_bits)
+    return decode(first + second + third, x.fraction_bits)
 
 
-async def _missing_share(operation: Operation, x: SecretTensor, to: int | None) -> np.ndarray | None:
+async def _missing_share(operation: Operation, x: SecretTensor, to: int | None) -> Words | None:
     party = x.party
     round_ = operation.round()
     missing = None
     if to is None or party.next == to:
-        round_.send_next(x.first)
+        round_.send_next(operation.machine.contiguous(x.first))
     if to is None or party.id == to:
         missing = round_.expect_previous(x.shape)
     await round_

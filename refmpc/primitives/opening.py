@@ -21,6 +21,7 @@ import numpy as np
 from accel.validate import require_integer
 from refmpc.core.party import Party
 from refmpc.core.tensor import ArithmeticTensor
+from refmpc.core.words import Words, unseal
 from refmpc.primitives.arithmetic import matmul_shape, matmul_summand, own_addend
 from refmpc.primitives.io import Client
 
@@ -37,7 +38,7 @@ def opening_bytes(bits: int) -> int:
     return 3 * np.dtype(_word_type(bits)).itemsize
 
 
-def matmul_opening(x: ArithmeticTensor, y: ArithmeticTensor, bits: int, addend: np.ndarray | None = None) -> np.ndarray:
+def matmul_opening(x: ArithmeticTensor, y: ArithmeticTensor, bits: int, addend: np.ndarray | None = None) -> Words:
     """This server's words of (x@y + all servers' addends)/2^bits, ready to be sent: local, nothing is opened yet.
 
     Domain |z| < 2^62 in the ring, addends included. The opened value is z/2^bits off by at most 1.5 units, unbiased.
@@ -49,16 +50,21 @@ def matmul_opening(x: ArithmeticTensor, y: ArithmeticTensor, bits: int, addend: 
         from refmpc.core.debug import check_product
 
         x.party.complete(check_product(operation, x, y, np.matmul, 2**62, own))
-    z = matmul_summand(x, y, shape, operation.zero_share(shape))
+    machine = operation.machine
+    z, words = machine.memory(shape), machine.memory(shape, word_type)
+    matmul_summand(x, y, operation.zero_share(shape), z)
     if own is not None:
-        z = z + own
-    return (z >> np.uint64(bits)).astype(word_type)
+        machine.call("add", z, own, z)
+    machine.call("shift_right", z, np.uint64(bits), z)
+    machine.call("copy", z, words)
+    return words
 
 
 def open_to_client(party: Party, words: np.ndarray, client: str, release: str) -> None:
     """Send this server's words to the client: the moment of the release, which the ledger records first."""
+    party.machine.leave(f"the release {release!r}")
     party.ledger.record(release, words.size, f"client {client!r}")
-    party.send("open_to_client", client, [words])
+    party.send("open_to_client", client, [unseal(words)])
 
 
 def receive_opening(

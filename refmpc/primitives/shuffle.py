@@ -13,6 +13,7 @@ from refmpc.core.party import Operation
 from refmpc.core.protocol import Cost, protocol
 from refmpc.core.rounds import gather
 from refmpc.core.tensor import BooleanTensor, SecretTensor
+from refmpc.core.words import seal
 
 __all__ = ["shuffle"]
 
@@ -63,7 +64,7 @@ async def shuffle(tensors: Sequence[SecretTensor]) -> list[SecretTensor]:
 def _permutations(operation: Operation, role: int, rows: int) -> dict[str, np.ndarray]:
     """The two permutations that this role knows, drawn from its streams."""
     names = {0: ("01", "02"), 1: ("12", "01"), 2: ("02", "12")}[role]  # with the next role, with the previous one
-    streams = (operation.with_next, operation.with_previous)
+    streams = (operation.stream("next"), operation.stream("previous"))
     return {
         name: kernels.random_permutation(stream.words(rows + 64), rows)
         for name, stream in zip(names, streams, strict=True)
@@ -77,7 +78,7 @@ async def _shuffle_one(
     add, subtract = (np.bitwise_xor, np.bitwise_xor) if boolean else (np.add, np.subtract)
     low = tensor._mask if isinstance(tensor, BooleanTensor) else np.uint64(2**64 - 1)
     rows = len(tensor)
-    flat = tensor.shares.reshape(2, rows, tensor.size // rows if rows else 0)
+    flat = operation.machine.unsealed(tensor.flat).reshape(2, rows, tensor.size // rows if rows else 0)
     result = np.empty(flat.shape, dtype=np.uint64)
     for columns in _column_chunks(tensor):
         x, out = flat[:, :, columns], result[:, :, columns]
@@ -89,31 +90,31 @@ async def _shuffle_one(
 
         first, second = operation.round(), operation.round()
         if role == 0:
-            r, y1 = masks(operation.with_next), masks(operation.with_next)
+            r, y1 = masks(operation.stream("next")), masks(operation.stream("next"))
             first.send_previous(add(kernels.gather_rows(add(x[0], x[1]), permutations["01"]), r))
-            b = first.expect_next(shape)
+            b = first.fill_next(np.empty(shape, np.uint64))
             await first
             mine = subtract(kernels.gather_rows(b, permutations["02"]), y1)
             second.send_previous(mine)
-            theirs = second.expect_previous(shape)
+            theirs = second.fill_previous(np.empty(shape, np.uint64))
             await second
             out[0], out[1] = add(mine, theirs), y1
         elif role == 1:
-            r, y1 = masks(operation.with_previous), masks(operation.with_previous)
-            s, y2 = masks(operation.with_next), masks(operation.with_next)
+            r, y1 = masks(operation.stream("previous")), masks(operation.stream("previous"))
+            s, y2 = masks(operation.stream("next")), masks(operation.stream("next"))
             once = subtract(kernels.gather_rows(x[1], permutations["01"]), r)
             first.send_previous(add(kernels.gather_rows(once, permutations["12"]), s))
             await first
             await second
             out[0], out[1] = y1, y2
         else:
-            s, y2 = masks(operation.with_previous), masks(operation.with_previous)
-            a = first.expect_next(shape)
+            s, y2 = masks(operation.stream("previous")), masks(operation.stream("previous"))
+            a = first.fill_next(np.empty(shape, np.uint64))
             await first
             once = subtract(kernels.gather_rows(a, permutations["12"]), s)
             mine = subtract(kernels.gather_rows(once, permutations["02"]), y2)
             second.send_next(mine)
-            theirs = second.expect_next(shape)
+            theirs = second.fill_next(np.empty(shape, np.uint64))
             await second
             out[0], out[1] = y2, add(mine, theirs)
-    return tensor._like(result.reshape(tensor.shares.shape), operation.history(index))
+    return tensor._like(seal(result).reshape(tensor.shares.shape), operation.history(index))

@@ -9,18 +9,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from accel import kernels
-from accel.prg import Stream
 from accel.validate import require_integer
 from refmpc.core.party import Operation, segment_sizes
 from refmpc.core.protocol import Cost, protocol
 from refmpc.core.tensor import ArithmeticTensor
+from refmpc.core.words import Words
 
-__all__ = ["OFFSET", "truncate", "truncate_summands", "truncated_product_cost"]
-
-OFFSET = np.uint64(1 << 62)  # moves −2^62 ≤ z < 2^62 to 0 ≤ z < 2^63, where the wrap-around is one product of two bits
+__all__ = ["truncate", "truncate_summands", "truncated_product_cost"]
 
 
 def truncated_product_cost(outputs: int, bits: int) -> Cost:
@@ -28,57 +24,58 @@ def truncated_product_cost(outputs: int, bits: int) -> Cost:
     return Cost(2, sum(24 * n + 3 * kernels.packed_size(n, bits) for n in segment_sizes(outputs)))
 
 
-def _narrow_masks(stream: Stream, count: int, bits: int) -> tuple[np.ndarray, np.ndarray]:
-    """Two independent uniform values of ``bits`` bits per element: both from one word when they fit."""
-    words = stream.words(count)
-    other = words >> np.uint64(64 - bits) if bits <= 32 else stream.words(count) >> np.uint64(64 - bits)
-    return words & np.uint64((1 << bits) - 1), other
-
-
-async def truncate_summands(operation: Operation, summand: np.ndarray, bits: int) -> np.ndarray:
-    """From each party's own summand of z to replicated shares of ⌊z/2^bits⌋ or that plus one.
+async def truncate_summands(operation: Operation, z: Words, bits: int) -> Words:
+    """From each party's own summand of z, flat, to replicated shares of ⌊z/2^bits⌋ or that plus one.
 
     Domain −2^62 ≤ z < 2^62, 1 ≤ bits ≤ 62. The result is exact on multiples of 2^bits and unbiased: it is
     ⌊(z + s)/2^bits⌋ with s uniform in 0..2^bits−1 and independent of the data. Returns shares (2, n), flat.
     """
     require_integer("bits", bits, 1, 62)
-    me = operation.party.id
-    z = np.ascontiguousarray(summand).reshape(-1)
-    shares = np.empty((2, z.size), dtype=np.uint64)
-    first_words, second_words = kernels.truncation_masks(bits)
+    machine, me = operation.machine, operation.party.id
+    shares = machine.memory((2, z.size))
+    rows_0, rows_1 = kernels.truncation_masks(bits)
     first, second = operation.round(), operation.round()
     holding: list[tuple[Any, ...]] = []
     for segment in operation.segments(z.size):
-        n, at, packed = segment.size, segment.slice, kernels.packed_size(segment.size, bits)
-        role = segment.role(me)
+        n, at, role = segment.size, segment.slice, segment.role(me)
+        if role == 2:  # deals ρ = r0 + r1 − z2, and is done: its own result shares are masks
+            with_0, with_1 = (
+                machine.masks(operation, "next", rows_0, n),
+                machine.masks(operation, "previous", rows_1, n),
+            )
+            b0, b1 = machine.memory(n), machine.packed(n, bits)
+            machine.call("truncation_deal", z[at], with_0, with_1, bits, shares[0, at], shares[1, at], b0, b1)
+            first.send_previous(b0, machine.packed_bytes(b1, n, bits))
+            continue
+        mine, answer = machine.memory(n), machine.packed(n, bits)
+        reply = machine.packed(n, bits)
         if role == 0:  # holds c; shares r0, A0, A1, M0 with the dealer
-            masks = operation.with_previous.rows(first_words, n)
-            mine = kernels.truncation_hold(z[at], masks, bits, 0)
+            masks = machine.masks(operation, "previous", rows_0, n)
             first.send_next(mine)
-            holding.append((at, role, mine, first.expect_next(n), masks, None, second.expect_next(packed, np.uint8)))
-        elif role == 1:  # holds c; shares r1, M2 with the dealer
-            masks = operation.with_next.rows(second_words, n)
-            mine = kernels.truncation_hold(z[at], masks, bits, 1)
+            theirs = first.expect_next(n)
+            quotient, half, mask = masks[1], masks[2], masks[-1]
+            second.fill_next(machine.packed_bytes(reply, n, bits))
+        else:  # holds c; shares r1, M2 with the dealer
+            masks = machine.masks(operation, "next", rows_1, n)
             first.send_previous(mine)
             theirs = first.expect_previous(n)
-            half = first.expect_next(n), first.expect_next(packed, np.uint8)
-            holding.append((at, role, mine, theirs, masks, half, second.expect_previous(packed, np.uint8)))
-        else:  # deals ρ = r0 + r1 − z2, and is done: its own result shares are masks
-            with_first = operation.with_next.rows(first_words, n)
-            with_second = operation.with_previous.rows(second_words, n)
-            b0, b1 = kernels.truncation_deal(z[at], with_first, with_second, bits, shares[:, at])
-            first.send_previous(b0)
-            first.send_previous(b1)
+            quotient, half, mask = first.expect_next(n), machine.packed(n, bits), masks[1]
+            first.fill_next(machine.packed_bytes(half, n, bits))
+            second.fill_previous(machine.packed_bytes(reply, n, bits))
+        machine.call("truncation_hold", z[at], masks[0], role == 0, mine)
+        holding.append((segment, role, mine, theirs, quotient, half, mask, answer, reply))
     await first
-    open_values = []
-    for at, role, mine, theirs, masks, half, reply in holding:
-        c, share, answer, message = kernels.truncation_answer(mine, theirs, masks, half, bits)
-        shares[role, at] = share
-        (second.send_next if role == 0 else second.send_previous)(message)
-        open_values.append((at, role, c, answer, reply))
+    finishing = []
+    for segment, role, mine, theirs, quotient, half, mask, answer, reply in holding:
+        n, at = segment.size, segment.slice
+        c, plain = machine.memory(n), machine.memory(n)
+        kernel = "truncation_answer" if role == 0 else "truncation_answer_packed"
+        machine.call(kernel, mine, theirs, quotient, half, mask, bits, c, shares[role, at], plain, answer)
+        (second.send_next if role == 0 else second.send_previous)(machine.packed_bytes(answer, n, bits))
+        finishing.append((c, plain, reply, shares[1 - role, at]))
     await second
-    for at, role, c, answer, reply in open_values:
-        shares[1 - role, at] = kernels.truncation_result(c, answer, reply, bits)
+    for c, plain, reply, share in finishing:
+        machine.call("truncation_result", c, plain, reply, bits, share)
     return shares
 
 
@@ -100,69 +97,58 @@ async def truncate(x: ArithmeticTensor, bits: int) -> ArithmeticTensor:
     require_integer("bits", bits, 1, 62)
     operation = x.party.operation("truncate", x, bits)
     await _check_domain(x, "truncate")
-    me, low = x.party.id, np.uint64((1 << bits) - 1)
-    shift = np.uint64(64 - bits)
-    flat = x.shares.reshape(2, -1)
-    shares = np.empty_like(flat)
+    machine, me, flat = operation.machine, x.party.id, x.flat
+    shares = machine.memory((2, x.size))
+    rows_0, rows_1 = kernels.truncate_masks(bits)
     round_ = operation.round()
     holding: list[tuple[Any, ...]] = []
     for segment in operation.segments(x.size):
-        n, at, packed = segment.size, segment.slice, kernels.packed_size(segment.size, bits)
-        role = segment.role(me)
+        n, at, role = segment.size, segment.slice, segment.role(me)
         if role == 2:
-            to_0, to_1 = operation.with_next, operation.with_previous
-            a0 = to_0.words(n)
-            m0, key0_for_1, key1_for_1 = _offer_masks(to_0, n, bits)
-            m2, key0_for_0, key1_for_0 = _offer_masks(to_1, n, bits)
-            rho = np.uint64(0) - flat[0, at] - flat[1, at]
-            b0 = (rho >> np.uint64(bits)) - a0
-            mask = m0 + m2
-            if_clear, if_set = mask + (rho >> np.uint64(63)), mask  # by the top bit of c
-            round_.send_previous(b0)
-            round_.send_previous(kernels.pack_bits((if_clear + key0_for_1) & low, bits))
-            round_.send_previous(kernels.pack_bits((if_set + key1_for_1) & low, bits))
-            round_.send_next(kernels.pack_bits((if_clear + key0_for_0) & low, bits))
-            round_.send_next(kernels.pack_bits((if_set + key1_for_0) & low, bits))
-            shares[0, at] = np.uint64(0) - b0 - (m2 << shift)
-            shares[1, at] = np.uint64(0) - a0 - (m0 << shift)
+            with_0, with_1 = (
+                machine.masks(operation, "next", rows_0, n),
+                machine.masks(operation, "previous", rows_1, n),
+            )
+            b0, offers = machine.memory(n), machine.packed(n, bits, 4)
+            machine.call(
+                "truncate_deal",
+                flat[0, at],
+                flat[1, at],
+                with_0,
+                with_1,
+                bits,
+                shares[0, at],
+                shares[1, at],
+                b0,
+                offers,
+            )
+            to_1_clear, to_1_set, to_0_clear, to_0_set = (machine.packed_bytes(offer, n, bits) for offer in offers)
+            round_.send_previous(b0, to_1_clear, to_1_set)
+            round_.send_next(to_0_clear, to_0_set)
             continue
-        c = flat[1 - role, at] + OFFSET
-        top = (c >> np.uint64(63)).astype(bool)
-        stream = operation.with_previous if role == 0 else operation.with_next
+        c, key = flat[1 - role, at], machine.packed(n, bits)
+        my_key, clear, set_ = (machine.packed(n, bits) for _ in range(3))
+        arriving = [machine.packed_bytes(packed, n, bits) for packed in (my_key, clear, set_)]
         if role == 0:
-            a0 = stream.words(n)
-        mask, key0, key1 = _offer_masks(stream, n, bits)
-        key = kernels.pack_bits(np.where(top, key1, key0), bits)  # opens the dealer's offer to the other holder
-        if role == 0:
-            round_.send_next(key)
-            offers = [round_.expect_previous(packed, np.uint8) for _ in range(2)]
-            my_key = round_.expect_next(packed, np.uint8)
-            shares[0, at] = np.uint64(0) - a0 - (mask << shift)
-            holding.append((at, c, top, offers, my_key, None, mask))
+            masks = machine.masks(operation, "previous", rows_0, n)
+            quotient, mask, key_row = masks[0], masks[1], masks[2]
+            round_.send_next(machine.packed_bytes(key, n, bits))
+            round_.fill_next(arriving[0])
+            round_.fill_previous(arriving[1])
+            round_.fill_previous(arriving[2])
         else:
-            round_.send_previous(key)
-            b0 = round_.expect_next(n)
-            offers = [round_.expect_next(packed, np.uint8) for _ in range(2)]
-            my_key = round_.expect_previous(packed, np.uint8)
-            holding.append((at, c, top, offers, my_key, b0, mask))
+            masks = machine.masks(operation, "next", rows_1, n)
+            quotient, mask, key_row = round_.expect_next(n), masks[0], masks[1]
+            round_.send_previous(machine.packed_bytes(key, n, bits))
+            round_.fill_previous(arriving[0])
+            round_.fill_next(arriving[1])
+            round_.fill_next(arriving[2])
+        machine.call("truncate_key", c, key_row, masks[-1], bits, key)  # opens the dealer's offer to the other holder
+        holding.append((c, clear, set_, my_key, quotient, mask, bits, shares[1 - role, at], shares[role, at]))
     await round_
-    for at, c, top, offers, my_key, b0, mask in holding:
-        clear, set_ = (kernels.unpack_bits(offer, bits, c.size) for offer in offers)
-        wrap = np.where(top, set_, clear) - kernels.unpack_bits(my_key, bits, c.size)
-        if b0 is None:
-            shares[1, at] = kernels.truncate_finish(c, wrap, bits)
-        else:
-            shares[0, at] = kernels.truncate_finish(c, wrap, bits)
-            shares[1, at] = np.uint64(0) - b0 - (mask << shift)
-    result = shares.reshape(2, *x.shape)
-    return ArithmeticTensor(x.party, result, max(0, x.fraction_bits - bits), operation.history())
-
-
-def _offer_masks(stream: Stream, count: int, bits: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """A wrap mask and two one-time keys, drawn alike by the dealer and one holder."""
-    wrap = stream.words(count) >> np.uint64(64 - bits)
-    key0, key1 = _narrow_masks(stream, count, bits)
-    return wrap, key0, key1
+    for arguments in holding:
+        machine.call("truncate_finish", *arguments)
+    return ArithmeticTensor(x.party, shares.reshape(2, *x.shape), max(0, x.fraction_bits - bits), operation.history())
 
 
 async def _check_domain(x: ArithmeticTensor, operation: str) -> None:

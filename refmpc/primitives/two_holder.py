@@ -7,7 +7,7 @@ XOR-shared bit already has this form.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from refmpc.core.digest import mix
 from refmpc.core.party import Operation, Segment, segment_sizes
 from refmpc.core.protocol import Cost, protocol
 from refmpc.core.tensor import ArithmeticTensor, BooleanTensor
+from refmpc.core.words import Words, public_array, seal
 
 if TYPE_CHECKING:
     from refmpc.core.party import Party
@@ -44,7 +45,7 @@ class TwoHolderBits:
 
     def __init__(self, party: Party, held: np.ndarray, segments: list[Segment], shape: tuple[int, ...], history: int):
         self.party = party
-        self.held = held  # flat uint8: this party's bit of each element
+        self.held = seal(held)  # flat uint8: this party's bit of each element
         self.segments = segments
         self.shape = shape
         self.history = history  # as of every tensor
@@ -65,17 +66,21 @@ class TwoHolderBits:
         return self.held.size
 
     def __invert__(self) -> TwoHolderBits:
-        flip = np.zeros_like(self.held)
+        machine = self.party.machine
+        flipped = machine.memory(self.held.shape, np.uint8)
         for segment in self.segments:
-            flip[segment.slice] = segment.role(self.party.id) != 2
-        return TwoHolderBits(self.party, self.held ^ flip, self.segments, self.shape, mix(_NOT, self.history))
+            holds = np.uint8(segment.role(self.party.id) != 2)
+            machine.call("xor", self.held[segment.slice], holds, flipped[segment.slice])
+        return TwoHolderBits(self.party, flipped, self.segments, self.shape, mix(_NOT, self.history))
 
     def __xor__(self, other: TwoHolderBits) -> TwoHolderBits:
         """XOR of two sets of bits; local when both have the same dealers, as results of one operation have."""
         same = [(s.dealer, s.slice) for s in self.segments] == [(s.dealer, s.slice) for s in other.segments]
         require(same and self.shape == other.shape, "other", other, "bits of the same shape dealt by the same parties")
+        both = self.party.machine.memory(self.held.shape, np.uint8)
+        self.party.machine.call("xor", self.held, other.held, both)
         history = mix(_XOR, self.history, other.history)
-        return TwoHolderBits(self.party, self.held ^ other.held, self.segments, self.shape, history)
+        return TwoHolderBits(self.party, both, self.segments, self.shape, history)
 
     def reshape(self, *shape: int | tuple[int, ...]) -> TwoHolderBits:
         """The same bits in another shape."""
@@ -99,56 +104,58 @@ class TwoHolderBits:
 def two_holder(bits: BooleanTensor) -> TwoHolderBits:
     """XOR-shared bits (width 1) as two-holder bits: local."""
     require(bits.width == 1, "bits.width", bits.width, "1", "take one bit of each word with .bit(index)")
-    party = bits.party
-    flat = bits.shares.reshape(2, -1).astype(np.uint8)
+    party, flat = bits.party, bits.flat
     operation = party.operation("two_holder", bits)
     segments = operation.segments(bits.size)
-    held = np.empty(bits.size, dtype=np.uint8)
+    held = party.machine.memory(bits.size)
     for segment in segments:
         at, role = segment.slice, segment.role(party.id)
-        held[at] = flat[0, at] ^ flat[1, at] if role == 2 else flat[1 - role, at]
-    return TwoHolderBits(party, held, segments, bits.shape, operation.history())
+        if role == 2:
+            party.machine.call("xor", flat[0, at], flat[1, at], held[at])
+        else:
+            party.machine.call("copy", flat[1 - role, at], held[at])
+    narrow = party.machine.memory(bits.size, np.uint8)
+    party.machine.call("copy", held, narrow)
+    return TwoHolderBits(party, narrow, segments, bits.shape, operation.history())
 
 
 async def reshare_pair(
-    operation: Operation, segments: Sequence[Segment], summands: Sequence[np.ndarray | None], count: int
-) -> np.ndarray:
+    operation: Operation, segments: Sequence[Segment], summands: Sequence[Words | None], count: int
+) -> Words:
     """From the two holders' summands v0 + v1 (nothing at the dealer) to replicated shares: 1 round, 16 bytes.
 
     The outer shares are drawn from the dealer's streams with each holder; the holders exchange the rest, each masked
     by the share that the other does not know.
     """
-    me = operation.party.id
-    shares = np.empty((2, count), dtype=np.uint64)
+    machine, me = operation.machine, operation.party.id
+    shares = machine.memory((2, count))
     round_ = operation.round()
     pending = []
     for segment, v in zip(segments, summands, strict=True):
         n, at, role = segment.size, segment.slice, segment.role(me)
         if role == 2:
-            shares[1, at] = operation.with_next.words(n)
-            shares[0, at] = operation.with_previous.words(n)
+            machine.call("copy", machine.masks(operation, "next", n), shares[1, at])
+            machine.call("copy", machine.masks(operation, "previous", n), shares[0, at])
             continue
-        assert v is not None
-        if role == 0:
-            shares[0, at] = operation.with_previous.words(n)
-            mine = v - shares[0, at]
-            round_.send_next(mine)
-            pending.append((at, 1, mine, round_.expect_next(n)))
-        else:
-            shares[1, at] = operation.with_next.words(n)
-            mine = v - shares[1, at]
-            round_.send_previous(mine)
-            pending.append((at, 0, mine, round_.expect_previous(n)))
+        mine = machine.memory(n)
+        mask = machine.masks(operation, "previous" if role == 0 else "next", n)
+        machine.call("reshare_hold", v, mask, shares[role, at], mine)
+        (round_.send_next if role == 0 else round_.send_previous)(mine)
+        theirs = (round_.expect_next if role == 0 else round_.expect_previous)(n)
+        pending.append((mine, theirs, shares[1 - role, at]))
     await round_
-    for at, index, mine, theirs in pending:
-        shares[index, at] = mine + theirs
+    for mine, theirs, share in pending:
+        machine.call("add", mine, theirs, share)
     return shares
 
 
 async def _reshare_rows(
-    operation: Operation, segments: Sequence[Segment], sums: Sequence[np.ndarray | None], rows: int, count: int
-) -> np.ndarray:
+    operation: Operation, segments: Sequence[Segment], sums: Sequence[Words | None], rows: int, count: int
+) -> Words:
     """``reshare_pair`` of several vectors with the same dealers, as one: ``sums`` holds (rows, n) per segment."""
+    if len(segments) == 1:
+        whole = [None if part is None else part.reshape(-1) for part in sums]
+        return await reshare_pair(operation, [Segment(segments[0].dealer, 0, rows * count)], whole, rows * count)
     stretched = [
         Segment(segment.dealer, row * count + segment.slice.start, row * count + segment.slice.stop)
         for row in range(rows)
@@ -156,6 +163,32 @@ async def _reshare_rows(
     ]
     summands = [None if part is None else part[row] for row in range(rows) for part in sums]
     return await reshare_pair(operation, stretched, summands, rows * count)
+
+
+async def deal_halves(
+    operation: Operation,
+    segments: Sequence[Segment],
+    shape_of: Callable[[int], tuple[int, int]],
+    deal: Callable[[Segment, Words, Words], None],
+) -> list[Words | None]:
+    """The dealer shares ``shape_of(n)`` values between the holders: role 0 draws its halves with the dealer, role 1
+    receives the others, which ``deal(segment, masks, out)`` computes. 1 round, 8 bytes a value. None at the dealer."""
+    machine, me = operation.machine, operation.party.id
+    round_ = operation.round()
+    halves: list[Words | None] = []
+    for segment in segments:
+        shape, role = shape_of(segment.size), segment.role(me)
+        if role == 0:
+            halves.append(machine.masks(operation, "previous", *shape))
+        elif role == 1:
+            halves.append(round_.expect_next(shape))
+        else:
+            out = machine.memory(shape)
+            deal(segment, machine.masks(operation, "next", *shape), out)
+            round_.send_previous(out)
+            halves.append(None)
+    await round_
+    return halves
 
 
 @protocol(cost=lambda bits, d: Cost(2, 32 * bits.size), source="this project, proofs §2.5")
@@ -170,35 +203,20 @@ async def select(bits: TwoHolderBits, d: ArithmeticTensor) -> ArithmeticTensor:
     """
     require(bits.shape == d.shape, "d.shape", d.shape, f"the shape of the bits, {bits.shape}")
     operation = d.party.operation("select", bits, d)
-    me = d.party.id
-    flat = d.shares.reshape(2, -1)
-    round_ = operation.round()
-    halves: list[tuple[np.ndarray, np.ndarray] | None] = []
-    for segment in bits.segments:
-        n, at, role = segment.size, segment.slice, segment.role(me)
-        if role == 0:
-            halves.append((operation.with_previous.words(n), operation.with_previous.words(n)))
-        elif role == 1:
-            halves.append((round_.expect_next(n), round_.expect_next(n)))
-        else:
-            bit = bits.held[at].astype(np.uint64)
-            round_.send_previous(bit - operation.with_next.words(n))
-            round_.send_previous(bit * (flat[0, at] + flat[1, at]) - operation.with_next.words(n))
-            halves.append(None)
-    await round_
-    summands: list[np.ndarray | None] = []
+    machine, me, flat = operation.machine, d.party.id, d.flat
+
+    def deal(segment: Segment, masks: Words, out: Words) -> None:
+        at = segment.slice
+        machine.call("select_deal", bits.held[at], flat[0, at], flat[1, at], masks, out)
+
+    halves = await deal_halves(operation, bits.segments, lambda n: (2, n), deal)  # of β' and of β'(d0 + d2)
+    summands: list[Words | None] = []
     for segment, half in zip(bits.segments, halves, strict=True):
-        if half is None:
-            summands.append(None)
-            continue
         at, role = segment.slice, segment.role(me)
-        s, w = half
-        beta = bits.held[at].astype(np.uint64)
-        sign = np.uint64(1) - np.uint64(2) * beta
-        outer, middle = flat[role, at], flat[1 - role, at]
-        v = sign * (middle * s + w) + beta * outer
-        if role == 0:
-            v += beta * middle
+        v = None
+        if half is not None:
+            v = machine.memory(segment.size)
+            machine.call("select_hold", bits.held[at], half, flat[role, at], flat[1 - role, at], role == 0, v)
         summands.append(v)
     shares = await reshare_pair(operation, bits.segments, summands, d.size)
     return ArithmeticTensor(d.party, shares.reshape(2, *d.shape), d.fraction_bits, operation.history())
@@ -235,62 +253,52 @@ async def bit_to_arithmetic(bits: TwoHolderBits, rounds: int = 1) -> ArithmeticT
     return ArithmeticTensor(bits.party, shares.reshape(2, *bits.shape), 0, operation.history())
 
 
-async def _inject_two_rounds(operation: Operation, bits: TwoHolderBits) -> np.ndarray:
-    me = bits.party.id
-    round_ = operation.round()
-    halves: list[np.ndarray | None] = []
-    for segment in bits.segments:
-        n, role = segment.size, segment.role(me)
-        if role == 0:
-            halves.append(operation.with_previous.words(n))
-        elif role == 1:
-            halves.append(round_.expect_next(n))
-        else:
-            round_.send_previous(bits.held[segment.slice].astype(np.uint64) - operation.with_next.words(n))
-            halves.append(None)
-    await round_
-    summands: list[np.ndarray | None] = []
+async def _inject_two_rounds(operation: Operation, bits: TwoHolderBits) -> Words:
+    machine = operation.machine
+
+    def deal(segment: Segment, masks: Words, out: Words) -> None:
+        machine.call("subtract", bits.held[segment.slice], masks[0], out[0])
+
+    halves = await deal_halves(operation, bits.segments, lambda n: (1, n), deal)
+    summands: list[Words | None] = []
     for segment, half in zip(bits.segments, halves, strict=True):
-        if half is None:
-            summands.append(None)
-            continue
-        beta = bits.held[segment.slice].astype(np.uint64)
-        v = (np.uint64(1) - np.uint64(2) * beta) * half
-        summands.append(v + beta if segment.role(me) == 0 else v)
+        v = None
+        if half is not None:
+            v = machine.memory(segment.size)
+            leads = segment.role(bits.party.id) == 0
+            machine.call("inject_hold", bits.held[segment.slice], half[0], leads, v)
+        summands.append(v)
     return await reshare_pair(operation, bits.segments, summands, bits.size)
 
 
-async def _inject_one_round(operation: Operation, bits: TwoHolderBits) -> np.ndarray:
-    me = bits.party.id
-    shares = np.empty((2, bits.size), dtype=np.uint64)
+async def _inject_one_round(operation: Operation, bits: TwoHolderBits) -> Words:
+    machine, me = operation.machine, bits.party.id
+    shares = machine.memory((2, bits.size))
     round_ = operation.round()
     pending = []
     for segment in bits.segments:
         n, at, role = segment.size, segment.slice, segment.role(me)
-        held = bits.held[at].astype(np.uint64)
-        if role == 2:
-            outer0, keys_for_1 = operation.with_next.words(n), [operation.with_next.words(n) for _ in range(2)]
-            outer2, keys_for_0 = operation.with_previous.words(n), [operation.with_previous.words(n) for _ in range(2)]
-            for beta in range(2):
-                middle = (held ^ np.uint64(beta)) - outer0 - outer2
-                round_.send_next(middle + keys_for_0[beta])
-                round_.send_previous(middle + keys_for_1[beta])
-            shares[0, at], shares[1, at] = outer2, outer0
+        held = bits.held[at]
+        if role == 2:  # masks: outer share, key for β = 0, key for β = 1
+            with_0, with_1 = machine.masks(operation, "next", 3, n), machine.masks(operation, "previous", 3, n)
+            to_0, to_1 = machine.memory((2, n)), machine.memory((2, n))
+            machine.call("inject_deal", held, with_0, with_1, shares[0, at], shares[1, at], to_0, to_1)
+            round_.send_next(to_0)
+            round_.send_previous(to_1)
             continue
-        stream = operation.with_previous if role == 0 else operation.with_next
-        shares[role, at] = stream.words(n)
-        keys = [stream.words(n) for _ in range(2)]  # they open the dealer's offer to the *other* holder
-        chosen = np.where(held == 1, keys[1], keys[0])
+        masks = machine.masks(operation, "previous" if role == 0 else "next", 3, n)
+        key = machine.memory(n)  # opens the dealer's offer to the *other* holder
+        machine.call("inject_key", held, masks, shares[role, at], key)
         if role == 0:
-            round_.send_next(chosen)
-            offers, key = [round_.expect_previous(n) for _ in range(2)], round_.expect_next(n)
+            round_.send_next(key)
+            offers, my_key = round_.expect_previous((2, n)), round_.expect_next(n)
         else:
-            round_.send_previous(chosen)
-            offers, key = [round_.expect_next(n) for _ in range(2)], round_.expect_previous(n)
-        pending.append((at, 1 - role, held, offers, key))
+            round_.send_previous(key)
+            offers, my_key = round_.expect_next((2, n)), round_.expect_previous(n)
+        pending.append((held, offers, my_key, shares[1 - role, at]))
     await round_
-    for at, index, held, offers, key in pending:
-        shares[index, at] = np.where(held == 1, offers[1], offers[0]) - key
+    for arguments in pending:
+        machine.call("inject_result", *arguments)
     return shares
 
 
@@ -306,7 +314,7 @@ async def weigh_bits(bits: Sequence[TwoHolderBits], weights: np.ndarray, fractio
     dealers). The dealer shares each β'_k; Σ w_k(β_k + (1−2β_k)β'_k) is linear in them and reshared once.
     The result has one leading axis for the outputs and the given scale.
     """
-    kind = np.asarray(weights).dtype
+    kind = public_array(weights).dtype
     require(kind.kind in "biu", "weights", kind, "integers", "encode real weights first, and give their fraction_bits")
     words = np.asarray(weights).astype(np.int64).view(np.uint64)
     require(words.ndim == 2 and words.shape[1] == len(bits), "weights.shape", words.shape, f"(outputs, {len(bits)})")
@@ -314,30 +322,24 @@ async def weigh_bits(bits: Sequence[TwoHolderBits], weights: np.ndarray, fractio
     dealers = [[(s.dealer, s.slice) for s in each.segments] for each in bits]
     require(all(d == dealers[0] for d in dealers), "bits", list(bits), "dealt by the same parties (one operation)")
     operation = party.operation("weigh_bits", list(bits), words, fraction_bits)
-    held = np.stack([each.held for each in bits]).astype(np.uint64)
-    round_ = operation.round()
-    halves: list[np.ndarray | None] = []
-    for segment in segments:
-        shape, role = (len(bits), segment.size), segment.role(party.id)
-        if role == 0:
-            halves.append(operation.with_previous.words(shape[0] * shape[1]).reshape(shape))
-        elif role == 1:
-            halves.append(round_.expect_next(shape))
-        else:
-            mask = operation.with_next.words(shape[0] * shape[1]).reshape(shape)
-            round_.send_previous(held[:, segment.slice] - mask)
-            halves.append(None)
-    await round_
-    sums: list[np.ndarray | None] = []
+    machine = operation.machine
+    public = machine.public(words)
+    held = machine.memory((len(bits), count), np.uint8)
+    for each, row in zip(bits, held, strict=True):
+        machine.call("copy", each.held, row)
+
+    def deal(segment: Segment, masks: Words, out: Words) -> None:
+        machine.call("subtract", held[:, segment.slice], masks, out)
+
+    halves = await deal_halves(operation, segments, lambda n: (len(bits), n), deal)
+    sums: list[Words | None] = []
     for segment, half in zip(segments, halves, strict=True):
-        if half is None:
-            sums.append(None)
-            continue
-        beta = held[:, segment.slice]
-        terms = (np.uint64(1) - np.uint64(2) * beta) * half
-        if segment.role(party.id) == 0:
-            terms += beta
-        sums.append(words @ terms)
+        total = None
+        if half is not None:
+            total = machine.memory((len(words), segment.size))
+            leads = segment.role(party.id) == 0
+            machine.call("weigh_hold", machine.contiguous(held[:, segment.slice]), half, public, leads, total)
+        sums.append(total)
     shares = await _reshare_rows(operation, segments, sums, len(words), count)
     result = shares.reshape(2, len(words), *bits[0].shape)
     return ArithmeticTensor(party, result, fraction_bits, operation.history())
@@ -351,30 +353,29 @@ def _bits_to_boolean_cost(bits: TwoHolderBits) -> Cost:
 async def bits_to_boolean(bits: TwoHolderBits) -> BooleanTensor:
     """Two-holder bits as an XOR-shared tensor: the dealer sends one masked bit. 1 round, 1/8 byte."""
     operation = bits.party.operation("bits_to_boolean", bits)
-    me = bits.party.id
-    shares = np.empty((2, bits.size), dtype=np.uint64)
+    machine, me = operation.machine, bits.party.id
+    shares = machine.memory((2, bits.size))
     round_ = operation.round()
     pending = []
     for segment in bits.segments:
         n, at, role = segment.size, segment.slice, segment.role(me)
-        held = bits.held[at].astype(np.uint64)
+        held, size = bits.held[at], kernels.packed_size(n, 1)
         if role == 0:
-            shares[0, at], shares[1, at] = _random_bits(operation.with_previous, n), held
+            machine.call("unpack_into", machine.mask_bytes(operation, "previous", size), 1, shares[0, at])
+            machine.call("copy", held, shares[1, at])
         elif role == 1:
-            shares[0, at] = held
-            pending.append((at, n, round_.expect_next(kernels.packed_size(n, 1), np.uint8)))
+            machine.call("copy", held, shares[0, at])
+            pending.append((round_.expect_next(size, np.uint8), 1, shares[1, at]))
         else:
-            shares[1, at] = _random_bits(operation.with_next, n)
-            shares[0, at] = held ^ shares[1, at]
-            round_.send_previous(kernels.pack_bits(np.ascontiguousarray(shares[0, at]), 1))
+            packed = machine.memory(size, np.uint8)
+            machine.call("unpack_into", machine.mask_bytes(operation, "next", size), 1, shares[1, at])
+            machine.call("xor", held, shares[1, at], shares[0, at])
+            machine.call("pack_into", shares[0, at], 1, packed)
+            round_.send_previous(packed)
     await round_
-    for at, n, packed in pending:
-        shares[1, at] = kernels.unpack_bits(packed, 1, n)
+    for arguments in pending:
+        machine.call("unpack_into", *arguments)
     return BooleanTensor(bits.party, shares.reshape(2, *bits.shape), 1, operation.history())
-
-
-def _random_bits(stream: Any, count: int) -> np.ndarray:
-    return kernels.unpack_bits(stream.bytes(kernels.packed_size(count, 1)), 1, count)
 
 
 def _lookup_cost(x: ArithmeticTensor, tables: np.ndarray, fraction_bits: int = 0) -> Cost:
@@ -397,33 +398,20 @@ async def lookup(x: ArithmeticTensor, tables: np.ndarray, fraction_bits: int = 0
     entries = words.shape[1]
     require(entries & (entries - 1) == 0 and entries > 0, "entries of a table", entries, "a power of two")
     operation = x.party.operation("lookup", x, words, fraction_bits)
-    me, low = x.party.id, np.uint64(entries - 1)
-    flat = x.shares.reshape(2, -1)
-    round_ = operation.round()
-    segments = operation.segments(x.size)
-    halves: list[np.ndarray | None] = []
-    for segment in segments:
-        n, at, role = segment.size, segment.slice, segment.role(me)
-        if role == 0:
-            halves.append(operation.with_previous.words(n * entries).reshape(n, entries))
-        elif role == 1:
-            halves.append(round_.expect_next((n, entries)))
-        else:
-            rho = (np.uint64(0) - flat[0, at] - flat[1, at]) & low
-            one_hot = np.zeros((n, entries), dtype=np.uint64)
-            one_hot[np.arange(n), rho.astype(np.int64)] = 1
-            round_.send_previous(one_hot - operation.with_next.words(n * entries).reshape(n, entries))
-            halves.append(None)
-    await round_
-    columns = np.arange(entries, dtype=np.uint64)
-    sums: list[np.ndarray | None] = []
+    machine, me, flat = operation.machine, x.party.id, x.flat
+    public, segments = machine.public(words), operation.segments(x.size)
+
+    def deal(segment: Segment, masks: Words, out: Words) -> None:
+        machine.call("lookup_deal", flat[0, segment.slice], flat[1, segment.slice], masks, out)
+
+    halves = await deal_halves(operation, segments, lambda n: (n, entries), deal)
+    sums: list[Words | None] = []
     for segment, half in zip(segments, halves, strict=True):
-        if half is None:
-            sums.append(None)
-            continue
-        c = flat[1 - segment.role(me), segment.slice]
-        rotated = words[:, ((c[:, np.newaxis] - columns) & low).astype(np.int64)]
-        sums.append((half * rotated).sum(axis=2, dtype=np.uint64))
+        total = None
+        if half is not None:
+            total = machine.memory((len(words), segment.size))
+            machine.call("lookup_hold", flat[1 - segment.role(me), segment.slice], half, public, total)
+        sums.append(total)
     shares = await _reshare_rows(operation, segments, sums, len(words), x.size)
     shape = x.shape if np.ndim(tables) == 1 else (words.shape[0], *x.shape)
     return ArithmeticTensor(x.party, shares.reshape(2, *shape), fraction_bits, operation.history())

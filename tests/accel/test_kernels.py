@@ -19,6 +19,29 @@ WORD = st.integers(0, 2**64 - 1)
 EDGES = np.array([0, 1, 2, 2**31, 2**32 - 1, 2**62, 2**63 - 1, 2**63, 2**64 - 1], dtype=np.uint64)
 
 
+def garbage(*shape: int, dtype=np.uint64) -> np.ndarray:
+    """Memory as a kernel finds it: it must not matter what was there."""
+    return (
+        np.frombuffer(np.random.default_rng(9).bytes(int(np.prod(shape)) * np.dtype(dtype).itemsize), dtype)
+        .reshape(shape)
+        .copy()
+    )
+
+
+def packed_words(count: int, width: int) -> np.ndarray:
+    return garbage(-(-((count * width + 7) // 8) // 8))
+
+
+def packed_bytes(packed: np.ndarray, count: int, width: int) -> list[int]:
+    return packed.view(np.uint8)[: (count * width + 7) // 8].tolist()
+
+
+def filled(kernel, *arguments, out):
+    """What a kernel writes into ``out``."""
+    kernel(*arguments, out)
+    return out
+
+
 def random_words(seed: int, *shape: int) -> np.ndarray:
     words = Stream(seed.to_bytes(32, "little")).words(int(np.prod(shape)))
     words[: EDGES.size] = EDGES[: words.size]
@@ -30,17 +53,20 @@ def random_words(seed: int, *shape: int) -> np.ndarray:
 def test_product_pair_is_the_replicated_product(kernels, seed, count):
     x0, x1, y0, y1, mask = random_words(seed, 5, count)
     x, y = np.stack([x0, x1]), np.stack([y0, y1])
-    got = kernels.product_pair(x, y, mask)
+    got = filled(kernels.product_pair, x, y, mask, out=garbage(count))
     want = [
         (int(a) * (int(c) + int(d)) + int(b) * int(c) + int(e)) % 2**64
         for a, b, c, d, e in zip(x0, x1, y0, y1, mask, strict=True)
     ]
     assert got.tolist() == want
-    assert kernels.product_pair(x, y, None).tolist() == (got - mask).tolist()
-    dots = kernels.dot_pair(x[:, :, np.newaxis], y[:, :, np.newaxis], mask)
+    assert filled(kernels.product_pair, x, y, None, out=garbage(count)).tolist() == (got - mask).tolist()
+    dots = filled(kernels.dot_pair, x[:, :, np.newaxis], y[:, :, np.newaxis], mask, out=garbage(count))
     assert dots.tolist() == want
-    whole = kernels.dot_pair(x[:, np.newaxis], y[:, np.newaxis], mask[:1] if count else np.zeros(1, np.uint64))
+    start = mask[:1] if count else None
+    whole = filled(kernels.dot_pair, x[:, np.newaxis], y[:, np.newaxis], start, out=garbage(1))
     assert int(whole[0]) == (sum(want) - sum(map(int, mask[1:]))) % 2**64
+    outer = filled(kernels.product_pair, x[:, :, np.newaxis], y[:, np.newaxis], None, out=garbage(count, count))
+    assert (outer == x0[:, np.newaxis] * (y0 + y1) + x1[:, np.newaxis] * y0).all()
 
 
 @both
@@ -54,7 +80,7 @@ def test_product_pair_is_the_replicated_product(kernels, seed, count):
 def test_matmul_pair_wraps_around(kernels, seed, n, k, m, flip):
     x = random_words(seed, 2, k, n).transpose(0, 2, 1) if flip else random_words(seed, 2, n, k)
     y, mask = random_words(seed + 1, 2, k, m), random_words(seed + 2, n, m)
-    got = kernels.matmul_pair(x[0], x[1], y[0], y[1], mask)
+    got = filled(kernels.matmul_pair, x, y, mask, out=garbage(n, m))
     big = [a.astype(object) for a in (x[0], x[1], y[0], y[1], mask)]
     want = (big[0].dot(big[2] + big[3]) + big[1].dot(big[2]) + big[4]) % 2**64 if k else mask.astype(object)
     assert got.shape == (n, m)
@@ -71,7 +97,7 @@ def test_tiles_meet_at_their_edges_and_stay_inside(kernels, n, k, m, flip):
     x = random_words(1, 2, k, n).transpose(0, 2, 1) if flip else random_words(1, 2, n, k)
     y, mask = random_words(2, 2, k, m), random_words(3, n, m)
     want = x[0] @ (y[0] + y[1]) + x[1] @ y[0] + mask
-    assert np.array_equal(kernels.matmul_pair(x[0], x[1], y[0], y[1], mask), want)
+    assert np.array_equal(filled(kernels.matmul_pair, x, y, mask, out=garbage(n, m)), want)
     if kernels is accel.backend("numba"):
         guarded = np.full((n + 2, m), 0xA5A5, dtype=np.uint64)
         guarded[1:-1] = 0
@@ -193,63 +219,180 @@ def test_truncation_steps_give_the_quotient(kernels, bits, seed, count):
     z[2] = (random_words(seed + 1, count) >> np.uint64(1)) - np.uint64(2**62) - z[0] - z[1]
     want = [((int(a) + int(b) + int(c) + 2**62) % 2**64 - 2**62) >> bits for a, b, c in z.T]
     first, second = (random_words(seed + 2 + k, n, count) for k, n in enumerate(kernels.truncation_masks(bits)))
-    dealer = np.empty((2, count), dtype=np.uint64)
-    half = kernels.truncation_deal(z[2], first, second, bits, dealer)
-    mine = [kernels.truncation_hold(z[role], masks, bits, role) for role, masks in enumerate((first, second))]
-    c, with_dealer_0, answer_0, message_0 = kernels.truncation_answer(mine[0], mine[1], first, None, bits)
-    d, with_dealer_1, answer_1, message_1 = kernels.truncation_answer(mine[1], mine[0], second, half, bits)
-    middle = kernels.truncation_result(c, answer_0, message_1, bits)
+    masks, size = (first, second), (count, bits)
+    dealer, b0, b1 = garbage(2, count), garbage(count), packed_words(*size)
+    kernels.truncation_deal(z[2], first, second, bits, dealer[0], dealer[1], b0, b1)
+    mine = [filled(kernels.truncation_hold, z[i], masks[i][0], i == 0, out=garbage(count)) for i in range(2)]
+    (c, with_0, answer_0), (d, with_1, answer_1) = garbage(2, 3, count)
+    message_0, message_1, reference = packed_words(*size), packed_words(*size), packed_words(*size)
+    kernels.truncation_answer(mine[0], mine[1], first[1], first[2], first[-1], bits, c, with_0, answer_0, message_0)
+    kernels.truncation_answer_packed(mine[1], mine[0], b0, b1, second[1], bits, d, with_1, answer_1, message_1)
+    middle = filled(kernels.truncation_result, c, answer_0, message_1, bits, out=garbage(count))
     assert c.tolist() == d.tolist()
-    assert middle.tolist() == kernels.truncation_result(d, answer_1, message_0, bits).tolist()
-    assert with_dealer_0.tolist() == dealer[1].tolist()
-    assert with_dealer_1.tolist() == dealer[0].tolist()
-    total = (middle + with_dealer_0 + with_dealer_1).view(np.int64)
+    other = filled(kernels.truncation_result, d, answer_1, message_0, bits, out=garbage(count))
+    assert middle.tolist() == other.tolist()
+    assert with_0.tolist() == dealer[1].tolist() and with_1.tolist() == dealer[0].tolist()
+    total = (middle + with_0 + with_1).view(np.int64)
     assert all(int(got) - quotient in (0, 1) for got, quotient in zip(total, want, strict=True))
-    reference = BACKENDS[0].truncation_answer(mine[1], mine[0], second, half, bits)
-    assert message_1.tolist() == reference[3].tolist()
+    BACKENDS[0].truncation_answer_packed(mine[1], mine[0], b0, b1, second[1], bits, *garbage(3, count), reference)
+    assert packed_bytes(message_1, *size) == packed_bytes(reference, *size)
+
+
+@both
+@given(bits=st.integers(1, 62), seed=st.integers(0, 2**31), count=st.integers(0, 20))
+def test_steps_of_a_truncation_in_one_round_give_the_quotient(kernels, bits, seed, count):
+    x = random_words(seed, 3, count)
+    x[2] = (random_words(seed + 1, count) >> np.uint64(1)) - np.uint64(2**62) - x[0] - x[1]
+    want = [((int(a) + int(b) + int(c) + 2**62) % 2**64 - 2**62) >> bits for a, b, c in x.T]
+    first, second = (random_words(seed + 2 + k, n, count) for k, n in enumerate(kernels.truncate_masks(bits)))
+    size = count, bits
+    dealer, b0 = garbage(2, count), garbage(count)
+    offers = garbage(4, packed_words(*size).size)
+    kernels.truncate_deal(x[0], x[1], first, second, bits, dealer[0], dealer[1], b0, offers)
+    keys = packed_words(*size), packed_words(*size)
+    kernels.truncate_key(x[2], first[2], first[-1], bits, keys[0])  # opens the offer to role 1
+    kernels.truncate_key(x[2], second[1], second[-1], bits, keys[1])
+    (middle_0, outer_0), (middle_1, outer_1) = garbage(2, 2, count)
+    kernels.truncate_finish(x[2], offers[2], offers[3], keys[1], first[0], first[1], bits, middle_0, outer_0)
+    kernels.truncate_finish(x[2], offers[0], offers[1], keys[0], b0, second[0], bits, middle_1, outer_1)
+    assert middle_0.tolist() == middle_1.tolist()
+    assert outer_0.tolist() == dealer[1].tolist() and outer_1.tolist() == dealer[0].tolist()
+    total = (middle_0 + outer_0 + outer_1).view(np.int64)
+    assert all(int(got) - quotient in (0, 1) for got, quotient in zip(total, want, strict=True))
+
+
+def bits_of(seed: int, *shape: int) -> np.ndarray:
+    return (random_words(seed, *shape) & np.uint64(1)).astype(np.uint8)
+
+
+@both
+@given(seed=st.integers(0, 2**31), count=st.integers(0, 20))
+def test_steps_of_a_selection_give_bit_times_value(kernels, seed, count):
+    d, masks = random_words(seed, 3, count), random_words(seed + 1, 2, count)
+    beta, dealt = bits_of(seed + 2, count), bits_of(seed + 3, count)
+    other = filled(kernels.select_deal, dealt, d[2], d[0], masks, out=garbage(2, count))
+    v0 = filled(kernels.select_hold, beta, masks, d[0], d[1], True, out=garbage(count))
+    v1 = filled(kernels.select_hold, beta, other, d[2], d[1], False, out=garbage(count))
+    assert (v0 + v1 == (beta ^ dealt) * d.sum(axis=0, dtype=np.uint64)).all()
+    share, sent = garbage(2, count)
+    kernels.reshare_hold(v0, masks[0], share, sent)
+    assert (share == masks[0]).all() and (sent == v0 - masks[0]).all()
+
+
+@both
+@given(seed=st.integers(0, 2**31), count=st.integers(0, 20), outputs=st.integers(1, 3), terms=st.integers(1, 4))
+def test_steps_of_conversion_and_weighted_sums_of_bits(kernels, seed, count, outputs, terms):
+    beta, dealt = bits_of(seed, terms, count), bits_of(seed + 1, terms, count)
+    mask, weights = random_words(seed + 2, terms, count), random_words(seed + 3, outputs, terms)
+    other = filled(kernels.subtract, dealt, mask, out=garbage(terms, count))
+    sums = [
+        filled(kernels.weigh_hold, beta, half, weights, leads, out=garbage(outputs, count))
+        for half, leads in ((mask, True), (other, False))
+    ]
+    assert (sums[0] + sums[1] == weights @ (beta ^ dealt).astype(np.uint64)).all()
+    once = [
+        filled(kernels.inject_hold, beta[0], half[0], leads, out=garbage(count))
+        for half, leads in ((mask, True), (other, False))
+    ]
+    assert (once[0] + once[1] == (beta ^ dealt)[0]).all()
+    first, second = random_words(seed + 4, 2, 3, count)
+    shares, to_0, to_1 = garbage(2, count), garbage(2, count), garbage(2, count)
+    kernels.inject_deal(dealt[0], first, second, shares[0], shares[1], to_0, to_1)
+    (outer_0, key_0), (outer_1, key_1) = garbage(2, 2, count)
+    kernels.inject_key(beta[0], first, outer_0, key_0)
+    kernels.inject_key(beta[0], second, outer_1, key_1)
+    middle = filled(kernels.inject_result, beta[0], to_0, key_1, out=garbage(count))
+    assert middle.tolist() == filled(kernels.inject_result, beta[0], to_1, key_0, out=garbage(count)).tolist()
+    assert outer_0.tolist() == shares[1].tolist() and outer_1.tolist() == shares[0].tolist()
+    assert (middle + outer_0 + outer_1 == (beta ^ dealt)[0]).all()
+
+
+@both
+@given(seed=st.integers(0, 2**31), count=st.integers(0, 20), power=st.integers(0, 5), outputs=st.integers(1, 3))
+def test_steps_of_a_lookup(kernels, seed, count, power, outputs):
+    x, tables = random_words(seed, 3, count), random_words(seed + 1, outputs, 2**power)
+    mask = random_words(seed + 2, count, 2**power)
+    other = filled(kernels.lookup_deal, x[2], x[0], mask, out=garbage(count, 2**power))
+    sums = [filled(kernels.lookup_hold, x[1], half, tables, out=garbage(outputs, count)) for half in (mask, other)]
+    place = x.sum(axis=0, dtype=np.uint64) % np.uint64(2**power)
+    assert (sums[0] + sums[1] == tables[:, place.astype(np.int64)]).all()
+
+
+@both
+@given(seed=st.integers(0, 2**31), count=st.integers(0, 20), bits=st.integers(1, 40), grow=st.integers(8, 30))
+def test_steps_of_the_exponential(kernels, seed, count, bits, grow):
+    """The holders' weights are the same to the last bit in both backends, and the sum is e^(c − ρ) down to e^−24."""
+    table = np.exp(np.arange(8 << 8) / 256)
+    factors = np.exp([0.0, -24.0, -16.0, -8.0])
+    below, x, mask = random_words(seed, count), random_words(seed + 1, 2, count), random_words(seed + 2, count, 4)
+    below %= np.uint64((24 << bits) + 1)
+    c = np.uint64(0) - below - x[0] - x[1]
+    other = filled(kernels.exp_deal, x[0], x[1], bits, 8, 32, mask, out=garbage(count, 4))
+    halves = [
+        filled(kernels.exp_hold, c, half, bits, 8, table, factors, 2.0**grow, out=garbage(count))
+        for half in (mask, other)
+    ]
+    again = filled(BACKENDS[0].exp_hold, c, mask, bits, 8, table, factors, 2.0**grow, out=garbage(count))
+    assert halves[0].tolist() == again.tolist()
+    exact = np.exp(-below.astype(np.float64) * 2.0**-bits)
+    got = (halves[0] + halves[1]).astype(np.float64) * 2.0 ** -(32 + grow)
+    assert (np.abs(got - exact) <= exact * 2.0**-21 + 2.0 ** (1 - grow)).all()
 
 
 @both
 @given(bound=st.integers(2, 67), seed=st.integers(0, 2**31))
 def test_uniform_below_rejects_instead_of_folding(kernels, bound, seed):
     every_byte = np.arange(256, dtype=np.uint8)
-    values, found = kernels.uniform_below(every_byte, bound, 256)
+    values = garbage(256, dtype=np.uint8)
+    found = kernels.uniform_below(every_byte, bound, values)
     assert found == 256 - 256 % bound
     assert (np.bincount(values[:found], minlength=bound) == 256 // bound).all()
-    values, found = kernels.uniform_below(every_byte, bound, 5)
-    assert found == 5 and values.size == 5
+    assert kernels.uniform_below(every_byte, bound, values[:5]) == 5
 
 
 @both
-@given(width=st.integers(1, 64), digit_bits=st.integers(1, 3), seed=st.integers(0, 2**31), close=st.integers(-2, 2))
+@given(width=st.integers(1, 63), digit_bits=st.integers(1, 3), seed=st.integers(0, 2**31), close=st.integers(-2, 2))
 def test_comparison_steps_decide_less_than(kernels, width, digit_bits, seed, close):
-    count, prime = 12, 37 if digit_bits > 1 else 67
+    count, prime, low = 12, 37 if digit_bits > 1 else 67, seed % (64 - width)
     digits, thresholds = kernels.comparison_digits(width, digit_bits)
     top = 2**width - 1
     c = random_words(seed, count) & np.uint64(top)
     rho = random_words(seed + 1, count) & np.uint64(top)
     rho[:6] = [(int(v) + close) % (top + 1) for v in c[:6]]
     c[6], rho[7] = top, 0
+    signs = random_words(seed + 3, 2, count) & np.uint64(1)
+    threshold = random_words(seed + 4, 1)[0]
+    shifted = (signs[0] << np.uint64(width + low) | c << np.uint64(low)) + threshold
+    dealt = np.uint64(0) - (signs[1] << np.uint64(width + low) | rho << np.uint64(low))
+    part = random_words(seed + 5, count)
     stream = Stream((seed + 2).to_bytes(32, "little"))
 
     def draw(bound, *shape):
-        need = int(np.prod(shape))
-        return backend("numpy").uniform_below(stream.bytes(2 * need + 64), bound, need)[0].reshape(shape)
+        values = garbage(*shape, dtype=np.uint8)
+        backend("numpy").uniform_below(stream.bytes(2 * values.size + 64), bound, values.reshape(-1))
+        return values
 
-    first = draw(prime, thresholds, count)
-    second = kernels.compare_deal(rho, first, width, digit_bits, prime)
-    for reverse_bit in (0, 1):
-        reverse = np.full(count, reverse_bit, dtype=np.uint8)
-        scale = draw(prime - 1, digits, count) + np.uint8(1)
-        mask, rotation = draw(prime, digits, count), draw(digits, count)
-        args = (reverse, scale, mask, rotation, width, digit_bits, prime)
-        left = kernels.compare_reply(c, first, *args, True)
-        right = kernels.compare_reply(c, second, *args, False)
-        zeros = ((left.astype(int) + right) % prime == 0).sum(axis=0)
+    def packed(rows):
+        return garbage(kernels.packed_size(rows * count, prime.bit_length()), dtype=np.uint8)
+
+    first, second, sign = draw(prime, thresholds, count), packed(thresholds), garbage(count, dtype=np.uint8)
+    kernels.compare_deal(part, dealt - part, first, low, width, digit_bits, prime, sign, second)
+    assert sign.tolist() == signs[1].tolist()
+    second = kernels.unpack_small(second, prime.bit_length(), thresholds * count).reshape(thresholds, count)
+    for coin in (0, 1):
+        coins = (draw(128, count) << np.uint8(1)) | np.uint8(coin)
+        blinding = coins, draw(prime - 1, digits, count), draw(prime, digits, count), draw(digits, count)
+        replies, held = [packed(digits), packed(digits)], garbage(2, count, dtype=np.uint8)
+        for half, leads, reply, bit in zip((first, second), (True, False), replies, held, strict=True):
+            kernels.compare_reply(shifted, threshold, half, *blinding, low, width, digit_bits, prime, leads, bit, reply)
+        assert held[0].tolist() == held[1].tolist()
+        tests = [kernels.unpack_small(reply, prime.bit_length(), digits * count) for reply in replies]
+        zeros = ((tests[0].astype(int) + tests[1]) % prime == 0).reshape(digits, count).sum(axis=0)
         assert zeros.max(initial=0) <= 1
-        decided = kernels.compare_decide(left, right, prime)
-        want = [int(a < b) if reverse_bit == 0 else int(a >= b) for a, b in zip(c.tolist(), rho.tolist(), strict=True)]
-        assert decided.tolist() == want
+        decided = garbage(count, dtype=np.uint8)
+        kernels.compare_decide(*replies, digits, prime, sign, decided)
+        want = [int(a < b) ^ int(s) ^ int(t) for a, b, s, t in zip(c, rho, *signs, strict=True)]
+        assert (decided ^ held[0]).tolist() == want
 
 
 def test_stream_is_sequential_and_nonces_separate():

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 import refmpc
 from refmpc import ArithmeticTensor, BooleanTensor, TwoHolderBits
 from refmpc.core.party import SMALL, Party, Segment
+from refmpc.core.words import unseal
 
 LAYOUTS = ("plain", "transposed", "strided", "reversed")
 EDGES = [0, 1, -1, 2, -2, 2**16, 2**16 - 1, -(2**16) - 1, 2**31, -(2**32), 2**40, -(2**40)]
@@ -154,12 +155,12 @@ def packed(output: Any) -> Any:
     if isinstance(output, list | tuple):
         return [packed(item) for item in output]
     if isinstance(output, ArithmeticTensor):
-        return "arithmetic", output.shares, output.fraction_bits
+        return "arithmetic", unseal(output.shares), output.fraction_bits
     if isinstance(output, BooleanTensor):
-        return "boolean", output.shares, output.width
+        return "boolean", unseal(output.shares), output.width
     if isinstance(output, TwoHolderBits):
         stretches = [(s.dealer, s.slice.start, s.slice.stop) for s in output.segments]
-        return "bits", output.held, stretches, output.shape
+        return "bits", unseal(output.held), stretches, output.shape
     return "public", output
 
 

@@ -56,14 +56,14 @@ def against_the_value(which: int, element: np.ndarray, z: np.ndarray) -> np.ndar
 def forced(monkeypatch: Any, choose: Choose) -> None:
     """From now on every truncation of a run rounds as ``choose`` says."""
 
-    async def rounded(operation: Operation, summand: np.ndarray, bits: int) -> np.ndarray:
+    async def rounded(operation: Operation, summand: Any, bits: int) -> np.ndarray:
         party: Any = operation.party
         party.truncations = which = getattr(party, "truncations", -1) + 1
-        mine = np.ascontiguousarray(summand.reshape(-1))
+        mine = np.ascontiguousarray(refmpc.unseal(summand).reshape(-1))
         round_ = operation.round()
         round_.send_next(mine)
         round_.send_previous(mine)
-        others = round_.expect_next(mine.shape), round_.expect_previous(mine.shape)
+        others = round_.fill_next(np.empty_like(mine)), round_.fill_previous(np.empty_like(mine))
         await round_
         z = (mine + others[0] + others[1]).view(np.int64)
         add = choose(which, np.arange(z.size), z) & (z & ((1 << bits) - 1) != 0)

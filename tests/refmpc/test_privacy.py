@@ -15,7 +15,6 @@ from accel.prg import Stream
 from refmpc import PROTOCOLS
 from refmpc.core.party import Operation
 from refmpc.core.rounds import Round
-from refmpc.primitives import truncation
 from tests.refmpc.transcripts import Case, draws, finds_a_leak, leaks, watch_streams
 
 shuffling = sys.modules["refmpc.primitives.shuffle"]
@@ -176,26 +175,23 @@ def test_the_finder_of_leaks_does_not_cry_wolf(name):
 
 
 def mask_known_to_the_receiver(monkeypatch):
-    def zero_share(self, shape):
-        return -self.with_previous.words(int(np.prod(shape))).reshape(shape)
+    def zero_share(self, shape, kernel="subtract"):
+        return refmpc.seal(-self.stream("previous").words(int(np.prod(shape))).reshape(shape))
 
     monkeypatch.setattr(Operation, "zero_share", zero_share)
 
 
 def short_mask(monkeypatch):
-    def zero_share(self, shape):
+    def zero_share(self, shape, kernel="subtract"):
         count = int(np.prod(shape))
         few = np.uint64(2**60 - 1)  # the four highest bits stay open
-        return ((self.with_next.words(count) & few) - (self.with_previous.words(count) & few)).reshape(shape)
+        with_next, with_previous = (self.stream(side).words(count) & few for side in ("next", "previous"))
+        return refmpc.seal((with_next - with_previous).reshape(shape))
 
     monkeypatch.setattr(Operation, "zero_share", zero_share)
 
 
 def one_mask_for_two_values(monkeypatch):
-    def narrow_masks(stream, count, bits):
-        once = stream.words(count) & np.uint64(2**bits - 1)
-        return once, once
-
     rows = Stream.rows
 
     def high_bits_as_low_bits(self, number, count):
@@ -204,7 +200,6 @@ def one_mask_for_two_values(monkeypatch):
             drawn[2] = (drawn[2] & np.uint64(2**16 - 1)) * np.uint64(1 + (1 << 48))
         return drawn
 
-    monkeypatch.setattr(truncation, "_narrow_masks", narrow_masks)
     monkeypatch.setattr(Stream, "rows", high_bits_as_low_bits)
 
 
@@ -212,8 +207,8 @@ def a_biased_coin(monkeypatch):
     """The coin of the comparison comes up heads three times in four."""
     reply = kernels.compare_reply
 
-    def biased(c, halves, reverse, scale, mask, rotation, *rest):
-        return reply(c, halves, reverse & (rotation & np.uint8(1)), scale, mask, rotation, *rest)
+    def biased(c, threshold, halves, coins, scale, mask, rotation, *rest):
+        return reply(c, threshold, halves, coins & (rotation & np.uint8(1)), scale, mask, rotation, *rest)
 
     monkeypatch.setattr(kernels, "compare_reply", biased)
 
@@ -221,8 +216,9 @@ def a_biased_coin(monkeypatch):
 def blinding_by_few_factors(monkeypatch):
     reply = kernels.compare_reply
 
-    def blinded(c, halves, reverse, scale, *rest):
-        return reply(c, halves, reverse, scale & np.uint8(1) | np.uint8(2), *rest)  # 2 or 3, never 1 or 4
+    def blinded(c, threshold, halves, coins, scale, *rest):
+        few = (scale & np.uint8(1)) + np.uint8(1)
+        return reply(c, threshold, halves, coins, few, *rest)  # factors 2 or 3, never 1 or 4
 
     monkeypatch.setattr(kernels, "compare_reply", blinded)
 
@@ -231,10 +227,11 @@ def a_column_in_the_clear(monkeypatch):
     """The dealer of a look-up sends one column of its vector without a mask."""
     send = Round.send_previous
 
-    def leaky(self, array):
-        if array.ndim == 2 and array.shape[1] == 4:
-            array[:, 2] &= np.uint64(1)
-        send(self, array)
+    def leaky(self, *arrays):
+        for array in arrays:
+            if array.ndim == 2 and array.shape[1] == 4:
+                refmpc.unseal(array)[:, 2] &= np.uint64(1)
+        send(self, *arrays)
 
     monkeypatch.setattr(Round, "send_previous", leaky)
 
@@ -243,10 +240,11 @@ def a_word_in_the_clear(monkeypatch):
     """The dealer of weighed bits masks only the low half of its words."""
     send = Round.send_previous
 
-    def leaky(self, array):
-        if self.operation == "weigh_bits" and array.ndim == 2:
-            array = array & np.uint64(2**32 - 1)
-        send(self, array)
+    def leaky(self, *arrays):
+        for array in arrays:
+            if self.operation == "weigh_bits" and array.ndim == 2:
+                refmpc.unseal(array)[:] &= np.uint64(2**32 - 1)
+        send(self, *arrays)
 
     monkeypatch.setattr(Round, "send_previous", leaky)
 
@@ -265,10 +263,11 @@ def exp_with_a_short_mask(monkeypatch):
     """The dealer's vector of e^−ρ, which has up to 33 bits, gets a mask of 48 bits instead of 64."""
     send = Round.send_previous
 
-    def leaky(self, array):
-        if self.operation == "exp" and array.ndim == 2:
-            array = array & np.uint64(2**48 - 1)
-        send(self, array)
+    def leaky(self, *arrays):
+        for array in arrays:
+            if self.operation == "exp" and array.ndim == 2:
+                refmpc.unseal(array)[:] &= np.uint64(2**48 - 1)
+        send(self, *arrays)
 
     monkeypatch.setattr(Round, "send_previous", leaky)
 
@@ -321,7 +320,7 @@ def test_what_a_client_sends_tells_a_server_nothing():
     for value in (5, -(2**61)):
         with pytest.warns(UserWarning, match="insecure_record"):
             run = refmpc.run(
-                lambda party: refmpc.input_from_client(party, "bank", (4096,), 0).shares,
+                lambda party: refmpc.unseal(refmpc.input_from_client(party, "bank", (4096,), 0).shares),
                 clients={"bank": (lambda client, v: client.share(np.full(4096, v), 0), value)},
                 insecure_record=True,
             )

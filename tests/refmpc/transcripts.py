@@ -96,6 +96,10 @@ class _Recorded:
         drawn = [self.note(row, WORD) for row in self.stream.rows(rows, count)]  # each vector is a draw of its own
         return np.stack(drawn)
 
+    @property
+    def position(self) -> int:
+        return self.stream.position
+
     def bytes(self, count: int) -> np.ndarray:
         values = self.stream.bytes(count)
         return values if self.quiet else self.note(values, 256)
@@ -237,12 +241,12 @@ def _output_blocks(output: Any) -> list[Block]:
     if isinstance(output, list | tuple):
         return [block for item in output for block in _output_blocks(item)]
     if isinstance(output, TwoHolderBits):
-        return [Block("own bit of the result", output.held.reshape(COUNT, -1).astype(np.uint64), 2)]
+        return [Block("own bit of the result", refmpc.unseal(output.held).reshape(COUNT, -1).astype(np.uint64), 2)]
     if isinstance(output, ArithmeticTensor | BooleanTensor):
         modulus = 2**output.width if isinstance(output, BooleanTensor) else WORD
         return [
             Block(f"share {i} of the result", share.reshape(COUNT, -1).copy(), modulus)
-            for i, share in enumerate(output.shares)
+            for i, share in enumerate(refmpc.unseal(output.shares))
         ]
     return []
 

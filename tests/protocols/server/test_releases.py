@@ -69,16 +69,16 @@ class Watch:
             self._point(server, f"after {file.name} is written")
 
         def exchanging(
-            party: Party, operation: str, sends: dict[Any, Any], receives: dict[Any, Any], code: int = 0
+            party: Party, operation: str, sends: dict[Any, Any], receives: dict[Any, Any], *code: int
         ) -> None:
             if operation == "first step":
                 self._first[party.id] = int(next(iter(sends.values()))[0][0])
             if party._phase in ("training", "upload", "norms", "set-up", "shuffle", "noise"):
-                exchange(party, operation, sends, receives, code)
+                exchange(party, operation, sends, receives, *code)
                 return
             self._point(party.id, f"before {operation!r}")
             self._note(party, operation, sends)
-            exchange(party, operation, sends, receives, code)
+            exchange(party, operation, sends, receives, *code)
             self._point(party.id, f"after {operation!r}")
 
         monkeypatch.setattr(accel.files, "whole_file", writing)

@@ -131,7 +131,7 @@ async def one_step(party, job):
     noise = np.zeros(plan.parameters, dtype=np.int64)
     with party.phase("step"):
         after, openings = await layer_step(embeddings, labels, clients, Weights(weights, None), noise, 1.0, plan)
-    return await refmpc.reveal(after.values, release="test"), openings
+    return await refmpc.reveal(after.values, release="test"), [refmpc.unseal(words) for words in openings]
 
 
 def step_bound(plan: LayerPlan, inputs) -> float:

@@ -286,8 +286,8 @@ def test_pair_streams_are_known_to_two_parties_and_private_ones_to_one():
     def program(party):
         operation = party.operation("draw")
         return [
-            operation.with_next.words(8),
-            operation.with_previous.words(8),
+            operation.stream("next").words(8),
+            operation.stream("previous").words(8),
             party.private_stream("a").words(8),
             party.private_stream("b").words(8),
             party.private_stream("a", 1).words(8),
@@ -305,7 +305,7 @@ def test_steps_and_operations_have_streams_of_their_own():
         drawn = []
         for step in (0, 1, 2**32 - 1):
             party.step = step
-            drawn += [party.operation("draw").with_next.words(8) for _ in range(2)]
+            drawn += [party.operation("draw").stream("next").words(8) for _ in range(2)]
         return np.concatenate(drawn)
 
     everything = np.concatenate(opened(program))
@@ -319,8 +319,8 @@ def test_small_random_values_are_uniform(bound):
     def program(party):
         operation = party.operation("draw")
         return [
-            operation.uniform_below(operation.with_next, bound, (50, 400)),
-            operation.uniform_below(operation.with_previous, bound, (50, 400)),
+            operation.uniform_below(operation.stream("next"), bound, (50, 400)),
+            operation.uniform_below(operation.stream("previous"), bound, (50, 400)),
         ]
 
     mine, theirs = opened(program, insecure_seed=bound)

@@ -90,7 +90,7 @@ def test_a_client_of_three_processes_gets_its_result(tls):
 
 
 def seeded(party):
-    return party.operation("draw").with_next.words(4)
+    return party.operation("draw").stream("next").words(4)
 
 
 def test_a_fixed_seed_gives_the_same_masks_in_threads_and_in_processes():

@@ -28,7 +28,7 @@ def run(program, inputs=None, **options):
 
 def open_tensors(tensors):
     """The secret from the three parties' shares, which must agree where two hold the same one."""
-    shares = [tensor.shares for tensor in tensors]
+    shares = [refmpc.unseal(tensor.shares) for tensor in tensors]
     for i in range(3):
         np.testing.assert_array_equal(shares[i][1], shares[(i + 1) % 3][0])
     return refmpc.decode(shares[0][0] + shares[1][0] + shares[2][0], tensors[0].fraction_bits)
@@ -65,7 +65,9 @@ class Drawn:
         self.z = np.concatenate([open_tensors([outputs[i][c][0] for i in parties]) for c in range(chunks)])
         self.known = [np.concatenate([outputs[i][c][1] for c in range(chunks)], axis=-1) for i in parties]
         self.own = [np.concatenate([outputs[i][c][2] for c in range(chunks)]) for i in parties]
-        self.shares = [np.concatenate([outputs[i][c][0].shares for c in range(chunks)], axis=-1) for i in parties]
+        self.shares = [
+            np.concatenate([refmpc.unseal(outputs[i][c][0].shares) for c in range(chunks)], axis=-1) for i in parties
+        ]
 
     @property
     def secret_words(self):

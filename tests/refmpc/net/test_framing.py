@@ -22,6 +22,17 @@ KINDS = ["threads", "sockets", "tls"]
 MEGABYTE = 1 << 20
 
 
+@pytest.fixture(autouse=True, params=["exchanged", "prepared"])
+def prepared(request, monkeypatch):
+    """Everything once more as rounds of a recorded step, whose buffers and headers are made beforehand."""
+    if request.param == "prepared":
+
+        def exchange(self, operation, sends, receives, code=0):
+            self.prepare(operation, sends, receives)(code)
+
+        monkeypatch.setattr(SocketTransport, "exchange", exchange)
+
+
 @pytest.fixture(params=KINDS)
 def links(request, tmp_path):
     """Three connected transports; closed afterwards."""

@@ -22,7 +22,7 @@ async def product(party, job):
     y = await refmpc.input_from_party(party, 1, right if party.id == 1 else None, right.shape, 32)
     words = refmpc.matmul_opening(x, y, BITS, addend=addends[party.id])
     refmpc.open_to_client(party, words.reshape(-1), "a", "product")
-    return words
+    return refmpc.unseal(words)
 
 
 def run(left, right, addends, **options):

@@ -20,7 +20,7 @@ def multiply_truncate(bits):
     """By a shared one: the product is the value itself, so that the whole domain can be reached."""
 
     async def program(party, x):
-        one = refmpc.ArithmeticTensor(party, x._public_shares(np.ones(x.shape, dtype=np.uint64)), 0)
+        one = refmpc.ArithmeticTensor.zeros(party, x.shape, 0) + 1
         return await refmpc.multiply_truncate(x, one, bits)
 
     return program
@@ -127,11 +127,11 @@ def test_the_mean_error_of_truncate_depends_on_how_the_tensor_is_shared(origin):
 
     async def program(party, x):
         if origin == "public":
-            x = refmpc.ArithmeticTensor(party, np.zeros_like(x.shares), 0) + values
+            x = refmpc.ArithmeticTensor.zeros(party, x.shape, 0) + values
         elif origin == "input of a server":
             x = await refmpc.input_from_party(party, 1, values if party.id == 1 else None, values.shape, 0)
         elif origin == "result":
-            public = refmpc.ArithmeticTensor(party, np.zeros_like(x.shares), 0)
+            public = refmpc.ArithmeticTensor.zeros(party, x.shape, 0)
             x = await refmpc.multiply(public + values, public + 1)
         return await refmpc.truncate(x, bits)
 
