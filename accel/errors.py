@@ -15,7 +15,7 @@ with its traceback. ::
     │   ├── PeerLost, PeerTimeout, PeerAborted, OutOfStep
     │   ├── HandshakeError                  refused before anything secret was sent
     │   │   └── protocols …net.wire.Refused, server.meeting.Different
-    │   ├── ReleaseRefused, RangeError
+    │   ├── ReleaseRefused, RangeError, NotRecordable
     │   ├── PartyFailed                     what `refmpc.run` raises in the caller; `summary` has no tracebacks
     │   └── protocols …client.uplink.UploadLost
     ├── vfl.alignment.AlignmentError (RuntimeError)   a client that does not follow the alignment, or went away
