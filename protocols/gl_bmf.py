@@ -19,36 +19,36 @@ import numpy as np
 import refmpc
 from protocols.client.commitment import check_columns
 from protocols.client.upload import with_ones_column
-from protocols.plan.gl_plan import JointPlan, layer_release
+from protocols.plan.gl_plan import LayerPlan, layer_release
 from protocols.plan.gl_shapes import AdapterShape, JacobianShape
 from protocols.plan.scales import EMBEDDING_BITS
 from protocols.server.training import ServerJob, TrainingRun
-from protocols.step.gl_step import BlockOutputs, ClientFactors, block_norms, joint_step
+from protocols.step.gl_step import BlockOutputs, ClientFactors, block_norms, layer_step
 from protocols.step.global_step import rate_input
 from protocols.step.jacobians import ClientJacobian
 from refmpc import ArithmeticTensor, Party
 
-__all__ = ["GREETING", "JointRun", "JointServerJob", "servers", "train"]
+__all__ = ["GREETING", "LayerRun", "LayerServerJob", "servers", "train"]
 
 GREETING = "greeting"  # the phase in which clients learn where training begins
 
 
 @dataclass(frozen=True)
-class JointServerJob:
+class LayerServerJob:
     """What a server gets: the public plan, and its own private directory. ``keep``: write every release to disk."""
 
-    plan: JointPlan
+    plan: LayerPlan
     directory: Path
     keep: bool = False
 
 
-async def servers(party: Party, job: JointServerJob) -> np.ndarray:
+async def servers(party: Party, job: LayerServerJob) -> np.ndarray:
     """What each server runs."""
-    with JointRun(party, job) as run:
+    with LayerRun(party, job) as run:
         return await train(run)
 
 
-async def train(run: JointRun) -> np.ndarray:
+async def train(run: LayerRun) -> np.ndarray:
     """Train with the clients, step by step, and release the model."""
     run.greet_clients()
     labels = run.receive_labels()
@@ -60,7 +60,7 @@ async def train(run: JointRun) -> np.ndarray:
     return model
 
 
-class JointRun(TrainingRun):
+class LayerRun(TrainingRun):
     """State of the training at one server; use as a context manager around the loop over ``steps()``.
 
     With ``keep`` all three servers have written a release, and said so, before any of them sends its words
@@ -68,14 +68,14 @@ class JointRun(TrainingRun):
     they are sent again, never computed again. Without, a run is begun once and cannot be resumed.
     """
 
-    plan: JointPlan
+    plan: LayerPlan
     report_every = 0.0  # after every step: each talks to the clients, so a message more does not matter
 
-    def __init__(self, party: Party, job: JointServerJob):
+    def __init__(self, party: Party, job: LayerServerJob):
         # every step is written by release_gradients
         super().__init__(party, ServerJob(job.plan, job.directory, 0), keeps_releases=job.keep)
         self._keep = job.keep
-        self._recorded_joint_step = party.recorded(functools.partial(joint_step, plan=job.plan))
+        self._recorded_layer_step = party.recorded(functools.partial(layer_step, plan=job.plan))
         self._blocks: dict[tuple[int, int], BlockOutputs] = {}  # by (client, batch): shared once
 
     # client-server phase -------------------------------------------------------------------------
@@ -165,7 +165,7 @@ class JointRun(TrainingRun):
         rate = rate_input(self.party, self.plan.learning_rate(self.party.step), self.plan.scales)
         with self.party.phase("training"):
             openings: list[refmpc.Words]
-            self.layers[0], openings = await self._recorded_joint_step(
+            self.layers[0], openings = await self._recorded_layer_step(
                 embeddings, labels, clients, self.layers[0], self.own_noise(), rate
             )
         return openings

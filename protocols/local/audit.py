@@ -32,10 +32,10 @@ import numpy.typing as npt
 import refmpc
 from accel.validate import require_choice, require_integer, require_real
 from protocols.client.upload import ClientJob, client_program, receive_rows
-from protocols.gl_bmf import JointRun
+from protocols.gl_bmf import LayerRun
 from protocols.local.gl_launch import client_jobs, server_jobs
 from protocols.noise.server_noise import insecure_total_noise
-from protocols.plan.gl_plan import JointPlan, plan_joint_run
+from protocols.plan.gl_plan import LayerPlan, plan_layer_run
 from protocols.plan.run_plan import Plan, plan_run
 from protocols.plan.scales import EMBEDDING_BITS, RELEASE_BITS
 from protocols.server.checkpoint import ServerDirectory
@@ -83,7 +83,7 @@ class ObservedRun(TrainingRun):
         self.seen.weights.append(_words(self.layers[0].values))
 
 
-class ObservedJointRun(JointRun):
+class ObservedLayerRun(LayerRun):
     """The same for GL-BMF."""
 
     def __init__(self, party: Party, job: Any):
@@ -109,10 +109,10 @@ async def _servers(party: Party, job: ServerJob) -> Observation:
     return run.seen
 
 
-async def _joint_servers(party: Party, job: Any) -> Observation:
+async def _layer_servers(party: Party, job: Any) -> Observation:
     from protocols import gl_bmf
 
-    with ObservedJointRun(party, job) as run:
+    with ObservedLayerRun(party, job) as run:
         await gl_bmf.train(run)
     return run.seen
 
@@ -152,7 +152,7 @@ def _plan(protocol: str, epsilon: float, delta: float) -> Plan:
         # of the canaries' number only: a large δ makes the audit sharp, as what decides is seen often
         warnings.simplefilter("ignore", DeltaWarning)
         if protocol == "gl_bmf":
-            return plan_joint_run(federation, training)
+            return plan_layer_run(federation, training)
         return plan_run(protocol, federation, training)
 
 
@@ -161,8 +161,8 @@ def _plan(protocol: str, epsilon: float, delta: float) -> Plan:
 
 def _run(plan: Plan, federation: Federation, directory: Path) -> list[Observation]:
     """The three servers' notes of one run in threads."""
-    if isinstance(plan, JointPlan):
-        program: Any = _joint_servers
+    if isinstance(plan, LayerPlan):
+        program: Any = _layer_servers
         jobs: Any = server_jobs(plan, directory, keep=False)
         clients: Any = client_jobs(plan, federation, None)
     else:

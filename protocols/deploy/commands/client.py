@@ -30,7 +30,7 @@ from protocols.deploy.net.credentials import load_credentials, own_directory
 from protocols.deploy.net.wire import Identity
 from protocols.deploy.records.log import Log
 from protocols.deploy.server.tasks import TRAINING
-from protocols.plan.gl_plan import JointPlan
+from protocols.plan.gl_plan import LayerPlan
 from protocols.plan.run_plan import Plan
 from protocols.server.checkpoint import write_arrays, write_private
 from refmpc import Client
@@ -103,7 +103,7 @@ def run(arguments: argparse.Namespace) -> int:
         log.info("rows aligned", common=len(agreed.rows), of=len(own.ids), from_disk=agreed.from_disk)
         plan = plan_for(config, len(agreed.rows))
         log_claim(log, plan.claim)
-        if isinstance(plan, JointPlan):
+        if isinstance(plan, LayerPlan):
             with _waiting() as on_beat:
                 train_with_servers(
                     identity,

@@ -12,11 +12,11 @@ from accel.validate import require
 from protocols.client.upload import CHUNK_ROWS, receive_rows
 from protocols.deploy.config.public_plan import plan_for
 from protocols.deploy.config.read import FederationConfig
-from protocols.gl_bmf import JointServerJob
+from protocols.gl_bmf import LayerServerJob
 from protocols.gl_bmf import servers as joint_servers
 from protocols.inference.prediction import PredictionPlan, PredictionServerJob, plan_with_released_model
 from protocols.inference.prediction import servers as prediction_servers
-from protocols.plan.gl_plan import JointPlan
+from protocols.plan.gl_plan import LayerPlan
 from protocols.plan.run_plan import Plan
 from protocols.predict import load_layers
 from protocols.server.checkpoint import write_arrays
@@ -87,8 +87,8 @@ class LiveTrainingTask(TrainingTask):
 
     async def run(self, party: Party, directory: Path) -> list[np.ndarray]:
         """At each server, with all clients connected. Every release is on all three disks before it is opened."""
-        assert isinstance(self.plan, JointPlan)
-        return [await joint_servers(party, JointServerJob(self.plan, directory / "server", keep=True))]
+        assert isinstance(self.plan, LayerPlan)
+        return [await joint_servers(party, LayerServerJob(self.plan, directory / "server", keep=True))]
 
 
 class PredictionTask:

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from protocols.deploy.config.public_plan import joint_plan_for
+from protocols.deploy.config.public_plan import layer_plan_for
 from protocols.deploy.config.read import load
 from protocols.deploy.records.audit import compare, read_log
 from tests.protocols.deploy.commands_at_hosts import (
@@ -62,7 +62,7 @@ def test_a_federation_trains_its_clients_layers_and_predicts_with_them(tmp_path:
     hosts = loopback((*SERVERS, *CLIENTS))
     new = write_data(tmp_path)
     init(hosts, tmp_path, free_block(), **PUBLIC, epochs=6)
-    plan = joint_plan_for(load(tmp_path / "federation" / "federation.toml"), ROWS)
+    plan = layer_plan_for(load(tmp_path / "federation" / "federation.toml"), ROWS)
     with Processes(hosts, tmp_path) as run:
         for name in SERVERS:
             run.participant("server", name, "--serve-predictions")
@@ -98,7 +98,7 @@ def test_a_server_and_a_client_are_killed_and_each_step_is_released_once(tmp_pat
     hosts = loopback((*SERVERS, *CLIENTS))
     new = write_data(tmp_path)
     init(hosts, tmp_path, free_block(), **PUBLIC, epochs=60)
-    plan = joint_plan_for(load(tmp_path / "federation" / "federation.toml"), ROWS)
+    plan = layer_plan_for(load(tmp_path / "federation" / "federation.toml"), ROWS)
     with Processes(hosts, tmp_path) as run:
         for name in SERVERS:
             run.participant("server", name)

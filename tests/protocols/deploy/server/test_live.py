@@ -18,7 +18,7 @@ from protocols.client.commitment import ColumnsChanged
 from protocols.client.gl_client import TrainedClient
 from protocols.deploy.cli import main
 from protocols.deploy.commands.audit_log import check, check_against_logs, collect
-from protocols.deploy.config.public_plan import joint_plan_for
+from protocols.deploy.config.public_plan import layer_plan_for
 from protocols.deploy.net.credentials import load_credentials
 from protocols.deploy.net.wire import Channel, Identity, Refused, call
 from protocols.deploy.records.audit import read_log
@@ -275,7 +275,7 @@ def test_clients_share_nothing_until_all_servers_name_one_attempt(
 def test_a_client_with_another_plan_shares_nothing(federation: LiveFederation) -> None:
     for number in range(3):
         federation.start(number)
-    federation.plan = joint_plan_for(federation.config, ROWS // 2)
+    federation.plan = layer_plan_for(federation.config, ROWS // 2)
     outcome: dict[str, Any] = {}
     federation.stay("bank", secrets.token_hex(16), outcome).join(30)
     assert isinstance(outcome["bank"], HandshakeError) and "they must agree" in str(outcome["bank"]), outcome
