@@ -19,7 +19,9 @@ from accel.errors import InvalidArgument
 __all__ = ["backend", "kernels"]
 
 _PACKAGES = {"numpy": "accel.reference", "numba": "accel.compiled"}
-_FAMILIES = ("bits", "comparison", "exponential", "two_holder", "local", "noise", "ring", "truncation")
+_FAMILIES = (
+    "additive", "bits", "comparison", "exponential", "two_holder", "local", "noise", "order", "pieces", "ring", "truncation",
+)  # fmt: skip
 
 
 def backend(name: str | None = None) -> Any:
@@ -41,6 +43,8 @@ def _collected(package: str) -> ModuleType:
     for family in _FAMILIES:
         module = importlib.import_module(f"{package}.{family}")
         for name in module.__all__:
+            if hasattr(together, name):
+                raise InvalidArgument(f"two kernels of {package} are called {name!r}; the second is in {family!r}")
             setattr(together, name, getattr(module, name))
         names += module.__all__
     together.__all__ = sorted(names)  # type: ignore[attr-defined]

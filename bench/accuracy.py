@@ -116,7 +116,7 @@ CURVES = {
         _powers(-12, 20),
         lambda q: refmpc.clip_factor(q, 2.0**20),
         lambda q: np.maximum(q, 1.0) ** -0.5,
-        lambda q: 2.0**-16 + 2.0**-25 * np.maximum(q, 1.0) ** 0.5,
+        lambda q: 2.0**-16.3 + 2.0**-23.4 * np.maximum(q, 1.0) ** 0.5,
         relative=True,
         axis="q",
         never_above=True,
@@ -126,7 +126,7 @@ CURVES = {
         _powers(-8, 8),
         lambda x: refmpc.reciprocal(x, 2.0**-8, 2.0**8),
         lambda x: 1 / x,
-        lambda x: 2.0**-18 + 2.1 * 2.0**-26 * x,
+        lambda x: 2.0**-16.4 + 2.0**-26 * x,
         relative=True,
     ),
     "inverse_sqrt": Curve(
@@ -134,7 +134,7 @@ CURVES = {
         _powers(-12, 20),
         lambda x: refmpc.inverse_sqrt(x, 2.0**-12, 2.0**20),
         lambda x: x**-0.5,
-        lambda x: 2.0**-13.2 + 2.0**-26 * x**0.5,
+        lambda x: 2.0**-16.9 + 2.0**-26 * x**0.5,
         relative=True,
     ),
     "exp": Curve(

@@ -86,18 +86,18 @@ CASES = {
 }
 
 AIMS = {
-    "reciprocal on 2^-8..2^8": Aim(450, 20, "905 B, 59", "1388 B"),
-    "divide, by 2^-8..2^8": Aim(450, 20, "905 B, 59", "1388 B"),
-    "divide, signed": Aim(450, 20),
-    "inverse_sqrt on 2^-8..2^8": Aim(450, 20, "822 B, 64", "1548 B"),
-    "inverse_sqrt on 2^-12..2^20": Aim(450, 20, "822 B, 64", "1548 B"),
-    "sqrt on 2^-8..2^8": Aim(450, 20, "4542 B, 187", "1548 B"),
+    "reciprocal on 2^-8..2^8": Aim(905, 7, "905 B, 59", "1388 B"),
+    "divide, by 2^-8..2^8": Aim(905, 9, "905 B, 59", "1388 B"),
+    "divide, signed": Aim(1388, 9),
+    "inverse_sqrt on 2^-8..2^8": Aim(822, 7, "822 B, 64", "1548 B"),
+    "inverse_sqrt on 2^-12..2^20": Aim(1548, 7, "822 B, 64", "1548 B"),
+    "sqrt on 2^-8..2^8": Aim(1548, 9, "4542 B, 187", "1548 B"),
     "exp, x ≤ 0": Aim(450, 20, "1300 B, 43", "444 B"),
     "exp, −16 ≤ x ≤ 4": Aim(450, 20, "1300 B, 43", "444 B"),
     "log on 2^-12..2^20": Aim(900, None, "4096 B, 172", "2524 B"),
-    "softmax 128×10": Aim(1.0e6, 40, "2.03 MB, 148", "2.57 MB", in_all=True),
-    "softmax 128×26": Aim(2.6e6, None, "5.13 MB, 157", "", in_all=True),
-    "clip_factor, q ≤ 2^20": Aim(1500, 20),
+    "softmax 128×10": Aim(1.0e6, 11, "2.03 MB, 148", "2.57 MB", in_all=True),
+    "softmax 128×26": Aim(2.6e6, 14, "5.13 MB, 157", "", in_all=True),
+    "clip_factor, q ≤ 2^20": Aim(1500, 6),
     "shuffle 50,000×20": Aim(32, 2, "48 B, 4", "sort: 144 B"),
 }
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -24,8 +24,8 @@ from bench.workloads import Workload
 from protocols.noise.server_noise import NoiseAhead
 from protocols.plan.run_plan import Plan
 from protocols.plan.scales import EMBEDDING_BITS, GRADIENT_BITS
-from protocols.step.global_step import SharedRows, Weights, gradient_step, squared_norms
-from refmpc import ArithmeticTensor, Party
+from protocols.step.global_step import SharedRows, Weights, gradient_step, rate_input, squared_norms
+from refmpc import ArithmeticTensor, Party, Words
 
 __all__ = ["OurResult", "measure_ours"]
 
@@ -64,7 +64,7 @@ def _primitive(party: Party, workload: Workload) -> Call:
     if program == "division":
         return lambda: refmpc.divide(shared[0], shared[1], 0.49, 101.0)
     if program == "inverse_sqrt":
-        return lambda: refmpc.inverse_sqrt(shared[0], 0.09, 1010.0, degree=4)
+        return lambda: refmpc.inverse_sqrt(shared[0], 0.09, 1010.0)
     if program == "exp":
         return lambda: refmpc.exp(shared[0], 0.0, high_bit=HIGH_BIT)
     if program == "softmax":
@@ -84,14 +84,15 @@ class _Step:
 
     def __init__(self, party: Party, workload: Workload):
         assert workload.shape is not None
-        plan: Plan = step_plan(workload.shape)
-        self.plan = plan
-        self.training = replace(plan.training, gradients=workload.arguments[0])
+        plan: Plan = step_plan(workload.shape, gradients=workload.arguments[0])
+        self.plan, self.training = plan, plan.training
         rows, one_hot, _, _, weights = workload.inputs
         embeddings = _share(party, rows, EMBEDDING_BITS)
         norms = party.complete(squared_norms(embeddings, plan.scales))
         self.rows = SharedRows(embeddings, _share(party, one_hot, 0), norms)
         self.weights = [Weights(_share(party, weights, plan.scales.weight_bits), None)]
+        self._rate = rate_input(party, self.training.learning_rate, plan.scales)
+        self._step = party.recorded(self._secret_step)
         self._noise = self._new_noise()
         self.last_noise = self._next_row()
 
@@ -107,10 +108,14 @@ class _Step:
         self._steps_left -= 1
         return self._noise.next_row()
 
+    async def _secret_step(
+        self, rows: SharedRows, weights: list[Weights], noise: np.ndarray, rate: Words
+    ) -> list[Weights]:
+        return await gradient_step(rows, weights, noise, rate, self.training, self.plan.scales)
+
     async def __call__(self) -> ArithmeticTensor:
         self.last_noise = self._next_row()
-        rate = self.training.learning_rate
-        (after,) = await gradient_step(self.rows, self.weights, self.last_noise, rate, self.training, self.plan.scales)
+        (after,) = await self._step(self.rows, self.weights, self.last_noise, self._rate)
         self._noise.wait()
         return after.values
 

@@ -8,12 +8,10 @@ from functools import cache
 import numpy as np
 
 from accel.validate import require_integer
-from protocols.plan.run_plan import Plan
-from protocols.plan.scales import EMBEDDING_BITS, GRADIENT_BITS, RELEASE_BITS, plan_scales
-from vfl.dp import FixedPointSlack, calibrate_matrix_factorisation, default_bands, factorise
-from vfl.training import Schedule, TrainingConfig
+from protocols.plan.run_plan import Plan, PublicClient, PublicFederation, plan_run
+from vfl.training import TrainingConfig
 
-__all__ = ["PAPER_SHAPES", "StepInputs", "StepShape", "step_inputs", "step_plan"]
+__all__ = ["PAPER_SHAPES", "StepInputs", "StepShape", "public_norms", "step_inputs", "step_plan"]
 
 GRID_BITS = 14  # inputs lie on this grid, so every system represents them exactly and only its computation counts
 
@@ -66,6 +64,11 @@ def on_grid(values: np.ndarray, bits: int = GRID_BITS) -> np.ndarray:
     return np.rint(values * 2.0**bits) / 2.0**bits
 
 
+def public_norms(rows: np.ndarray, clip_norm: float) -> np.ndarray:
+    """‖row‖²/γ² in the clear, as other systems are given it; on shares it is ``protocols.step.over_clip``."""
+    return (rows**2).sum(axis=1) / clip_norm**2
+
+
 def step_inputs(shape: StepShape, seed: int = 1) -> StepInputs:
     """Random rows with norms up to the bound, random labels, weights as after some training."""
     rng = np.random.default_rng(seed)
@@ -74,54 +77,25 @@ def step_inputs(shape: StepShape, seed: int = 1) -> StepInputs:
     rows = on_grid(rows / np.linalg.norm(rows, axis=1, keepdims=True) * lengths)
     rows = np.concatenate([rows, np.ones((shape.batch, 1))], axis=1)
     one_hot = np.eye(shape.classes)[rng.integers(0, shape.classes, shape.batch)]
-    norms = (rows**2).sum(axis=1) / shape.clip_norm**2
     weights = on_grid(rng.normal(size=(shape.width + 1, shape.classes)) * 0.25)
-    return StepInputs(rows, one_hot, norms, weights)
+    return StepInputs(rows, one_hot, public_norms(rows, shape.clip_norm), weights)
 
 
 @cache
-def step_plan(shape: StepShape, epsilon: float = 8.0) -> Plan:
-    """The public plan of a G-BMF run of this shape: factorisation, noise, scales."""
+def step_plan(shape: StepShape, epsilon: float = 8.0, gradients: str = "factored") -> Plan:
+    """The plan that the product makes for a G-BMF run of this shape: two clients, half of the columns each."""
     training = TrainingConfig(
         epochs=shape.epochs,
         batch_size=shape.batch,
         learning_rate=shape.learning_rate,
         clip_norm=shape.clip_norm,
         epsilon=epsilon,
-    )
-    schedule: Schedule = training.steps(max(shape.batch, shape.samples))
-    factorisation = factorise(
-        "bisr", schedule.num_steps, weight_decay=1.0, momentum=0.0, bands=default_bands(schedule.num_batches)
-    )
-    slack = FixedPointSlack(
-        row_bound=shape.row_bound * 1.01,
-        classes=shape.classes,
-        width=shape.width,
-        steps=schedule.num_steps,
-        batch_size=shape.batch,
-        truncated_bits=GRADIENT_BITS - RELEASE_BITS,
-        overflow_probability=1e-20,
-    )
-    noise = calibrate_matrix_factorisation(
-        epsilon,
-        training.delta,
-        shape.clip_norm,
-        factorisation,
-        schedule.epochs,
-        schedule.num_batches,
-        slack,
-        "distributed",
-    )
-    scales = plan_scales(
-        training,
-        schedule,
-        factorisation,
-        row_bound=shape.row_bound + shape.width**0.5 * 2.0**-EMBEDDING_BITS,
-        width=shape.width,
-        classes=shape.classes,
-        noise_std=noise.outsider_std,
+        delta=1e-6,  # below 1/n for every shape
+        gradients=gradients,
     )
     first = shape.width // 2 or 1
     widths = (first, shape.width - first) if shape.width > first else (first,)
-    names = tuple(f"client {i + 1}" for i in range(len(widths)))
-    return Plan("g_bmf", training, schedule, factorisation, noise, scales, names, widths, shape.classes)
+    clients = tuple(PublicClient(f"client {place}", width) for place, width in enumerate(widths, 1))
+    samples = max(shape.batch, shape.samples)
+    facts = PublicFederation(clients, samples, shape.classes, shape.row_bound, ("random rows of a benchmark",))
+    return plan_run("g_bmf", facts, training)

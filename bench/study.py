@@ -30,6 +30,7 @@ from bench.evaluation.paper_tables import paper_accuracy
 from vfl.data.columns import load_columns
 from vfl.data.embeddings import ClientEmbeddings, apply_last_layer, embed
 from vfl.data.sets import DATA_SETS, VerticalData, load_data, load_embeddings
+from vfl.dp.factorisation import KINDS
 from vfl.federation import Federation, build_federation
 from vfl.local.client import LocalUpdate
 from vfl.local.config import LOCAL_MODELS, LocalModelConfig
@@ -246,7 +247,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--row-rule", default="normalise", choices=("normalise", "clip"))
     parser.add_argument("--hidden", default="", help="hidden layers of the global model, e.g. 128,64")
     parser.add_argument("--noise", default="distributed", choices=("distributed", "joint"))
-    parser.add_argument("--factorisation", default="bisr", choices=("bisr", "bsr", "identity"))
+    parser.add_argument("--factorisation", default="bisr", choices=KINDS)
     parser.add_argument("--accounting", default="paper", choices=("paper", "proven"), help="G-Shuff only")
     parser.add_argument("--schedule", default="constant", choices=("constant", "linear", "cosine"))
     parser.add_argument("--local-update", default="released", choices=("released", "estimated"), help="GL-BMF only")

@@ -28,12 +28,20 @@ from refmpc.core.protocol import PROTOCOLS, Cost
 from refmpc.core.rounds import gather
 from refmpc.core.tensor import ArithmeticTensor, BooleanTensor, concatenate, stack
 from refmpc.core.words import Words, seal, unseal
+from refmpc.launch.dry_run import dry_run
 from refmpc.launch.runtime import RunResult, run
+from refmpc.mathematics.clipping import clip_root
+from refmpc.mathematics.exp_below import exp_below
 from refmpc.mathematics.exponential import exp, log, softmax
 from refmpc.mathematics.gaussian import gaussian_addend, joint_gaussian, joint_slope_error
+from refmpc.mathematics.octave import octave
 from refmpc.mathematics.polynomial import polynomial
+from refmpc.mathematics.powers import weigh_reached
+from refmpc.mathematics.probabilities import probabilities
 from refmpc.mathematics.reciprocal import divide, reciprocal, reciprocal_narrow
 from refmpc.mathematics.roots import clip_factor, inverse_sqrt, sqrt
+from refmpc.mathematics.scale_rows import cut_and_square, scale_rows
+from refmpc.mathematics.spline import spline_times
 from refmpc.net.emulation import NetworkProfile
 from refmpc.primitives.arithmetic import dot, dot_truncate, matmul, matmul_truncate, multiply, multiply_truncate
 from refmpc.primitives.boolean import (
@@ -44,8 +52,10 @@ from refmpc.primitives.boolean import (
     is_negative_by_carry_tree,
 )
 from refmpc.primitives.comparison import is_negative, maximum, relu, thermometer
+from refmpc.primitives.dealing import Additive, TwoHolder, replicate, summands, truncate_additive
 from refmpc.primitives.io import Client, input_from_client, input_from_party, reveal, reveal_to_client
 from refmpc.primitives.opening import matmul_opening, open_to_client, opening_bytes, receive_opening
+from refmpc.primitives.order import largest_coarse
 from refmpc.primitives.shuffle import shuffle
 from refmpc.primitives.truncation import truncate
 from refmpc.primitives.two_holder import (
@@ -62,6 +72,7 @@ from refmpc.primitives.two_holder import (
 __all__ = [
     "DEFAULT_FRACTION_BITS",
     "PROTOCOLS",
+    "Additive",
     "ArithmeticTensor",
     "BooleanTensor",
     "Client",
@@ -81,6 +92,7 @@ __all__ = [
     "Release",
     "ReleaseRefused",
     "RunResult",
+    "TwoHolder",
     "TwoHolderBits",
     "Words",
     "and_words",
@@ -89,14 +101,18 @@ __all__ = [
     "bits_to_boolean",
     "boolean_to_arithmetic",
     "clip_factor",
+    "clip_root",
     "concatenate",
+    "cut_and_square",
     "decode",
     "divide",
     "dot",
     "dot_truncate",
+    "dry_run",
     "encode",
     "equal",
     "exp",
+    "exp_below",
     "gather",
     "gaussian_addend",
     "input_from_client",
@@ -106,6 +122,7 @@ __all__ = [
     "is_negative_by_carry_tree",
     "joint_gaussian",
     "joint_slope_error",
+    "largest_coarse",
     "largest_value",
     "log",
     "lookup",
@@ -115,26 +132,34 @@ __all__ = [
     "maximum",
     "multiply",
     "multiply_truncate",
+    "octave",
     "open_to_client",
     "opening_bytes",
     "polynomial",
+    "probabilities",
     "receive_opening",
     "reciprocal",
     "reciprocal_narrow",
     "relu",
+    "replicate",
     "reveal",
     "reveal_to_client",
     "run",
+    "scale_rows",
     "seal",
     "select",
     "shuffle",
     "softmax",
+    "spline_times",
     "sqrt",
     "stack",
+    "summands",
     "thermometer",
     "truncate",
+    "truncate_additive",
     "two_holder",
     "unseal",
     "weigh_bits",
+    "weigh_reached",
     "where",
 ]

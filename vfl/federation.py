@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from accel.validate import require, require_choice, require_real
+from accel.validate import require, require_choice
 from vfl.data.embeddings import ClientEmbeddings, embed
 from vfl.data.scaling import RowBound, bound_rows, row_bound_from_public, split_row_bound
 from vfl.data.sets import VerticalData
@@ -92,32 +91,25 @@ def build_federation(
     embeddings: Sequence[ClientEmbeddings] | None = None,
     row_bound: float | str = 1.0,
     row_rule: str = "normalise",
-    bound_split: str = "equal",
     lora: bool = False,
     rank: int = 8,
     lora_alpha: float = 1.0,
-    block_bound: float = 1.0,
-    factor_bound: float | None = None,
     update: LocalUpdate | None = None,
-    cache_dir: str | Path | None = None,
     seed: int = 0,
     dtype: npt.DTypeLike = np.float64,
     progress: bool = True,
 ) -> Federation:
     """Embed, bound and hand out.
 
-    Row bound: each client brings its block to R_i (``row_rule`` clip or normalise) with Σ R_i² = R²
-    (``bound_split`` equal or width), so the concatenated row obeys R. ``row_bound="public"`` takes R_i as the
-    95 % quantile of the client's own *public* embeddings. With ``lora``, each pooled block output is
-    normalised to ``block_bound`` and the rows of A = XVᵀ are clipped to ``factor_bound``: public numbers that
-    size the fixed-point ranges of the shared factors.
+    Row bound: each client brings its block to R_i (``row_rule`` clip or normalise) with R_i = R/√N, so
+    that the concatenated row obeys R. ``row_bound="public"`` takes R_i as the
+    95 % quantile of the client's own *public* embeddings. With ``lora``, each row of a pooled block output is
+    normalised to 1: a public number that sizes the fixed-point ranges of the shared factors.
     """
-    require_real("block_bound", block_bound, 0.0, open_low=True)
     parts = list(embeddings) if embeddings is not None else embed(
-        data, config or LocalModelConfig(), cache_dir=cache_dir, keep_blocks=lora, progress=progress
+        data, config or LocalModelConfig(), keep_blocks=lora, progress=progress
     )  # fmt: skip
     require(len(parts) == data.num_clients, "embeddings", len(parts), f"one per client ({data.num_clients})")
-    widths = [p.train.shape[1] for p in parts]
     if isinstance(row_bound, str):
         require_choice("row_bound", row_bound, ("public",), way_out="or give a number")
         norms = []
@@ -133,7 +125,7 @@ def build_federation(
             norms.append(row_bound_from_public(part.public))
         bounds = tuple(norms)
     else:
-        bounds = split_row_bound(row_bound, len(parts), rule=bound_split, widths=widths)
+        bounds = split_row_bound(row_bound, len(parts))
     total = float(np.sqrt(sum(b**2 for b in bounds))) if isinstance(row_bound, str) else float(row_bound)
     blocks: list[list[Floats]] | None = None
     test_blocks: list[list[Floats]] = []
@@ -145,8 +137,8 @@ def build_federation(
             "present for LoRA",
             "embed with keep_blocks",
         )
-        blocks = [[bound_rows(x, block_bound, "normalise") for x in p.train_blocks] for p in parts]
-        test_blocks = [[bound_rows(x, block_bound, "normalise").astype(dtype) for x in p.test_blocks] for p in parts]
+        blocks = [[bound_rows(x, 1.0, "normalise") for x in p.train_blocks] for p in parts]
+        test_blocks = [[bound_rows(x, 1.0, "normalise").astype(dtype) for x in p.test_blocks] for p in parts]
     clients = make_clients(
         [p.train for p in parts],
         data.train_labels,
@@ -155,7 +147,6 @@ def build_federation(
         rank=rank,
         alpha=lora_alpha,
         update=update,
-        factor_bound=factor_bound,
         seed=seed,
         dtype=dtype,
     )

@@ -92,10 +92,6 @@ class GlobalModel:
     def weights(self) -> list[Floats]:
         return [layer[:-1] for layer in self.layers]
 
-    @property
-    def biases(self) -> list[Floats]:
-        return [layer[-1] for layer in self.layers]
-
     def flatten(self) -> Floats:
         return np.concatenate([layer.ravel() for layer in self.layers])
 

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from accel.validate import require, require_choice, require_integer, require_real
 from vfl.data.sets import usable_rows
+from vfl.dp.factorisation import KINDS
 
 __all__ = ["SETTINGS", "Schedule", "TrainingConfig"]
 
@@ -58,7 +59,7 @@ class TrainingConfig:
         require_real("weight_decay", self.weight_decay, 0.0, 1.0, open_low=True)
         for width in self.hidden:
             require_integer("hidden", width, 1)
-        require_choice("factorisation", self.factorisation, ("bisr", "bsr", "identity"))
+        require_choice("factorisation", self.factorisation, KINDS)
         require_choice("noise", self.noise, ("distributed", "joint"))
         require_choice("accounting", self.accounting, ("paper", "proven"))
         require_choice("gradients", self.gradients, ("factored", "explicit"))

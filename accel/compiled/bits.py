@@ -103,7 +103,10 @@ def unpack_bits(packed: np.ndarray, width: int, count: int) -> np.ndarray:
 
 def pack_into(values: np.ndarray, width: int, out: np.ndarray) -> None:
     """See ``accel.reference.bits.pack_into``."""
-    out[:] = pack_bits(values, width)
+    if values.dtype == np.uint8:
+        pack_bytes(values, width, out)
+    else:
+        out[:] = pack_bits(values, width)
 
 
 def unpack_into(packed: np.ndarray, width: int, out: np.ndarray) -> None:

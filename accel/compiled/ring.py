@@ -6,18 +6,16 @@ import numpy as np
 from numba import njit
 
 from accel.compiled import tiles
-from accel.reference.ring import decode_fixed, gather_rows, shift_right_arithmetic, shift_right_logical
+from accel.reference.ring import decode_fixed, gather_rows
 
 __all__ = [
-    "decode_fixed",  # these four are single memory-bound passes: numpy's own loops are as fast
+    "decode_fixed",  # this and gather_rows are single memory-bound passes: numpy's own loops are as fast
     "dot_pair",
     "encode_fixed",
     "gather_rows",
     "matmul_pair",
     "product_pair",
     "random_permutation",
-    "shift_right_arithmetic",
-    "shift_right_logical",
 ]
 
 

@@ -68,7 +68,7 @@ def _row_tile(rows: int, columns: int) -> Any:
     """A tile of ``by_rows``: out[i+r, j+c] += Σ_l x0[i+r, l]·y[0, j+c, l] + x1[i+r, l]·y[1, j+c, l]."""
 
     @intrinsic
-    def tile(typing: Any, x0: Any, x1: Any, y: Any, out: Any, i: Any, j: Any) -> Any:
+    def tile(_typing: Any, x0: Any, x1: Any, y: Any, out: Any, i: Any, j: Any) -> Any:
         def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
             x0_, x1_, y_, out_ = (
                 _Matrix(context, builder, kind, value)
@@ -115,7 +115,7 @@ def _column_tile(columns: int) -> Any:
     """A tile of ``by_columns``: DEEP rows from i on, whose words lie beside each other in the transposed factor."""
 
     @intrinsic
-    def tile(typing: Any, x0: Any, x1: Any, y: Any, out: Any, i: Any, j: Any) -> Any:
+    def tile(_typing: Any, x0: Any, x1: Any, y: Any, out: Any, i: Any, j: Any) -> Any:
         def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
             x0_, x1_, y_, out_ = (
                 _Matrix(context, builder, kind, value)

@@ -38,7 +38,7 @@ def unpack_bits(packed: np.ndarray, width: int, count: int) -> np.ndarray:
 
 
 def pack_into(values: np.ndarray, width: int, out: np.ndarray) -> None:
-    """``pack_bits`` into ``out``, as many bytes as they take."""
+    """``pack_bits`` of words (or, for width ≤ 7, of bytes) into ``out``, as many bytes as they take."""
     out[:] = pack_bits(values, width)
 
 

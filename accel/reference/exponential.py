@@ -20,7 +20,8 @@ def exp_deal(
     ρ's digit and zero elsewhere. A digit counts steps of ``step`` (a power of two), ρ_low is below one."""
     rho = np.uint64(0) - x0 - x1
     low_bits = fraction_bits + step.bit_length() - 1
-    low = (rho & np.uint64((1 << low_bits) - 1)).astype(np.float64) * 2.0**-fraction_bits
+    below = np.uint64((1 << low_bits) - 1)
+    low = np.bitwise_and(rho, below).astype(np.float64) * 2.0**-fraction_bits
     digit = ((rho >> np.uint64(low_bits)) & np.uint64(out.shape[1] - 1)).astype(np.int64)
     np.subtract(np.uint64(0), masks, out=out)
     out[np.arange(rho.size), digit] += np.rint(np.exp(-low) * 2.0**dealt_bits).astype(np.uint64)
@@ -39,8 +40,9 @@ def exp_hold(
     """A holder's summand Σ_place half·weight, weight = e^c_low·factors[digit of c − place]·scale, rounded."""
     places = half.shape[1]
     low_bits = fraction_bits + step.bit_length() - 1
-    exact = agreed_exp(c & np.uint64((1 << low_bits) - 1), fraction_bits, table)
-    distance = ((c >> np.uint64(low_bits))[:, np.newaxis] - np.arange(places, dtype=np.uint64)) & np.uint64(places - 1)
+    exact = agreed_exp(np.bitwise_and(c, np.uint64((1 << low_bits) - 1)), fraction_bits, table)
+    digit = (c >> np.uint64(low_bits))[:, np.newaxis]
+    distance = np.bitwise_and(digit - np.arange(places, dtype=np.uint64), np.uint64(places - 1))
     weights = np.rint(exact[:, np.newaxis] * factors[distance.astype(np.int64)] * scale).astype(np.uint64)
     np.sum(half * weights, axis=1, dtype=np.uint64, out=out)
 

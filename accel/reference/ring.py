@@ -12,8 +12,6 @@ __all__ = [
     "matmul_pair",
     "product_pair",
     "random_permutation",
-    "shift_right_arithmetic",
-    "shift_right_logical",
 ]
 
 
@@ -37,16 +35,6 @@ def matmul_pair(x: np.ndarray, y: np.ndarray, addend: np.ndarray | None, out: np
     np.add(x[0] @ (y[0] + y[1]), x[1] @ y[0], out=out)
     if addend is not None:
         out += addend
-
-
-def shift_right_logical(x: np.ndarray, bits: int) -> np.ndarray:
-    """⌊x / 2^bits⌋ of the unsigned words, 0 ≤ bits ≤ 63."""
-    return x >> np.uint64(bits)
-
-
-def shift_right_arithmetic(x: np.ndarray, bits: int) -> np.ndarray:
-    """⌊x / 2^bits⌋ of the words read as signed, 0 ≤ bits ≤ 63."""
-    return (x.view(np.int64) >> np.int64(bits)).view(np.uint64)
 
 
 def gather_rows(x: np.ndarray, index: np.ndarray) -> np.ndarray:

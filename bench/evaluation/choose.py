@@ -22,7 +22,7 @@ import numpy as np
 from bench.evaluation.cells import train_baseline
 from bench.evaluation.presets import BASELINE_RATES, Preset
 from bench.evaluation.sources import DataOptions, public_task
-from vfl.dp import any_order_epsilon, any_order_sigma
+from vfl.dp import KINDS, any_order_epsilon, any_order_sigma
 from vfl.federation import build_federation
 from vfl.twins import train_gl_bmf, train_ldp_g
 from vfl.twins.sweep import train_at_every_epsilon
@@ -69,7 +69,7 @@ OPTIONS: dict[str, tuple[Change, tuple[Any, ...], str, int]] = {
     "clip_norm": (_rate_for_clip, (0.125, 0.25, 0.5, 1.0), "g_bmf", 1),
     "learning_rate": (_training("learning_rate"), (8.0, 16.0, 32.0, 64.0), "g_bmf", 1),
     "schedule": (_training("schedule"), ("constant", "linear", "cosine"), "g_bmf", 1),
-    "factorisation": (_training("factorisation"), ("bisr", "bsr", "identity"), "g_bmf", 1),
+    "factorisation": (_training("factorisation"), KINDS, "g_bmf", 1),
     "momentum_rate": (_preset("momentum_rate"), (0.05, 0.1, 0.2), "g_bmf", 2),
     "local_rate": (_preset("local_rate"), (0.2, 2.0, 20.0, 200.0), "gl_bmf", 1),
     "ldp_projection": (_preset("ldp_projection"), (16, 32, 64, 128, 256), "ldp_g", 1),

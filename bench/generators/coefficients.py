@@ -14,21 +14,20 @@ from refmpc.mathematics.normalise import MANTISSA_HIGH, MANTISSA_LOW
 __all__ = ["minimax", "stored_form"]
 
 
-def minimax(function: str, degree: int) -> tuple[np.ndarray, float]:
-    """Coefficients in t = x − centre of the polynomial nearest to 1/sqrt(x) (in relative error) or log(x) (in absolute
-    error) on the mantissa's range, and that error. Lawson's iteration: reweighted least squares."""
+def minimax(degree: int) -> tuple[np.ndarray, float]:
+    """Coefficients in t = x − centre of the polynomial nearest to log(x) (in absolute error) on the mantissa's range, and
+    that error. Lawson's iteration: reweighted least squares."""
     middle, half = (MANTISSA_HIGH + MANTISSA_LOW) / 2, (MANTISSA_HIGH - MANTISSA_LOW) / 2
     x = np.cos(np.linspace(0, np.pi, 2001)) * half + middle
-    target = x**-0.5 if function == "inverse_sqrt" else np.log(x)
-    unit = np.abs(target) if function == "inverse_sqrt" else np.ones_like(x)
-    matrix = np.vander(x - CENTRE, degree + 1, increasing=True) / unit[:, np.newaxis]
+    target = np.log(x)
+    matrix = np.vander(x - CENTRE, degree + 1, increasing=True)
     weight = np.ones_like(x)
     best: np.ndarray = np.zeros(degree + 1)
     least = np.inf
     for _ in range(300):
         root = np.sqrt(weight)
-        solution = np.linalg.lstsq(matrix * root[:, np.newaxis], target / unit * root, rcond=None)[0]
-        error = np.abs(matrix @ solution - target / unit)
+        solution = np.linalg.lstsq(matrix * root[:, np.newaxis], target * root, rcond=None)[0]
+        error = np.abs(matrix @ solution - target)
         if error.max() < least:
             best, least = solution, float(error.max())
         weight *= error
@@ -42,6 +41,5 @@ def stored_form(coefficients: np.ndarray) -> tuple[int, ...]:
 
 
 if __name__ == "__main__":
-    for name, degree in (("inverse_sqrt", 3), ("inverse_sqrt", 4), ("log", LOG_DEGREE)):
-        found, error = minimax(name, degree)
-        print(f"{name}, degree {degree}, error 2^{np.log2(error):.2f}: {stored_form(found)}")
+    found, error = minimax(LOG_DEGREE)
+    print(f"log, degree {LOG_DEGREE}, error 2^{np.log2(error):.2f}: {stored_form(found)}")

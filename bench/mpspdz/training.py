@@ -13,6 +13,7 @@ import numpy as np
 
 from accel.validate import require
 from bench.mpspdz.runner import MpSpdz
+from bench.shapes import public_norms
 from protocols.noise.server_noise import insecure_total_noise
 from protocols.plan.run_plan import Plan
 from protocols.server.checkpoint import ServerDirectory
@@ -65,7 +66,7 @@ def train_with_mpspdz(
     rows = np.concatenate([*columns, np.ones((schedule.num_samples, 1))], axis=1)
     owner = next(client for client in federation.clients if client.is_label_client)
     one_hot = owner.one_hot_rows(used, plan.classes)
-    norms = (rows**2).sum(axis=1) / training.clip_norm**2
+    norms = public_norms(rows, training.clip_norm)
     rate = plan.scales.learning_rate_used(training.learning_rate) / training.batch_size
     compiled = system.compile(
         "training",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -31,6 +31,15 @@ def _tensor(*shape: int, bits: int = 16) -> ArithmeticTensor:
 
 X = _tensor(COUNT)
 BITS = X  # declared costs look at sizes only
+
+
+def _additive(*shape: int) -> Any:
+    """The size of a number that is additive at two holders."""
+    words = np.zeros(shape, dtype=np.uint64)
+    return SimpleNamespace(words=words, shape=shape, size=words.size, ndim=len(shape), fraction_bits=50, bits=64)
+
+
+A, AROWS = _additive(COUNT), _additive(COUNT, 10)
 WORDS = BooleanTensor(None, np.zeros((2, COUNT), dtype=np.uint64), 64)  # type: ignore[arg-type]
 LOW, HIGH = 2.0**-8, 2.0**8
 
@@ -70,6 +79,22 @@ CALLS: dict[str, tuple[str, tuple[Any, ...], int]] = {
     "exp": ("below 0, 28 bits", (X, 0.0, None, 22, 28), COUNT),
     "log": ("2^-8 to 2^8", (X, LOW, HIGH), COUNT),
     "softmax": ("10 classes, 28 bits, a row", (_tensor(COUNT, 10), 18, 28), COUNT),
+    # low-round primitives: numbers additive at two holders
+    "replicate": ("additive to replicated", (A,), COUNT),
+    "truncate_additive": ("16 bits cut", (A, 16), COUNT),
+    "weigh_reached": (
+        "four thresholds, 37 bits, one output",
+        (X, [16, 64, 256, 2**20], [0, 2, 4, 16], 37, [([1, 2, 3, 4, 5], True)]),
+        COUNT,
+    ),
+    "largest_coarse": ("of 10 entries, a row", (_tensor(COUNT, 10), 2, 20), COUNT),
+    "exp_below": ("of 10 entries, a row", (AROWS, A, 12), COUNT),
+    "octave": ("up to 10", (A, 10), COUNT),
+    "spline_times": ("root, times a number", (A, A, "root"), COUNT),
+    "scale_rows": ("10 entries, a row", (A, _tensor(COUNT, 10), 16), COUNT),
+    "probabilities": ("10 classes, a row", (_tensor(COUNT, 10), 64.0), COUNT),
+    "cut_and_square": ("10 entries, a row", (AROWS, 16, X), COUNT),
+    "clip_root": ("up to 2^20", (X, 2.0**20), COUNT),
     "shuffle": ("an entry", ([_tensor(COUNT, 4)],), 4 * COUNT),
     "joint_gaussian": ("a sample", (None, (COUNT,)), COUNT),
 }

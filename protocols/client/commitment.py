@@ -100,7 +100,8 @@ def _others(party: Party, differs: np.ndarray) -> np.ndarray:
     round_.send_previous(differs)
     theirs = round_.expect_next(differs.shape, np.uint8), round_.expect_previous(differs.shape, np.uint8)
     party.deliver(round_)
-    return theirs[0] | theirs[1]
+    either: np.ndarray = theirs[0] | theirs[1]
+    return either
 
 
 def _require_equal(clients: Sequence[str], differs: np.ndarray) -> None:

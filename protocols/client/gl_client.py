@@ -62,7 +62,8 @@ class TrainedClient:
 
 
 def _integers(values: npt.NDArray[np.floating], bits: int) -> Words:
-    return np.rint(values * 2.0**bits).astype(np.int64).reshape(-1)
+    words: np.ndarray = np.rint(values * 2.0**bits).astype(np.int64)
+    return words.reshape(-1)
 
 
 def bounded_factors(

@@ -8,6 +8,7 @@ from types import ModuleType
 
 from accel.errors import InvalidArgument, PpvflError
 from protocols.deploy.commands import audit_log, client, doctor, init, key, pin, predict, run, server
+from protocols.version import add_version_option
 
 __all__ = ["main"]
 
@@ -31,6 +32,7 @@ def make_parser() -> argparse.ArgumentParser:
         description="Vertical federated learning between organisations: three servers, any number of clients.",
         epilog="Start with `ppvfl init`, then `ppvfl doctor` on each host; docs/deployment.md walks through it.",
     )
+    add_version_option(parser)
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for command in COMMANDS.values():
         command.add_parser(subparsers)
@@ -41,7 +43,7 @@ def main(argv: list[str] | None = None) -> int:
     """Run one sub-command. Exit codes: 0 done, 1 something is wrong or broke (it may work later), 2 bad input."""
     arguments = make_parser().parse_args(argv)
     try:
-        return COMMANDS[arguments.command].run(arguments)
+        return int(COMMANDS[arguments.command].run(arguments))
     except InvalidArgument as error:
         print(f"ppvfl {arguments.command}: {error.summary}", file=sys.stderr)
         return 2

@@ -21,7 +21,7 @@ from accel.validate import require, require_choice, require_integer
 from protocols.plan.run_plan import Plan
 from protocols.plan.scales import EMBEDDING_BITS, LOGIT_BITS, MOST_WEIGHT_BITS, PROBABILITY_BITS
 from protocols.step.over_clip import ROOM
-from refmpc import ArithmeticTensor, Client, Cost, Party
+from refmpc import ArithmeticTensor, Client, Party
 
 __all__ = [
     "OUTPUTS",
@@ -33,7 +33,6 @@ __all__ = [
     "client_program",
     "plan_with_released_model",
     "plan_with_shares",
-    "prediction_cost",
     "receive_chunk",
     "servers",
 ]
@@ -289,41 +288,6 @@ def _receive_rows(party: Party, plan: PredictionPlan, rows: int) -> ArithmeticTe
 def _with_ones(rows: ArithmeticTensor) -> ArithmeticTensor:
     zeros = ArithmeticTensor(rows.party, np.zeros((2, rows.shape[0], 1), np.uint64), rows.fraction_bits)
     return refmpc.concatenate([rows, zeros + 1.0], axis=1)
-
-
-def prediction_cost(plan: PredictionPlan) -> tuple[Cost, Cost]:
-    """Declared cost of all chunks: (of the computation, of the opening to the client)."""
-
-    def shaped(*shape: int, bits: int) -> ArithmeticTensor:
-        return ArithmeticTensor(None, np.broadcast_to(np.uint64(0), (2, *shape)), bits)  # type: ignore[arg-type]
-
-    computing, opening = Cost(0, 0), Cost(0, 0)
-    for chunk in plan.chunks:
-        rows = chunk.stop - chunk.start
-        inputs = [shaped(rows, shape[0], bits=EMBEDDING_BITS) for shape in plan.shapes]
-        weights = [shaped(*shape, bits=plan.weight_bits) for shape in plan.shapes]
-        for index, (hidden, layer) in enumerate(zip(inputs[:-1], weights[:-1], strict=True)):
-            sums = shaped(rows, plan.shapes[index][1], bits=EMBEDDING_BITS)
-            computing += refmpc.matmul_truncate.cost(hidden, layer, plan.weight_bits)
-            computing += refmpc.relu.cost(sums, 0, plan.high_bit(index))
-        if plan.output == "logits":
-            opening += Cost(1, refmpc.opening_bytes(plan.cut_bits) * rows * plan.classes)
-            continue
-        computing += refmpc.matmul_truncate.cost(inputs[-1], weights[-1], plan.cut_bits)
-        high_bit = plan.high_bit(len(plan.shapes) - 1)
-        if plan.output == "probabilities":
-            logits = shaped(rows, plan.classes, bits=LOGIT_BITS)
-            computing += refmpc.softmax.cost(logits, PROBABILITY_BITS, high_bit)
-            opening += Cost(1, 24 * rows * plan.classes)
-            continue
-        entries = plan.classes
-        while entries > 1:
-            compared = shaped(entries // 2, rows, bits=LOGIT_BITS)
-            computing += refmpc.is_negative.cost(compared, 0, high_bit)
-            computing += Cost(2, 32 * compared.size * (1 if entries == 2 else 2))
-            entries -= entries // 2
-        opening += Cost(1, 24 * rows)
-    return computing, opening
 
 
 # clients -----------------------------------------------------------------------------------------

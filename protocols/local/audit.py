@@ -98,7 +98,7 @@ class ObservedLayerRun(LayerRun):
 
 
 def _words(tensor: ArithmeticTensor) -> np.ndarray:
-    return refmpc.unseal(tensor.first).copy()
+    return np.array(refmpc.unseal(tensor.first))
 
 
 async def _servers(party: Party, job: ServerJob) -> Observation:
@@ -180,14 +180,16 @@ def _run(plan: Plan, federation: Federation, directory: Path) -> list[Observatio
 
 def _added(shares: list[np.ndarray]) -> np.ndarray:
     """The secret integers, from one share of each server."""
-    return (shares[0] + shares[1] + shares[2]).view(np.int64)
+    words: np.ndarray = shares[0] + shares[1] + shares[2]
+    return words.view(np.int64)
 
 
 def _sums(plan: Plan, seen: list[Observation]) -> np.ndarray:
     """Every y_t, (steps × rows × classes), from the weights: W_{t+1} = W_t − k·y_t in integers, exactly."""
     weights = np.stack([_added([one.weights[t] for one in seen]) for t in range(len(seen[0].weights))])
     words = [plan.scales.rate_word(plan.learning_rate(step)) for step in range(plan.schedule.num_steps)]
-    return -np.diff(weights, axis=0) / np.array(words)[:, None, None] * 2.0**-RELEASE_BITS
+    sums: np.ndarray = -np.diff(weights, axis=0) / np.array(words)[:, None, None] * 2.0**-RELEASE_BITS
+    return sums
 
 
 def _taking_part(plan: Plan, seen: list[Observation]) -> np.ndarray:

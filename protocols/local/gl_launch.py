@@ -22,7 +22,7 @@ from protocols.plan.gl_plan import LayerPlan, plan_layer_run
 from protocols.plan.gl_shapes import JacobianShape
 from protocols.server.checkpoint import ServerDirectory
 from protocols.server.gl_training import LayerServerJob
-from protocols.step.gl_step import layer_step_cost
+from protocols.step.cost import step_cost
 from vfl.data.sets import load_data
 from vfl.federation import Federation, build_federation
 from vfl.gradients import GlobalModel
@@ -165,8 +165,8 @@ def _notes(plan: LayerPlan, keep: bool) -> list[str]:
 
 
 def layer_estimate(plan: LayerPlan) -> dict[str, float]:
-    """Rounds, bytes and memory of a run, from the declared costs; uploads and layer gradients are per step here."""
-    step = layer_step_cost(plan)
+    """Rounds, bytes and memory of a run, from a dry run of one step; uploads and layer gradients are per step here."""
+    step = step_cost(plan)
     steps, batch = plan.schedule.num_steps, plan.schedule.batch_size
     upload, blocks, written_out = 0, 0, 0
     for shape in plan.shapes:

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 import refmpc
 from accel.errors import InvalidArgument, PpvflError
@@ -21,6 +20,7 @@ from protocols.client.upload import ClientJob, client_program
 from protocols.local.curves import Timeline
 from protocols.local.leaving import leaving
 from protocols.local.options import RunOptions, parse_options
+from protocols.local.progress import ProgressBars
 from protocols.local.report import RunReport, estimate, print_estimate, print_report, write_report
 from protocols.local.run_log import RunLog
 from protocols.noise.server_noise import insecure_total_noise
@@ -112,7 +112,7 @@ def execute(
     """Run servers and clients with progress and log. A failure is noted in the log and carries ``way_on``."""
     require_same_run(directory, plan)  # before the log names a claim
     timeline, begun = Timeline(), time.perf_counter()
-    with RunLog(directory / "run.log") as log, _progress(console, options.json) as show:
+    with RunLog(directory / "run.log") as log, ProgressBars(console, options.json) as show:
         log.begin(plan, options.resume is not None)
 
         def on_report(peer: Any, message: dict[str, Any]) -> None:
@@ -154,47 +154,6 @@ def run_directory(options: RunOptions) -> Path:
             continue
     write_text(directory / "config.json", json.dumps(options.to_dict(), indent=2))
     return directory
-
-
-class _progress:
-    """A bar per phase, fed by the reports of server 0; bytes are of all three servers."""
-
-    def __init__(self, console: Console, quiet: bool):
-        self._bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[note]}"),
-            TimeRemainingColumn(),
-            console=Console(stderr=True) if quiet else console,
-            transient=True,
-            disable=quiet or not console.is_terminal,
-        )
-        self._tasks: dict[str, Any] = {}
-        self._bytes: dict[Any, int] = {}
-        self._begun: dict[str, tuple[float, int]] = {}
-
-    def __enter__(self) -> Callable[[Any, Any], None]:
-        self._bar.start()
-        return self._on_report
-
-    def __exit__(self, *exception: object) -> None:
-        self._bar.stop()
-
-    def _on_report(self, peer: Any, message: dict[str, Any]) -> None:
-        self._bytes[peer] = message.get("bytes", 0)
-        if peer != 0:
-            return
-        phase, done = message["phase"], message["done"]
-        if phase not in self._tasks:
-            self._tasks[phase] = self._bar.add_task(phase, total=message["total"], note="")
-            self._begun[phase] = time.monotonic(), done
-        note = ""
-        if phase == "training":
-            began, first = self._begun[phase]
-            rate = (done - first) / max(1e-9, time.monotonic() - began)
-            note = f"{rate:.0f} steps/s, {sum(self._bytes.values()) / 1e6:.0f} MB"
-        self._bar.update(self._tasks[phase], completed=done, note=note)
 
 
 def _launch_beside_mpspdz(options: RunOptions, federation: Federation, console: Console) -> RunReport:

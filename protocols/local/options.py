@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from accel.errors import InvalidArgument
+from protocols.version import add_version_option
 from vfl.data.sets import DATA_SETS
+from vfl.dp.factorisation import KINDS
 from vfl.local.config import LOCAL_MODELS
 from vfl.training import SETTINGS, TrainingConfig
 
@@ -82,6 +84,7 @@ def parse_options(protocol: str, description: str | None, argv: list[str] | None
         description=description,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    add_version_option(parser)
     default, run = TrainingConfig(), RunOptions(protocol, TrainingConfig())
     data = parser.add_argument_group("data")
     data.add_argument("--data", choices=DATA_SETS, default=run.data, help="data set, split vertically (default digits)")
@@ -144,7 +147,7 @@ def parse_options(protocol: str, description: str | None, argv: list[str] | None
     elif protocol in ("g_bmf", "gl_bmf"):
         privacy.add_argument(
             "--factorisation",
-            choices=("bisr", "bsr", "identity"),
+            choices=KINDS,
             default=default.factorisation,
             help="of the workload",
         )

@@ -35,6 +35,7 @@ from protocols.local.options import RunOptions
 from protocols.local.report import size_in_words
 from protocols.registry import protocol
 from protocols.server.checkpoint import ServerDirectory
+from protocols.version import add_version_option
 from vfl.federation import Federation
 from vfl.gradients import GlobalModel
 
@@ -212,6 +213,7 @@ def main(description: str | None, argv: list[str] | None = None) -> None:
         description=description,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    add_version_option(parser)
     parser.add_argument("--run", required=True, metavar="DIR", help="folder of a finished run")
     parser.add_argument(
         "--model",

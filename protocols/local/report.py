@@ -18,7 +18,7 @@ from protocols.local.options import RunOptions
 from protocols.noise.joint_noise import MOST_SAMPLES, SAMPLE_MEMORY, joint_block_rows, joint_noise_cost
 from protocols.plan.run_plan import Plan
 from protocols.plan.scales import EMBEDDING_BITS
-from protocols.step.global_step import step_cost
+from protocols.step.cost import step_cost
 from refmpc import Cost, Ledger
 
 __all__ = ["RunReport", "estimate", "print_estimate", "print_report", "size_in_words", "write_report"]
@@ -138,8 +138,8 @@ def print_report(report: RunReport, console: Console) -> None:
 
 
 def estimate(plan: Plan) -> dict[str, float]:
-    """Rounds, bytes and memory of a run, from the declared costs (upload counted at the clients)."""
-    step = step_cost(plan.training, plan.width, plan.classes, plan.scales)
+    """Rounds, bytes and memory of a run, from a dry run of one step (upload counted at the clients)."""
+    step = step_cost(plan)
     steps, rows = plan.schedule.num_steps, plan.schedule.num_samples
     upload = 16 * rows * (plan.width + plan.classes)
     shuffles = plan.schedule.epochs if plan.protocol == "g_shuff" else 0

@@ -25,6 +25,7 @@ that begins again from step 0 with new noise has released nothing under the old.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -33,7 +34,6 @@ import refmpc
 from accel.files import write_arrays
 from protocols.plan.run_plan import Plan, joint_scale
 from protocols.server.checkpoint import CannotResume, ServerDirectory, agree_on_count, confirm_on_disk
-from protocols.step.clip import shaped
 from refmpc import Cost, Party
 from refmpc.mathematics.gaussian import JOINT_FRACTION_BITS
 from vfl.dp import NoiseFilter
@@ -55,15 +55,24 @@ def _pieces(samples: int) -> list[int]:
     return [min(MOST_SAMPLES, samples - start) for start in range(0, samples, MOST_SAMPLES)]
 
 
+async def _draw_piece(party: Party, plan: Plan, samples: int) -> np.ndarray:
+    """This server's share of so many samples at the deviation of the plan. 15 rounds and 1420 bytes a sample."""
+    factor, bits = joint_scale(plan.noise.target_std)
+    unit = await refmpc.joint_gaussian(party, (samples,), 0.0)
+    scaled = unit.scale_by_integers(factor).reinterpret(JOINT_FRACTION_BITS + bits)
+    return np.asarray(refmpc.unseal((await refmpc.truncate(scaled, bits)).first))
+
+
 def joint_noise_cost(plan: Plan) -> Cost:
-    """The declared cost of all joint noise of a run."""
-    rows, steps, total = joint_block_rows(plan.parameters), plan.schedule.num_steps, Cost(0, 0)
-    bits = joint_scale(plan.noise.target_std)[1]
-    for start in range(0, steps, rows):
-        for count in _pieces(min(rows, steps - start) * plan.parameters):
-            total += refmpc.joint_gaussian.cost(None, (count,), 0.0)  # type: ignore[arg-type]
-            total += refmpc.truncate.cost(shaped(count, bits=bits), bits)
-    return total
+    """Of all joint noise of a run, exactly: one dry run for every size of a piece, of which there are four at most."""
+    rows, steps = joint_block_rows(plan.parameters), plan.schedule.num_steps
+    blocks = (min(rows, steps - start) for start in range(0, steps, rows))
+    pieces = Counter(size for block in blocks for size in _pieces(block * plan.parameters))
+    each = {size: refmpc.dry_run(_draw_piece, plan, size)["main"] for size in pieces}
+    return Cost(
+        sum(count * each[size].rounds for size, count in pieces.items()),
+        sum(count * each[size].bytes for size, count in pieces.items()),
+    )
 
 
 class JointNoise:
@@ -94,19 +103,17 @@ class JointNoise:
 
     def next_row(self) -> np.ndarray:
         """This server's summand of the joint noise of the present step, int64 at 46 bits."""
-        row, self._ready = self._ready[0], self._ready[1:]
+        row: np.ndarray = self._ready[0]
+        self._ready = self._ready[1:]
         self._step += 1
         return row
 
     async def _draw(self, block: int) -> np.ndarray:
         rows = min(self._block_rows, self._plan.schedule.num_steps - block * self._block_rows)
-        factor, bits = joint_scale(self._plan.noise.target_std)
         shares = []
         with self._party.phase("noise"):
-            for count in _pieces(rows * self._plan.parameters):
-                unit = await refmpc.joint_gaussian(self._party, (count,), 0.0)
-                scaled = unit.scale_by_integers(factor).reinterpret(JOINT_FRACTION_BITS + bits)
-                shares.append(refmpc.unseal((await refmpc.truncate(scaled, bits)).first))
+            for size in _pieces(rows * self._plan.parameters):
+                shares.append(await _draw_piece(self._party, self._plan, size))
         z = np.concatenate(shares).reshape(rows, -1).view(np.int64)
         if self._keep:
             write_arrays(self._file(block), {"first": z}, private=True)

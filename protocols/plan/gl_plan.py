@@ -8,11 +8,12 @@ from typing import Any
 from accel.validate import require
 from protocols.plan.gl_scales import AdapterScales, FactorBounds, plan_layer_scales
 from protocols.plan.gl_shapes import AdapterShape, JacobianShape, LayerFacts, public_facts
-from protocols.plan.run_plan import MODEL_RELEASE, Plan, calibrate_factorised, factorise_workload
+from protocols.plan.run_plan import MODEL_RELEASE, Plan
 from protocols.plan.scales import GRADIENT_BITS, RELEASE_BITS
 from vfl.dp import CalibratedNoise, Claim, FixedPointSlack, labels_only_claim, with_delta_checked
 from vfl.federation import Federation
 from vfl.local.client import LocalUpdate
+from vfl.run_mechanism import calibrate_run, choose_factorisation
 from vfl.training import TrainingConfig
 
 __all__ = ["LayerPlan", "layer_release", "plan_from_facts", "plan_layer_run"]
@@ -64,11 +65,6 @@ class LayerPlan(Plan):
             "local_update": str(self.local_update),
         }
 
-    def noise_std(self, step: int) -> float:
-        """Deviation of the noise in one coordinate of the *mean* gradient of a step, as everybody faces it."""
-        norm = float(self.factorisation.noise_norms()[step])
-        return self.noise.outsider_std * norm / self.training.batch_size
-
     def noise_slices(self) -> list[slice]:
         """Each client's part of a noise row."""
         found, start = [], self.global_parameters
@@ -98,7 +94,7 @@ def plan_from_facts(facts: LayerFacts, training: TrainingConfig, bounds: FactorB
             f"at most {MOST_ENTRIES}, 256 MB of shares at each server",
             "train a smaller layer, use smaller batches, or LoRA layers with factored gradients",
         )
-    factorisation = factorise_workload(training, schedule, training.factorisation)
+    factorisation = choose_factorisation("gl_bmf", training, schedule)
     parameters = (facts.width + 1) * facts.classes + sum(shape.parameters for shape in shapes)
 
     def calibrate(row_bound: float, clip_rounding: float, overflow: float) -> CalibratedNoise:
@@ -114,7 +110,7 @@ def plan_from_facts(facts: LayerFacts, training: TrainingConfig, bounds: FactorB
             clip_rounding=clip_rounding,
             overflow_probability=overflow,
         )
-        return calibrate_factorised(training, schedule, factorisation, slack)
+        return calibrate_run("gl_bmf", training, schedule, factorisation, slack)
 
     # the ranges depend on the noise, and the noise (a little) on the ranges: plan for 1 % more noise than was found
     noise = calibrate(facts.row_bound, 0.0, 0.0)

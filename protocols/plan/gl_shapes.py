@@ -99,7 +99,7 @@ class LayerFacts:
 
     @property
     def width(self) -> int:
-        return self.clients[-1].columns.stop
+        return int(self.clients[-1].columns.stop)
 
 
 def start_digest(layers: Sequence[tuple[np.ndarray, np.ndarray]]) -> str:

@@ -14,6 +14,7 @@ import numpy as np
 
 from accel.validate import require
 from protocols.plan.scales import GRADIENT_BITS, RELEASE_BITS, Scales, plan_scales
+from protocols.step.over_clip import ROOM
 from refmpc.mathematics.gaussian import (
     JOINT_DISTANCE,
     JOINT_FRACTION_BITS,
@@ -28,16 +29,23 @@ from vfl.dp import (
     Factorisation,
     FixedPointSlack,
     NoiseSplit,
-    calibrate_matrix_factorisation,
-    calibrate_shuffled,
-    default_bands,
-    factorise,
     with_delta_checked,
 )
 from vfl.gradients import GlobalModel
+from vfl.run_mechanism import calibrate_run, choose_factorisation
 from vfl.training import Schedule, TrainingConfig
 
-__all__ = ["MODEL_RELEASE", "Plan", "PublicFacts", "digest", "joint_scale", "joint_slope", "plan_run"]
+__all__ = [
+    "MODEL_RELEASE",
+    "Plan",
+    "PublicClient",
+    "PublicFacts",
+    "PublicFederation",
+    "digest",
+    "joint_scale",
+    "joint_slope",
+    "plan_run",
+]
 
 MODEL_RELEASE = "global model"
 
@@ -72,6 +80,29 @@ class PublicFacts(Protocol):
 
     @property
     def public_inputs(self) -> tuple[str, ...]: ...
+
+
+@dataclass(frozen=True)
+class PublicClient:
+    """What the others know of a client."""
+
+    name: str
+    width: int
+
+
+@dataclass(frozen=True)
+class PublicFederation:
+    """The public side of ``vfl.federation.Federation``: sizes and bounds, no rows."""
+
+    clients: tuple[PublicClient, ...]
+    num_samples: int
+    classes: int
+    row_bound: float
+    public_inputs: tuple[str, ...]
+
+    @property
+    def width(self) -> int:
+        return sum(client.width for client in self.clients)
 
 
 @dataclass(frozen=True)
@@ -169,7 +200,7 @@ class Plan:
 def joint_scale(target_std: float) -> tuple[int, int]:
     """(integer, bits): the std of the joint part, rounded up, by which standard samples at 30 bits are multiplied."""
     std = math.sqrt(1 - 2 * SMOOTHING**2) * target_std
-    room = math.floor(61 - JOINT_FRACTION_BITS - math.log2(12.0 * max(1.0, std)))  # samples stay below 12
+    room = math.floor(ROOM - JOINT_FRACTION_BITS - math.log2(12.0 * max(1.0, std)))  # samples stay below 12
     bits = min(24, room)
     require(bits >= 8, "noise", f"std {target_std:.3g}", "below 2^19", "lower the clip norm or raise epsilon")
     return math.ceil(std * 2.0**bits), bits
@@ -214,33 +245,6 @@ def digest(layers: list[np.ndarray], fraction_bits: int) -> str:
     return hashlib.sha256(b"".join(words)).hexdigest()
 
 
-def factorise_workload(training: TrainingConfig, schedule: Schedule, kind: str) -> Factorisation:
-    """The factorisation of SGD's workload on this schedule, with the default number of bands unless one is given."""
-    if kind == "identity":
-        return factorise("identity", schedule.num_steps)
-    bands = training.bands
-    if bands is None:
-        bands = schedule.num_batches if kind == "bsr" else default_bands(schedule.num_batches)
-    decay, momentum = training.weight_decay, training.momentum
-    return factorise(kind, schedule.num_steps, weight_decay=decay, momentum=momentum, bands=bands)
-
-
-def calibrate_factorised(
-    training: TrainingConfig, schedule: Schedule, factorisation: Factorisation, slack: FixedPointSlack
-) -> CalibratedNoise:
-    """Noise for batches in a fixed order, every record once an epoch."""
-    return calibrate_matrix_factorisation(
-        training.epsilon,
-        training.delta,
-        training.clip_norm,
-        factorisation,
-        schedule.epochs,
-        schedule.num_batches,
-        slack,
-        training.noise,
-    )
-
-
 def plan_run(protocol: str, federation: PublicFacts, training: TrainingConfig) -> Plan:
     """Calibrate the noise with the slack of the arithmetic that will run, and choose all scales; or refuse."""
     require(
@@ -259,8 +263,7 @@ def plan_run(protocol: str, federation: PublicFacts, training: TrainingConfig) -
         "bsr's recursion rounds, which is not local on shares",
     )
     schedule = training.steps(federation.num_samples)
-    shuffled = protocol == "g_shuff"
-    factorisation = factorise_workload(training, schedule, "identity" if shuffled else training.factorisation)
+    factorisation = choose_factorisation(protocol, training, schedule)
     sizes = (federation.width, *training.hidden, federation.classes)
     start_norms = [
         float(np.linalg.norm(layer, 2)) for layer in _start(training, federation.width, federation.classes).layers
@@ -277,23 +280,8 @@ def plan_run(protocol: str, federation: PublicFacts, training: TrainingConfig) -
         overflow_probability=1e-20,
     )
 
-    def calibrate(slack: FixedPointSlack) -> CalibratedNoise:
-        if shuffled:
-            return calibrate_shuffled(
-                training.epsilon,
-                training.delta,
-                training.clip_norm,
-                schedule.num_samples,
-                schedule.batch_size,
-                schedule.epochs,
-                slack=slack,
-                split=training.noise,
-                accounting=training.accounting,
-            )
-        return calibrate_factorised(training, schedule, factorisation, slack)
-
     # the ranges depend on the noise, and the claim on the ranges: plan once with a guess, then with the real figures
-    noise = calibrate(slack)
+    noise = calibrate_run(protocol, training, schedule, factorisation, slack)
     for _ in range(3 if joint else 2):
         scales = plan_scales(
             training,
@@ -318,7 +306,7 @@ def plan_run(protocol: str, federation: PublicFacts, training: TrainingConfig) -
                 slope_error=joint_slope(0.99 * noise.target_std),  # the noise still changes a little
                 overflow_probability=slack.overflow_probability + samples * JOINT_DISTANCE,
             )
-        noise = calibrate(slack)
+        noise = calibrate_run(protocol, training, schedule, factorisation, slack)
     assumed = (*noise.claim.public, *federation.public_inputs)
     if training.hidden:
         assumed += ("the starting weights are public and random, from the seed of the run",)

@@ -129,11 +129,6 @@ class Scales:
         return self.norms.bits
 
     @property
-    def norm_bound(self) -> float:
-        """Of n_j, before rounding."""
-        return self.norms.ratio
-
-    @property
     def truncated_bits(self) -> int:
         """m: what the noised gradient loses."""
         return GRADIENT_BITS - RELEASE_BITS
@@ -245,7 +240,7 @@ def _movement(
     """(row bound with rounding, how far gradients can move the weights, deviation of the noise in one weight)."""
     bounded = row_bound + math.sqrt(width) * 2.0 ** -(EMBEDDING_BITS + 1)  # each column is rounded
     drift = config.learning_rate * config.clip_norm * schedule.num_steps / (1 - config.momentum)
-    # the α, β of the run: independent noise (G-Shuff) is factorised without them
+    # ranges follow the α, β of the run, whatever workload the factorisation was made for
     error = factorisation.workload_error("final", weight_decay=config.weight_decay, momentum=config.momentum)
     deviation = config.learning_rate / config.batch_size * noise_std * error
     return bounded, drift, deviation

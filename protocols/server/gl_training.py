@@ -138,6 +138,7 @@ class LayerRun(TrainingRun):
         """One noised step; returns this server's words of each client's layer gradient."""
         rate = rate_input(self.party, self.plan.learning_rate(self.party.step), self.plan.scales)
         with self.party.phase("training"):
+            openings: list[refmpc.Words]
             self.layers[0], openings = await self._recorded_layer_step(
                 embeddings, labels, clients, self.layers[0], self.own_noise(), rate
             )

@@ -104,7 +104,8 @@ def agree_on_step(party: Party, directory: ServerDirectory, releases: Releases, 
     next_, previous = exchanged(party, mine, "agree on checkpoint")
     by_server = {party.id: mine, party.next: next_, party.previous: previous}
     kept = {server: {0, *by_server[server][2:].tolist()} for server in range(3)}
-    step, released = max(kept[0] & kept[1] & kept[2]), max(int(record[1]) for record in by_server.values())
+    step: int = max(kept[0] & kept[1] & kept[2])
+    released = max(int(record[1]) for record in by_server.values())
     if step < released:
         behind = [f"server {server}" for server in range(3) if max(kept[server]) < released]
         raise CannotResume(

@@ -6,11 +6,8 @@ c_j ≤ 1/sqrt(max(1, q_j)). Why samples beyond a norm limit get the factor 0 is
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-import numpy as np
 
 import refmpc
 from protocols.plan.scales import UPDATE_BITS, LayerScales, Scales
@@ -18,7 +15,7 @@ from protocols.step.over_clip import norms_over_clip, squares_over_clip
 from refmpc import ArithmeticTensor, TwoHolderBits
 from refmpc.mathematics.normalise import MANTISSA_BITS
 
-__all__ = ["beside", "clip_cost", "clip_factors", "clipped_updates", "shaped", "squared_norms"]
+__all__ = ["clip_factors", "clipped_updates", "squared_norms"]
 
 NORM_CHUNK = 1 << 14  # rows whose norms are computed in one go
 
@@ -121,42 +118,3 @@ async def clip_factors(
 async def clipped_updates(factor: ArithmeticTensor, errors: ArithmeticTensor) -> ArithmeticTensor:
     """u_j = c_j·δ_j at 32 bits. 2 rounds."""
     return await refmpc.multiply_truncate(factor, errors, MANTISSA_BITS + errors.fraction_bits - UPDATE_BITS)
-
-
-# cost --------------------------------------------------------------------------------------------
-
-
-def shaped(*shape: int, bits: int) -> ArithmeticTensor:
-    """A tensor that has a shape and a scale only: for asking what an operation would cost."""
-    return ArithmeticTensor(None, np.broadcast_to(np.uint64(0), (2, *shape)), bits)  # type: ignore[arg-type]
-
-
-def beside(costs: Sequence[refmpc.Cost]) -> refmpc.Cost:
-    """All in the same rounds."""
-    return functools.reduce(refmpc.Cost.beside, costs)
-
-
-def clip_cost(batch: int, scales: Scales) -> refmpc.Cost:
-    """Of ``clip_factors``."""
-    column, dot = shaped(batch, bits=MANTISSA_BITS), refmpc.Cost(1, 24 * batch)
-    parts = []
-    for depth, layer in enumerate(scales.layers):
-        part = dot
-        if layer.square_bits < 2 * layer.error_bits:
-            part += refmpc.truncate.cost(column, 2 * layer.error_bits - layer.square_bits)
-        if depth:
-            part = part.beside(dot + refmpc.truncate.cost(column, layer.norms.cut))
-        cut = layer.square_bits + layer.norm_bits - MANTISSA_BITS
-        parts.append(part + refmpc.multiply_truncate.cost(column, column, cut))
-    factor = refmpc.clip_factor.cost(column, scales.clip_bound)
-    if scales.norm_limit is not None:
-        ranges = [
-            bits
-            for layer in scales.layers[:-1]
-            for bits in (layer.outputs_range(scales.norm_limit), layer.errors_range(scales.norm_limit))
-        ]
-        within = beside([refmpc.is_negative.cost(column, *bits) for bits in ranges])
-        within += refmpc.Cost(1, 48 * batch * len(ranges))
-        within += refmpc.is_negative.cost(column, 0, _count_bits(len(ranges)))
-        factor = factor.beside(within) + refmpc.Cost(2, 32 * batch)
-    return beside(parts) + factor

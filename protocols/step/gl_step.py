@@ -24,9 +24,9 @@ import numpy as np
 import refmpc
 from protocols.plan.gl_plan import LayerPlan
 from protocols.plan.gl_scales import ROUND_UP, AdapterScales
-from protocols.plan.gl_shapes import AdapterShape, JacobianShape
-from protocols.plan.scales import DECAY_BITS, EMBEDDING_BITS, EXPLICIT_BITS, LOGIT_BITS, PROBABILITY_BITS, UPDATE_BITS
-from protocols.step.clip import beside, clipped_updates, shaped
+from protocols.plan.gl_shapes import AdapterShape
+from protocols.plan.scales import PROBABILITY_BITS, UPDATE_BITS
+from protocols.step.clip import clipped_updates
 from protocols.step.global_step import (
     SharedRows,
     Weights,
@@ -41,12 +41,10 @@ from protocols.step.jacobians import (
     clipped_sum,
     global_samples,
     layer_samples,
-    norms_over_clip_cost,
     sample_opening,
-    written_out_cost,
 )
 from protocols.step.over_clip import norms_over_clip
-from refmpc import ArithmeticTensor, Cost, Words, seal
+from refmpc import ArithmeticTensor, Words, seal
 from refmpc.mathematics.normalise import MANTISSA_BITS
 
 __all__ = [
@@ -56,7 +54,6 @@ __all__ = [
     "block_norms",
     "clip_factors",
     "layer_step",
-    "layer_step_cost",
     "weight_products",
 ]
 
@@ -283,74 +280,3 @@ def _layer_opening(
             opening = refmpc.matmul_opening(clipped[:, here].T, inputs, bits, addend=part)
             machine.call("copy", opening, found[down].reshape(rank, -1))
     return found
-
-
-# cost --------------------------------------------------------------------------------------------
-
-
-def layer_step_cost(plan: LayerPlan) -> Cost:
-    """The declared cost of ``layer_step`` between the servers; nothing runs. Uploads and openings come on top."""
-    training, scales, layers = plan.training, plan.scales, plan.adapters
-    batch, width, classes = training.batch_size, plan.width, plan.classes
-    rows = shaped(batch, width + 1, bits=EMBEDDING_BITS)
-    weights = shaped(width + 1, classes, bits=scales.weight_bits)
-    errors = shaped(batch, classes, bits=PROBABILITY_BITS)
-    column = shaped(batch, bits=MANTISSA_BITS)
-    product, multiply, truncate = refmpc.matmul_truncate.cost, refmpc.multiply_truncate.cost, refmpc.truncate.cost
-
-    forward = product(rows, weights, EMBEDDING_BITS + scales.weight_bits - LOGIT_BITS)
-    forward += refmpc.softmax.cost(shaped(batch, classes, bits=LOGIT_BITS), PROBABILITY_BITS, scales.logit_high_bit)
-    under, clip, tails, sums = [forward], [], [], []
-    if training.gradients == "explicit":
-        clip.append(written_out_cost(plan, None))
-        flat = shaped(batch, plan.global_parameters, bits=EXPLICIT_BITS)
-        sums.append(product(column.reshape(1, -1), flat, scales.truncated_bits))
-    else:
-        under.append(norms_over_clip_cost(batch, scales.norms))
-        q_cut = 2 * PROBABILITY_BITS + scales.norm_bits - MANTISSA_BITS
-        clip.append(refmpc.dot.cost(errors, errors) + multiply(column, column, q_cut))
-        tails.append(multiply(column.reshape(-1, 1), errors, MANTISSA_BITS + PROBABILITY_BITS - UPDATE_BITS))
-        sums.append(product(rows.T, shaped(batch, classes, bits=UPDATE_BITS), scales.truncated_bits))
-    for shape in plan.shapes:
-        if isinstance(shape, JacobianShape):
-            weight_rows = shaped(shape.width, classes, bits=scales.weight_bits)
-            under.append(truncate(weight_rows, scales.weight_bits - layers.block_bits))
-            clip.append(written_out_cost(plan, shape))
-            continue
-        stacked = shape.stacked_rank
-        block = shaped(shape.width, classes, bits=layers.block_bits)
-        up = shaped(shape.width, stacked, bits=layers.up_bits)
-        wanted = product(block.T, block, 2 * layers.block_bits - layers.gram_bits)
-        if shape.with_down:
-            wanted = wanted.beside(product(up.T, block, layers.up_bits + layers.block_bits - layers.up_weights_bits))
-        cut = scales.weight_bits - layers.block_bits
-        under.append(truncate(shaped(shape.width, classes, bits=scales.weight_bits), cut) + wanted)
-        under.append(norms_over_clip_cost(batch, layers.projected_norms))
-        fine = layers.curvature_bits + ROUND_UP
-        gram = shaped(classes, classes, bits=layers.gram_bits)
-        piece = product(errors, gram, PROBABILITY_BITS + layers.gram_bits - fine)
-        turned = shaped(batch, classes, bits=fine)
-        piece += refmpc.dot_truncate.cost(errors, turned, PROBABILITY_BITS + fine - layers.curvature_bits)
-        piece += multiply(column, column, layers.curvature_bits + layers.projected_norm_bits - MANTISSA_BITS)
-        clip.append(piece)
-        projected = shaped(batch, stacked, bits=layers.projected_bits)
-        cut = UPDATE_BITS + layers.projected_bits - layers.product_bits
-        sums.append(product(shaped(classes, batch, bits=UPDATE_BITS), projected, cut))
-        if shape.with_down:
-            depth = len(shape.block_widths)
-            up_weights = shaped(classes, stacked, bits=layers.up_weights_bits)
-            piece = multiply(column.reshape(-1, 1), errors, layers.row_factor_bits)
-            piece += product(errors, up_weights, PROBABILITY_BITS + layers.up_weights_bits - layers.layer_bits)
-            squares = shaped(batch, depth, bits=2 * layers.layer_bits)
-            piece += Cost(1, 24 * batch * depth)
-            piece += truncate(squares, 2 * layers.layer_bits - layers.layer_norm_bits)
-            cut = layers.layer_norm_bits + layers.block_norm_bits - MANTISSA_BITS
-            piece += refmpc.dot_truncate.cost(squares, squares, cut)
-            clip.append(piece)
-            at_layers = shaped(batch, stacked, bits=layers.layer_bits)
-            tails.append(multiply(column.reshape(-1, 1), at_layers, MANTISSA_BITS + layers.layer_bits - UPDATE_BITS))
-    total = beside(under) + beside(clip) + refmpc.clip_factor.cost(column, layers.clip_bound)
-    total += (beside(tails) if tails else Cost(0, 0)) + beside(sums)
-    if training.weight_decay != 1.0:
-        total += truncate(weights, DECAY_BITS)
-    return total

@@ -24,14 +24,12 @@ from protocols.plan.scales import (
     LOGIT_BITS,
     PROBABILITY_BITS,
     RELEASE_BITS,
-    UPDATE_BITS,
     LayerScales,
     Scales,
 )
-from protocols.step.clip import beside, clip_cost, clip_factors, clipped_updates, shaped, squared_norms
+from protocols.step.clip import clip_factors, clipped_updates, squared_norms
 from protocols.step.over_clip import norms_over_clip
 from refmpc import ArithmeticTensor, Party, TwoHolderBits, Words, seal
-from refmpc.mathematics.normalise import MANTISSA_BITS
 from vfl.training import TrainingConfig
 
 __all__ = [
@@ -47,7 +45,6 @@ __all__ = [
     "own_addends",
     "rate_input",
     "squared_norms",
-    "step_cost",
     "updated",
     "written_out",
 ]
@@ -249,57 +246,3 @@ async def _decayed(values: ArithmeticTensor, weight_decay: float) -> ArithmeticT
         return values
     decayed = values.scale_by_integers(round(weight_decay * 2**DECAY_BITS))
     return await refmpc.truncate(decayed.reinterpret(values.fraction_bits + DECAY_BITS), DECAY_BITS)
-
-
-# cost --------------------------------------------------------------------------------------------
-
-
-def step_cost(training: TrainingConfig, width: int, classes: int, scales: Scales) -> refmpc.Cost:
-    """The declared cost of ``gradient_step`` for these sizes; nothing runs."""
-    batch, layers = training.batch_size, scales.layers
-    shapes = [(layer.fan_in + 1, layer.fan_out) for layer in layers]
-    inputs = [shaped(batch, fan_in, bits=EMBEDDING_BITS) for fan_in, _ in shapes]
-    weights = [shaped(*shape, bits=scales.weight_bits) for shape in shapes]
-    errors = [shaped(batch, layer.fan_out, bits=layer.error_bits) for layer in layers]
-    total = refmpc.Cost(0, 0)
-    for rows, matrix, layer in zip(inputs[:-1], weights, layers, strict=False):
-        sums = shaped(batch, layer.fan_out, bits=EMBEDDING_BITS)
-        total += refmpc.matmul_truncate.cost(rows, matrix, scales.weight_bits)
-        total += refmpc.relu.cost(sums, 0, layer.sum_high_bit)
-    total += refmpc.matmul_truncate.cost(inputs[-1], weights[-1], EMBEDDING_BITS + scales.weight_bits - LOGIT_BITS)
-    total += refmpc.softmax.cost(shaped(batch, classes, bits=LOGIT_BITS), PROBABILITY_BITS, scales.logit_high_bit)
-    for layer, delta, matrix in zip(layers, errors[1:], weights[1:], strict=False):
-        cut = delta.fraction_bits + scales.weight_bits - layer.error_bits
-        total += refmpc.matmul_truncate.cost(delta, matrix[:-1].T, cut) + refmpc.Cost(2, 32 * batch * layer.fan_out)
-    if training.gradients == "factored":
-        total += clip_cost(batch, scales)
-        total += beside(
-            [
-                refmpc.multiply_truncate.cost(
-                    shaped(batch, 1, bits=MANTISSA_BITS), delta, MANTISSA_BITS + delta.fraction_bits - UPDATE_BITS
-                )
-                for delta in errors
-            ]
-        )
-        total += beside(
-            [
-                refmpc.matmul_truncate.cost(rows.T, delta.reinterpret(UPDATE_BITS), scales.truncated_bits)
-                for rows, delta in zip(inputs, errors, strict=True)
-            ]
-        )
-    else:
-        total += _explicit_cost(batch, width, classes, scales)
-    if training.weight_decay != 1.0:
-        total += beside([refmpc.truncate.cost(matrix, DECAY_BITS) for matrix in weights])
-    return total
-
-
-def _explicit_cost(batch: int, width: int, classes: int, scales: Scales) -> refmpc.Cost:
-    """Of ``explicit_gradient``."""
-    column, flat = shaped(batch, bits=MANTISSA_BITS), shaped(batch, (width + 1) * classes, bits=EXPLICIT_BITS)
-    assert scales.written_out is not None
-    total = refmpc.multiply_truncate.cost(flat, flat, EMBEDDING_BITS + PROBABILITY_BITS - EXPLICIT_BITS)
-    total += refmpc.dot.cost(flat, flat)
-    total += refmpc.truncate.cost(column, scales.written_out.cut)
-    total += refmpc.clip_factor.cost(column, scales.clip_bound)
-    return total + refmpc.matmul_truncate.cost(column.reshape(1, -1), flat, scales.truncated_bits)

@@ -14,12 +14,10 @@ import numpy as np
 import refmpc
 from protocols.plan.gl_plan import LayerPlan
 from protocols.plan.gl_shapes import JacobianShape
-from protocols.plan.scales import EMBEDDING_BITS, EXPLICIT_BITS, PROBABILITY_BITS
-from protocols.step.clip import shaped
+from protocols.plan.scales import EXPLICIT_BITS, PROBABILITY_BITS
 from protocols.step.global_step import written_out
-from protocols.step.over_clip import OverClip, norms_over_clip
-from refmpc import ArithmeticTensor, Cost
-from refmpc.mathematics.normalise import MANTISSA_BITS
+from protocols.step.over_clip import norms_over_clip
+from refmpc import ArithmeticTensor
 
 __all__ = [
     "ClientJacobian",
@@ -27,9 +25,7 @@ __all__ = [
     "clipped_sum",
     "global_samples",
     "layer_samples",
-    "norms_over_clip_cost",
     "sample_opening",
-    "written_out_cost",
 ]
 
 
@@ -82,30 +78,3 @@ async def clipped_sum(
 def sample_opening(factor: ArithmeticTensor, samples: Samples, noise: np.ndarray, bits: int) -> refmpc.Words:
     """This server's words of Σ_j c_j g_j of one client, noised and cut: nothing is sent."""
     return refmpc.matmul_opening(factor.T, samples.gradients, bits, addend=noise.reshape(1, -1)).reshape(-1)
-
-
-# cost --------------------------------------------------------------------------------------------
-
-
-def norms_over_clip_cost(rows: int, over: OverClip) -> Cost:
-    """Of ``norms_over_clip``."""
-    return Cost(1, 24 * rows) + refmpc.truncate.cost(shaped(rows, bits=MANTISSA_BITS), over.cut)
-
-
-def written_out_cost(plan: LayerPlan, shape: JacobianShape | None) -> Cost:
-    """Of ``layer_samples`` for a client's shape, of ``global_samples`` for None."""
-    batch, classes, scales = plan.training.batch_size, plan.classes, plan.adapters
-    errors = shaped(batch, classes, bits=PROBABILITY_BITS)
-    if shape is None:
-        flat = shaped(batch, plan.global_parameters, bits=EXPLICIT_BITS)
-        cost = refmpc.multiply_truncate.cost(flat, flat, EMBEDDING_BITS + PROBABILITY_BITS - EXPLICIT_BITS)
-        assert plan.scales.written_out is not None
-        return cost + norms_over_clip_cost(batch, plan.scales.written_out)
-    block = shaped(classes, shape.width, bits=scales.block_bits)
-    cost = refmpc.matmul_truncate.cost(errors, block, PROBABILITY_BITS + scales.block_bits - scales.signal_bits)
-    signal = shaped(batch, 1, shape.width, bits=scales.signal_bits)
-    jacobian = shaped(batch, shape.width, shape.parameters, bits=scales.jacobian_bits)
-    cost += refmpc.matmul_truncate.cost(
-        signal, jacobian, scales.signal_bits + scales.jacobian_bits - scales.sample_bits
-    )
-    return cost + norms_over_clip_cost(batch, scales.sample_norms)

@@ -15,7 +15,7 @@ from refmpc.core.party import Operation
 from refmpc.core.tensor import ArithmeticTensor
 from refmpc.core.words import Words, seal
 
-__all__ = ["check_bounds", "check_product", "check_range"]
+__all__ = ["check_bounds", "check_product", "check_range", "check_spread", "check_words"]
 
 _WRAPPED = 2.0**61  # doubles and residues of a product that did not wrap differ by less, others by 2^63 at least
 
@@ -62,6 +62,24 @@ async def check_product(
             f"the ring, allowed is -{limit} ≤ value < {limit}; lower fraction_bits or bound the input"
         )
     _refuse_outside(signed, -limit, limit, operation.name)
+
+
+async def check_words(operation: Operation, summand: Words, low: int, high: int, *, zero: bool = False) -> None:
+    """Open Σ summands and raise unless low ≤ value < high everywhere (signed ring words, modulo 2^64; 0 too if ``zero``)."""
+    values = await _open(operation, summand)
+    _refuse_outside(values[values != 0] if zero else values, low, high, operation.name)
+
+
+async def check_spread(operation: Operation, summand: Words, spread: float, fraction_bits: int) -> None:
+    """Open Σ summands and raise unless the entries of every row differ by at most ``spread``."""
+    values = (await _open(operation, summand)).astype(np.float64) * 2.0**-fraction_bits
+    widest = values.max(axis=1, initial=-np.inf) - values.min(axis=1, initial=np.inf)
+    if (widest > spread).any():
+        row = int(np.argmax(widest))
+        raise RangeError(
+            f"'{operation.name}' left its domain: the entries of row {row} differ by {float(widest[row])!r}, allowed is "
+            f"{spread!r}; give a wider bound or bound the input"
+        )
 
 
 async def check_range(x: ArithmeticTensor, low: int, high: int, name: str) -> None:

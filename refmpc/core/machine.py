@@ -80,8 +80,10 @@ class Machine:
 
     def masks(self, operation: Operation, side: str, *shape: int) -> Words:
         """The next words of the stream shared with the ``side`` ("next" or "previous") neighbour, row by row."""
-        rows = shape[0] if len(shape) > 1 else 1
-        return seal(operation.stream(side).rows(rows, math.prod(shape) // rows if rows else 0)).reshape(shape)
+        stream = operation.stream(side)
+        if len(shape) == 2 and shape[0] <= shape[1]:  # several vectors
+            return seal(stream.rows(*shape))
+        return seal(stream.words(math.prod(shape))).reshape(shape)
 
     def mask_bytes(self, operation: Operation, side: str, count: int) -> Words:
         """The next bytes of that stream."""

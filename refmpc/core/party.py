@@ -141,8 +141,8 @@ class Party:
     """Party ``id`` (0, 1 or 2) of a run. Programs receive it as their first argument.
 
     ``id`` holds shares (x_id, x_id+1) of every secret. ``parameters`` are the public parameters that all parties
-    compared before the run. ``run_id``, ``attempt`` and ``step`` go into every nonce, so that masks are never reused
-    when a run is resumed.
+    compared before the run. ``run_id`` goes into every key of masks, ``step`` into every nonce; the pair keys themselves are
+    fresh in every run, so that a resumed one, which has a run id of its own, never uses a mask again.
     """
 
     def __init__(
@@ -152,7 +152,6 @@ class Party:
         *,
         parameters: Mapping[str, Any] | None = None,
         run_id: bytes = b"",
-        attempt: int = 0,
         report: Callable[[Any], None] | None = None,
         insecure_seed: int | None = None,
         insecure_check_ranges: bool = False,
@@ -164,7 +163,6 @@ class Party:
         self.transport = transport
         self.parameters = dict(parameters or {})
         self.run_id = run_id
-        self.attempt = require_integer("attempt", attempt, 0, 2**32 - 1)
         self.ledger = Ledger()
         self.machine = Machine(self)
         self._report = report
@@ -199,7 +197,7 @@ class Party:
         round_.send_next(np.frombuffer(fresh, dtype=np.uint8))
         received = round_.expect_previous(KEY_BYTES, np.uint8)
         self.deliver(round_)
-        label = b"refmpc masks" + self.run_id + self.attempt.to_bytes(4, "little")
+        label = b"refmpc masks" + self.run_id
         for side, key in (("next", fresh), ("previous", received.tobytes())):
             self._keys[side] = StreamKey(HKDF(hashes.SHA256(), KEY_BYTES, salt=None, info=label).derive(key))
         if self.transcript is not None:
@@ -315,18 +313,18 @@ class Party:
 
     def deliver(self, round_: Round) -> None:
         """Carry out one round with both neighbours."""
-        sends, receives = (
-            {peer: parts for peer, parts in links.items() if any(part.nbytes for part in parts)}
-            for links in (
-                {self.next: round_.to_next, self.previous: round_.to_previous},
-                {self.next: round_.from_next, self.previous: round_.from_previous},
-            )
-        )
+        sends = self._links(round_.to_next, round_.to_previous)
+        receives = self._links(round_.from_next, round_.from_previous)
         try:
             self._exchange(round_.operation, sends, receives, round_.code)
         except OutOfStep as error:
             raise self._located(error, round_.numbers) from None
         self.machine.delivered(round_, sends, receives)
+
+    def _links(self, with_next: list[np.ndarray], with_previous: list[np.ndarray]) -> dict[Peer, list[np.ndarray]]:
+        """The messages of a round by neighbour, without those that are empty."""
+        links = (self.next, with_next), (self.previous, with_previous)
+        return {peer: parts for peer, parts in links if any(part.nbytes for part in parts)}
 
     def _located(self, error: OutOfStep, numbers: Sequence[int]) -> OutOfStep:
         return OutOfStep(f"{error}; here this is step {self._step}, operation {' + '.join(map(str, numbers))}")

@@ -262,7 +262,7 @@ class Recorded:
 
         def renewed(leaf: Leaf) -> Any:
             """For the caller: in memory that no later call writes to, with a history that names this call."""
-            words = leaf.words if program is None else seal(unseal(leaf.words).copy())
+            words = seal(leaf.words if program is None else unseal(leaf.words).copy())
             return leaf.with_words(words, mix(leaf.history, salt))
 
         return rebuilt(result, renewed)

@@ -1,6 +1,6 @@
 """The arrays inside the arguments and results of a recorded step: found, described, sealed, replaced.
 
-Arguments and results are made of tensors, two-holder bits, arrays, dataclasses, lists, tuples, dictionaries, and public
+Arguments and results are made of tensors, two-holder bits and numbers, additive numbers, arrays, dataclasses, lists, tuples, dictionaries, and public
 values, which must be hashable.
 """
 
@@ -17,6 +17,7 @@ from numpy.lib.array_utils import byte_bounds
 from refmpc.core.digest import digest, mix, name_digest
 from refmpc.core.tensor import ArithmeticTensor, BooleanTensor
 from refmpc.core.words import Public, Words, seal, unseal
+from refmpc.primitives.dealing import Additive, TwoHolder
 from refmpc.primitives.two_holder import TwoHolderBits
 
 __all__ = ["Inputs", "Leaf", "rebuilt", "regions"]
@@ -35,7 +36,10 @@ class Leaf:
         if isinstance(value, np.ndarray):
             self.words, self.history = value, 0
         else:
-            self.words = value.held if isinstance(value, TwoHolderBits) else value.shares
+            if isinstance(value, Additive | TwoHolder):
+                self.words = value.words
+            else:
+                self.words = value.held if isinstance(value, TwoHolderBits) else value.shares
             self.history = value.history
 
     def describe(self) -> tuple[Any, ...]:
@@ -48,6 +52,10 @@ class Leaf:
         elif isinstance(value, TwoHolderBits):
             stretches = tuple((s.dealer, s.slice.start, s.slice.stop) for s in value.segments)
             kind = (TwoHolderBits, value.shape, stretches)
+        elif isinstance(value, Additive | TwoHolder):
+            stretches = tuple((s.dealer, s.slice.start, s.slice.stop) for s in value.segments)
+            adds = isinstance(value, Additive) and value.dealer_adds
+            kind = (type(value), value.fraction_bits, value.bits, adds, stretches)
         else:
             kind = (np.ndarray,)
         return (*kind, words.shape, words.strides, words.dtype.str)
@@ -67,12 +75,14 @@ class Leaf:
             return BooleanTensor(value.party, words, value.width, history)
         if isinstance(value, TwoHolderBits):
             return TwoHolderBits(value.party, words, value.segments, value.shape, history)
+        if isinstance(value, Additive | TwoHolder):
+            return value.with_words(words, history)
         return words
 
 
 def rebuilt(value: Any, replace: Callable[[Leaf], Any]) -> Any:
     """A structure with every array in it replaced."""
-    if isinstance(value, ArithmeticTensor | BooleanTensor | TwoHolderBits | np.ndarray):
+    if isinstance(value, ArithmeticTensor | BooleanTensor | TwoHolderBits | Additive | TwoHolder | np.ndarray):
         return replace(Leaf(value))
     kind = type(value)
     if kind is list or kind is tuple:
@@ -94,7 +104,7 @@ def _holds_arrays(value: Any) -> bool:
 
 def _describe(value: Any, leaves: list[Leaf]) -> Any:
     """A key for what is public about a structure; collects what holds arrays."""
-    if isinstance(value, ArithmeticTensor | BooleanTensor | TwoHolderBits | np.ndarray):
+    if isinstance(value, ArithmeticTensor | BooleanTensor | TwoHolderBits | Additive | TwoHolder | np.ndarray):
         leaf = Leaf(value)
         leaves.append(leaf)
         return leaf.describe()

@@ -135,7 +135,7 @@ class SecretTensor:
             return self
         missing = len(shape) - self.ndim
         aligned = self.shares.reshape(2, *(1,) * missing, *self.shape)
-        return self._like(np.broadcast_to(aligned, (2, *shape)), self.history)
+        return self._like(seal(np.broadcast_to(aligned, (2, *shape))), self.history)
 
     def copy(self: Kind) -> Kind:
         """The same secret in fresh memory."""
@@ -157,7 +157,8 @@ class SecretTensor:
             public = machine.public(public)
             wide = np.broadcast_shapes(shape, public.shape)
             if wide != shape:
-                shares = np.broadcast_to(shares[(slice(None), *[None] * (len(wide) - len(shape)))], (2, *wide))
+                aligned = shares[(slice(None), *[None] * (len(wide) - len(shape)))]
+                shares = seal(np.broadcast_to(aligned, (2, *wide)))
         found = machine.copy(shares)
         if self.party.id != 1:
             mine = found[0 if self.party.id == 0 else 1]
@@ -261,9 +262,9 @@ class ArithmeticTensor(SecretTensor):
         """Times public integers: local, exact, same scale. Ring words that a recorded step takes as an input (sealed)
         may be such factors too."""
         machine = self.party.machine
-        if isinstance(factor, Words):
-            words, public = factor, 0
-        else:
+        words: Any = factor
+        public = 0  # of an input of a recorded step, which has its own digest
+        if not isinstance(factor, Words):
             integral = np.asarray(factor).dtype.kind in "biu"
             require(integral, "factor", factor, "integers", "multiply by real numbers with *")
             words = encode(factor, 0, name="factor")

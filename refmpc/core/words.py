@@ -32,13 +32,15 @@ def _refuse(what: str) -> NoReturn:
 class Words(np.ndarray):
     """An array whose content depends on secrets: views only."""
 
-    def __getitem__(self, index: Any) -> Words:  # type: ignore[override]
+    def __getitem__(self, index: Any) -> Words:
         parts = index if isinstance(index, tuple) else (index,)
         for part in parts:
             if not (part is None or part is Ellipsis or isinstance(part, int | np.integer | slice)):
                 _refuse(f"indexing with {type(part).__name__}")
-        found = super().__getitem__(index)
-        return found if isinstance(found, Words) else super().__getitem__((*parts, Ellipsis))
+        found: Any = super().__getitem__(index)
+        if not isinstance(found, Words):  # a single word
+            found = super().__getitem__((*parts, Ellipsis))
+        return found
 
     def __iter__(self) -> Iterator[Words]:
         return (self[index] for index in range(len(self)))

@@ -42,7 +42,7 @@ from refmpc.net.rendezvous import Credentials, connect_client, connect_party, li
 from refmpc.net.sockets import SocketTransport
 from refmpc.primitives.io import Client
 
-__all__ = ["Options", "RunResult", "play_party", "run"]
+__all__ = ["Options", "RunResult", "explain", "hanging", "modules_of", "play_party", "run"]
 
 _LATER = 3.0  # seconds after the time-out in which a party whose peers failed must have ended
 _Outcomes = tuple[dict[Peer, Any], dict[Peer, tuple[BaseException, str]]]
@@ -138,7 +138,7 @@ def run(
     listener = on_report or (lambda peer, message: None)
     results, failures = launch(program, arguments, dict(clients or {}), options, tls, listener)
     if failures:
-        raise _explain(failures)
+        raise explain(failures)
     servers = [results[i] for i in range(3)]
     return RunResult(
         outputs=[output for output, _, _ in servers],
@@ -200,7 +200,7 @@ def _public_reason(error: BaseException) -> str:
     return type(error).__name__
 
 
-def _explain(failures: Mapping[Peer, tuple[BaseException, str]]) -> PartyFailed:
+def explain(failures: Mapping[Peer, tuple[BaseException, str]]) -> PartyFailed:
     """One exception for the caller: the root cause first, that is one not caused by another party's end."""
 
     def rank(peer: Peer) -> tuple[int, str]:
@@ -224,7 +224,7 @@ class _DidNotEnd(PartyFailed):
     """A participant that was still running when the time of the others was over."""
 
 
-def _hanging() -> tuple[BaseException, str]:
+def hanging() -> tuple[BaseException, str]:
     return _DidNotEnd(
         "it did not end when the others had: it hangs, is stopped or was still computing"
     ), "(no traceback: it did not end)"
@@ -269,7 +269,7 @@ def _run_threads(
             if failures and deadline is None:
                 deadline = time.monotonic() + options.timeout + _LATER
             if deadline is not None and time.monotonic() > deadline:
-                return results, failures | {peer: _hanging() for peer in alive}
+                return results, failures | {peer: hanging() for peer in alive}
     except BaseException:  # interrupted: the threads end at their next message
         for transport in transports.values():
             transport.abort("the caller was interrupted")
@@ -290,7 +290,7 @@ def _run_processes(
 ) -> _Outcomes:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(
-        ["refmpc.launch.preload", *_modules([program, *(client for client, _ in clients.values())])]
+        ["refmpc.launch.preload", *modules_of([program, *(client for client, _ in clients.values())])]
     )
     peers: list[Peer] = [0, 1, 2, *clients]
     listeners = [listen() for _ in range(3)]
@@ -332,7 +332,7 @@ def _run_processes(
         return _collect(workers, pipes, options, on_report)
 
 
-def _modules(programs: Sequence[Callable[..., Any]]) -> list[str]:
+def modules_of(programs: Sequence[Callable[..., Any]]) -> list[str]:
     """Where the programs are defined: the fork server imports that once, instead of every participant for itself. The
     module that runs as the command is left out: a participant runs it again, and Python warns if it was imported."""
     command = getattr(sys.modules["__main__"], "__spec__", None)
@@ -366,13 +366,13 @@ def _collect(
             if not _is_stopped(workers[peer].pid):
                 stopped_since.pop(peer, None)
             elif now - stopped_since.setdefault(peer, now) > options.timeout:
-                failures[peer] = _hanging()
+                failures[peer] = hanging()
                 del names[pipe]
         if failures and deadline is None:
             # peers notice within their time-out; whoever has not ended soon after is stopped
             deadline = now + options.timeout + _LATER
         if deadline is not None and now > deadline:
-            failures.update({peer: _hanging() for peer in names.values()})
+            failures.update({peer: hanging() for peer in names.values()})
             break
     return results, failures
 

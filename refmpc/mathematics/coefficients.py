@@ -6,14 +6,10 @@ compares.
 
 from __future__ import annotations
 
-__all__ = ["CENTRE", "COEFFICIENT_BITS", "INVERSE_SQRT", "LOG", "LOG_DEGREE"]
+__all__ = ["CENTRE", "COEFFICIENT_BITS", "LOG", "LOG_DEGREE"]
 
 CENTRE = 2.5
 COEFFICIENT_BITS = 20
 LOG_DEGREE = 8
 
-INVERSE_SQRT: dict[int, tuple[int, ...]] = {
-    3: (657972, -126718, 55518, -21601),  # relative error 2^-6.90
-    4: (663826, -127584, 35413, -20756, 8609),  # relative error 2^-8.58
-}
 LOG: tuple[int, ...] = (960787, 419353, -83661, 22789, -7309, 1556, -179, 530, -262)  # absolute error 2^-15.74

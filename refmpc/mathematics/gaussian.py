@@ -43,9 +43,9 @@ from refmpc.core.protocol import Cost, protocol
 from refmpc.core.rounds import gather
 from refmpc.core.tensor import ArithmeticTensor, concatenate
 from refmpc.mathematics.gaussian_table import CENTRE_BITS, COEFFICIENT_BITS, TABLE
-from refmpc.mathematics.polynomial import _power_levels
+from refmpc.mathematics.polynomial import power_levels
 from refmpc.primitives.arithmetic import dot_truncate, multiply_truncate
-from refmpc.primitives.boolean import _and_planes, _plane_words, _sklansky_layers, _slice
+from refmpc.primitives.boolean import and_planes, plane_words, sklansky_layers, slice_planes
 from refmpc.primitives.truncation import truncated_product_cost
 from refmpc.primitives.two_holder import TwoHolderBits, weigh_bits
 
@@ -146,9 +146,9 @@ def _two_holder_bits(operation: Operation, words: np.ndarray, width: int) -> lis
 
 async def _coefficients(operation: Operation, count: int) -> ArithmeticTensor:
     """(degree + 1, count): the coefficients of a random segment, segment k with probability 2^-(k+1)."""
-    planes = _slice(_random_words(operation, count), SEGMENT_BITS)
-    for high, low, _ in _sklansky_layers(SEGMENT_BITS):  # plane k becomes the AND of planes 0..k
-        planes[:, high] = await _and_planes(operation, planes[:, high], planes[:, low])
+    planes = slice_planes(_random_words(operation, count), SEGMENT_BITS)
+    for high, low, _ in sklansky_layers(SEGMENT_BITS):  # plane k becomes the AND of planes 0..k
+        planes[:, high] = await and_planes(operation, planes[:, high], planes[:, low])
     reached = np.stack([kernels.unslice_bits(share, count) for share in planes])
     table = np.array(TABLE, dtype=np.int64).T
     sums = await weigh_bits(_two_holder_bits(operation, reached, SEGMENT_BITS), np.diff(table))
@@ -163,7 +163,7 @@ async def _sign_and_powers(operation: Operation, count: int) -> tuple[Arithmetic
     weights[1, POSITION_BITS] = -2
     position, sign = await weigh_bits(bits, weights)
     powers = (position + (1 - 2**POSITION_BITS)).reinterpret(POSITION_BITS).reshape(1, count)
-    for new in _power_levels(DEGREE):
+    for new in power_levels(DEGREE):
         product = await multiply_truncate(powers[-1:], powers[:new], POSITION_BITS)
         powers = concatenate([powers, product])
     return sign + 1, powers
@@ -175,11 +175,11 @@ _LAST_BITS = CENTRE_BITS + FACTOR_BITS - JOINT_FRACTION_BITS
 
 def _joint_cost(party: Party, shape: tuple[int, ...], smoothing: float = SMOOTHING) -> Cost:
     count = math.prod(shape)
-    layers = _sklansky_layers(SEGMENT_BITS)
-    ands = Cost(len(layers), 24 * sum(high.size for high, _, _ in layers) * _plane_words(count))
+    layers = sklansky_layers(SEGMENT_BITS)
+    ands = Cost(len(layers), 24 * sum(high.size for high, _, _ in layers) * plane_words(count))
     coefficients = ands + Cost(2, (8 * SEGMENT_BITS + 16 * (DEGREE + 1)) * count)
     powers = Cost(2, (8 * (POSITION_BITS + 1) + 16 * 2) * count)
-    for new in _power_levels(DEGREE):
+    for new in power_levels(DEGREE):
         powers += truncated_product_cost(new * count, POSITION_BITS)
     return (
         coefficients.beside(powers)

@@ -28,28 +28,29 @@ MANTISSA_LOW, MANTISSA_HIGH = 1 - 2.0**-TOLERANCE_BITS, 4.0
 
 @dataclass(frozen=True)
 class Exponents:
-    """The exponents k (of 4) that values with low ≤ x ≤ high (or low ≤ |x| ≤ high) at a scale can have."""
+    """The exponents k (of 4, or of 2^step) that values with low ≤ x ≤ high (or low ≤ |x| ≤ high) at a scale can have."""
 
     first: int
     last: int
     fraction_bits: int
     signed: bool = False
+    step: int = 2
 
     @classmethod
-    def of(cls, low: float, high: float, fraction_bits: int, signed: bool = False) -> Exponents:
+    def of(cls, low: float, high: float, fraction_bits: int, signed: bool = False, step: int = 2) -> Exponents:
         require_real("low", low, 0, open_low=True)
         require_real("high", high, low, open_low=True)
         # the least positive number the scale knows is one unit: smaller bounds promise nothing more
         low = max(low, 2.0**-fraction_bits)
-        first, last = floor_log2(low) // 2, -(-ceil_log2(high) // 2) - 1
+        first, last = floor_log2(low) // step, -(-ceil_log2(high) // step) - 1
         require(
-            2 * (last + 1) + fraction_bits <= 61,
+            step * (last + 1) + fraction_bits <= 61,
             "high",
             high,
             f"below 2^{61 - fraction_bits} at fraction_bits = {fraction_bits}",
             "use fewer fraction bits",
         )
-        return cls(first, max(first, last), fraction_bits, signed)
+        return cls(first, max(first, last), fraction_bits, signed, step)
 
     @property
     def inner(self) -> range:
@@ -57,12 +58,12 @@ class Exponents:
         return range(self.first + 1, self.last + 1)
 
     def _low_bit(self, k: int) -> int:
-        return max(0, 2 * k + self.fraction_bits - TOLERANCE_BITS)
+        return max(0, self.step * k + self.fraction_bits - TOLERANCE_BITS)
 
     @property
     def thresholds(self) -> list[int]:
         """4^k; if signed, 0 in front and −4^k beside, moved up by the resolution so that |x| ≥ 4^k is never missed."""
-        powers = [(k, 1 << (2 * k + self.fraction_bits)) for k in self.inner]
+        powers = [(k, 1 << (self.step * k + self.fraction_bits)) for k in self.inner]
         if not self.signed:
             return [power for _, power in powers]
         return [0, *(t for k, power in powers for t in (power, (1 << self._low_bit(k)) - power))]
@@ -72,7 +73,7 @@ class Exponents:
         bits = [self._low_bit(k) for k in self.inner]
         if not self.signed:
             return bits
-        sign = bits[0] if bits else max(0, 2 * self.first + self.fraction_bits)
+        sign = bits[0] if bits else max(0, self.step * self.first + self.fraction_bits)
         return [sign, *(bit for bit in bits for _ in range(2))]
 
     def weights(self, words: list[int]) -> tuple[int, list[int]]:
@@ -84,7 +85,7 @@ class Exponents:
 
     @property
     def high_bit(self) -> int:
-        return 2 * (self.last + 1) + self.fraction_bits + 1
+        return self.step * (self.last + 1) + self.fraction_bits + 1
 
     def scale(self, mantissa_bits: int = MANTISSA_BITS) -> int:
         """Bits at which 4^-k is exact and leaves something to truncate."""

@@ -14,10 +14,10 @@ from refmpc.mathematics.coefficients import COEFFICIENT_BITS
 from refmpc.primitives.arithmetic import multiply_truncate
 from refmpc.primitives.truncation import truncate, truncated_product_cost
 
-__all__ = ["polynomial"]
+__all__ = ["polynomial", "power_levels"]
 
 
-def _power_levels(degree: int) -> list[int]:
+def power_levels(degree: int) -> list[int]:
     """How many new powers each level computes: from t..t^k it reaches up to t^2k."""
     levels, known = [], 1
     while known < degree:
@@ -28,7 +28,7 @@ def _power_levels(degree: int) -> list[int]:
 
 def _polynomial_cost(t: ArithmeticTensor, coefficients: Sequence[float]) -> Cost:
     total = Cost(0, 0)
-    for new in _power_levels(len(coefficients) - 1):
+    for new in power_levels(len(coefficients) - 1):
         total += truncated_product_cost(new * t.size, t.fraction_bits)
     return total + truncate.cost(t, COEFFICIENT_BITS)
 
@@ -47,7 +47,7 @@ async def polynomial(t: ArithmeticTensor, coefficients: Sequence[float]) -> Arit
     require(len(coefficients) >= 2, "coefficients", coefficients, "at least two (degree 1)")
     require_integer("fraction bits of t", bits, 1, 40 if len(coefficients) == 2 else 30)
     powers = t.reshape(1, *t.shape)
-    for new in _power_levels(len(coefficients) - 1):
+    for new in power_levels(len(coefficients) - 1):
         powers = concatenate([powers, await multiply_truncate(powers[-1:], powers[:new], bits)])
     words = encode(np.asarray(coefficients[1:]), COEFFICIENT_BITS, "coefficients").view(np.int64)
     terms = powers.scale_by_integers(words.reshape(-1, *(1,) * t.ndim))

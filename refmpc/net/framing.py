@@ -189,8 +189,8 @@ class ThreadTransport(Framing):
 
     def __init__(
         self,
-        outgoing: Mapping[Peer, queue.SimpleQueue],
-        incoming: Mapping[Peer, queue.SimpleQueue],
+        outgoing: Mapping[Peer, queue.SimpleQueue[Any]],
+        incoming: Mapping[Peer, queue.SimpleQueue[Any]],
         timeout: float,
         profile: NetworkProfile = PROFILES["loopback"],
     ):
@@ -278,7 +278,7 @@ def _copy(payload: list[np.ndarray], parts: list[np.ndarray]) -> None:
 def thread_links(peers: Iterable[Peer]) -> Callable[[Peer], tuple[dict[Peer, Any], dict[Peer, Any]]]:
     """Queues between all ``peers``; the result gives one peer's (outgoing, incoming)."""
     names = list(peers)
-    links: dict[tuple[Peer, Peer], queue.SimpleQueue] = {
+    links: dict[tuple[Peer, Peer], queue.SimpleQueue[Any]] = {
         (a, b): queue.SimpleQueue() for a in names for b in names if a != b
     }
 

@@ -13,7 +13,7 @@ from accel.validate import require
 from refmpc.net.framing import Peer, printable, title
 from refmpc.net.tls import MAX_MESSAGE
 
-__all__ = ["PROTOCOL_VERSION", "Greeting"]
+__all__ = ["PROTOCOL_VERSION", "Greeting", "first_difference"]
 
 PROTOCOL_VERSION = 1
 
@@ -71,13 +71,22 @@ class Greeting:
         if not hmac.compare_digest(str(theirs.get("run", "")).encode(), self._proof(peer, me).encode()):
             return False, f"{title(peer)} belongs to another run than {title(me)}: start all parties of a run together"
         parameters = theirs.get("parameters")
-        got = {name: _canonical(value) for name, value in (parameters if isinstance(parameters, dict) else {}).items()}
-        want_all = {name: _canonical(value) for name, value in self.plain().items()}
-        for name in sorted({*got, *want_all}):
-            if got.get(name) != want_all.get(name):
-                return True, differs(f"parameter {name!r}", got.get(name, "missing"), want_all.get(name, "missing"))
+        different = first_difference(parameters if isinstance(parameters, dict) else {}, self.parameters)
+        if different:
+            name, got, want = different
+            return True, differs(f"parameter {name!r}", got, want)
         return True, ""
 
 
-def _canonical(value: Any) -> str:
-    return json.dumps(value, sort_keys=True)
+def first_difference(theirs: Mapping[str, Any], mine: Mapping[str, Any]) -> tuple[str, str, str] | None:
+    """The first public parameter that is not exactly equal: its name, their value and ours as JSON; None if all agree.
+
+    JSON writes a number so that it reads back to the last bit, and 1 and 1.0 differently: texts are equal if and only
+    if values are. Parameters that agree nearly would still be two plans, each with a fingerprint of its own.
+    """
+    sides = (json.loads(json.dumps(dict(side))) for side in (theirs, mine))  # tuples are lists on the wire
+    got, want = ({name: json.dumps(value, sort_keys=True) for name, value in side.items()} for side in sides)
+    for name in sorted({*got, *want}):
+        if got.get(name) != want.get(name):
+            return name, got.get(name, "missing"), want.get(name, "missing")
+    return None

@@ -16,11 +16,11 @@ import socket
 import ssl
 import threading
 import time
-from collections import Counter
 from collections.abc import Collection, Mapping
 from typing import Any, NoReturn
 
 from refmpc.core.errors import HandshakeError, PeerAborted, PeerLost, PeerTimeout, RefmpcError
+from refmpc.net.admission import PATIENCE, Admission, Caller
 from refmpc.net.framing import Peer, printable, title
 from refmpc.net.greeting import Greeting
 from refmpc.net.tls import (
@@ -40,8 +40,6 @@ from refmpc.net.tls import (
 
 __all__ = ["Credentials", "connect_client", "connect_party", "is_loopback", "listen"]
 
-_PATIENCE = 5.0  # seconds for a caller to say who it is
-_STRANGERS = 64  # callers that may be at the door at the same time; the next one replaces another
 _TOLD = 20  # different refusals that are remembered
 _STAY = 1.0  # seconds that one who cannot take part stays, to tell the others why
 _GRACE = 0.3  # seconds in which a peer whose time is up as well may still name the one it waited for
@@ -120,7 +118,8 @@ class _Meeting:
         self._failure: Exception | None = None
         self._until = float("inf")
         self._outcomes: queue.SimpleQueue[tuple[Peer | None, socket.socket | Exception]] = queue.SimpleQueue()
-        self._at_the_door: dict[socket.socket, str | None] = {}  # the caller's host; None: called from here, or leaving
+        self._admission = Admission()
+        self._called: set[socket.socket] = set()  # connections that were begun from here
         self._refused: dict[str, int] = {}
         self._over = False
         self._lock = threading.Lock()
@@ -257,7 +256,7 @@ class _Meeting:
     def _wait(self, listener: socket.socket | None, until: float) -> set[int]:
         poll = select.poll()
         poll.register(self._woken, select.POLLIN)
-        if listener is not None and len(self._at_the_door) < 2 * _STRANGERS:  # those sent away need a moment to go
+        if listener is not None and not self._admission.is_full:
             poll.register(listener, select.POLLIN)
         for peer in self._greeted.keys() - self._heard:
             poll.register(self._greeted[peer], select.POLLIN)
@@ -270,25 +269,14 @@ class _Meeting:
         listener.setblocking(False)
         with contextlib.suppress(OSError):  # a caller that has gone again
             connection, source = listener.accept()
-            self._make_room()
-            self._start(self._answer, connection, source[0], frozenset(callers))
-
-    def _make_room(self) -> None:
-        """Send away the oldest caller of the host that has most of them at the door: a participant says who it is within
-        a moment, so a crowd that says nothing keeps neither it out nor those of other hosts."""
-        with self._lock:
-            hosts = Counter(host for host in self._at_the_door.values() if host is not None)
-            if hosts.total() >= _STRANGERS:
-                crowded = hosts.most_common(1)[0][0]
-                oldest = next(c for c, host in self._at_the_door.items() if host == crowded)
-                self._at_the_door[oldest] = None
-                hang_up(oldest)
+            self._start(self._answer, self._admission.enter(connection, str(source[0])), frozenset(callers))
 
     def _end(self) -> None:
         """Send away who is still at the door; connections that were just made are to be left like the others."""
         with self._lock:
             self._over = True
-            for connection in self._at_the_door:
+            self._admission.close()
+            for connection in self._called:
                 hang_up(connection)
             self._woken.close()
             self._waker.close()
@@ -351,11 +339,11 @@ class _Meeting:
                     ) from error
                 time.sleep(0.02)
 
-    def _answer(self, connection: socket.socket, host: str, callers: frozenset[Peer]) -> None:
-        caller = f"a caller at {host}"
-        with _Door(self, None, host) as door:
-            deadline = min(self._deadline, time.monotonic() + _PATIENCE)
-            door.enter(connection)
+    def _answer(self, stranger: Caller, callers: frozenset[Peer]) -> None:
+        caller = f"a caller at {stranger.host}"
+        with _Door(self, None, stranger) as door:
+            deadline = min(self._deadline, time.monotonic() + PATIENCE)
+            connection = stranger.connection
             try:
                 set_socket_options(connection)
                 connection.settimeout(max(0.05, deadline - time.monotonic()))
@@ -392,10 +380,10 @@ class _Meeting:
 class _Door:
     """One greeting under way: reports its outcome, and closes its socket unless it is left open."""
 
-    def __init__(self, meeting: _Meeting, peer: Peer | None, host: str | None = None):
+    def __init__(self, meeting: _Meeting, peer: Peer | None, stranger: Caller | None = None):
         self._meeting = meeting
-        self._host = host
-        self._connection: socket.socket | None = None
+        self._stranger = stranger
+        self._connection: socket.socket | None = None if stranger is None else stranger.connection
         self._open: socket.socket | None = None
         self.peer = peer
 
@@ -405,12 +393,13 @@ class _Door:
     def enter(self, connection: socket.socket) -> socket.socket:
         """Put a socket (or the TLS layer around it) at the door."""
         with self._meeting._lock:
-            at_the_door = self._meeting._at_the_door
-            host = self._host if self._connection is None else at_the_door.pop(self._connection)
+            if self._stranger is not None:
+                self._meeting._admission.replace(self._stranger, connection)
+            else:
+                self._meeting._called = {*self._meeting._called - {self._connection}, connection}
+                if self._meeting._over:
+                    hang_up(connection)
             self._connection = connection
-            at_the_door[connection] = host
-            if self._meeting._over or (host is None and self._host is not None):
-                hang_up(connection)  # sent away before it stood here, or under its other layer
         return connection
 
     def leave_open(self, connection: socket.socket) -> None:
@@ -421,7 +410,9 @@ class _Door:
         meeting = self._meeting
         with meeting._lock:
             if self._connection is not None:
-                del meeting._at_the_door[self._connection]
+                meeting._called.discard(self._connection)
+                if self._stranger is not None:
+                    meeting._admission.leave(self._stranger)
                 if self._open is None or meeting._over:
                     self._connection.close()
             if not meeting._over:

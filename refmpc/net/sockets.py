@@ -212,8 +212,10 @@ class SocketTransport(Framing):
         self._require_participants((*sends, *receives))
         if self._lines:
             return lambda code: self.exchange(operation, sends, receives, code)
-        links = ({peer: (self._connections[peer], parts) for peer, parts in each.items()} for each in (sends, receives))
-        return PreparedRound(self, operation, *links, self._poll((), tuple(receives)))
+        out, into = (
+            {peer: (self._connections[peer], parts) for peer, parts in each.items()} for each in (sends, receives)
+        )
+        return PreparedRound(self, operation, out, into, self._poll((), tuple(receives)))
 
     def _move(self, sending: dict[Peer, _Sending], receiving: dict[Peer, _Receiving], operation: str) -> None:
         """Bring frames that have begun to their end."""
@@ -238,7 +240,7 @@ class SocketTransport(Framing):
         for link, count in waiting.items():
             if count:
                 link.scatter()
-                receiving[link.peer].take(link.header, count, self._examiner(link.peer, operation))
+                receiving[link.peer].take(bytes(link.header), count, self._examiner(link.peer, operation))
         for peer in [link.peer for link, count in waiting.items() if count == link.total]:
             del receiving[peer]
             self.count_received(peer)

@@ -16,11 +16,15 @@ from refmpc.core.tensor import ArithmeticTensor, BooleanTensor
 from refmpc.primitives.two_holder import TwoHolderBits, two_holder
 
 __all__ = [
+    "and_planes",
     "and_words",
     "arithmetic_to_boolean",
     "boolean_to_arithmetic",
     "equal",
     "is_negative_by_carry_tree",
+    "plane_words",
+    "sklansky_layers",
+    "slice_planes",
 ]
 
 SOURCE_ADDER = "Mohassel, Rindal, CCS 2018 (ABY3, ePrint 2018/403), §5.3; adder after Sklansky 1960"
@@ -36,7 +40,7 @@ async def _reshare_xor(operation: Operation, summand: np.ndarray) -> np.ndarray:
     return shares
 
 
-async def _and_planes(operation: Operation, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+async def and_planes(operation: Operation, x: np.ndarray, y: np.ndarray) -> np.ndarray:
     """AND of replicated planes (2, rows, words): 1 round, 24 bytes a word."""
     mask = operation.machine.unsealed(operation.zero_share(x.shape[1:], "xor"))
     return await _reshare_xor(operation, kernels.and_pair(x[0], x[1], y[0], y[1], mask))
@@ -95,11 +99,11 @@ async def _boolean_operands(
     return known, dealt
 
 
-def _slice(words: np.ndarray, width: int = 64) -> np.ndarray:
+def slice_planes(words: np.ndarray, width: int = 64) -> np.ndarray:
     return np.stack([kernels.slice_bits(np.ascontiguousarray(share), width) for share in words])
 
 
-def _plane_words(count: int) -> int:
+def plane_words(count: int) -> int:
     return -(-count // 64)
 
 
@@ -124,7 +128,7 @@ async def _top_carry(operation: Operation, generate: np.ndarray, propagate: np.n
         high = np.arange(1, width, 2)
         low = high - 1
         left, right = kernels.carry_layer(generate, propagate, high, low, high[1:], low[1:])
-        product = await _and_planes(operation, left, right)
+        product = await and_planes(operation, left, right)
         pairs = high.size
         merged = generate[:, high] ^ product[:, :pairs]
         both = np.concatenate([propagate[:, :1], product[:, pairs:]], axis=1)  # entry 0 is never used
@@ -137,7 +141,7 @@ async def _top_carry(operation: Operation, generate: np.ndarray, propagate: np.n
 
 def _carry_sign_cost(x: ArithmeticTensor) -> Cost:
     rounds, planes = _carry_tree_planes(63)
-    return Cost(rounds + 2, 8 * x.size + 24 * (63 + planes) * _plane_words(x.size))
+    return Cost(rounds + 2, 8 * x.size + 24 * (63 + planes) * plane_words(x.size))
 
 
 @protocol(cost=_carry_sign_cost, source=SOURCE_ADDER)
@@ -145,8 +149,8 @@ async def is_negative_by_carry_tree(x: ArithmeticTensor) -> TwoHolderBits:
     """[x < 0] for any x: 8 rounds, about 79 bytes. Exact. The reference for ``is_negative``."""
     operation = x.party.operation("is_negative_by_carry_tree", x)
     known, dealt = await _boolean_operands(operation, x)
-    a, b = _slice(known), _slice(dealt)
-    generate = await _and_planes(operation, a[:, :63], b[:, :63])
+    a, b = slice_planes(known), slice_planes(dealt)
+    generate = await and_planes(operation, a[:, :63], b[:, :63])
     carry = await _top_carry(operation, generate, a[:, :63] ^ b[:, :63])
     sign = a[:, 63] ^ b[:, 63] ^ carry
     words = np.stack([kernels.unslice_bits(share[np.newaxis], x.size) for share in sign])
@@ -156,7 +160,7 @@ async def is_negative_by_carry_tree(x: ArithmeticTensor) -> TwoHolderBits:
 # the full adder ---------------------------------------------------------------------------------
 
 
-def _sklansky_layers(width: int) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+def sklansky_layers(width: int) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
     """For each layer the (high, low) pairs to merge: ``high`` takes in the prefix that ends at ``low``; and which of
     them still need their propagate afterwards (not those whose group now starts at bit 0)."""
     layers = []
@@ -169,19 +173,19 @@ def _sklansky_layers(width: int) -> list[tuple[np.ndarray, np.ndarray, np.ndarra
 
 
 def _adder_cost(count: int) -> Cost:
-    layers = _sklansky_layers(63)
+    layers = sklansky_layers(63)
     planes = 63 + sum(high.size + int(wanted.sum()) for high, _, wanted in layers)
-    return Cost(1 + len(layers), 24 * planes * _plane_words(count))
+    return Cost(1 + len(layers), 24 * planes * plane_words(count))
 
 
 async def _add_planes(operation: Operation, a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """a + b modulo 2^64 on bit planes (2, 64, words); carries out of bits 0..62 are needed."""
     half = a ^ b
     propagate = half[:, :63].copy()
-    generate = await _and_planes(operation, a[:, :63], b[:, :63])
-    for high, low, wanted in _sklansky_layers(63):
+    generate = await and_planes(operation, a[:, :63], b[:, :63])
+    for high, low, wanted in sklansky_layers(63):
         left, right = kernels.carry_layer(generate, propagate, high, low, high[wanted], low[wanted])
-        product = await _and_planes(operation, left, right)
+        product = await and_planes(operation, left, right)
         generate[:, high] ^= product[:, : high.size]
         propagate[:, high[wanted]] = product[:, high.size :]
     total = half
@@ -198,7 +202,7 @@ async def arithmetic_to_boolean(x: ArithmeticTensor) -> BooleanTensor:
     """All 64 bits of x, XOR-shared. 8 rounds, about 170 bytes. Exact."""
     operation = x.party.operation("arithmetic_to_boolean", x)
     known, dealt = await _boolean_operands(operation, x)
-    planes = await _add_planes(operation, _slice(known), _slice(dealt))
+    planes = await _add_planes(operation, slice_planes(known), slice_planes(dealt))
     words = np.stack([kernels.unslice_bits(share, x.size) for share in planes])
     return BooleanTensor(x.party, words.reshape(2, *x.shape), 64, operation.history())
 
@@ -234,7 +238,7 @@ async def boolean_to_arithmetic(x: BooleanTensor, fraction_bits: int = 0) -> Ari
             shares[1, at] = operation.stream("next").words(n)
             first.fill_next(dealt[1, at])
     await first
-    planes = await _add_planes(operation, _slice(flat), _slice(dealt))
+    planes = await _add_planes(operation, slice_planes(flat), slice_planes(dealt))
     total = np.stack([kernels.unslice_bits(share, x.size) for share in planes])
     pending = []
     for segment in segments:
@@ -256,7 +260,7 @@ async def boolean_to_arithmetic(x: BooleanTensor, fraction_bits: int = 0) -> Ari
 
 def _equal_cost(x: ArithmeticTensor, y: ArithmeticTensor) -> Cost:
     count = int(np.prod(np.broadcast_shapes(x.shape, np.shape(y))))
-    return Cost(7, 8 * count + 24 * 63 * _plane_words(count))
+    return Cost(7, 8 * count + 24 * 63 * plane_words(count))
 
 
 @protocol(cost=_equal_cost, source="AND tree over the bits of c ⊕ ρ")
@@ -265,7 +269,7 @@ async def equal(x: ArithmeticTensor, y: ArithmeticTensor) -> TwoHolderBits:
     difference = x - y
     operation = x.party.operation("equal", difference)
     known, dealt = await _boolean_operands(operation, difference, negate_dealt=False)
-    agree = _slice(known ^ dealt)
+    agree = slice_planes(known ^ dealt)
     ones = np.uint64(0xFFFFFFFFFFFFFFFF)
     if x.party.id == 0:
         agree[0] ^= ones
@@ -273,6 +277,6 @@ async def equal(x: ArithmeticTensor, y: ArithmeticTensor) -> TwoHolderBits:
         agree[1] ^= ones
     while agree.shape[1] > 1:
         half = agree.shape[1] // 2
-        agree = await _and_planes(operation, agree[:, :half], agree[:, half:])
+        agree = await and_planes(operation, agree[:, :half], agree[:, half:])
     words = np.stack([kernels.unslice_bits(share, difference.size) for share in agree])
     return two_holder(BooleanTensor(x.party, words.reshape(2, *difference.shape), 1, operation.history()))

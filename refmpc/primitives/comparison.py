@@ -24,15 +24,15 @@ from refmpc.core.tensor import ArithmeticTensor, concatenate
 from refmpc.core.words import Words
 from refmpc.primitives.two_holder import TwoHolderBits, select
 
-__all__ = ["is_negative", "maximum", "relu", "thermometer"]
+__all__ = ["THERMOMETER_DIGIT_BITS", "Layout", "aligned_low_bits", "is_negative", "maximum", "relu", "thermometer"]
 
 _PRIMES = (5, 7, 11, 13, 17, 23, 31, 37)
 _DIGIT_BITS = 2  # of a single comparison; a thermometer, whose thresholds share the dealer's message, takes 3
-_THERMOMETER_DIGIT_BITS = 3
+THERMOMETER_DIGIT_BITS = 3
 
 
 @dataclass(frozen=True)
-class _Layout:
+class Layout:
     """How numbers of ``width`` bits are compared: digits, threshold bits, modulus and its width in bits."""
 
     width: int
@@ -44,7 +44,7 @@ class _Layout:
 
     @classmethod
     @functools.cache
-    def of(cls, width: int, digit_bits: int) -> _Layout:
+    def of(cls, width: int, digit_bits: int) -> Layout:
         digits, thresholds = kernels.comparison_digits(width, digit_bits)
         prime = next(p for p in _PRIMES if p > digits)
         return cls(width, digit_bits, digits, thresholds, prime, prime.bit_length())
@@ -62,7 +62,7 @@ class _Layout:
 async def _borrows(
     operation: Operation,
     x: ArithmeticTensor,
-    layout: _Layout,
+    layout: Layout,
     thresholds: Sequence[int],
     low_bits: Sequence[int],
     high_bit: int,
@@ -90,8 +90,8 @@ async def _borrows(
             )
             first.send_previous(dealt)
             for index, low in enumerate(low_bits):
-                reply = layout.reply_bytes(n, high_bit - low)
-                left, right = second.expect_next(reply, np.uint8), second.expect_previous(reply, np.uint8)
+                count = layout.reply_bytes(n, high_bit - low)
+                left, right = second.expect_next(count, np.uint8), second.expect_previous(count, np.uint8)
                 digits = layout.digits_of(high_bit - low)
                 dealing.append((left, right, digits, layout.prime, top, held[index, at]))
         elif role == 0:
@@ -132,7 +132,7 @@ def _is_negative_cost(x: ArithmeticTensor, low_bit: int = 0, high_bit: int = 63)
 
 
 def _comparison_bytes(count: int, width: int) -> int:
-    layout = _Layout.of(width, _DIGIT_BITS)
+    layout = Layout.of(width, _DIGIT_BITS)
     return sum(layout.dealt_bytes(n) + 2 * layout.reply_bytes(n, width) for n in segment_sizes(count))
 
 
@@ -155,7 +155,7 @@ async def is_negative(x: ArithmeticTensor, low_bit: int = 0, high_bit: int = 63)
     require_integer("low_bit", low_bit, 0, high_bit - 1)
     operation = x.party.operation("is_negative", x, low_bit, high_bit)
     await _check(x, low_bit, high_bit, operation.name)
-    layout = _Layout.of(high_bit - low_bit, _DIGIT_BITS)
+    layout = Layout.of(high_bit - low_bit, _DIGIT_BITS)
     held, segments = await _borrows(operation, x, layout, [0], [low_bit], high_bit)
     return TwoHolderBits(x.party, held[0], segments, x.shape, operation.history())
 
@@ -167,14 +167,14 @@ async def _check(x: ArithmeticTensor, low_bit: int, high_bit: int, name: str) ->
         await check_range(x, -(2**high_bit), 2**high_bit - 2**low_bit + 1, name)
 
 
-def _aligned_low_bits(low_bits: Sequence[int]) -> list[int]:
+def aligned_low_bits(low_bits: Sequence[int]) -> list[int]:
     """Each low bit moved down to a digit boundary counted from the first."""
-    return [low - (low - low_bits[0]) % _THERMOMETER_DIGIT_BITS for low in low_bits]
+    return [low - (low - low_bits[0]) % THERMOMETER_DIGIT_BITS for low in low_bits]
 
 
 def _thermometer_cost(x: ArithmeticTensor, thresholds: Sequence[int], low_bits: Sequence[int], high_bit: int) -> Cost:
-    lows = _aligned_low_bits(low_bits)
-    layout = _Layout.of(high_bit - lows[0], _THERMOMETER_DIGIT_BITS)
+    lows = aligned_low_bits(low_bits)
+    layout = Layout.of(high_bit - lows[0], THERMOMETER_DIGIT_BITS)
     each = [
         layout.dealt_bytes(n) + sum(2 * layout.reply_bytes(n, high_bit - low) for low in lows)
         for n in segment_sizes(x.size)
@@ -198,8 +198,8 @@ async def thermometer(
     operation = x.party.operation("thermometer", x, list(thresholds), list(low_bits), high_bit)
     for threshold, low_bit in zip(thresholds, low_bits, strict=True):
         await _check(x.reinterpret(0) - threshold, low_bit, high_bit, operation.name)
-    lows = _aligned_low_bits(low_bits)
-    layout = _Layout.of(high_bit - lows[0], _THERMOMETER_DIGIT_BITS)
+    lows = aligned_low_bits(low_bits)
+    layout = Layout.of(high_bit - lows[0], THERMOMETER_DIGIT_BITS)
     held, segments = await _borrows(operation, x, layout, thresholds, lows, high_bit)
     return [
         ~TwoHolderBits(x.party, bits, segments, x.shape, operation.history(index)) for index, bits in enumerate(held)

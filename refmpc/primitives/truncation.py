@@ -11,7 +11,7 @@ from typing import Any
 
 from accel import kernels
 from accel.validate import require_integer
-from refmpc.core.party import Operation, segment_sizes
+from refmpc.core.party import Operation, Segment, segment_sizes
 from refmpc.core.protocol import Cost, protocol
 from refmpc.core.tensor import ArithmeticTensor
 from refmpc.core.words import Words
@@ -24,11 +24,12 @@ def truncated_product_cost(outputs: int, bits: int) -> Cost:
     return Cost(2, sum(24 * n + 3 * kernels.packed_size(n, bits) for n in segment_sizes(outputs)))
 
 
-async def truncate_summands(operation: Operation, z: Words, bits: int) -> Words:
+async def truncate_summands(operation: Operation, z: Words, bits: int, segments: list[Segment] | None = None) -> Words:
     """From each party's own summand of z, flat, to replicated shares of ⌊z/2^bits⌋ or that plus one.
 
     Domain −2^62 ≤ z < 2^62, 1 ≤ bits ≤ 62. The result is exact on multiples of 2^bits and unbiased: it is
-    ⌊(z + s)/2^bits⌋ with s uniform in 0..2^bits−1 and independent of the data. Returns shares (2, n), flat.
+    ⌊(z + s)/2^bits⌋ with s uniform in 0..2^bits−1 and independent of the data. Returns shares (2, n), flat. ``segments`` are
+    the dealers, if they are given.
     """
     require_integer("bits", bits, 1, 62)
     machine, me = operation.machine, operation.party.id
@@ -36,7 +37,7 @@ async def truncate_summands(operation: Operation, z: Words, bits: int) -> Words:
     rows_0, rows_1 = kernels.truncation_masks(bits)
     first, second = operation.round(), operation.round()
     holding: list[tuple[Any, ...]] = []
-    for segment in operation.segments(z.size):
+    for segment in segments or operation.segments(z.size):
         n, at, role = segment.size, segment.slice, segment.role(me)
         if role == 2:  # deals ρ = r0 + r1 − z2, and is done: its own result shares are masks
             with_0, with_1 = (

@@ -111,15 +111,6 @@ def test_tiles_meet_at_their_edges_and_stay_inside(kernels, n, k, m, flip):
 
 
 @both
-@given(word=WORD, bits=st.integers(0, 63))
-def test_shifts(kernels, word, bits):
-    words = np.array([word], dtype=np.uint64)
-    signed = word - 2**64 if word >> 63 else word
-    assert int(kernels.shift_right_logical(words, bits)[0]) == word >> bits
-    assert int(kernels.shift_right_arithmetic(words, bits)[0]) == (signed >> bits) % 2**64
-
-
-@both
 @given(seed=st.integers(0, 2**31), count=st.integers(0, 200), width=st.integers(1, 64))
 def test_packing_keeps_the_low_bits_and_wastes_none(kernels, seed, count, width):
     words = random_words(seed, count)

@@ -38,6 +38,6 @@ def test_every_case_has_an_aim_and_a_missed_one_is_seen():
     assert not aim.missed(Measurement(1.0, 2, 3200, 100))
     assert aim.missed(Measurement(1.0, 3, 3200, 100)) and aim.missed(Measurement(1.0, 2, 3300, 100))
     softmax = mathematics.AIMS["softmax 128×10"]
-    assert not softmax.missed(Measurement(1.0, 36, 428_000, 1280)) and softmax.missed(
-        Measurement(1.0, 36, 1_000_001, 1280)
+    assert not softmax.missed(Measurement(1.0, 11, 614_000, 1280)) and softmax.missed(
+        Measurement(1.0, 11, 1_000_001, 1280)
     )

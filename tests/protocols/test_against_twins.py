@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from protocols import g_bmf, g_shuff
 from protocols.plan.run_plan import plan_run
 from protocols.plan.scales import PROBABILITY_BITS, RELEASE_BITS
-from protocols.step.global_step import step_cost
+from protocols.step.cost import step_cost
 from tests.protocols.conftest import small_federation
 from tests.protocols.secure_runs import noise_of_the_servers, run_secure, small_training, weight_bound
 from vfl.twins import train_g_bmf, train_g_shuff
@@ -74,13 +74,13 @@ def test_the_ledger_holds_exactly_the_declared_releases(federation, tmp_path):
 
 @pytest.mark.parametrize("gradients", ["factored", "explicit"])
 @pytest.mark.parametrize("weight_decay", [1.0, 0.999])
-def test_the_declared_cost_of_a_step_is_what_it_costs(federation, tmp_path, gradients, weight_decay):
+def test_a_dry_run_of_a_step_counts_what_it_costs(federation, tmp_path, gradients, weight_decay):
     plan = plan_run("g_bmf", federation, small_training(gradients=gradients, weight_decay=weight_decay))
     result = run_secure(plan, federation, tmp_path)
     steps = plan.schedule.num_steps
-    declared = step_cost(plan.training, plan.width, plan.classes, plan.scales)
-    assert result.ledgers[0].phases["training"].rounds == steps * declared.rounds
-    assert sum(ledger.phases["training"].bytes_sent for ledger in result.ledgers) == steps * declared.bytes
+    counted = step_cost(plan)
+    assert result.ledgers[0].phases["training"].rounds == steps * counted.rounds
+    assert sum(ledger.phases["training"].bytes_sent for ledger in result.ledgers) == steps * counted.bytes
 
 
 def test_no_operation_leaves_its_domain(federation, tmp_path):
@@ -106,7 +106,7 @@ def test_the_contribution_of_every_sample_is_clipped(tmp_path):
 
 def test_a_clip_norm_above_every_gradient_clips_nothing(federation, tmp_path):
     plan = plan_run("g_bmf", federation, small_training(clip_norm=20.0))
-    assert plan.scales.norm_bound < 0.25
+    assert plan.scales.norms.ratio < 0.25
     result = run_secure(plan, federation, tmp_path)
     twin = train_g_bmf(federation, plan.training, noise=noise_of_the_servers(plan, tmp_path))
     assert np.abs(result.outputs[0][0] - twin.model.layers[0]).max() <= weight_bound(plan)

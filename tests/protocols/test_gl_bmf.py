@@ -15,7 +15,7 @@ from protocols.client.gl_client import client_program
 from protocols.local.gl_launch import client_jobs, layer_estimate, main
 from protocols.plan.gl_plan import plan_layer_run
 from protocols.plan.gl_scales import FactorBounds
-from protocols.step.gl_step import layer_step_cost
+from protocols.step.cost import step_cost
 from refmpc.core.errors import PartyFailed
 from tests.protocols.conftest import small_federation
 from tests.protocols.gl_runs import adapters_of, crash_once, difference, make, parameter_bound, run_secure, trained
@@ -100,12 +100,12 @@ def test_the_ledger_holds_exactly_the_declared_releases_and_costs(tmp_path):
         found = [(r.name, r.receiver, r.elements) for r in ledger.releases]
         assert found == step * steps + model + [("global model", "all servers", plan.global_parameters)]
         assert all("differentially private" in r.claim for r in ledger.releases)
-    declared = layer_step_cost(plan)
+    counted = step_cost(plan)
     total = {
         name: sum(ledger.phases[name].bytes_sent for ledger in result.ledgers) for name in result.ledgers[0].phases
     }
-    assert result.ledgers[0].phases["training"].rounds == steps * declared.rounds
-    assert total["training"] == steps * declared.bytes
+    assert result.ledgers[0].phases["training"].rounds == steps * counted.rounds
+    assert total["training"] == steps * counted.bytes
     assert total["layer gradients"] == steps * 12 * sum(shape.parameters for shape in plan.shapes)
     assert layer_estimate(plan)["bytes"] == total["training"] + total["layer gradients"]
 

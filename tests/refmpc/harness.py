@@ -16,7 +16,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 import refmpc
-from refmpc import ArithmeticTensor, BooleanTensor, TwoHolderBits
+from refmpc import Additive, ArithmeticTensor, BooleanTensor, TwoHolder, TwoHolderBits
 from refmpc.core.party import SMALL, Party, Segment
 from refmpc.core.words import unseal
 
@@ -27,7 +27,6 @@ FAR_EDGES = [2**62 - 1, -(2**62), 2**62, -(2**62) - 1, 2**63 - 1, -(2**63)]
 # both ways to deal a vector: one dealer below SMALL, thirds from there on
 SIZES = (0, 1, 2, 63, 64, 65, SMALL - 1, SMALL, SMALL + 1, SMALL + 200)
 sizes = st.sampled_from(SIZES)
-small_sizes = st.integers(0, 70)
 shapes = st.one_of(
     st.tuples(),
     st.tuples(st.integers(0, 9)),
@@ -161,6 +160,11 @@ def packed(output: Any) -> Any:
     if isinstance(output, TwoHolderBits):
         stretches = [(s.dealer, s.slice.start, s.slice.stop) for s in output.segments]
         return "bits", unseal(output.held), stretches, output.shape
+    if isinstance(output, Additive | TwoHolder):
+        stretches = [(s.dealer, s.slice.start, s.slice.stop) for s in output.segments]
+        adds = isinstance(output, Additive) and output.dealer_adds
+        kind = "additive" if isinstance(output, Additive) else "two-holder"
+        return kind, unseal(output.words), output.fraction_bits, stretches, output.bits, adds
     return "public", output
 
 
@@ -175,6 +179,8 @@ def unpacked(packed: list[Any]) -> Any:
         return [p[1] for p in packed]
     if kind == "bits":
         return _opened_bits(packed)
+    if kind in ("additive", "two-holder"):
+        return _opened_by_rows(packed)
     shares, scale = [p[1] for p in packed], packed[0][2]
     assert {p[2] for p in packed} == {scale}, "the parties disagree about the scale"
     for i in range(3):
@@ -199,6 +205,22 @@ def _opened_bits(packed: list[Any]) -> Opened:
         bits[start:stop] = role[0] ^ role[2]
     assert bits.max(initial=0) <= 1
     return Opened(bits.reshape(shape), 1, held)
+
+
+def _opened_by_rows(packed: list[Any]) -> Opened:
+    words, (scale, stretches, bits, adds) = [np.asarray(p[1]) for p in packed], packed[0][2:]
+    assert all(p[2:] == packed[0][2:] for p in packed), "the parties disagree about scale or dealers"
+    ring = np.uint64(2**bits - 1)
+    if packed[0][0] == "additive":
+        for dealer, start, stop in stretches:
+            assert adds or not words[dealer][start:stop].any(), "the dealer has a summand"
+        return Opened((words[0] + words[1] + words[2]) & ring, scale, words)
+    value = np.empty_like(words[0])
+    for dealer, start, stop in stretches:
+        c, other, rho = (words[(dealer + 1 + role) % 3][start:stop] for role in range(3))
+        assert np.array_equal(c, other), "the two holders disagree"
+        value[start:stop] = c - rho
+    return Opened(value & ring, scale, words)
 
 
 def evaluate(program: Any, *secrets: Secret, seed: int = 0, begun: int = 0, **options: Any) -> Evaluated:

@@ -16,7 +16,7 @@ import refmpc
 from refmpc import ArithmeticTensor
 from refmpc.core.party import Operation, Party
 from refmpc.mathematics import exponential
-from refmpc.primitives import arithmetic, truncation
+from refmpc.primitives import arithmetic, dealing, truncation
 from tests.refmpc.harness import Secret, opened
 
 WAYS = 256  # patterns of eight truncations
@@ -56,7 +56,7 @@ def against_the_value(which: int, element: np.ndarray, z: np.ndarray) -> np.ndar
 def forced(monkeypatch: Any, choose: Choose) -> None:
     """From now on every truncation of a run rounds as ``choose`` says."""
 
-    async def rounded(operation: Operation, summand: Any, bits: int) -> np.ndarray:
+    async def rounded(operation: Operation, summand: Any, bits: int, segments: Any = None) -> np.ndarray:
         party: Any = operation.party
         party.truncations = which = getattr(party, "truncations", -1) + 1
         mine = np.ascontiguousarray(refmpc.unseal(summand).reshape(-1))
@@ -73,9 +73,31 @@ def forced(monkeypatch: Any, choose: Choose) -> None:
         shares = await rounded(x.party.operation("truncate"), x.first, bits)
         return ArithmeticTensor(x.party, shares.reshape(2, *x.shape), max(0, x.fraction_bits - bits))
 
-    for module in (truncation, arithmetic, exponential):
+    for module in (truncation, arithmetic, exponential, dealing):
         monkeypatch.setattr(module, "truncate_summands", rounded)
     monkeypatch.setattr(refmpc.truncate, "_function", truncate)
+
+
+def forced_openings(monkeypatch: Any, up: bool) -> None:
+    """From now on what is cut inside ``scale_rows`` and ``cut_and_square`` rounds up, or down: the masks' low bits are
+    chosen so that ρ ends in ones, or in zeros."""
+    low = np.uint64(2**25 - 1)
+    masks, rows = dealing.Dealing.masks, dealing.Dealing.mask_rows
+
+    def bent(self: Any, other: int, drawn: np.ndarray) -> np.ndarray:
+        if self.operation.name not in ("scale_rows", "cut_and_square"):
+            return drawn
+        first = 0 in (self.role, other)
+        words = refmpc.unseal(drawn)
+        words[:] = (words & ~low) + (low if first and up else np.uint64(0))
+        return drawn
+
+    monkeypatch.setattr(
+        dealing.Dealing, "masks", lambda self, other, *shape: bent(self, other, masks(self, other, *shape))
+    )
+    monkeypatch.setattr(
+        dealing.Dealing, "mask_rows", lambda self, other, *shape: bent(self, other, rows(self, other, *shape))
+    )
 
 
 def _public(party: Party, words: np.ndarray) -> np.ndarray:

@@ -15,6 +15,8 @@ from accel.prg import Stream
 from refmpc import PROTOCOLS
 from refmpc.core.party import Operation
 from refmpc.core.rounds import Round
+from refmpc.primitives import dealing
+from refmpc.primitives.dealing import at_holders, held, row_segments, summands
 from tests.refmpc.transcripts import Case, draws, finds_a_leak, leaks, watch_streams
 
 shuffling = sys.modules["refmpc.primitives.shuffle"]
@@ -36,8 +38,98 @@ def weighed(bits):
     return refmpc.weigh_bits([bits, ~bits], np.array([[1, 5], [3, -2], [0, 1]]))
 
 
+def coarse(party, x, additive, width=3):
+    spread = x.scale_by_integers(np.arange(1, x.shape[1] + 1))
+    return refmpc.largest_coarse(summands(party, spread.first, 16) if additive else spread, 16, width)
+
+
+# masks of tests that scale, turn and slots hide as well: "largest_coarse of two" sees them
+TEST_MASKS = ((2, 2, 3),)
+
+
+def below(party, z, largest):
+    segments = row_segments(party, len(z))
+    words = summands(party, largest.first, 2, segments)
+    words.bits = 10
+    return refmpc.exp_below(held(z, segments), words, 4)
+
+
+def spline(party, m, t):
+    segments = row_segments(party, len(m))
+    pair = [at_holders(each.reinterpret(bits), segments) for each, bits in ((m, 20), (t, 0))]
+    return refmpc.spline_times(*pair, "root")
+
+
+def scaled(party, v, x):
+    return refmpc.scale_rows(at_holders(v), x.reshape(len(x), 1), 9, 1)
+
+
+def squares(party, z, w):
+    return refmpc.cut_and_square(summands(party, z.first.reshape(-1, 1), 16), 8, w)
+
+
+def reached(party, x, additive):
+    weights = [([3, 1, 5], True), ([0, 1, -1], False)]
+    return refmpc.weigh_reached(summands(party, x.first, 16) if additive else x, [1, 40], [0, 3], 7, weights)
+
+
 PERMUTATIONS = tuple((pair, 1, 0) for pair in range(3))  # they stand still here: the masks alone must hide the rows
 CASES = {
+    "replicate": Case(lambda party, x: refmpc.replicate(at_holders(x)), ("arithmetic",), FAR),
+    "truncate_additive": Case(
+        lambda party, x: refmpc.truncate_additive(summands(party, x.first, 16), 16),
+        ("arithmetic",),
+        FAR,
+        packed=2**16,
+    ),
+    "largest_coarse": Case(
+        lambda party, x: coarse(party, x, False),
+        ("arithmetic",),
+        ((1,), (-2,)),
+        packed={63: 5, 45: 5, 12: 16},
+        rows_first=True,
+        shape=(3,),
+        idle=TEST_MASKS,
+    ),
+    "largest_coarse of summands": Case(
+        lambda party, x: coarse(party, x, True),
+        ("arithmetic",),
+        ((1,), (-2,)),
+        packed={63: 5, 45: 5, 12: 16},
+        rows_first=True,
+        shape=(3,),
+        idle=TEST_MASKS,
+    ),
+    "largest_coarse of two": Case(
+        lambda party, x: coarse(party, x, False, 2),
+        ("arithmetic",),
+        ((1,), (-2,)),
+        packed={12: 5, 9: 5, 6: 8},
+        rows_first=True,
+        shape=(2,),
+        idle=((2, 2, 1),),  # the scale, which three classes show
+    ),
+    "exp_below": Case(
+        lambda party, z, largest: below(party, z.reshape(len(z), 1), largest),
+        ("arithmetic",) * 2,
+        ((-1, 0), (-17 << 16, 3)),
+        packed={4: 16, 10: 2**10},
+    ),
+    "octave": Case(
+        lambda party, s: refmpc.octave(at_holders(s), 4),
+        ("arithmetic",),
+        ((46000,), (255000,)),
+        packed={32: 2**32, 2: 4},
+    ),
+    "spline_times": Case(spline, ("arithmetic",) * 2, ((1 << 20, 5), (9 << 18, -(2**24)))),
+    "scale_rows": Case(scaled, ("arithmetic",) * 2, ((3, 5), (2**62 + 12345, -(2**40)))),
+    "cut_and_square": Case(squares, ("arithmetic",) * 2, ((3, 5), (-(2**61), 2**40)), packed=2**8),
+    "weigh_reached": Case(lambda party, x: reached(party, x, False), ("arithmetic",), ((20,), (-60,)), packed=5),
+    "weigh_reached of summands": Case(
+        lambda party, x: reached(party, x, True), ("arithmetic",), ((20,), (-60,)), packed=5
+    ),
+    "clip_root": composed(lambda x: refmpc.clip_root(x, 1000.0), 0.5, 999.0),
+    "probabilities": composed(lambda x: refmpc.probabilities(x * WEIGHTS, 2000.0), 0.0, 500.0, shape=(3,)),
     "multiply": Case(lambda party, x, y: refmpc.multiply(x, y), ("arithmetic",) * 2, PAIR),
     "dot": Case(lambda party, x, y: refmpc.dot(x, y), ("arithmetic",) * 2, PAIR, shape=(2,)),
     "matmul": Case(lambda party, x, y: refmpc.matmul(x, y[:2, :1]), ("arithmetic",) * 2, PAIR, shape=(2,)),
@@ -123,6 +215,12 @@ WITHOUT_INPUT = {"joint_gaussian"}
 @pytest.fixture(autouse=True)
 def _watched(monkeypatch):
     watch_streams(monkeypatch)
+
+
+@pytest.fixture(autouse=True)
+def _one_dealer(monkeypatch):
+    """All rows of a run have one dealer, so that every message has all elements."""
+    monkeypatch.setattr(dealing, "FEWEST_ROWS", 10**9)
 
 
 @pytest.fixture(autouse=True)
@@ -242,7 +340,7 @@ def a_word_in_the_clear(monkeypatch):
 
     def leaky(self, *arrays):
         for array in arrays:
-            if self.operation == "weigh_bits" and array.ndim == 2:
+            if self.operation in ("weigh_bits", "weigh_reached") and array.dtype == np.uint64:
                 refmpc.unseal(array)[:] &= np.uint64(2**32 - 1)
         send(self, *arrays)
 
@@ -265,7 +363,7 @@ def exp_with_a_short_mask(monkeypatch):
 
     def leaky(self, *arrays):
         for array in arrays:
-            if self.operation == "exp" and array.ndim == 2:
+            if self.operation in ("exp", "exp_below") and array.ndim == 2:
                 refmpc.unseal(array)[:] &= np.uint64(2**48 - 1)
         send(self, *arrays)
 
@@ -285,7 +383,43 @@ def shuffle_without_r(monkeypatch):
     monkeypatch.setattr(Stream, "words", unmasked)
 
 
+def slots_that_stand_still(monkeypatch):
+    """The classes keep their places: the dealer sees their order."""
+    monkeypatch.setattr(
+        kernels, "order_shuffle", lambda draws, out: np.copyto(out, np.arange(out.shape[1], dtype=np.uint8))
+    )
+
+
+def slots_that_only_turn(monkeypatch):
+    """A rotation of the classes instead of a permutation: the dealer sees all pairs."""
+
+    def turned(draws, out):
+        out[:] = (np.arange(out.shape[1]) + draws[-1][:, np.newaxis]) % out.shape[1]
+
+    monkeypatch.setattr(kernels, "order_shuffle", turned)
+
+
+def a_spline_with_a_short_mask(monkeypatch):
+    """Dealt words of 17 bits get masks of 48."""
+    send = Round.send_previous
+
+    def leaky(self, *arrays):
+        for array in arrays:
+            if self.operation == "spline_times" and array.ndim == 3:
+                refmpc.unseal(array)[:] &= np.uint64(2**48 - 1)
+        send(self, *arrays)
+
+    monkeypatch.setattr(Round, "send_previous", leaky)
+
+
 PLANTED = [
+    ("largest_coarse", slots_that_stand_still),
+    ("largest_coarse", slots_that_only_turn),
+    ("exp_below", exp_with_a_short_mask),
+    ("probabilities", exp_with_a_short_mask),
+    ("spline_times", a_spline_with_a_short_mask),
+    ("clip_root", a_spline_with_a_short_mask),
+    ("weigh_reached", a_biased_coin),
     ("thermometer", one_coin_for_all_thresholds),
     ("thermometer", a_biased_coin),
     ("exp between bounds", exp_with_a_short_mask),

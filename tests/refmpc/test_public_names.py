@@ -4,13 +4,13 @@ import refmpc
 
 NAMES = """
     DEFAULT_FRACTION_BITS PROTOCOLS ArithmeticTensor BooleanTensor Client Cost HandshakeError Ledger NetworkProfile
-    OutOfStep Party PartyFailed PeerAborted PeerLost PeerTimeout RangeError RefmpcError Release ReleaseRefused RunResult
-    TwoHolderBits and_words arithmetic_to_boolean bit_to_arithmetic bits_to_boolean boolean_to_arithmetic clip_factor
-    concatenate decode divide dot dot_truncate encode equal exp gather gaussian_addend input_from_client
-    input_from_party inverse_sqrt is_negative is_negative_by_carry_tree joint_gaussian joint_slope_error largest_value
-    log lookup matmul matmul_opening matmul_truncate maximum multiply multiply_truncate open_to_client opening_bytes
-    polynomial receive_opening reciprocal reciprocal_narrow relu reveal reveal_to_client run select shuffle softmax
-    sqrt stack thermometer truncate two_holder weigh_bits where
+    NotRecordable OutOfStep Party PartyFailed PeerAborted PeerLost PeerTimeout RangeError RefmpcError Release
+    ReleaseRefused RunResult TwoHolderBits Words and_words arithmetic_to_boolean bit_to_arithmetic bits_to_boolean
+    boolean_to_arithmetic clip_factor concatenate decode divide dot dot_truncate dry_run encode equal exp gather
+    gaussian_addend input_from_client input_from_party inverse_sqrt is_negative is_negative_by_carry_tree joint_gaussian
+    joint_slope_error largest_value log lookup matmul matmul_opening matmul_truncate maximum multiply multiply_truncate
+    open_to_client opening_bytes polynomial receive_opening reciprocal reciprocal_narrow relu reveal reveal_to_client
+    run seal select shuffle softmax sqrt stack thermometer truncate two_holder unseal weigh_bits where
 """
 
 

@@ -8,8 +8,9 @@ import refmpc.core.party as party_module
 import refmpc.core.program as program_module
 from accel.prg import StreamKey
 from refmpc import PROTOCOLS, NotRecordable, OutOfStep, PartyFailed
+from refmpc.core.party import SMALL
 from refmpc.net.framing import ThreadTransport
-from tests.refmpc.harness import SMALL, Secret, packed, random_signed
+from tests.refmpc.harness import Secret, packed, random_signed
 from tests.refmpc.test_cost import EXAMPLES
 
 CALLS = 7  # at most three are recorded, one for each place in the rotation of dealers

@@ -22,8 +22,9 @@ from scipy import stats
 
 import refmpc
 from accel import kernels
-from refmpc import ArithmeticTensor, BooleanTensor, TwoHolderBits
+from refmpc import Additive, ArithmeticTensor, BooleanTensor, TwoHolderBits
 from refmpc.core.party import Operation, Party
+from refmpc.primitives.dealing import Dealing
 
 COUNT = 4096  # elements a run: below SMALL, so that each run has one dealer; a multiple of 64
 WORD = 2**64
@@ -36,7 +37,8 @@ class Case:
     """How to run one primitive: input kinds, two very different secrets, the call, and how bytes are packed.
 
     An input kind is "arithmetic", the width of a Boolean tensor, or ("private", owner) for a value that one party
-    brings along. ``packed`` is the modulus of the values in packed messages. A ``composed`` protocol, made of
+    brings along. ``packed`` is the modulus of the values in packed messages, or the moduli by the bits that a message has for
+    one element; values modulo a prime lie digit by digit, or element by element if ``rows_first``. A ``composed`` protocol, made of
     primitives that have cases of their own, is looked at more coarsely: each message for itself, packed ones byte by
     byte, at one dealer.
     """
@@ -44,7 +46,8 @@ class Case:
     call: Callable[..., Any]
     inputs: tuple[Any, ...]
     secrets: tuple[tuple[int, ...], tuple[int, ...]]
-    packed: int = 2
+    packed: int | dict[int, int] = 2
+    rows_first: bool = False
     composed: bool = False
     shape: tuple[int, ...] = ()  # of one element, when a case needs more than a number
     learns: tuple[int, ...] = ()  # parties that may learn the secret
@@ -109,12 +112,16 @@ class _Recorded:
 class _Plan:
     lost_mask: tuple[int, int, int] | None = None
     drawn: list[list[Any]] = field(default_factory=lambda: [[], [], []])
+    computed: list[list[Block]] = field(default_factory=lambda: [[], [], []])
 
     def known_to(self, party: int) -> list[Any]:
         """What was drawn from this party's streams, by itself or by the neighbour who shares them."""
         pairs = (party, (party - 1) % 3)
         found = {draw: (draw, values, modulus) for drawn in self.drawn for draw, values, modulus in drawn}
         return [found[draw] for draw in sorted(found) if draw[0] in pairs and found[draw][1].size]
+
+
+_PADDED = {"octave_bits": 2, "exp_below_bits": 3}  # which argument is the pad
 
 
 def watch_streams(monkeypatch: Any) -> None:
@@ -136,6 +143,18 @@ def watch_streams(monkeypatch: Any) -> None:
         stream.quiet = False
         return stream.note(values, bound)
 
+    call = Dealing.call
+
+    def watched_call(self: Dealing, kernel: str, *arguments: Any) -> None:
+        """Bits that a holder sends under a pad: it knows them itself, but they are no linear function of its view."""
+        call(self, kernel, *arguments)
+        plan = getattr(self.party, "plan", None)
+        if plan is not None and kernel in _PADDED:
+            pads, out = (refmpc.unseal(arguments[at]) for at in (_PADDED[kernel], -1))
+            own = (out ^ pads.astype(np.uint8)) & np.uint8(3)
+            plan.computed[self.party.id].append(Block(f"own bits of {kernel}", own.reshape(COUNT, -1), 4))
+
+    monkeypatch.setattr(Dealing, "call", watched_call)
     monkeypatch.setattr(Party, "mask_stream", watched_stream)
     monkeypatch.setattr(Operation, "uniform_below", watched_uniform)
 
@@ -200,6 +219,7 @@ def observe(
             view.messages += _message_blocks(f"{number}: {operation} from {peer}", message, case)
         for draw, values, modulus in plan.known_to(i):
             view.draws += _word_blocks(f"draw {draw}", values, modulus)
+        view.draws += plan.computed[i]
         view.results += run.outputs[i]
         for kind, parts in zip(case.inputs, shares, strict=True):
             if not isinstance(kind, tuple):
@@ -227,12 +247,12 @@ def _message_blocks(name: str, message: np.ndarray, case: Case) -> list[Block]:
     if case.composed:  # values of 3 to 6 bits lie across bytes: 15 bytes apart they are independent
         rows = message[: message.size // 15 * 15].reshape(-1, 15)
         return [Block(name, rows.astype(np.uint64), 256)]
-    packed = case.packed
+    packed = case.packed if isinstance(case.packed, int) else case.packed[message.size * 8 // COUNT]
     width = (packed - 1).bit_length()
     count = message.size * 8 // width
     assert count % COUNT == 0, f"{name}: {message.size} bytes are not values of {width} bits for {COUNT} elements"
     values = kernels.unpack_bits(message, width, count)
-    if packed & (packed - 1):  # comparisons send their values modulo a prime digit by digit
+    if packed & (packed - 1) and not case.rows_first:  # comparisons send their values modulo a prime digit by digit
         return [Block(name, values.reshape(-1, COUNT).T, packed)]
     return [Block(name, values.reshape(COUNT, -1), packed)]
 
@@ -242,6 +262,9 @@ def _output_blocks(output: Any) -> list[Block]:
         return [block for item in output for block in _output_blocks(item)]
     if isinstance(output, TwoHolderBits):
         return [Block("own bit of the result", refmpc.unseal(output.held).reshape(COUNT, -1).astype(np.uint64), 2)]
+    if isinstance(output, Additive):
+        own = refmpc.unseal(output.words).reshape(COUNT, -1).copy()
+        return [Block("own summand of the result", own, 2**output.bits)]
     if isinstance(output, ArithmeticTensor | BooleanTensor):
         modulus = 2**output.width if isinstance(output, BooleanTensor) else WORD
         return [

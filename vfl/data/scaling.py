@@ -7,7 +7,6 @@ the per-record claim would be void (proofs §10.1). Constants are stated (pixel 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -173,21 +172,11 @@ def bound_jacobians(jacobians: Floats, norm: float) -> Floats:
     return (jacobians * factors[:, None, None]).astype(jacobians.dtype)
 
 
-def split_row_bound(
-    row_bound: float, num_clients: int, *, rule: str = "equal", widths: Sequence[int] | None = None
-) -> tuple[float, ...]:
-    """Each client's R_i with Σ R_i² = R², so that the concatenated row obeys R whatever the clients hold.
-
-    ``equal``: R/√N. ``width``: R·√(d_i/d), which gives every column the same room.
-    """
+def split_row_bound(row_bound: float, num_clients: int) -> tuple[float, ...]:
+    """Each client's R_i = R/√N: Σ R_i² = R², so that the concatenated row obeys R whatever the clients hold."""
     require_real("row_bound", row_bound, 0.0, open_low=True)
     require_integer("num_clients", num_clients, 1)
-    require_choice("rule", rule, ("equal", "width"))
-    if rule == "equal":
-        return (row_bound / num_clients**0.5,) * num_clients
-    require(widths is not None and len(widths) == num_clients, "widths", widths, f"{num_clients} widths")
-    assert widths is not None
-    return tuple(row_bound * (w / sum(widths)) ** 0.5 for w in widths)
+    return (row_bound / num_clients**0.5,) * num_clients
 
 
 def row_bound_from_public(public_rows: Floats, quantile: float = 0.95) -> float:

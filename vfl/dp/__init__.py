@@ -15,7 +15,7 @@ from vfl.dp.calibration import (
     zcdp_sigma,
 )
 from vfl.dp.claim import Claim, DeltaWarning, Figure, labels_only_claim, with_delta_checked
-from vfl.dp.factorisation import Factorisation, default_bands, factorise
+from vfl.dp.factorisation import KINDS, Factorisation, default_bands, factorise, workload_factorisation
 from vfl.dp.filter import NoiseFilter, NoiseSource, sample_grid_gaussian
 from vfl.dp.mechanism import (
     CalibratedNoise,
@@ -27,6 +27,7 @@ from vfl.dp.sensitivity import Participation, Sensitivity, fixed_order, particip
 from vfl.dp.slack import FixedPointSlack
 
 __all__ = [
+    "KINDS",
     "BudgetExceededError",
     "CalibratedNoise",
     "Claim",
@@ -62,6 +63,7 @@ __all__ = [
     "shuffled_claim",
     "subsampled_claim",
     "with_delta_checked",
+    "workload_factorisation",
     "zcdp_epsilon",
     "zcdp_sigma",
 ]

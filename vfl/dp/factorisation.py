@@ -31,6 +31,7 @@ __all__ = [
     "default_bands",
     "factorise",
     "root_coefficients",
+    "workload_factorisation",
 ]
 
 KINDS = ("bisr", "bsr", "identity")
@@ -138,8 +139,8 @@ def factorise(
 ) -> Factorisation:
     """The quantised factorisation of the workload A_{α,β}; O(bands), the norms are computed when asked for.
 
-    Domain: 0 ≤ momentum < weight_decay ≤ 1 (weight decay 1 is none), 1 ≤ bands ≤ num_steps. ``bands``
-    defaults to min(num_steps, 256); callers that know b should pass ``default_bands(b)``.
+    Domain: 0 ≤ momentum < weight_decay ≤ 1 (weight decay 1 is none; ``identity`` takes any momentum below 1),
+    1 ≤ bands ≤ num_steps. ``bands`` defaults to min(num_steps, 256); ``workload_factorisation`` chooses it for b.
     Last taps that round to zero are dropped: ``Factorisation.bands`` counts those that run.
     """
     require_choice("kind", kind, KINDS)
@@ -147,7 +148,7 @@ def factorise(
     alpha = require_real("weight_decay", weight_decay, 0, 1, open_low=True, way_out="1 means no weight decay")
     beta = require_real("momentum", momentum, 0, 1, open_high=True)
     require(
-        beta < alpha,
+        kind == "identity" or beta < alpha,
         "momentum",
         beta,
         f"below weight_decay = {alpha:g}",
@@ -174,6 +175,26 @@ def factorise(
         taps = taps[: np.flatnonzero(taps)[-1] + 1]  # what rounds to zero need not be multiplied
         p = len(taps)
     return Factorisation(kind, steps, p, alpha, beta, tap_bits, strategy_bits, taps, strategy)
+
+
+def workload_factorisation(
+    kind: str,
+    num_steps: int,
+    min_separation: int,
+    *,
+    weight_decay: float = 1.0,
+    momentum: float = 0.0,
+    bands: int | None = None,
+) -> Factorisation:
+    """``factorise`` for a run whose records return after b = ``min_separation`` steps: the only place that chooses bands.
+
+    Unless ``bands`` are given: BISR ``default_bands(b)``, BSR p = b as in the paper. ``identity`` has none to choose.
+    """
+    if kind == "identity":
+        bands = None
+    elif bands is None:
+        bands = min_separation if kind == "bsr" else default_bands(min_separation)
+    return factorise(kind, num_steps, weight_decay=weight_decay, momentum=momentum, bands=bands)
 
 
 def default_bands(min_separation: int) -> int:

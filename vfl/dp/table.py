@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from accel.errors import PpvflError
 from accel.validate import require
 from vfl.dp.calibration import any_order_sigma, poisson_sigma
-from vfl.dp.factorisation import KINDS, default_bands, factorise
+from vfl.dp.factorisation import KINDS, workload_factorisation
 from vfl.dp.mechanism import calibrate_matrix_factorisation
 from vfl.dp.sensitivity import Participation, fixed_order
 from vfl.dp.slack import FixedPointSlack
@@ -66,12 +66,11 @@ class ShuffleRow:
 def mechanism_row(
     data: str, epochs: int, setting: str, kind: str, *, width: int = 2000, row_bound: float = 64.0
 ) -> MechanismRow:
-    """Everything about one mechanism: ``bisr`` with min(b, 256) bands, ``bsr`` with p = b as in the paper."""
+    """Everything about one mechanism, with the bands that a run would choose."""
     run, classes = _run(data, epochs)
     require(setting in SETTINGS, "setting", setting, f"one of {', '.join(SETTINGS)}")
     alpha, beta = SETTINGS[setting]
-    bands = {"identity": None, "bsr": run.min_separation}.get(kind, default_bands(run.min_separation))
-    factorisation = factorise(kind, run.num_steps, weight_decay=alpha, momentum=beta, bands=bands)
+    factorisation = workload_factorisation(kind, run.num_steps, run.min_separation, weight_decay=alpha, momentum=beta)
     report = factorisation.sensitivity_report(run.max_participations, run.min_separation)
     slack = FixedPointSlack(row_bound, classes, width, run.num_steps, batch_size=BATCH_SIZE)
     noise = {

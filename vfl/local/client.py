@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from accel.validate import require, require_choice, require_integer, require_real
-from vfl.data.scaling import RowBound, bound_rows
+from vfl.data.scaling import RowBound
 from vfl.gradients import Adapter, AdapterFactors, split_layer
 from vfl.local.estimate import ErrorBound, error_bound, estimate_per_sample_gradients, regulariser
 from vfl.local.lora import LoraLayer, ParallelLora
@@ -64,8 +64,7 @@ class Client:
     """One client of the federation; ``columns`` are its columns in the concatenated embedding.
 
     ``embeddings`` are the outputs of its frozen local model (M×d_i), ``block_outputs`` the pooled outputs of
-    its blocks (each M×m_l), needed when ``lora`` is given. ``factor_bound``, a public number, bounds the rows
-    of the shared A = XVᵀ, whose size follows V: fixed-point ranges need it. Rows leave the client only through
+    its blocks (each M×m_l), needed when ``lora`` is given. Rows leave the client only through
     ``embedding_rows`` and ``lora_factors``, bounded by ``row_bound``.
     """
 
@@ -77,7 +76,6 @@ class Client:
     block_outputs: Sequence[Floats] = ()
     lora: ParallelLora | None = None
     update: LocalUpdate = field(default_factory=LocalUpdate)
-    factor_bound: float | None = None
     estimate_log: list[EstimateRecord] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -94,8 +92,6 @@ class Client:
             "inf or nan",
             "finite numbers",
         )
-        if self.factor_bound is not None:
-            require_real("factor_bound", self.factor_bound, 0.0, open_low=True)
         if self.labels is not None:
             require(len(self.labels) == self.num_samples, f"{self.name}: labels", len(self.labels), "one per row")
         if self.lora is not None:
@@ -213,8 +209,6 @@ class Client:
     def _factors(self, inputs: list[Floats]) -> list[AdapterFactors]:
         assert self.lora is not None
         projected = self.lora.project(inputs)
-        if self.factor_bound is not None:
-            projected = [bound_rows(a, self.factor_bound) for a in projected]
         return [
             AdapterFactors(
                 self.columns,
@@ -415,7 +409,6 @@ def make_clients(
     rank: int = 8,
     alpha: float = 1.0,
     update: LocalUpdate | None = None,
-    factor_bound: float | None = None,
     seed: int = 0,
     dtype: npt.DTypeLike = np.float64,
 ) -> list[Client]:
@@ -441,7 +434,6 @@ def make_clients(
                 block_outputs=[np.asarray(x, dtype=dtype) for x in block_outputs[i]] if block_outputs else (),
                 lora=lora,
                 update=update or LocalUpdate(),
-                factor_bound=factor_bound,
             )
         )
         start += width

@@ -182,7 +182,6 @@ class ErrorBound:
     paper: float
     bias: float
     variance: float
-    smallest_eigenvalue: float
     largest_eigenvalue: float
 
     @property
@@ -225,7 +224,7 @@ def error_bound(
     top = sigma_t**4 * clip_norm**2 + sigma_t**2 * width * batch**3 * largest
     bottom = (batch**2 * smallest + sigma_t**2) ** 2
     paper = top / bottom if bottom > 0 else float("inf")
-    return ErrorBound(paper, bias, variance, smallest, largest)
+    return ErrorBound(paper, bias, variance, largest)
 
 
 def _spectrum(factor: Floats) -> Floats:

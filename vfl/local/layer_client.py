@@ -198,7 +198,7 @@ class LayerClient(Client):
         smallest = float(values[-1]) if len(values) == batch * self.width else 0.0
         bias = (lam / (smallest + lam)) ** 2 * clip_norm**2 / batch if lam else 0.0
         self.estimate_log.append(
-            EstimateRecord(step, noise_std, lam, ErrorBound(float("nan"), bias, variance, smallest, float(values[0])))
+            EstimateRecord(step, noise_std, lam, ErrorBound(float("nan"), bias, variance, float(values[0])))
         )
         names = [n for n, _ in self._model.named_parameters()]
         output = self._model(to_tensor(self.rows[rows], self.config))  # type: ignore[index]

@@ -49,10 +49,6 @@ class TwinResult:
     notes: list[str] = field(default_factory=list)
     clipped_share: float = 0.0
 
-    @property
-    def steps_per_second(self) -> float:
-        return self.num_steps / max(self.seconds, 1e-9)
-
     def summary(self) -> dict[str, Any]:
         """Plain numbers for --json."""
         plan = self.plan

@@ -8,19 +8,17 @@ import numpy as np
 import numpy.typing as npt
 
 from vfl.dp import (
+    CalibratedNoise,
     Claim,
     Factorisation,
     NoiseSplit,
-    calibrate_matrix_factorisation,
-    calibrate_shuffled,
-    default_bands,
-    factorise,
     labels_only_claim,
     poisson_sigma,
     subsampled_claim,
     with_delta_checked,
 )
 from vfl.federation import Federation
+from vfl.run_mechanism import calibrate_run, choose_factorisation
 from vfl.training import Schedule, TrainingConfig
 
 __all__ = ["NoisePlan", "plan_matrix_factorisation", "plan_shuffled", "plan_subsampled"]
@@ -63,53 +61,19 @@ def plan_matrix_factorisation(config: TrainingConfig, schedule: Schedule, *, lab
 
     ``labels_only``: the claim of GL-BMF with estimated local updates (same noise, narrower claim).
     """
-    bands = config.bands
-    if config.factorisation == "identity":
-        bands = None
-    elif bands is None:
-        bands = schedule.num_batches if config.factorisation == "bsr" else default_bands(schedule.num_batches)
-    factorisation = factorise(
-        config.factorisation,
-        schedule.num_steps,
-        weight_decay=config.weight_decay,
-        momentum=config.momentum,
-        bands=bands,
-    )
-    noise = calibrate_matrix_factorisation(
-        config.epsilon,
-        config.delta,
-        config.clip_norm,
-        factorisation,
-        schedule.epochs,
-        schedule.num_batches,
-        split=config.noise,
-    )
+    factorisation = choose_factorisation("g_bmf", config, schedule)
+    noise = calibrate_run("g_bmf", config, schedule, factorisation)
     claim = labels_only_claim(noise.claim) if labels_only else noise.claim
     claim = with_delta_checked(claim, schedule.num_samples)
-    return NoisePlan(
-        noise.noise_multiplier,
-        noise.sensitivity,
-        noise.outsider_std,
-        factorisation,
-        claim,
-        factorisation.noise_norms(),
-    )
+    return _noise_plan(noise, factorisation, claim)
 
 
 def plan_shuffled(config: TrainingConfig, schedule: Schedule) -> NoisePlan:
     """G-Shuff: independent noise, accounted as the paper does or for any order (``config.accounting``)."""
-    noise = calibrate_shuffled(
-        config.epsilon,
-        config.delta,
-        config.clip_norm,
-        schedule.num_samples,
-        schedule.batch_size,
-        schedule.epochs,
-        split=config.noise,
-        accounting=config.accounting,
-    )
+    factorisation = choose_factorisation("g_shuff", config, schedule)
+    noise = calibrate_run("g_shuff", config, schedule, factorisation)
     claim = with_delta_checked(noise.claim, schedule.num_samples)
-    return _independent(noise.noise_multiplier, noise.sensitivity, noise.outsider_std, claim, schedule)
+    return _noise_plan(noise, factorisation, claim)
 
 
 def plan_subsampled(config: TrainingConfig, schedule: Schedule, *, labels_only: bool = False) -> NoisePlan:
@@ -130,9 +94,10 @@ def plan_subsampled(config: TrainingConfig, schedule: Schedule, *, labels_only: 
     if labels_only:
         claim = labels_only_claim(claim)
     claim = with_delta_checked(claim, schedule.num_samples)
-    return _independent(sigma, config.clip_norm, std, claim, schedule)
+    factorisation = choose_factorisation("gl_sub", config, schedule)
+    return NoisePlan(sigma, config.clip_norm, std, factorisation, claim, factorisation.noise_norms())
 
 
-def _independent(sigma: float, sensitivity: float, std: float, claim: Claim, schedule: Schedule) -> NoisePlan:
-    identity = factorise("identity", schedule.num_steps)
-    return NoisePlan(sigma, sensitivity, std, identity, claim, identity.noise_norms())
+def _noise_plan(noise: CalibratedNoise, factorisation: Factorisation, claim: Claim) -> NoisePlan:
+    norms = factorisation.noise_norms()
+    return NoisePlan(noise.noise_multiplier, noise.sensitivity, noise.outsider_std, factorisation, claim, norms)

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from accel.validate import require
 from vfl.dp import Factorisation, NoiseFilter
 
-__all__ = ["GivenNoise", "StepNoise", "filtered_noise", "given_noise", "no_noise"]
+__all__ = ["GivenNoise", "SinglePrecisionFilter", "StepNoise", "filtered_noise", "given_noise", "no_noise"]
 
 Floats = npt.NDArray[np.floating]
 StepNoise = Callable[[int], Floats]
@@ -72,7 +72,7 @@ class _FilteredNoise:
         self._random = np.random.Generator(np.random.SFC64([seed, 0x6E6F697365]))
         self._num_steps, self._width, self._std, self._dtype = factorisation.num_steps, width, std, dtype
         single = np.dtype(dtype) == np.float32
-        self._single = _SinglePrecisionFilter(factorisation, width) if single else None
+        self._single = SinglePrecisionFilter(factorisation, width) if single else None
         self._double = NoiseFilter(factorisation, width)
         self._block: Floats = np.empty((0, width), dtype=dtype)
         self._start = self._next = 0
@@ -93,7 +93,7 @@ class _FilteredNoise:
         return (self._std * self._double.next_block_float(z)).astype(self._dtype)
 
 
-class _SinglePrecisionFilter:
+class SinglePrecisionFilter:
     """The filter of Ω̂⁻¹ in float32: one matrix product per block over a window of past rows.
 
     FIR kinds keep past noise and multiply by the taps; bsr keeps past *filtered* rows y and solves Ω̂y = z, whose

@@ -45,7 +45,8 @@ class OwnColumns:
 
     def one_hot(self, rows: np.ndarray, classes: tuple[str, ...]) -> np.ndarray:
         """Labels of these rows as one-hot rows."""
-        return np.eye(len(classes), dtype=np.int64)[self.label_numbers(rows, classes)]
+        hot: np.ndarray = np.eye(len(classes), dtype=np.int64)[self.label_numbers(rows, classes)]
+        return hot
 
     def label_numbers(self, rows: np.ndarray, classes: tuple[str, ...]) -> np.ndarray:
         """Labels of these rows as places in ``classes``."""

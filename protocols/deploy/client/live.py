@@ -22,8 +22,9 @@ from accel.validate import require
 from protocols.client.commitment import ColumnsChanged
 from protocols.client.gl_client import LayerClientJob, TrainedClient, client_program, receive_end
 from protocols.deploy.client.columns import OwnColumns
-from protocols.deploy.client.server_calls import FIRST_PAUSE, LONGEST_PAUSE, SERVERS, Beat, ServerCalls
+from protocols.deploy.client.server_calls import SERVERS, Beat, ServerCalls
 from protocols.deploy.config.public_plan import local_update, starting_layers
+from protocols.deploy.net.backoff import Backoff
 from protocols.deploy.net.wire import Identity, name_of
 from protocols.deploy.records.log import Log
 from protocols.deploy.server.live import HANDOVER
@@ -97,12 +98,12 @@ class LiveCalls(ServerCalls):
 
     def train(self, job: LayerClientJob, on_model: Callable[[TrainedClient], None]) -> TrainedClient:
         """Attempt after attempt, until all three servers have finished one."""
-        trained, pause = None, FIRST_PAUSE
+        trained, backoff = None, Backoff()
         while True:
             finished = True
             try:
                 finished = self._call_all() or not self._attempt_begins()
-                pause = FIRST_PAUSE
+                backoff.reset()
                 if not finished:
                     trained = self._play(job)
                     on_model(trained)
@@ -123,8 +124,7 @@ class LiveCalls(ServerCalls):
                 self._complain(str(error))
             finally:
                 self._hang_up()
-            time.sleep(pause)
-            pause = min(2 * pause, LONGEST_PAUSE)
+            backoff.wait()
 
     def _call_all(self) -> bool:
         """Call the three servers and compare plans; true if all of them have finished."""
@@ -167,7 +167,7 @@ class LiveCalls(ServerCalls):
         connections: dict[Any, socket.socket] = {s: channel.connection for s, channel in self._channels.items()}
         transport = SocketTransport(connections, self.timeout)
         try:
-            trained, _, _ = play_client(self._identity.name, transport, client_program, _anew(job))
+            trained: TrainedClient = play_client(self._identity.name, transport, client_program, _anew(job))[0]
             return trained
         finally:
             transport.close()

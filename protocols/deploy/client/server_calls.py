@@ -12,14 +12,14 @@ from typing import Any
 
 import numpy as np
 
+from protocols.deploy.net.backoff import Backoff
 from protocols.deploy.net.wire import Channel, Identity, Refused, call, name_of
 from protocols.deploy.records.log import QUIET, Log
 from refmpc.core.errors import HandshakeError, OutOfStep, PeerLost, PeerTimeout, RefmpcError
 from refmpc.net.framing import Peer
 
-__all__ = ["FIRST_PAUSE", "LONGEST_PAUSE", "SERVERS", "Beat", "Delivered", "ServerCalls"]
+__all__ = ["SERVERS", "Beat", "Delivered", "ServerCalls"]
 
-FIRST_PAUSE, LONGEST_PAUSE = 0.2, 5.0  # seconds before a server is called again
 SERVERS = range(3)
 
 Beat = Callable[[Mapping[str, Any]], None]
@@ -58,7 +58,7 @@ class ServerCalls:
 
     def _fetch(self) -> Delivered:
         """Wait for the three servers' parts of one and the same attempt."""
-        pause = FIRST_PAUSE
+        backoff = Backoff()
         while True:
             self._hang_up()
             try:
@@ -70,8 +70,7 @@ class ServerCalls:
                 self._complain("the servers are between two attempts: their results do not belong together yet")
             except (PeerLost, PeerTimeout) as error:
                 self._complain(str(error))
-            time.sleep(pause)
-            pause = min(2 * pause, LONGEST_PAUSE)
+            backoff.wait()
 
     def _wait_for_results(self) -> dict[int, tuple[dict[str, Any], bytearray]]:
         """All servers give signs of life at the same pace, so they are listened to in turn."""

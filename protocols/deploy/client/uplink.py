@@ -9,13 +9,13 @@ Each server alone learns shares, which are uniform; two sharings of the same row
 from __future__ import annotations
 
 import secrets
-import time
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from protocols.deploy.client.server_calls import FIRST_PAUSE, LONGEST_PAUSE, SERVERS, Delivered, ServerCalls
+from protocols.deploy.client.server_calls import SERVERS, Delivered, ServerCalls
+from protocols.deploy.net.backoff import Backoff
 from protocols.deploy.net.wire import Identity
 from protocols.deploy.records.log import Log
 from protocols.deploy.server.spool import START, chain
@@ -99,22 +99,21 @@ class UplinkTransport(ServerCalls):
 
         ``newest`` is the digest after the message that was under way; None at the start of this client.
         """
-        pause = FIRST_PAUSE
+        backoff = Backoff()
         while True:
             self._hang_up()
             try:
                 return self._agree(newest)
             except (PeerLost, PeerTimeout) as error:
                 self._complain(str(error))
-            time.sleep(pause)
-            pause = min(2 * pause, LONGEST_PAUSE)
+            backoff.wait()
 
     def _agree(self, newest: str | None) -> int:
         answers = {server: self._call(server, "upload") for server in SERVERS}
         for server, answer in answers.items():
             self._compare(server, answer.get("parameters"))
         self._sealed = {server for server in SERVERS if answers[server]["complete"]}
-        begin = min(answer["kept"] for answer in answers.values())
+        begin: int = min(answer["kept"] for answer in answers.values())
         if self._anew and newest is None:
             return self._start_again(newest)
         if len(self._sealed) == 3:

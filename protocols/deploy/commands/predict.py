@@ -180,7 +180,8 @@ class _Sums:
         for layer in self._layers[1:]:
             total = np.maximum(total, 0.0) @ layer[:-1] + layer[-1]
         if output == "label":
-            return np.argmax(total, axis=1)
+            labels: np.ndarray = np.argmax(total, axis=1)
+            return labels
         return softmax(total) if output == "probabilities" else total
 
 

@@ -36,7 +36,7 @@ from protocols.deploy.server.meeting import DONE, READY, Different, Meeting, Met
 from protocols.deploy.server.sessions import Session, SessionStore
 from protocols.deploy.server.spool import SpoolTransport
 from protocols.deploy.server.tasks import TRAINING, TrainingTask
-from protocols.local.launch import _progress
+from protocols.local.progress import ProgressBars
 from protocols.server.checkpoint import CannotResume
 from protocols.server.gl_training import GREETING
 from refmpc import Ledger, Party
@@ -251,7 +251,7 @@ class Server:
             ledgers.append(party.ledger)  # also if it fails: what was opened stays opened
             return await task.run(party, directory)
 
-        with _progress(Console(stderr=True), quiet=not self._log.is_terminal) as show:
+        with ProgressBars(Console(stderr=True), quiet=not self._log.is_terminal) as show:
             try:
                 output, ledger, _ = play_party(
                     int(str(self._identity.me)),

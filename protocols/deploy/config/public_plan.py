@@ -5,21 +5,17 @@ Each participant makes the whole plan (calibration, scales, releases) from this 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from accel.validate import require
 from protocols.deploy.config.read import FederationConfig, LayersConfig
 from protocols.deploy.records.log import Log
 from protocols.plan.gl_plan import LayerPlan, plan_from_facts
 from protocols.plan.gl_shapes import AdapterShape, LayerFacts, PublicLayers, start_digest
-from protocols.plan.run_plan import Plan, plan_run
+from protocols.plan.run_plan import Plan, PublicClient, PublicFederation, plan_run
 from vfl.dp.claim import WARNING, Claim
 from vfl.local.client import LocalUpdate, initial_layers
 from vfl.local.lora import ParallelLora
 
 __all__ = [
-    "PublicClient",
-    "PublicFederation",
     "layer_plan_for",
     "local_update",
     "log_claim",
@@ -28,29 +24,6 @@ __all__ = [
 ]
 
 _PUBLIC_INPUTS = ("each client states that its scaling and its local model come from public data only",)
-
-
-@dataclass(frozen=True)
-class PublicClient:
-    """What the others know of a client."""
-
-    name: str
-    width: int
-
-
-@dataclass(frozen=True)
-class PublicFederation:
-    """The public side of ``vfl.federation.Federation``: sizes and bounds, no rows."""
-
-    clients: tuple[PublicClient, ...]
-    num_samples: int
-    classes: int
-    row_bound: float
-    public_inputs: tuple[str, ...]
-
-    @property
-    def width(self) -> int:
-        return sum(client.width for client in self.clients)
 
 
 def plan_for(config: FederationConfig, rows: int) -> Plan:

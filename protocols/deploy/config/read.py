@@ -73,7 +73,8 @@ def agreed_values(config: FederationConfig) -> dict[str, Any]:
     shared = {name: value for name, value in training.items() if name not in _NOT_SHARED}
     values |= {f"[run] {name}": value for name, value in (run | shared).items()}
     values |= {f"[predict] {name}": value for name, value in asdict(config.predict).items()}
-    return json.loads(json.dumps(values))
+    plain: dict[str, Any] = json.loads(json.dumps(values))
+    return plain
 
 
 def configuration_hash(config: FederationConfig) -> str:
@@ -334,15 +335,16 @@ class _Reader:
         tables = self._document.get(name, [])
         good = isinstance(tables, list) and all(isinstance(table, dict) for table in tables)
         require(good, f"[[{name}]]", tables, f"sections [[{name}]], in double brackets, one for each")
+        assert isinstance(tables, list)
         return tables
 
     def _text(self, where: str, value: Any, allowed: str) -> str:
         require(isinstance(value, str) and 0 < len(value) <= 100_000, where, value, allowed)
-        return value
+        return str(value)
 
     def _boolean(self, where: str, value: Any) -> bool:
         require(isinstance(value, bool), where, value, "true or false")
-        return value
+        return bool(value)
 
     def _real(self, where: str, value: Any) -> float:
         require(

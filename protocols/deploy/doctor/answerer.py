@@ -8,7 +8,6 @@ the number of visitors at a time are bounded, so that asking costs a running ser
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
 import json
 import logging
 import socket
@@ -19,9 +18,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from protocols.deploy.config.read import FederationConfig, agreed_values, configuration_hash
+from protocols.version import software_version
 from refmpc.core.errors import HandshakeError
+from refmpc.net.admission import PATIENCE, Admission, Caller
 from refmpc.net.framing import printable
-from refmpc.net.greeting import PROTOCOL_VERSION
 from refmpc.net.tls import (
     MAX_MESSAGE,
     Credentials,
@@ -34,7 +34,7 @@ from refmpc.net.tls import (
     wrong_pin,
 )
 
-__all__ = ["MAX_TRANSFER", "PURPOSE", "Answerer", "receive_payload", "serve", "software_version"]
+__all__ = ["MAX_TRANSFER", "PURPOSE", "Answerer", "receive_payload", "serve"]
 
 PURPOSE = "doctor"
 MAX_TRANSFER = 4 << 20  # bytes of one transfer
@@ -42,17 +42,7 @@ _MAX_REQUESTS = 32  # of one visit
 _MAX_TRANSFERS = 2
 _VISITORS = 4  # at a time
 _VISIT = 20.0  # seconds
-_HANDSHAKE = 5.0
 _log = logging.getLogger("ppvfl.doctor")
-
-
-def software_version() -> str:
-    """Version of this software and of its wire protocol; participants must run the same."""
-    try:
-        version = importlib.metadata.version("ppvfl")
-    except importlib.metadata.PackageNotFoundError:
-        version = "not installed"
-    return f"{version}/{PROTOCOL_VERSION}"
 
 
 class Answerer:
@@ -156,20 +146,21 @@ def receive_payload(connection: socket.socket, size: int, deadline: float) -> No
         size -= count
 
 
-def serve(
-    listener: socket.socket, answerer: Answerer, credentials: Credentials, stop: threading.Event, callers: int = 32
-) -> None:
+def serve(listener: socket.socket, answerer: Answerer, credentials: Credentials, stop: threading.Event) -> None:
     """Answer doctors, and nobody else, until ``stop``: for use before the servers run."""
-    places = threading.BoundedSemaphore(callers)
+    admission = Admission()
 
-    def attend(connection: socket.socket, source: str) -> None:
+    def attend(caller: Caller) -> None:
+        connection, source = caller.connection, caller.host
         try:
-            deadline = time.monotonic() + _HANDSHAKE
+            deadline = time.monotonic() + PATIENCE
             set_socket_options(connection)
-            connection.settimeout(_HANDSHAKE)
+            connection.settimeout(PATIENCE)
             connection = secure(connection, credentials, server_side=True)
+            admission.replace(caller, connection)
             shake_hands(connection, source)
             first = parse(receive(connection, source, deadline), source)
+            admission.leave(caller)  # it said what it wants; visits are bounded by the answerer
             if first.get("purpose") == PURPOSE:
                 assert isinstance(connection, ssl.SSLSocket)
                 answerer.answer(connection, first, source)
@@ -179,15 +170,16 @@ def serve(
             _log.info("%s: %s", source, printable(str(error), 200))
         finally:
             connection.close()
-            places.release()
+            admission.leave(caller)
 
     listener.settimeout(0.2)
     while not stop.is_set():
+        if admission.is_full:
+            stop.wait(0.01)
+            continue
         try:
             connection, address = listener.accept()
         except TimeoutError:
             continue
-        if not places.acquire(blocking=False):
-            connection.close()
-            continue
-        threading.Thread(target=attend, args=(connection, str(address[0])), daemon=True, name="doctor answer").start()
+        caller = admission.enter(connection, str(address[0]))
+        threading.Thread(target=attend, args=(caller,), daemon=True, name="doctor answer").start()

@@ -28,7 +28,7 @@ from protocols.deploy.config.read import (
     agreed_values,
     configuration_hash,
 )
-from protocols.deploy.doctor.answerer import MAX_TRANSFER, PURPOSE, receive_payload, software_version
+from protocols.deploy.doctor.answerer import MAX_TRANSFER, PURPOSE, receive_payload
 from protocols.deploy.net.credentials import (
     CERTIFICATE,
     KEY,
@@ -40,6 +40,7 @@ from protocols.deploy.net.credentials import (
     unusable_key,
     wrong_role,
 )
+from protocols.version import software_version
 from refmpc.core.errors import HandshakeError
 from refmpc.net.certificates import fingerprint_of
 from refmpc.net.framing import printable

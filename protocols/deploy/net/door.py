@@ -1,9 +1,8 @@
 """The door of a participant: a listener that lets in only participants, whatever else knocks.
 
 Each caller gets a thread and a few seconds to complete the TLS handshake and say what it wants; strangers at the door
-are bounded in number, and what they may send is bounded too. So garbage, port scans, half-open connections, slow trickles
-and oversized messages cost a thread for some seconds and a line in the log. When the door is crowded, the oldest stranger
-of the address that has most of them has to go: participants say who they are within a moment, so no crowd keeps them out.
+are bounded in number (``refmpc.net.admission``), and what they may send is bounded too. So garbage, port scans, half-open
+connections, slow trickles and oversized messages cost a thread for some seconds and a line in the log.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from protocols.deploy.doctor.answerer import PURPOSE as DOCTOR
@@ -24,13 +22,12 @@ from protocols.deploy.doctor.answerer import Answerer
 from protocols.deploy.net.wire import Channel, Identity, caller_of, name_of
 from protocols.deploy.records.log import Log
 from refmpc.core.errors import RefmpcError
+from refmpc.net.admission import PATIENCE, STRANGERS, Admission, Caller
 from refmpc.net.framing import Peer, printable
-from refmpc.net.tls import hang_up, parse, receive, send, set_socket_options, shake_hands, tls_context, wrap_in_tls
+from refmpc.net.tls import parse, receive, send, set_socket_options, shake_hands, tls_context, wrap_in_tls
 
 __all__ = ["Door", "Handler"]
 
-PATIENCE = 5.0  # seconds for a caller to prove who it is and to say what it wants
-STRANGERS = 64  # callers at the door at the same time
 _FAREWELL, _FAREWELL_READS = 0.3, 16  # seconds and reads for which one who is refused may still send
 GUESTS = 16  # connections that one participant may hold open
 
@@ -61,8 +58,7 @@ class Door:
         self._doctor = doctor
         self._patience = patience
         self._lock = threading.Lock()
-        self._strangers: dict[int, _Stranger] = {}  # oldest first
-        self._number = 0
+        self._admission = Admission()
         self._guests: Counter[Peer] = Counter()
         self._channels: set[Channel] = set()
         self._kept: set[Channel] = set()
@@ -109,44 +105,24 @@ class Door:
                     self._log.warning("accept failed", error=str(error))
                     time.sleep(0.1)
                 continue
-            self._make_room()
-            stranger = _Stranger(connection, str(source[0]))
-            with self._lock:
-                self._number += 1
-                self._strangers[self._number] = stranger
+            while self._admission.is_full:
+                time.sleep(0.01)
+            stranger = self._admission.enter(connection, str(source[0]))
             try:
-                arguments = self._number, stranger
-                threading.Thread(target=self._answer, args=arguments, daemon=True, name="caller").start()
+                threading.Thread(target=self._answer, args=(stranger,), daemon=True, name="caller").start()
             except RuntimeError as error:  # no thread left on this machine: the caller may come again
-                self._log.warning("refused a caller", caller=stranger.address, reason=str(error))
-                with self._lock:
-                    del self._strangers[self._number]
+                self._log.warning("refused a caller", caller=stranger.host, reason=str(error))
+                self._admission.leave(stranger)
                 connection.close()
 
-    def _make_room(self) -> None:
-        while len(self._strangers) >= 2 * STRANGERS:  # those sent away need a moment to go
-            time.sleep(0.01)
-        with self._lock:
-            staying = {number: caller for number, caller in self._strangers.items() if not caller.sent_away}
-            if len(staying) < STRANGERS:
-                return
-            crowded = Counter(caller.address for caller in staying.values()).most_common(1)[0][0]
-            oldest = next(caller for caller in staying.values() if caller.address == crowded)
-            oldest.sent_away = True
-            hang_up(oldest.connection)
-
-    def _dress(self, stranger: _Stranger) -> ssl.SSLSocket:
-        """TLS around a caller's connection, which may be sent away meanwhile."""
+    def _dress(self, stranger: Caller) -> ssl.SSLSocket:
         dressed = wrap_in_tls(stranger.connection, self._context, server_side=True)
-        with self._lock:
-            stranger.connection = dressed
-            if stranger.sent_away:
-                hang_up(dressed)
+        self._admission.replace(stranger, dressed)
         return dressed
 
-    def _answer(self, number: int, stranger: _Stranger) -> None:
+    def _answer(self, stranger: Caller) -> None:
         deadline = time.monotonic() + self._patience
-        address = stranger.address
+        address = stranger.host
         channel, handler = None, None
         try:
             stranger.connection.settimeout(self._patience)
@@ -175,8 +151,7 @@ class Door:
             why = "there is a crowd at the door" if stranger.sent_away else why
             self._log.warning("refused a caller", caller=address, reason=why)
         finally:
-            with self._lock:
-                self._strangers.pop(number, None)
+            self._admission.leave(stranger)
             if channel is None:
                 _part(stranger.connection)
         if channel is not None and handler is not None:
@@ -228,15 +203,6 @@ def _part(connection: socket.socket) -> None:
             if not socket.socket.recv(connection, 1 << 16):
                 break
     connection.close()
-
-
-@dataclass
-class _Stranger:
-    """A caller at the door: its connection, with or without TLS around it."""
-
-    connection: socket.socket
-    address: str
-    sent_away: bool = False
 
 
 class _Unwelcome(Exception):

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import socket
 import ssl
 import struct
@@ -24,6 +23,7 @@ import numpy as np
 from protocols.deploy.config.read import FederationConfig, configuration_hash
 from refmpc.core.errors import HandshakeError, PeerLost, PeerTimeout
 from refmpc.net.framing import Peer, printable
+from refmpc.net.greeting import first_difference
 from refmpc.net.tls import (
     MAX_MESSAGE,
     Credentials,
@@ -104,23 +104,11 @@ class Identity:
 
     def difference(self, peer: Peer, theirs: Any, mine: Mapping[str, Any]) -> str:
         """A sentence on the first public parameter in which ``peer`` differs, or nothing."""
-        got = theirs if isinstance(theirs, dict) else {}
-        own = json.loads(json.dumps(dict(mine)))  # tuples are lists on the wire
-        for name in sorted({*got, *own}):
-            if not _alike(own.get(name), got.get(name)):
-                shown = [printable(json.dumps(value), 200) for value in (got.get(name), own.get(name))]
-                return f"{name_of(peer)} has {name} = {shown[0]}, {self.name} has {shown[1]}: they must agree"
-        return ""
-
-
-def _alike(ours: Any, theirs: Any) -> bool:
-    """Equal, but for the last digits of floats: two machines may round a sum differently."""
-    if isinstance(ours, float) or isinstance(theirs, float):
-        numbers = isinstance(ours, int | float) and isinstance(theirs, int | float)
-        return numbers and math.isclose(ours, theirs, rel_tol=1e-9, abs_tol=1e-300)
-    if isinstance(ours, list) and isinstance(theirs, list):
-        return len(ours) == len(theirs) and all(map(_alike, ours, theirs))
-    return type(ours) is type(theirs) and ours == theirs
+        different = first_difference(theirs if isinstance(theirs, dict) else {}, mine)
+        if different is None:
+            return ""
+        name, got, want = different[0], printable(different[1], 200), printable(different[2], 200)
+        return f"{name_of(peer)} has {name} = {got}, {self.name} has {want}: they must agree"
 
 
 def name_of(peer: Peer) -> str:
@@ -189,9 +177,9 @@ class Channel:
             )
         return message, payload
 
-    def refuse(self, why: str, *, later: bool = False) -> None:
+    def refuse(self, why: str) -> None:
         """Tell the peer why this goes no further."""
-        self.send({"refused": why, "later": later})
+        self.send({"refused": why})
 
     def _read(self, count: int, patience: float) -> bytearray:
         data = bytearray(count)

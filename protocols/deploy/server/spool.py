@@ -57,10 +57,6 @@ class Spool:
         """Whether the client has said that it has sent everything; nothing is changed from then on."""
         return (self._directory / _COMPLETE).exists()
 
-    def digest_after(self, count: int) -> str:
-        """Of the first ``count`` messages."""
-        return self._digests[count]
-
     def cut(self, count: int) -> None:
         """Forget all but the first ``count`` messages: the servers had not all kept the others."""
         while self.count > count:

@@ -69,7 +69,8 @@ class TrainingTask:
         job = ServerJob(self.plan, directory / "server", self.checkpoint_every)
         with TrainingRun(party, job) as run:
             rows = await receive_rows(party, self.plan)
-            return await protocol(self.plan.protocol).train(run, rows)
+            layers: list[np.ndarray] = await protocol(self.plan.protocol).train(run, rows)
+            return layers
 
     def keep(self, directory: Path, layers: list[np.ndarray]) -> None:
         """What the server's operator finds afterwards."""

@@ -1,4 +1,4 @@
-"""Secure inference: equal to the clear model, declared costs, only the named client receives, and the command."""
+"""Secure inference: equal to the clear model, costs as of a dry run, only the named client receives, and the command."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from protocols.inference.prediction import (
     arg_maximum,
     client_program,
     plan_with_released_model,
-    prediction_cost,
     servers,
 )
 from protocols.local.launch import launch, make_federation
 from protocols.local.options import RunOptions
 from protocols.local.predict import main
 from protocols.local.report import write_report
+from refmpc import Cost
 from vfl.gradients import GlobalModel, softmax
 from vfl.training import TrainingConfig
 
@@ -66,10 +66,16 @@ def run(plan: PredictionPlan, layers: Sequence[np.ndarray], columns: list[np.nda
     )
 
 
+def dry_run(plan: PredictionPlan) -> dict[str, Cost]:
+    """What the servers' program costs, phase by phase, with a model of zeros."""
+    layers = tuple(np.zeros(shape) for shape in plan.shapes)
+    return refmpc.dry_run(servers, PredictionServerJob(plan, layers), releases=plan.releases)
+
+
 @pytest.mark.parametrize("hidden", [(), (6,), (7, 4)])
 @pytest.mark.parametrize("output", ["label", "probabilities", "logits"])
 @pytest.mark.filterwarnings("ignore:insecure_check_ranges")
-def test_equals_the_clear_model_up_to_rounding_at_the_declared_cost(hidden, output):
+def test_equals_the_clear_model_up_to_rounding_at_the_cost_of_a_dry_run(hidden, output):
     layers, columns = random_model(hidden, 5), new_rows(40)
     plan = plan_for(layers, output, 40)
     result = run(plan, layers, columns)
@@ -86,7 +92,8 @@ def test_equals_the_clear_model_up_to_rounding_at_the_declared_cost(hidden, outp
         assert np.abs(received - clear).max() > 0
     else:
         assert np.abs(received - softmax(clear)).max() <= 2 * error + 2.0**-14
-    computing, opening = prediction_cost(plan)
+    counted = dry_run(plan)
+    computing, opening = counted["prediction"], counted["release"]
     phases = [ledger.phases for ledger in result.ledgers]
     assert [p["prediction"].rounds if "prediction" in p else 0 for p in phases] == [computing.rounds] * 3
     assert sum(p["prediction"].bytes_sent for p in phases) == computing.bytes
@@ -97,10 +104,10 @@ def test_equals_the_clear_model_up_to_rounding_at_the_declared_cost(hidden, outp
 def test_one_layer_costs_what_the_documentation_says():
     """18 rounds for a label among ten classes, none between the servers and 12 bytes a logit for logits."""
     layers = [np.random.default_rng(0).normal(size=(9, 10))]
-    computing, opening = prediction_cost(plan_for(layers, "label", 100))
-    assert computing.rounds == 2 + 4 * 4 and opening.bytes == 24 * 100
-    computing, opening = prediction_cost(plan_for(layers, "logits", 100))
-    assert (computing.rounds, computing.bytes) == (0, 0) and opening.bytes == 12 * 1000
+    counted = dry_run(plan_for(layers, "label", 100))
+    assert counted["prediction"].rounds == 2 + 4 * 4 and counted["release"].bytes == 24 * 100
+    counted = dry_run(plan_for(layers, "logits", 100))
+    assert counted["prediction"] == Cost(0, 0) and counted["release"].bytes == 12 * 1000
 
 
 def test_only_the_named_client_receives_and_the_ledger_says_so():
@@ -125,7 +132,7 @@ def test_many_rows_come_in_chunks(monkeypatch):
     result = run(plan, layers, columns)
     clear = GlobalModel(list(layers)).logits(np.concatenate(columns, axis=1))
     assert np.abs(result.client_outputs["card"] - clear).max() < 0.01
-    assert sum(p.phases["release"].bytes_sent for p in result.ledgers) == prediction_cost(plan)[1].bytes
+    assert sum(p.phases["release"].bytes_sent for p in result.ledgers) == dry_run(plan)["release"].bytes
 
 
 @pytest.mark.filterwarnings("ignore:insecure")

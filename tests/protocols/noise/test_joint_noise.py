@@ -66,9 +66,9 @@ def test_g_bmf_with_joint_noise_is_its_twin(federation, tmp_path, shares, hidden
         assert np.abs(result.outputs[0][0] - twin.model.layers[0]).max() <= weight_bound(plan)
     quiet = train_g_bmf(federation, plan.training, noise=noise * 0)
     assert np.abs(quiet.model.layers[0] - twin.model.layers[0]).max() > 10 * weight_bound(plan)  # the noise was there
-    declared = joint_noise_cost(plan)
-    assert result.ledgers[0].phases["noise"].rounds == declared.rounds
-    assert sum(ledger.phases["noise"].bytes_sent for ledger in result.ledgers) == declared.bytes
+    counted = joint_noise_cost(plan)
+    assert result.ledgers[0].phases["noise"].rounds == counted.rounds
+    assert sum(ledger.phases["noise"].bytes_sent for ledger in result.ledgers) == counted.bytes
     phases = [ledger.phases[name] for ledger in result.ledgers for name in ("noise", "training")]
     assert estimate(plan)["bytes"] == sum(phase.bytes_sent for phase in phases)
     assert not list(tmp_path.glob("server-*/joint-*"))  # nothing is kept without checkpoints

@@ -14,7 +14,8 @@ from protocols.local.gl_launch import client_jobs, layer_estimate, main
 from protocols.plan.gl_plan import LayerPlan, plan_layer_run
 from protocols.plan.gl_shapes import JacobianShape
 from protocols.plan.scales import EMBEDDING_BITS, RELEASE_BITS
-from protocols.step.gl_step import clip_factors, layer_step, layer_step_cost, weight_products
+from protocols.step.cost import step_cost
+from protocols.step.gl_step import clip_factors, layer_step, weight_products
 from protocols.step.global_step import SharedRows, Weights, logit_errors
 from protocols.step.jacobians import ClientJacobian, global_samples, layer_samples
 from refmpc.core.errors import PartyFailed
@@ -177,9 +178,9 @@ def test_one_step_is_the_float_gradient(gradients, clip, seed):
     for size in (plan.global_parameters, *(shape.parameters for shape in plan.shapes)):
         assert np.linalg.norm(expected[start : start + size]) > bound  # no part could be left out unnoticed
         start += size
-    declared = layer_step_cost(plan)
-    assert result.ledgers[0].phases["step"].rounds == declared.rounds
-    assert sum(ledger.phases["step"].bytes_sent for ledger in result.ledgers) == declared.bytes
+    counted = step_cost(plan)
+    assert result.ledgers[0].phases["step"].rounds == counted.rounds
+    assert sum(ledger.phases["step"].bytes_sent for ledger in result.ledgers) == counted.bytes
 
 
 async def clip_only(party, job):
@@ -247,8 +248,8 @@ def test_a_layer_without_factors_is_trained_as_by_the_twin(tmp_path, kind, mixed
     assert np.linalg.norm(layers_of(trained(result, twin)) - layers_of(twin.clients)) < 0.01 * moved
     assert np.linalg.norm(result.outputs[0] - twin.model.layers[0]) < 0.01 * np.linalg.norm(twin.model.layers[0])
     steps = plan.schedule.num_steps
-    declared = layer_step_cost(plan)
-    assert result.ledgers[0].phases["training"].rounds == steps * declared.rounds
+    counted = step_cost(plan)
+    assert result.ledgers[0].phases["training"].rounds == steps * counted.rounds
     total = sum(l.phases[name].bytes_sent for l in result.ledgers for name in ("training", "layer gradients"))
     assert layer_estimate(plan)["bytes"] == total
     names: dict[str, int] = defaultdict(int)
@@ -266,7 +267,7 @@ def test_a_layer_without_factors_survives_a_crash(tmp_path, monkeypatch):
         with pytest.raises(PartyFailed, match="Crash"):
             run_secure(plan, federation, tmp_path, keep=True)
     result = run_secure(plan, federation, tmp_path, keep=True)
-    assert result.ledgers[0].phases["training"].rounds == layer_step_cost(plan).rounds  # the third step only
+    assert result.ledgers[0].phases["training"].rounds == step_cost(plan).rounds  # the third step only
     twin = train_gl_bmf(federation, plan.training, noise=noise_of_the_servers(plan, tmp_path))
     assert np.linalg.norm(layers_of(trained(result, twin)) - layers_of(twin.clients)) < 1e-3
     federation.clients[0].rows = federation.clients[0].rows[::-1].copy()

@@ -15,11 +15,8 @@ import refmpc
 from protocols.plan.gl_plan import LayerPlan, plan_layer_run
 from protocols.plan.gl_scales import AdapterScales
 from protocols.plan.scales import EMBEDDING_BITS, RELEASE_BITS
-from protocols.step.gl_step import (
-    clip_factors,
-    layer_step_cost,
-    weight_products,
-)
+from protocols.step.cost import step_cost
+from protocols.step.gl_step import clip_factors, weight_products
 from protocols.step.global_step import SharedRows, logit_errors, squared_norms
 from tests.protocols.conftest import lora_federation
 from tests.protocols.step.gl_inputs import Inputs, make_inputs, on_grid, secure_sum, shared_inputs, step_bound
@@ -85,9 +82,9 @@ def test_the_bound_of_one_step_says_something():
         assert np.linalg.norm(expected[start : start + size]) > bound
         start += size
     assert start == plan.parameters
-    declared = layer_step_cost(plan)
-    assert result.ledgers[0].phases["step"].rounds == declared.rounds
-    assert sum(ledger.phases["step"].bytes_sent for ledger in result.ledgers) == declared.bytes
+    counted = step_cost(plan)
+    assert result.ledgers[0].phases["step"].rounds == counted.rounds
+    assert sum(ledger.phases["step"].bytes_sent for ledger in result.ledgers) == counted.bytes
 
 
 @pytest.mark.parametrize("clip", [0.02, 0.2])

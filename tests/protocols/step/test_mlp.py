@@ -16,7 +16,8 @@ from protocols.local.options import RunOptions, parse_options
 from protocols.local.report import estimate
 from protocols.plan.run_plan import Plan, plan_run
 from protocols.plan.scales import EMBEDDING_BITS, RELEASE_BITS
-from protocols.step.global_step import SharedRows, Weights, gradient_step, squared_norms, step_cost
+from protocols.step.cost import step_cost
+from protocols.step.global_step import SharedRows, Weights, gradient_step, squared_norms
 from refmpc import ArithmeticTensor
 from tests.protocols.conftest import small_federation
 from tests.protocols.secure_runs import noise_of_the_servers, run_secure, small_training
@@ -99,20 +100,17 @@ def test_an_mlp_resumes_with_all_its_layers(federation, tmp_path, monkeypatch, c
     twin = train_g_bmf(federation, training, noise=noise, norm_limit=plan.scales.norm_limit)
     assert_agrees(plan, federation, result.outputs[0], noise, twin)
     steps = plan.schedule.num_steps - crash_at // 2 * 2
-    assert (
-        result.ledgers[0].phases["training"].rounds
-        == steps * step_cost(training, plan.width, plan.classes, plan.scales).rounds
-    )
+    assert result.ledgers[0].phases["training"].rounds == steps * step_cost(plan).rounds
 
 
 @pytest.mark.parametrize("hidden", [(6,), (6, 5, 4)])
 @pytest.mark.parametrize("weight_decay", [1.0, 0.999])
-def test_the_declared_cost_of_an_mlp_step_is_what_it_costs(federation, tmp_path, hidden, weight_decay):
+def test_a_dry_run_of_an_mlp_step_counts_what_it_costs(federation, tmp_path, hidden, weight_decay):
     plan = plan_run("g_bmf", federation, small_training(hidden=hidden, weight_decay=weight_decay, learning_rate=0.1))
     result = run_secure(plan, federation, tmp_path)
-    declared, steps = step_cost(plan.training, plan.width, plan.classes, plan.scales), plan.schedule.num_steps
-    assert result.ledgers[0].phases["training"].rounds == steps * declared.rounds
-    assert sum(ledger.phases["training"].bytes_sent for ledger in result.ledgers) == steps * declared.bytes
+    counted, steps = step_cost(plan), plan.schedule.num_steps
+    assert result.ledgers[0].phases["training"].rounds == steps * counted.rounds
+    assert sum(ledger.phases["training"].bytes_sent for ledger in result.ledgers) == steps * counted.bytes
 
 
 def test_no_operation_of_an_mlp_leaves_its_domain(federation, tmp_path):

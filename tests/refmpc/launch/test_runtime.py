@@ -21,7 +21,7 @@ import refmpc
 from accel.prg import KEY_BYTES
 from refmpc.core.errors import OutOfStep, PartyFailed, PeerAborted
 from refmpc.launch import runtime
-from refmpc.launch.runtime import _explain, _hanging, _modules
+from refmpc.launch.runtime import explain, hanging, modules_of
 
 WHERE = ["threads", "processes"]
 CLAIM = {"squares": "a test, no claim"}
@@ -250,10 +250,10 @@ def test_a_program_that_never_ends_does_not_hang_the_caller(parties, monkeypatch
 
 def test_the_root_cause_comes_before_its_echoes():
     echoes = {0: (PeerAborted("party 1 gave up"), "-"), 1: (refmpc.PeerTimeout("party 2 sent nothing"), "-")}
-    assert str(_explain(echoes)).startswith("party 1 failed: PeerTimeout")
-    assert str(_explain({**echoes, 2: (KeyError("x"), "-")})).startswith("party 2 failed: KeyError")
-    waiting = {0: _hanging(), "a": (PartyFailed("its process died (killed by signal 9)"), "-"), 1: _hanging()}
-    assert str(_explain(waiting)).startswith("client 'a' failed: PartyFailed: its process died")
+    assert str(explain(echoes)).startswith("party 1 failed: PeerTimeout")
+    assert str(explain({**echoes, 2: (KeyError("x"), "-")})).startswith("party 2 failed: KeyError")
+    waiting = {0: hanging(), "a": (PartyFailed("its process died (killed by signal 9)"), "-"), 1: hanging()}
+    assert str(explain(waiting)).startswith("client 'a' failed: PartyFailed: its process died")
 
 
 # processes --------------------------------------------------------------------------------------
@@ -329,8 +329,8 @@ def test_processes_start_from_a_warm_fork_server():
 def test_the_fork_server_imports_the_programs_but_not_the_command(monkeypatch):
     """A participant runs the command's module again, and Python warns on its terminal if that was imported before."""
     programs = [json.dumps, functools.partial(textwrap.dedent, "x"), lambda: None]
-    assert _modules(programs) == sorted({"json", "textwrap", __name__})
+    assert modules_of(programs) == sorted({"json", "textwrap", __name__})
     command = types.ModuleType("__main__")
     command.__spec__ = importlib.machinery.ModuleSpec("textwrap", None)
     monkeypatch.setitem(sys.modules, "__main__", command)
-    assert _modules(programs) == sorted({"json", __name__})
+    assert modules_of(programs) == sorted({"json", __name__})

@@ -259,7 +259,7 @@ def test_many_silent_strangers_do_not_keep_the_right_peers_out_over_tls(credenti
 
 def test_a_stranger_that_trickles_is_sent_away_in_time(monkeypatch):
     """Time is of the whole greeting, not of each byte of it."""
-    monkeypatch.setattr(rendezvous, "_PATIENCE", 0.3)
+    monkeypatch.setattr(rendezvous, "PATIENCE", 0.3)
     near, far = socket.socketpair()
 
     def trickle():

@@ -223,8 +223,5 @@ def test_estimated_update_without_noise_descends(estimator):
 def test_row_bound_holds_with_adapters():
     clients, _ = small_federation(row_norm=0.7)
     assert np.linalg.norm(clients[0].embedding_rows(), axis=1).max() <= 0.7
-    clients[0].factor_bound = 0.05
-    rows = [np.linalg.norm(f.projected, axis=1) for f in clients[0].lora_factors(slice(None))]
-    assert 0.049 < max(r.max() for r in rows) <= 0.05
     with pytest.raises(ValueError, match="released"):
         clients[0].receive_gradient(np.arange(3), np.zeros(3), step=0)

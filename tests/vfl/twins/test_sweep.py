@@ -10,7 +10,7 @@ from vfl.federation import build_federation
 from vfl.local.client import LocalUpdate
 from vfl.training import TrainingConfig
 from vfl.twins import train_g_bmf, train_g_shuff, train_gl_bmf
-from vfl.twins.noise import _SinglePrecisionFilter
+from vfl.twins.noise import SinglePrecisionFilter
 from vfl.twins.sweep import train_adapters_at_every_epsilon, train_at_every_epsilon
 
 
@@ -55,7 +55,7 @@ def test_the_average_is_of_the_last_iterates():
 def test_bsr_noise_in_single_precision(bands):
     factorisation = factorise("bsr", 300, bands=bands)
     z = np.random.default_rng(0).standard_normal((300, 5))
-    single = _SinglePrecisionFilter(factorisation, 5)
+    single = SinglePrecisionFilter(factorisation, 5)
     blocks = [single.next_block(z[top : top + 64].astype(np.float32)) for top in range(0, 300, 64)]
     exact = NoiseFilter(factorisation, 5).next_block_float(z)
     np.testing.assert_allclose(np.concatenate(blocks), exact, atol=2e-6)

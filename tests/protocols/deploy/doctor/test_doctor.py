@@ -22,9 +22,10 @@ import pytest
 from protocols.deploy.cli import main
 from protocols.deploy.commands.doctor import examine
 from protocols.deploy.config.read import FederationConfig, load
-from protocols.deploy.doctor.answerer import MAX_TRANSFER, software_version
+from protocols.deploy.doctor.answerer import MAX_TRANSFER
 from protocols.deploy.doctor.checks import PEER_CHECKS, Finding, check_own_files
 from protocols.deploy.net.credentials import load_credentials
+from protocols.version import software_version
 from refmpc.net.tls import LENGTH, MAX_MESSAGE, Credentials, parse, receive, secure, send
 from tests.protocols.deploy.federations import answering, make_federation, moved, rekey
 

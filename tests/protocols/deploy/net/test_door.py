@@ -26,10 +26,11 @@ from hypothesis import strategies as st
 from protocols.deploy.commands.server import Server
 from protocols.deploy.config.read import FederationConfig, load
 from protocols.deploy.net.credentials import load_credentials
-from protocols.deploy.net.door import GUESTS, STRANGERS, Door
+from protocols.deploy.net.door import GUESTS, Door
 from protocols.deploy.net.wire import Channel, Identity, Refused, call
 from protocols.deploy.records.log import Log
 from refmpc.core.errors import PeerLost, RefmpcError
+from refmpc.net.admission import STRANGERS
 from refmpc.net.rendezvous import listen
 from refmpc.net.tls import LENGTH, secure
 from tests.protocols.deploy.federations import make_federation, rekey

@@ -20,7 +20,7 @@ from protocols.deploy.config.read import FederationConfig
 from protocols.deploy.net.wire import Refused, call
 from protocols.deploy.server.sessions import Session
 from protocols.inference.model_file import read_model
-from protocols.step.global_step import step_cost
+from protocols.step.cost import step_cost
 from refmpc.core.errors import HandshakeError, PeerLost
 from tests.protocols.deploy.server.threads import ROWS, Federation, _wait, train_until_a_checkpoint
 from tests.protocols.deploy.wiretap import APPLICATION, HANDSHAKE, Relay, record_types
@@ -93,8 +93,7 @@ def test_a_server_that_is_stopped_resumes_from_its_checkpoint(tmp_path: Path) ->
 
 
 def _rounds_of_a_step(config: FederationConfig) -> int:
-    plan = plan_for(config, ROWS)
-    return step_cost(plan.training, plan.width, plan.classes, plan.scales).rounds
+    return step_cost(plan_for(config, ROWS)).rounds
 
 
 def test_an_upload_goes_on_where_its_connection_broke(tmp_path: Path) -> None:

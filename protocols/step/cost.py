@@ -1,0 +1,79 @@
+"""What one step costs between the servers: the step itself, run dry on shares of zeros of the plan's shapes."""
+
+from __future__ import annotations
+
+import numpy as np
+
+import refmpc
+from protocols.plan.gl_plan import LayerPlan
+from protocols.plan.gl_shapes import AdapterShape, JacobianShape
+from protocols.plan.run_plan import Plan
+from protocols.plan.scales import EMBEDDING_BITS, RELEASE_BITS
+from protocols.step.gl_step import BlockOutputs, ClientFactors, layer_step
+from protocols.step.global_step import SharedRows, Weights, gradient_step
+from protocols.step.jacobians import ClientJacobian
+from refmpc import ArithmeticTensor, Cost, Party
+
+__all__ = ["step_cost"]
+
+
+def step_cost(plan: Plan) -> Cost:
+    """Rounds and bytes of one step, exactly. Uploads, noise and openings come on top.
+
+    Takes as long as three servers compute on one batch, one after the other: under a second at the paper's sizes.
+    """
+    if isinstance(plan, LayerPlan):
+        return refmpc.dry_run(_layer_step, plan)["main"]
+    return refmpc.dry_run(_global_step, plan)["main"]
+
+
+def _zeros(party: Party, *shape: int, bits: int) -> ArithmeticTensor:
+    return ArithmeticTensor.zeros(party, shape, bits)
+
+
+def _weights(party: Party, plan: Plan) -> list[Weights]:
+    found = []
+    for shape in plan.layer_shapes:
+        velocity = _zeros(party, *shape, bits=RELEASE_BITS) if plan.training.momentum else None
+        found.append(Weights(_zeros(party, *shape, bits=plan.scales.weight_bits), velocity))
+    return found
+
+
+def _rows(party: Party, plan: Plan) -> SharedRows:
+    batch = plan.schedule.batch_size
+    return SharedRows(
+        _zeros(party, batch, plan.width + 1, bits=EMBEDDING_BITS),
+        _zeros(party, batch, plan.classes, bits=0),
+        _zeros(party, batch, bits=plan.scales.norm_bits),
+    )
+
+
+async def _global_step(party: Party, plan: Plan) -> None:
+    noise = np.zeros(plan.parameters, dtype=np.int64)
+    rate = plan.learning_rate(0)
+    await gradient_step(_rows(party, plan), _weights(party, plan), noise, rate, plan.training, plan.scales)
+
+
+async def _layer_step(party: Party, plan: LayerPlan) -> None:
+    rows, (weights,) = _rows(party, plan), _weights(party, plan)
+    clients = [_client(party, plan, shape) for shape in plan.shapes]
+    noise = np.zeros(plan.parameters, dtype=np.int64)
+    await layer_step(rows.embeddings, rows.labels, clients, weights, noise, plan.learning_rate(0), plan)
+
+
+def _client(party: Party, plan: LayerPlan, shape: AdapterShape | JacobianShape) -> ClientFactors | ClientJacobian:
+    batch, scales = plan.schedule.batch_size, plan.adapters
+    if isinstance(shape, JacobianShape):
+        jacobian = _zeros(party, batch, shape.width, shape.parameters, bits=scales.jacobian_bits)
+        return ClientJacobian(shape, jacobian)
+    blocks = None
+    if shape.with_down:
+        inputs = [_zeros(party, batch, width, bits=EMBEDDING_BITS) for width in shape.block_widths]
+        blocks = BlockOutputs(inputs, _zeros(party, batch, len(inputs), bits=scales.block_norm_bits))
+    return ClientFactors(
+        shape,
+        _zeros(party, batch, shape.stacked_rank, bits=scales.projected_bits),
+        _zeros(party, shape.width, shape.stacked_rank, bits=scales.up_bits),
+        _zeros(party, batch, bits=scales.row_factor_bits),
+        blocks,
+    )
