@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from accel.validate import require
+from protocols.plan.low_round_scales import with_low_round
 from protocols.plan.scales import GRADIENT_BITS, RELEASE_BITS, Scales, plan_scales
 from protocols.step.over_clip import ROOM
 from refmpc.mathematics.gaussian import (
@@ -313,6 +314,7 @@ def plan_run(protocol: str, federation: PublicFacts, training: TrainingConfig) -
     # the ranges depend on the noise, and the claim on the ranges: plan once with a guess, then with the real figures
     noise = calibrate_run(protocol, training, schedule, factorisation, slack)
     for _ in range(3 if joint else 2):
+        noise_std = noise.outsider_std * (math.hypot(1.0, SMOOTHING) if joint else 1.0)
         scales = plan_scales(
             training,
             schedule,
@@ -320,11 +322,16 @@ def plan_run(protocol: str, federation: PublicFacts, training: TrainingConfig) -
             row_bound=federation.row_bound,
             width=federation.width,
             classes=federation.classes,
-            noise_std=noise.outsider_std * (math.hypot(1.0, SMOOTHING) if joint else 1.0),
+            noise_std=noise_std,
             start_norms=start_norms,
         )
+        if not training.hidden and training.gradients == "factored":
+            truncated_std = noise_std * factorisation.velocity_norm(slack.momentum)
+            scales = with_low_round(scales, training, truncated_std, slack.momentum)
         slack = replace(
             slack,
+            truncated_bits=scales.truncated_bits,
+            noise_shift=scales.noise_shift,
             row_bound=scales.row_bound,
             clip_rounding=scales.clip_rounding,
             overflow_probability=scales.overflow_probability,

@@ -27,6 +27,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 from scipy.stats import norm
 
@@ -36,13 +37,16 @@ from refmpc.mathematics.normalise import MANTISSA_BITS
 from vfl.dp import Factorisation
 from vfl.training import Schedule, TrainingConfig
 
+if TYPE_CHECKING:
+    from protocols.plan.low_round_scales import LowRoundScales
+
 __all__ = ["NOISE_DEVIATIONS", "LayerScales", "Scales", "plan_scales"]
 
 EMBEDDING_BITS = 14
 LOGIT_BITS = 16
 PROBABILITY_BITS = 18
 UPDATE_BITS = 32  # u = c·δ: its rounding is the only slack of the clip
-GRADIENT_BITS = EMBEDDING_BITS + UPDATE_BITS  # of [H 1]ᵀu, and of the noise
+GRADIENT_BITS = EMBEDDING_BITS + UPDATE_BITS  # of the noise, and of [H 1]ᵀu but for steps in 18 rounds
 RELEASE_BITS = 12  # of the noised, truncated gradient sum y
 MOST_WEIGHT_BITS = 36
 NOISE_DEVIATIONS = 12.0  # ranges leave room for this many standard deviations
@@ -118,6 +122,7 @@ class Scales:
     layers: tuple[LayerScales, ...]
     norm_limit: float | None = None  # of hidden activations and errors; None for one layer
     written_out: OverClip | None = None  # ‖g_j‖²/γ² of a per-sample gradient; explicit gradients only
+    low_round: LowRoundScales | None = None  # of a step of one layer in 18 rounds, where it fits
 
     @property
     def norms(self) -> OverClip:
@@ -129,9 +134,19 @@ class Scales:
         return self.norms.bits
 
     @property
+    def gradient_bits(self) -> int:
+        """Of the sum of clipped gradients when the noise is added."""
+        return GRADIENT_BITS if self.low_round is None else self.low_round.gradient_bits
+
+    @property
+    def noise_shift(self) -> int:
+        """The noise has 46 bits: what lifts it to those of the gradient."""
+        return self.gradient_bits - GRADIENT_BITS
+
+    @property
     def truncated_bits(self) -> int:
         """m: what the noised gradient loses."""
-        return GRADIENT_BITS - RELEASE_BITS
+        return self.gradient_bits - RELEASE_BITS
 
     @property
     def rate_shift(self) -> int:
@@ -147,7 +162,9 @@ class Scales:
 
     @property
     def clip_rounding(self) -> float:
-        """γ' − γ: what rounding u_l = c·δ_l may add to a clipped contribution, over all layers."""
+        """γ' − γ: what rounding u_l = c·δ_l may add to a clipped contribution, over all layers; 0 where u is exact."""
+        if self.low_round is not None:
+            return 0.0
         squares = sum(layer.fan_out * layer.reach**2 for layer in self.layers)
         return 2.0**-UPDATE_BITS * math.sqrt(squares)
 

@@ -70,8 +70,9 @@ def public_inputs(party: Party, model: Sequence[PublicLayer], plan: Plan) -> tup
 
 
 def own_addend(party: Party, noise: np.ndarray, plan: Plan) -> np.ndarray:
-    """What this server adds to its summands: its noise, and what makes the cut unbiased."""
-    return noise.view(np.uint64) + unbiased_addend(party, plan.scales.truncated_bits)
+    """What this server adds to its summands: its noise at the gradients' scale, and what makes the cut unbiased."""
+    lifted: np.ndarray = noise.view(np.uint64) << np.uint64(plan.scales.noise_shift)
+    return lifted + unbiased_addend(party, plan.scales.truncated_bits)
 
 
 class OpenTrainingRun(TrainingRun):
