@@ -19,7 +19,8 @@ import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from accel.validate import InvalidArgument, require, require_integer, require_real
+from accel.errors import InvalidArgument
+from accel.validate import require, require_integer, require_real
 from protocols.plan.scales import EMBEDDING_BITS, NOISE_DEVIATIONS, RELEASE_BITS, Scales
 from refmpc.mathematics.clipping import FACTOR_BITS, ClipConstants
 from refmpc.mathematics.probabilities import PROBABILITY_BITS, high_bits, order_width
