@@ -37,7 +37,7 @@ def test_other_files_are_refused_in_a_sentence(tmp_path):
         read_model(tmp_path / "nowhere.npz", "--model")
     file = tmp_path / "other.npz"
     for arrays in ({"weights": np.zeros(3)}, {"layer_1": np.zeros(3), "layer_3": np.zeros(3)}):
-        np.savez(file, **arrays)  # type: ignore[arg-type]
+        np.savez(file, **arrays)
         with pytest.raises(InvalidArgument, match="without a gap"):
             read_model(file)
     for content in (b"", b"id,x0\n", b"PK\x03\x04 half of a file"):

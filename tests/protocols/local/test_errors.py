@@ -37,10 +37,10 @@ def trees() -> list[tuple[Path, ast.Module]]:
 
 def test_a_bug_inside_a_local_command_is_not_shown_as_the_users_mistake():
     with pytest.raises(ValueError, match="could not be broadcast") as caught:
-        main("g_bmf", None, [], Command(numpy_bug, numpy_bug, numpy_bug))  # type: ignore[arg-type]
+        main("g_bmf", None, [], Command(numpy_bug, numpy_bug, numpy_bug))
     assert not isinstance(caught.value, PpvflError)
     with pytest.raises(SystemExit, match=r"g_bmf: epsilon = -1: must be above 0; take 1$"):
-        main("g_bmf", None, [], Command(mistake, mistake, mistake))  # type: ignore[arg-type]
+        main("g_bmf", None, [], Command(mistake, mistake, mistake))
 
 
 def test_a_bug_inside_a_deployed_command_is_not_shown_as_the_users_mistake(monkeypatch, capsys):
