@@ -205,11 +205,13 @@ class ThreadTransport(Framing):
         receives: Mapping[Peer, list[np.ndarray]],
         code: int = 0,
     ) -> None:
-        """Send and receive one frame per named peer. All ends of a frame pass the same ``code``."""
+        """Send and receive one frame per named peer. All ends of a frame pass the same ``code``. The other thread gets
+        copies: it may read them after this one has gone on, and a recorded step writes to the same memory again."""
         self._code = code
         self._require_participants((*sends, *receives))
         for peer, payload in sends.items():
-            self._outgoing[peer].put((self._header(peer, operation, payload), payload))
+            copies = [part.copy() for part in payload]
+            self._outgoing[peer].put((self._header(peer, operation, copies), copies))
         for peer, parts in receives.items():
             begun = time.monotonic()
             try:
@@ -225,14 +227,8 @@ class ThreadTransport(Framing):
     def prepare(
         self, operation: str, sends: Mapping[Peer, list[np.ndarray]], receives: Mapping[Peer, list[np.ndarray]]
     ) -> Callable[[int], None]:
-        """An exchange to be carried out many times, each under its own code. The arrays sent are written to again, maybe
-        before the other thread has read them, so it gets copies."""
-
-        def exchange(code: int) -> None:
-            copies = {peer: [part.copy() for part in parts] for peer, parts in sends.items()}
-            self.exchange(operation, copies, receives, code)
-
-        return exchange
+        """An exchange to be carried out many times, each under its own code."""
+        return functools.partial(self.exchange, operation, sends, receives)
 
     def _take(self, peer: Peer, operation: str) -> tuple[bytes, Any]:
         link = self._incoming[peer]

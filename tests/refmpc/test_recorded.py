@@ -1,5 +1,7 @@
 """Recorded steps: every byte that is sent, and every result, is that of the same call without recording."""
 
+import queue
+
 import numpy as np
 import pytest
 
@@ -322,3 +324,13 @@ def test_a_draw_whose_bytes_do_not_last_takes_the_reserve_and_nothing_else_moves
     monkeypatch.setattr(party_module, "uniform_bytes", short)
     monkeypatch.setattr(program_module, "uniform_bytes", short)
     assert_same_with_and_without(sent, lambda party, x: refmpc.is_negative(x, 0, 20), [numbers(300)], monkeypatch)
+
+
+def test_a_message_between_threads_does_not_change_when_its_memory_is_written_to_again():
+    """A party that lags behind read what a repetition had put there since."""
+    link = queue.SimpleQueue()
+    sender = ThreadTransport({1: link}, {}, timeout=1)
+    message = np.arange(5, dtype=np.uint64)
+    sender.exchange("example", {1: [message]}, {})
+    message[:] = 0
+    assert link.get()[1][0].tolist() == [0, 1, 2, 3, 4]
