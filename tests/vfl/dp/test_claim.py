@@ -219,6 +219,10 @@ def test_baseline_claims_name_their_caveats():
             lambda: calibrate(slack=dataclasses.replace(SLACK, truncated_bits=15)),
             r"truncated_bits = 15: must be at least tap_bits = 16; the low bits of filtered noise",
         ),
+        (
+            lambda: calibrate(slack=dataclasses.replace(SLACK, truncated_bits=20, noise_shift=5)),
+            r"truncated_bits = 20: must be at least tap_bits = 16 \+ 5; the low bits of filtered noise",
+        ),
         (lambda: calibrate_matrix_factorisation(1, 1e-5, 0.0, F, 20, 390), r"clip_norm = 0.0"),
         (lambda: calibrate_matrix_factorisation(1, 1e-5, 1.2, F, 21, 390), r"max_participations = 21"),
         (lambda: matrix_factorisation_claim(-1, 1e-5, 1.2, F, 20, 390), r"noise_multiplier = -1"),

@@ -1,5 +1,6 @@
 """The fixed-point theorem: the leak it is there for, its repair, and its coupling run step by step."""
 
+import dataclasses
 import math
 
 import numpy as np
@@ -197,3 +198,15 @@ def test_the_overflow_of_momentum_is_that_of_what_is_truncated(kind):
 def test_bad_input_is_named(change, match):
     with pytest.raises(ValueError, match=match):
         FixedPointSlack(**(CIFAR | change))
+
+
+def test_finer_gradients_leave_the_noise_less_room():
+    """A shift by 5 bits divides the room by 32; what is cut grows along, so a unit of the release stays what it was."""
+    plain = FixedPointSlack(1.0, 2, 3, 10, batch_size=32, truncated_bits=34)
+    finer = dataclasses.replace(plain, noise_shift=5, truncated_bits=39)
+    narrow = dataclasses.replace(plain, value_bits=57)
+    for std in (100.0, 250.0):
+        assert finer.noise_overflow(std, 1.0, 16) == narrow.noise_overflow(std, 1.0, 16)
+    assert finer.noise_overflow(250.0, 1.0, 16) > plain.noise_overflow(250.0, 1.0, 16)
+    with pytest.raises(ValueError, match=r"clip_norm = 1.0: .* fit 2\^11"):
+        finer.noise_overflow(400.0, 1.0, 16)
