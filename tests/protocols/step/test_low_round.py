@@ -90,6 +90,20 @@ def test_the_clip_holds_when_everything_rounds_one_way(choose, classes, monkeypa
     assert_near(u, z, labels, norms, scales)
 
 
+@pytest.mark.parametrize("choose", [up, down])
+def test_the_clip_holds_where_a_unit_of_the_factor_counts(choose, monkeypatch):
+    """Few bits of C and long rows that are sure of the wrong class: one unit more would be above the clip."""
+    forced(monkeypatch, choose)
+    forced_openings(monkeypatch, choose is up)
+    scales = plan_low_round(2, 30, 100.0, 2.0**12, 5000.0)
+    assert scales.clip_bits == 20
+    norms = np.random.default_rng(6).integers(2**8, 2**12, 128) << scales.norm_bits
+    z, labels = np.tile([90 << 30, -(90 << 30)], (128, 1)), np.tile([0, 1], (128, 1))
+    u = run(z, labels, norms, scales, opens=True).opened.signed
+    assert_clipped(u, norms, scales)
+    assert_near(u, z, labels, norms * 1.0, scales)
+
+
 @pytest.mark.parametrize("logit_bits, bound", [(30, 12.0), (26, 500.0), (44, 1000.0)])
 def test_a_smaller_bound_of_this_step_makes_it_cheaper(logit_bits, bound):
     scales = plan(10, logit_bits, bound)
