@@ -79,7 +79,7 @@ def test_the_estimate_is_what_a_run_costs(federation, tmp_path, capsys):
     assert found["rounds"] == phases[0]["training"].rounds
     main("g_bmf", None, ["--estimate", "--json"])
     printed = json.loads(capsys.readouterr().out)
-    assert printed["rounds_per_step"] == 59 and printed["claim"]["epsilon"] == pytest.approx(3.0)
+    assert printed["rounds_per_step"] == 17 and printed["claim"]["epsilon"] == pytest.approx(3.0)
 
 
 @pytest.mark.parametrize("protocol", ["g_bmf", "g_shuff", "gl_bmf"])
