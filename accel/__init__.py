@@ -14,6 +14,8 @@ import os
 from types import ModuleType
 from typing import Any
 
+from accel.errors import InvalidArgument
+
 __all__ = ["backend", "kernels"]
 
 _PACKAGES = {"numpy": "accel.reference", "numba": "accel.compiled"}
@@ -27,7 +29,9 @@ def backend(name: str | None = None) -> Any:
     if name is None:
         name = os.environ.get("REFMPC_ACCEL") or ("numba" if importlib.util.find_spec("numba") else "numpy")
     if name not in _PACKAGES:
-        raise ValueError(f"REFMPC_ACCEL = {name!r}: must be one of {', '.join(_PACKAGES)}; unset it for the default")
+        raise InvalidArgument(
+            f"REFMPC_ACCEL = {name!r}: must be one of {', '.join(_PACKAGES)}; unset it for the default"
+        )
     return _collected(_PACKAGES[name])
 
 
@@ -40,7 +44,7 @@ def _collected(package: str) -> ModuleType:
         module = importlib.import_module(f"{package}.{family}")
         for name in module.__all__:
             if hasattr(together, name):
-                raise ValueError(f"two kernels of {package} are called {name!r}; the second is in {family!r}")
+                raise InvalidArgument(f"two kernels of {package} are called {name!r}; the second is in {family!r}")
             setattr(together, name, getattr(module, name))
         names += module.__all__
     together.__all__ = sorted(names)  # type: ignore[attr-defined]

@@ -8,6 +8,8 @@ import sys
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
 
+from accel.errors import InvalidArgument
+
 __all__ = ["BLOCK", "KEY_BYTES", "NONCE_BYTES", "Stream", "StreamKey"]
 
 KEY_BYTES = 32
@@ -26,7 +28,7 @@ class StreamKey:
 
     def __init__(self, key: bytes):
         if len(key) != KEY_BYTES:
-            raise ValueError(f"a stream takes a key of {KEY_BYTES} bytes, got {len(key)}")
+            raise InvalidArgument(f"a stream takes a key of {KEY_BYTES} bytes, got {len(key)}")
         self._cipher = algorithms.AES(key)
         self._encrypt: CipherContext = Cipher(self._cipher, modes.ECB()).encryptor()
         self._prepare(64)
@@ -68,7 +70,7 @@ class Stream:
 
     def __init__(self, key: bytes | StreamKey, nonce: bytes = bytes(NONCE_BYTES), first: int = 0):
         if len(nonce) != NONCE_BYTES:
-            raise ValueError(f"a stream takes a nonce of {NONCE_BYTES} bytes, got {len(nonce)}")
+            raise InvalidArgument(f"a stream takes a nonce of {NONCE_BYTES} bytes, got {len(nonce)}")
         self._key = key if isinstance(key, StreamKey) else StreamKey(key)
         self._nonce = nonce
         self._word = int.from_bytes(nonce, sys.byteorder)

@@ -9,14 +9,16 @@ import math
 from collections.abc import Collection
 from typing import Any
 
+from accel.errors import InvalidArgument
+
 __all__ = ["require", "require_choice", "require_integer", "require_real"]
 
 
 def require(condition: bool, argument: str, value: Any, allowed: str, way_out: str = "") -> None:
-    """Raise ``ValueError`` naming argument, value, allowed range and way out unless ``condition`` holds."""
+    """Raise ``InvalidArgument`` naming argument, value, allowed range and way out unless ``condition`` holds."""
     if not condition:
         hint = f"; {way_out}" if way_out else ""
-        raise ValueError(f"{argument} = {value!r}: must be {allowed}{hint}")
+        raise InvalidArgument(f"{argument} = {value!r}: must be {allowed}{hint}")
 
 
 def require_integer(

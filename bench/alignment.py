@@ -13,6 +13,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from accel.errors import PpvflError
 from accel.validate import require_integer, require_real
 from vfl.alignment import align_as_leader, align_as_member
 from vfl.progress import progress_bar
@@ -93,12 +94,14 @@ def main() -> None:
     parser.add_argument(
         "--overlap", type=float, default=0.5, help="part of the ids that all have (default: %(default)s)"
     )
-    parser.add_argument("--pad-to", type=int, default=None, help="public bound that hides the number of ids")
+    parser.add_argument(
+        "--pad-to", type=int, default=None, help="pad the id list to N so others do not learn your row count"
+    )
     parser.add_argument("--json", action="store_true", help="facts for machines instead of a table")
     arguments = parser.parse_args()
     try:
         found = measure(arguments.clients, arguments.ids, arguments.overlap, arguments.pad_to, arguments.json)
-    except ValueError as error:
+    except PpvflError as error:
         raise SystemExit(f"bench.alignment: {error}") from None
     if arguments.json:
         print(json.dumps(found, indent=2))

@@ -15,6 +15,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from accel.errors import PpvflError
 from bench.systems import OURS, PEERS, Cell, Comparison, compare
 from bench.workloads import standard_workloads
 
@@ -186,7 +187,7 @@ def main(argv: list[str] | None = None) -> None:
                 peers=options.peers,
                 progress=status.update,
             )
-    except ValueError as error:
+    except PpvflError as error:
         parser.error(str(error))
     for peer, sentence in found.missing.items():
         errors.print(f"{peer} is left out: {sentence}")

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from accel.files import write_text
 from accel.validate import require_integer
 from vfl.data.sets import VerticalData, load_data
 from vfl.federation import Federation, build_federation
@@ -262,7 +263,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     picture = options.out / f"{options.data}.png"
     plot_outcomes(outcomes, options.epsilon, title, picture)
     rows = [o.summary() for o in outcomes]
-    (options.out / f"{options.data}.json").write_text(json.dumps(rows, indent=1))
+    write_text(options.out / f"{options.data}.json", json.dumps(rows, indent=1))
     if options.json:
         print(json.dumps(rows, indent=1))
         return 0

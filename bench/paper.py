@@ -22,6 +22,7 @@ from typing import Any
 
 from rich.console import Console
 
+from accel.files import write_text
 from bench.evaluation.cache import ResultCache
 from bench.evaluation.cells import Cell
 from bench.evaluation.choose import OPTIONS, Trial, choose, choose_baseline_rates
@@ -132,7 +133,7 @@ def _choose(argv: list[str]) -> None:
     again = {trial["option"] for trial in trials}
     trials = [trial for trial in before if trial["option"] not in again] + trials
     stored = {"epsilons": options.epsilon, "trials": trials, "best": asdict(best), "baseline_rates": rates}
-    file.write_text(json.dumps(stored, indent=1), encoding="utf-8")
+    write_text(file, json.dumps(stored, indent=1))
     console.print(best)
     if rates:
         console.print(rates)

@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+from accel.files import write_text
 from accel.validate import require
 from bench.evaluation.paper_tables import paper_accuracy
 from vfl.data.columns import load_columns
@@ -325,7 +326,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )  # fmt: skip
     picture = options.out / f"{data.name}.png"
     plot_study(rows, f"{data.name}, {options.epochs} epochs, {options.seeds} seed(s)", picture)
-    (options.out / f"{data.name}.json").write_text(json.dumps([r.summary() for r in rows], indent=1))
+    write_text(options.out / f"{data.name}.json", json.dumps([r.summary() for r in rows], indent=1))
     if options.json:
         print(json.dumps([r.summary() for r in rows], indent=1))
         return 0

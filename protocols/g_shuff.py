@@ -12,7 +12,6 @@ import numpy as np
 
 import refmpc
 from protocols.client.upload import receive_rows
-from protocols.local.launch import main
 from protocols.server.open_training import training_run
 from protocols.server.training import ServerJob, TrainingRun
 from protocols.step.global_step import SharedRows
@@ -46,4 +45,6 @@ async def train(run: TrainingRun, rows: SharedRows) -> list[np.ndarray]:
 
 
 if __name__ == "__main__":
+    from protocols.local.launch import main
+
     main("g_shuff", __doc__)

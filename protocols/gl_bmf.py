@@ -10,45 +10,21 @@ labels only.
 
 from __future__ import annotations
 
-import functools
-from dataclasses import dataclass
-from pathlib import Path
-
 import numpy as np
 
-import refmpc
-from protocols.client.commitment import check_columns
-from protocols.client.upload import with_ones_column
-from protocols.plan.gl_plan import JointPlan, layer_release
-from protocols.plan.gl_shapes import AdapterShape, JacobianShape
-from protocols.plan.scales import EMBEDDING_BITS
-from protocols.server.training import ServerJob, TrainingRun
-from protocols.step.gl_step import BlockOutputs, ClientFactors, block_norms, joint_step
-from protocols.step.global_step import rate_input
-from protocols.step.jacobians import ClientJacobian
-from refmpc import ArithmeticTensor, Party
+from protocols.server.gl_training import LayerRun, LayerServerJob
+from refmpc import Party
 
-__all__ = ["GREETING", "JointRun", "JointServerJob", "servers", "train"]
-
-GREETING = "greeting"  # the phase in which clients learn where training begins
+__all__ = ["servers", "train"]
 
 
-@dataclass(frozen=True)
-class JointServerJob:
-    """What a server gets: the public plan, and its own private directory. ``keep``: write every release to disk."""
-
-    plan: JointPlan
-    directory: Path
-    keep: bool = False
-
-
-async def servers(party: Party, job: JointServerJob) -> np.ndarray:
+async def servers(party: Party, job: LayerServerJob) -> np.ndarray:
     """What each server runs."""
-    with JointRun(party, job) as run:
+    with LayerRun(party, job) as run:
         return await train(run)
 
 
-async def train(run: JointRun) -> np.ndarray:
+async def train(run: LayerRun) -> np.ndarray:
     """Train with the clients, step by step, and release the model."""
     run.greet_clients()
     labels = run.receive_labels()
@@ -58,129 +34,6 @@ async def train(run: JointRun) -> np.ndarray:
         await run.release_gradients(step, openings)
     (model,) = await run.release()
     return model
-
-
-class JointRun(TrainingRun):
-    """State of the training at one server; use as a context manager around the loop over ``steps()``.
-
-    With ``keep`` all three servers have written a release, and said so, before any of them sends its words
-    (``protocols.server.releases``): a server that dies with words of the others in hand finds the same words on all disks, and
-    they are sent again, never computed again. Without, a run is begun once and cannot be resumed.
-    """
-
-    plan: JointPlan
-    report_every = 0.0  # after every step: each talks to the clients, so a message more does not matter
-
-    def __init__(self, party: Party, job: JointServerJob):
-        # every step is written by release_gradients
-        super().__init__(party, ServerJob(job.plan, job.directory, 0), keeps_releases=job.keep)
-        self._keep = job.keep
-        self._recorded_joint_step = party.recorded(functools.partial(joint_step, plan=job.plan))
-        self._blocks: dict[tuple[int, int], BlockOutputs] = {}  # by (client, batch): shared once
-
-    # client-server phase -------------------------------------------------------------------------
-
-    def greet_clients(self) -> None:
-        """Make sure that every client has the columns it began with, and tell it where training begins; after a crash,
-        send the last release again."""
-        check_columns(self.party, self.directory, self.plan.client_names)
-        self.party.report({"phase": GREETING, "done": self.first_step, "total": self.plan.schedule.num_steps})
-        with self.party.phase(GREETING):
-            for name in self.plan.client_names:
-                self.party.send("first step", name, [np.array([self.first_step], dtype=np.int64)])
-            if self.first_step:  # all three have it on disk, or they would not have agreed on this step
-                words = self._releases.words(self.first_step)
-                self._releases.mark(self.first_step)
-                for index, name in enumerate(self.plan.client_names):
-                    refmpc.open_to_client(self.party, words[str(index)], name, layer_release(name))
-
-    def receive_labels(self) -> ArithmeticTensor:
-        """One-hot labels of all rows, from the label client."""
-        shape = self.plan.schedule.num_samples, self.plan.classes
-        with self.party.phase("upload"):
-            return refmpc.input_from_client(self.party, self.plan.client_names[-1], shape, 0)
-
-    async def receive_batch(self, step: int) -> tuple[ArithmeticTensor, list[ClientFactors | ClientJacobian]]:
-        """[H 1] of this step's rows and every client's factors (X when the batch comes up for the first time), or
-        Jacobians."""
-        plan, batch = self.plan, step % self.plan.schedule.num_batches
-        shares = np.zeros((2, plan.schedule.batch_size, plan.width + 1), dtype=np.uint64)
-        clients: list[ClientFactors | ClientJacobian] = []
-        for index, (name, shape) in enumerate(zip(plan.client_names, plan.shapes, strict=True)):
-            client: ClientFactors | ClientJacobian
-            if isinstance(shape, JacobianShape):
-                embeddings, client = self._receive_jacobian(name, shape)
-            else:
-                if shape.with_down and (index, batch) not in self._blocks:
-                    self._blocks[index, batch] = await self._receive_blocks(name, shape)
-                embeddings, client = self._receive_factors(name, shape)
-                client.blocks = self._blocks.get((index, batch))
-            shares[:, :, shape.columns] = refmpc.unseal(embeddings.shares)
-            clients.append(client)
-        return with_ones_column(self.party, shares), clients
-
-    def _receive_factors(self, name: str, shape: AdapterShape) -> tuple[ArithmeticTensor, ClientFactors]:
-        scales, rows = self.plan.adapters, self.plan.schedule.batch_size
-        embeddings, projected, up, row_factors = self._receive_parts(
-            name,
-            ((rows, shape.width), EMBEDDING_BITS),
-            ((rows, shape.stacked_rank), scales.projected_bits),
-            ((shape.width, shape.stacked_rank), scales.up_bits),
-            ((rows,), scales.row_factor_bits),
-        )
-        return embeddings, ClientFactors(shape, projected, up, row_factors, None)
-
-    def _receive_jacobian(self, name: str, shape: JacobianShape) -> tuple[ArithmeticTensor, ClientJacobian]:
-        rows = self.plan.schedule.batch_size
-        embeddings, jacobian = self._receive_parts(
-            name,
-            ((rows, shape.width), EMBEDDING_BITS),
-            ((rows, shape.width, shape.parameters), self.plan.adapters.jacobian_bits),
-        )
-        return embeddings, ClientJacobian(shape, jacobian)
-
-    def _receive_parts(self, name: str, *parts: tuple[tuple[int, ...], int]) -> list[ArithmeticTensor]:
-        """One message of a client, divided into tensors of these shapes and scales."""
-        sizes = [int(np.prod(shape)) for shape, _ in parts]
-        with self.party.phase("upload"):
-            words = refmpc.input_from_client(self.party, name, (sum(sizes),), 0)
-        ends = np.cumsum(sizes).tolist()
-        return [
-            words[end - size : end].reshape(*shape).reinterpret(bits)
-            for (shape, bits), size, end in zip(parts, sizes, ends, strict=True)
-        ]
-
-    async def _receive_blocks(self, name: str, shape: AdapterShape) -> BlockOutputs:
-        rows = self.plan.schedule.batch_size
-        inputs = self._receive_parts(name, *(((rows, width), EMBEDDING_BITS) for width in shape.block_widths))
-        with self.party.phase("norms"):
-            return BlockOutputs(inputs, await block_norms(inputs, self.plan))
-
-    # server MPC ----------------------------------------------------------------------------------
-
-    async def step(
-        self, embeddings: ArithmeticTensor, labels: ArithmeticTensor, clients: list[ClientFactors | ClientJacobian]
-    ) -> list[refmpc.Words]:
-        """One noised step; returns this server's words of each client's layer gradient."""
-        rate = rate_input(self.party, self.plan.learning_rate(self.party.step), self.plan.scales)
-        with self.party.phase("training"):
-            openings: list[refmpc.Words]
-            self.layers[0], openings = await self._recorded_joint_step(
-                embeddings, labels, clients, self.layers[0], self.own_noise(), rate
-            )
-        return openings
-
-    # server-client phase -------------------------------------------------------------------------
-
-    async def release_gradients(self, step: int, openings: list[refmpc.Words]) -> None:
-        """Open each client's gradient to it, when all three servers have written what they are about to send."""
-        if self._keep:
-            with self.party.phase("checkpoint"):
-                by_client = {str(index): refmpc.unseal(words) for index, words in enumerate(openings)}
-                await self._releases.write(step + 1, by_client, *self.layers)
-        with self.party.phase("layer gradients"):
-            for name, words in zip(self.plan.client_names, openings, strict=True):
-                refmpc.open_to_client(self.party, words, name, layer_release(name))
 
 
 if __name__ == "__main__":

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from accel.files import write_text
 from bench.evaluation.cells import Cell
 from bench.evaluation.sources import DataOptions
 
@@ -34,7 +33,4 @@ class ResultCache:
     def put(self, cell: Cell, result: dict[str, Any]) -> None:
         """Keep a result, with the cell beside it for people who look."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=self.folder, suffix=".part")
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump({"cell": asdict(cell), "result": result}, file)
-        os.replace(name, self._path(cell))
+        write_text(self._path(cell), json.dumps({"cell": asdict(cell), "result": result}))

@@ -2,7 +2,7 @@
 
 Runtime and communication of one batch over LAN and WAN (the paper's Tables 5 and 8): the paper's own figures, MP-SPDZ
 on this machine with explicit per-sample gradients as in the paper (when MPSPDZ_HOME is set), and our step with its
-noise, explicit and factored. GL-BMF is factored only, with its uploads (``bench.joint``). G-Shuff adds the shuffle of
+noise, explicit and factored. GL-BMF is factored only, with its uploads (``bench.gl_step``). G-Shuff adds the shuffle of
 one batch's rows, which is a batch's part of an epoch's shuffle. Ours and MP-SPDZ run under the same network profile
 (``bench.relay``); the paper's machine is another one.
 """
@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.evaluation.paper_tables import paper_table
-from bench.joint import measure_joint_step
+from bench.gl_step import measure_layer_step
 from bench.mpspdz.runner import MpSpdz, MpSpdzError
 from bench.ours import measure_ours
 from bench.shapes import PAPER_SHAPES, StepShape
@@ -120,7 +120,7 @@ def measure_costs(
             progress(f"{network}, {name}: ours")
             own_step, own_explicit, own_shuffle = _ours(shape, network, repeat)
             progress(f"{network}, {name}: ours, GL-BMF")
-            joint = Figure(*measure_joint_step(shape, network))
+            joint = Figure(*measure_layer_step(shape, network))
             theirs: tuple[Figure, Figure] | None = None
             if mpspdz is not None:
                 progress(f"{network}, {name}: MP-SPDZ, explicit")

@@ -10,6 +10,7 @@ from typing import Any
 
 from rich.table import Table
 
+from accel.files import write_text
 from bench.evaluation.tables import NOT_RUN, TableView
 
 __all__ = ["Report", "Section", "rich_table", "write_report"]
@@ -154,5 +155,5 @@ def write_report(report: Report, folder: Path) -> dict[str, Path]:
     paths = {}
     for kind, text in contents.items():
         paths[kind] = folder / f"report.{kind}"
-        paths[kind].write_text(text, encoding="utf-8")
+        write_text(paths[kind], text)
     return paths

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from accel.errors import InvalidArgument, PpvflError
 from vfl.data.embeddings import ClientEmbeddings, apply_last_layer, embed
 from vfl.data.scaling import PublicProjection
 from vfl.data.sets import VerticalData, load_data, load_embeddings, split_columns
@@ -43,7 +44,7 @@ _DIGITS = "41e80677i33e9i7b397b6b5a76df3f0b1aceg9b55j88fdehiag4h420h4iha32ccgc19
 _SUPERCLASS = np.array([int(digit, 20) for digit in _DIGITS])
 
 
-class NotThere(Exception):
+class NotThere(PpvflError):
     """A data set, weights or public rows that are not on this machine; the message says what to bring."""
 
 
@@ -191,7 +192,7 @@ def _network_features(data: str, pretraining: str, options: DataOptions) -> tupl
     try:
         loaded = load_data(data.removesuffix("_images"), data_root=options.root)
         loaded = replace(loaded, public=None, public_labels=None)
-    except (FileNotFoundError, ValueError) as error:
+    except InvalidArgument as error:
         raise NotThere(str(error)) from error
     return loaded, embed(loaded, network, cache_dir=options.cache, keep_blocks=True)
 

@@ -24,6 +24,7 @@ from pathlib import Path
 
 import numpy as np
 
+from accel.errors import PpvflError
 from accel.validate import require
 from bench.relay import HOST, free_ports, relay
 from refmpc.net.emulation import NetworkProfile, network_profile
@@ -38,7 +39,7 @@ FRACTION_BITS = 16  # MP-SPDZ's default for sfix: 16 of 31 bits
 _TIMER = re.compile(r"^Time1 = ([0-9.e+-]+) seconds \(([0-9.e+-]+) MB, (\d+) rounds\)", re.MULTILINE)
 
 
-class MpSpdzError(RuntimeError):
+class MpSpdzError(PpvflError, RuntimeError):
     """MP-SPDZ is missing, does not compile a program, or does not run it."""
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
+from accel.errors import PpvflError
 from accel.validate import require
 from bench.relay import HOST, free_ports, relay
 from bench.workloads import Workload
@@ -30,7 +31,7 @@ SUPPORTED = ("multiply", "matmul", "comparison", "relu", "division", "inverse_sq
 _LINK = re.compile(r"Link details: total send bytes (\d+), recv bytes \d+, send actions (\d+)")
 
 
-class SpuError(RuntimeError):
+class SpuError(PpvflError, RuntimeError):
     """SPU is missing or did not run a workload."""
 
 

@@ -23,8 +23,9 @@ from pathlib import Path
 
 import numpy as np
 
-from accel.validate import require
-from protocols.server.checkpoint import ServerDirectory, write_arrays
+from accel.errors import InvalidArgument
+from accel.files import write_arrays
+from protocols.server.checkpoint import ServerDirectory
 from refmpc import Client, Party
 from refmpc.core.rounds import Round
 
@@ -32,10 +33,9 @@ __all__ = ["ColumnsChanged", "check_columns", "commit_to_columns"]
 
 SALT_BYTES = 32
 TAG_BYTES = 32
-WAY_OUT = "give it the data it had then (rows, order, local model), or start a new run"
 
 
-class ColumnsChanged(ValueError):
+class ColumnsChanged(InvalidArgument):
     """Some ``clients`` came back with other columns: everybody stops, and everybody knows who it was."""
 
     def __init__(self, text: str, clients: Sequence[str] = ()):
@@ -83,13 +83,13 @@ def check_columns(party: Party, directory: ServerDirectory, clients: Sequence[st
     _require_equal(clients, differs)
     for file, (salt, before), tag in zip(files, kept, tags, strict=True):
         if before is None:
-            write_arrays(file, {"salt": salt, "tag": tag})
+            write_arrays(file, {"salt": salt, "tag": tag}, private=True)
 
 
 def _kept(file: Path) -> tuple[np.ndarray, np.ndarray | None]:
     """This server's salt for a client, drawn once, and the client's tag if it has sent one."""
     if not file.exists():
-        write_arrays(file, {"salt": np.frombuffer(secrets.token_bytes(SALT_BYTES), dtype=np.uint8)})
+        write_arrays(file, {"salt": np.frombuffer(secrets.token_bytes(SALT_BYTES), dtype=np.uint8)}, private=True)
     with np.load(file) as arrays:
         return arrays["salt"], arrays.get("tag")
 
@@ -106,13 +106,9 @@ def _others(party: Party, differs: np.ndarray) -> np.ndarray:
 
 def _require_equal(clients: Sequence[str], differs: np.ndarray) -> None:
     changed = [name for name, verdict in zip(clients, differs, strict=True) if verdict]
-    try:
-        require(
-            not changed,
-            "columns of " + " and ".join(changed),
-            "others than at its first upload",
-            "the same in every attempt of a run",
-            WAY_OUT,
+    if changed:
+        who = " and ".join(f"client {name!r}" for name in changed)
+        raise ColumnsChanged(
+            f"{who} came back with different columns; restore that data (rows, order, local model) or start a new run",
+            changed,
         )
-    except ValueError as error:
-        raise ColumnsChanged(str(error), changed) from None

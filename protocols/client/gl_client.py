@@ -14,13 +14,13 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from accel.files import write_arrays
 from accel.validate import require
 from protocols.client.commitment import commit_to_columns
-from protocols.plan.gl_plan import JointPlan
+from protocols.plan.gl_plan import LayerPlan
 from protocols.plan.gl_scales import FactorBounds
 from protocols.plan.gl_shapes import AdapterShape
 from protocols.plan.scales import EMBEDDING_BITS, RELEASE_BITS
-from protocols.server.checkpoint import write_arrays
 from refmpc import Client, receive_opening
 from refmpc.core.fixed import encode
 from vfl.data.scaling import bound_jacobians, bound_rows
@@ -28,7 +28,7 @@ from vfl.local.client import Client as LocalClient
 from vfl.local.client import EstimateRecord
 
 __all__ = [
-    "JointClientJob",
+    "LayerClientJob",
     "TrainedClient",
     "client_program",
     "receive_end",
@@ -42,11 +42,11 @@ Words = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class JointClientJob:
+class LayerClientJob:
     """One client's own data and layers; nobody else receives this object. ``directory`` None: no checkpoints.
     ``on_step`` is told how many gradients have been applied."""
 
-    plan: JointPlan
+    plan: LayerPlan
     client: LocalClient = field(repr=False)
     directory: Path | None = None
     on_step: Callable[[int], None] | None = field(default=None, repr=False)
@@ -81,7 +81,7 @@ def bounded_factors(
     )
 
 
-def shared_factors(local: LocalClient, rows: slice, plan: JointPlan) -> Words:
+def shared_factors(local: LocalClient, rows: slice, plan: LayerPlan) -> Words:
     """Everything a client shares in a step, as one vector of integers: H, s·A, s·U, φ, each at its scale."""
     scales = plan.adapters
     projected, up, row_factors = bounded_factors(local, rows, scales.bounds)
@@ -95,14 +95,14 @@ def shared_factors(local: LocalClient, rows: slice, plan: JointPlan) -> Words:
     )
 
 
-def shared_jacobians(local: LocalClient, rows: slice, plan: JointPlan) -> Words:
+def shared_jacobians(local: LocalClient, rows: slice, plan: LayerPlan) -> Words:
     """What a client shares in a step whose layers have no factors: H, and ∂H_j/∂φ within its public bound."""
     jacobians = bound_jacobians(local.jacobians(rows), plan.adapters.bounds.jacobian)
     embeddings = _integers(local.embedding_rows(rows), EMBEDDING_BITS)
     return np.concatenate([embeddings, _integers(jacobians, plan.adapters.jacobian_bits)])
 
 
-def shared_blocks(local: LocalClient, rows: slice, plan: JointPlan) -> Words:
+def shared_blocks(local: LocalClient, rows: slice, plan: LayerPlan) -> Words:
     """X of every shared layer for a batch: frozen, so it is shared when the batch comes up for the first time."""
     limit = plan.adapters.bounds.block
     blocks = [bound_rows(local.block_outputs[index][rows], limit, "clip") for index in local.shared_layers]
@@ -128,13 +128,13 @@ class _Memory:
     def applied(self, step: int) -> None:
         self.step = step + 1
         if self._file is not None:
-            write_arrays(self._file, {"step": np.array(self.step), **self._local.adapter_state()})
+            write_arrays(self._file, {"step": np.array(self.step), **self._local.adapter_state()}, private=True)
 
 
 class _Receiver:
     """What a client does with what it is told: it applies every gradient once, and takes the model at the end."""
 
-    def __init__(self, client: Client, job: JointClientJob):
+    def __init__(self, client: Client, job: LayerClientJob):
         self._client, self._job, self._local = client, job, job.client
         self.shape = job.plan.shapes[job.plan.client_names.index(job.client.name)]
         self.memory = _Memory(job.client, job.directory)
@@ -182,7 +182,7 @@ class _Receiver:
         return TrainedClient(model, local.adapter_state(), local.estimate_log)
 
 
-def client_program(client: Client, job: JointClientJob) -> TrainedClient:
+def client_program(client: Client, job: LayerClientJob) -> TrainedClient:
     """Share, receive, apply, step by step; then receive the released model."""
     plan, local, schedule = job.plan, job.client, job.plan.schedule
     receiver = _Receiver(client, job)
@@ -205,7 +205,7 @@ def client_program(client: Client, job: JointClientJob) -> TrainedClient:
     return receiver.model()
 
 
-def receive_end(client: Client, job: JointClientJob) -> TrainedClient:
+def receive_end(client: Client, job: LayerClientJob) -> TrainedClient:
     """For a client that was away when the training ended: its last gradient and the model, which the servers have kept."""
     receiver, steps = _Receiver(client, job), job.plan.schedule.num_steps
     receiver.require_step(steps)
@@ -213,7 +213,7 @@ def receive_end(client: Client, job: JointClientJob) -> TrainedClient:
     return receiver.model()
 
 
-def _fixed_columns(job: JointClientJob) -> Iterator[Words]:
+def _fixed_columns(job: LayerClientJob) -> Iterator[Words]:
     """What this client's shares are computed from and training never changes: frozen outputs, blocks, labels."""
     local, count = job.client, job.plan.schedule.num_samples
     for columns in local.fixed_columns(count):

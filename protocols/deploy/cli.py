@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import sys
+from types import ModuleType
 
+from accel.errors import InvalidArgument, PpvflError
+from protocols.deploy.commands import audit_log, client, doctor, init, key, pin, predict, run, server
 from protocols.version import add_version_option
-from refmpc.core.errors import RefmpcError
 
 __all__ = ["main"]
 
-# each is a module of this package with add_parser(subparsers) and run(arguments) -> exit code
-COMMANDS = ("init", "key", "pin", "doctor", "server", "client", "predict", "run", "audit_log")
+# each module has add_parser(subparsers) and run(arguments) -> exit code
+COMMANDS: dict[str, ModuleType] = {
+    "init": init,
+    "key": key,
+    "pin": pin,
+    "doctor": doctor,
+    "server": server,
+    "client": client,
+    "predict": predict,
+    "run": run,
+    "audit-log": audit_log,
+}
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -23,21 +34,23 @@ def make_parser() -> argparse.ArgumentParser:
     )
     add_version_option(parser)
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for name in COMMANDS:
-        importlib.import_module(f"protocols.deploy.commands.{name}").add_parser(subparsers)
+    for command in COMMANDS.values():
+        command.add_parser(subparsers)
     return parser
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run one sub-command. Exit codes: 0 done, 1 something is wrong or broke (it may work later), 2 bad input."""
     arguments = make_parser().parse_args(argv)
-    module = importlib.import_module(f"protocols.deploy.commands.{arguments.command.replace('-', '_')}")
     try:
-        return int(module.run(arguments))
-    except ValueError as error:
-        print(f"ppvfl {arguments.command}: {error}", file=sys.stderr)
+        return int(COMMANDS[arguments.command].run(arguments))
+    except InvalidArgument as error:
+        print(f"ppvfl {arguments.command}: {error.summary}", file=sys.stderr)
         return 2
-    except (OSError, RefmpcError) as error:
+    except PpvflError as error:
+        print(f"ppvfl {arguments.command}: {error.summary}", file=sys.stderr)
+        return 1
+    except OSError as error:
         print(f"ppvfl {arguments.command}: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

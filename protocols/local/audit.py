@@ -18,7 +18,6 @@ near zero, so the layers' gradients do: what is opened to clients is their noise
 
 from __future__ import annotations
 
-import importlib
 import math
 import tempfile
 import warnings
@@ -33,13 +32,14 @@ import numpy.typing as npt
 import refmpc
 from accel.validate import require_choice, require_integer, require_real
 from protocols.client.upload import ClientJob, client_program, receive_rows
-from protocols.gl_bmf import JointRun
 from protocols.local.gl_launch import client_jobs, server_jobs
 from protocols.noise.server_noise import insecure_total_noise
-from protocols.plan.gl_plan import JointPlan, plan_joint_run
+from protocols.plan.gl_plan import LayerPlan, plan_layer_run
 from protocols.plan.run_plan import Plan, plan_run
 from protocols.plan.scales import EMBEDDING_BITS, RELEASE_BITS
+from protocols.registry import PROTOCOLS
 from protocols.server.checkpoint import ServerDirectory
+from protocols.server.gl_training import LayerRun
 from protocols.server.open_training import OpenTrainingRun
 from protocols.server.training import ServerJob, TrainingRun
 from protocols.step.global_step import SharedRows
@@ -54,7 +54,6 @@ from vfl.training import TrainingConfig
 
 __all__ = ["protocol_scores"]
 
-PROTOCOLS = ("g_bmf", "g_shuff", "gl_bmf")
 ROW_BOUND = 8.0
 CLIP_NORM = 1.0
 CLASSES = 2
@@ -102,7 +101,7 @@ class ObservedOpenRun(OpenTrainingRun):
         self.seen.sums.append(sums.copy())
 
 
-class ObservedJointRun(JointRun):
+class ObservedLayerRun(LayerRun):
     """The same for GL-BMF."""
 
     def __init__(self, party: Party, job: Any):
@@ -122,17 +121,15 @@ def _words(tensor: ArithmeticTensor) -> np.ndarray:
 
 
 async def _servers(party: Party, job: ServerJob) -> Observation:
-    protocol = importlib.import_module(f"protocols.{job.plan.protocol}")
+    train = PROTOCOLS[job.plan.protocol].train
     with (ObservedOpenRun if job.plan.opens_sums else ObservedRun)(party, job) as run:
-        await protocol.train(run, await receive_rows(party, job.plan, run.directory))
+        await train(run, await receive_rows(party, job.plan, run.directory))
     return run.seen
 
 
-async def _joint_servers(party: Party, job: Any) -> Observation:
-    from protocols import gl_bmf
-
-    with ObservedJointRun(party, job) as run:
-        await gl_bmf.train(run)
+async def _layer_servers(party: Party, job: Any) -> Observation:
+    with ObservedLayerRun(party, job) as run:
+        await PROTOCOLS[job.plan.protocol].train(run)
     return run.seen
 
 
@@ -172,7 +169,7 @@ def _plan(protocol: str, epsilon: float, delta: float, weights: str) -> Plan:
         # of the canaries' number only: a large δ makes the audit sharp, as what decides is seen often
         warnings.simplefilter("ignore", DeltaWarning)
         if protocol == "gl_bmf":
-            return plan_joint_run(federation, training)
+            return plan_layer_run(federation, training)
         return plan_run(protocol, federation, training)
 
 
@@ -181,8 +178,8 @@ def _plan(protocol: str, epsilon: float, delta: float, weights: str) -> Plan:
 
 def _run(plan: Plan, federation: Federation, directory: Path) -> list[Observation]:
     """The three servers' notes of one run in threads."""
-    if isinstance(plan, JointPlan):
-        program: Any = _joint_servers
+    if isinstance(plan, LayerPlan):
+        program: Any = _layer_servers
         jobs: Any = server_jobs(plan, directory, keep=False)
         clients: Any = client_jobs(plan, federation, None)
     else:

@@ -9,17 +9,19 @@ import numpy as np
 from rich.console import Console
 
 import refmpc
+from accel.files import write_arrays
 from accel.validate import require, require_integer
 from protocols import gl_bmf
-from protocols.client.gl_client import JointClientJob, TrainedClient, client_program
+from protocols.client.gl_client import LayerClientJob, TrainedClient, client_program
 from protocols.local.launch import Command, execute, run_directory
 from protocols.local.launch import main as main_of_protocol
 from protocols.local.options import RunOptions
 from protocols.local.report import RunReport
 from protocols.noise.server_noise import insecure_total_noise
-from protocols.plan.gl_plan import JointPlan, plan_joint_run
+from protocols.plan.gl_plan import LayerPlan, plan_layer_run
 from protocols.plan.gl_shapes import JacobianShape
-from protocols.server.checkpoint import ServerDirectory, write_arrays
+from protocols.server.checkpoint import ServerDirectory
+from protocols.server.gl_training import LayerServerJob
 from protocols.step.cost import step_cost
 from vfl.data.sets import load_data
 from vfl.federation import Federation, build_federation
@@ -28,7 +30,7 @@ from vfl.local.client import LocalUpdate
 from vfl.local.config import LocalModelConfig
 from vfl.twins import train_gl_bmf
 
-__all__ = ["client_jobs", "joint_estimate", "launch", "main", "make_federation", "server_jobs"]
+__all__ = ["client_jobs", "launch", "layer_estimate", "main", "make_federation", "server_jobs"]
 
 
 def make_federation(options: RunOptions) -> Federation:
@@ -71,9 +73,9 @@ def make_federation(options: RunOptions) -> Federation:
     )
 
 
-def server_jobs(plan: JointPlan, directory: Path, keep: bool) -> list[gl_bmf.JointServerJob]:
+def server_jobs(plan: LayerPlan, directory: Path, keep: bool) -> list[LayerServerJob]:
     """What each server gets."""
-    return [gl_bmf.JointServerJob(plan, directory / f"server-{i}", keep) for i in range(3)]
+    return [LayerServerJob(plan, directory / f"server-{i}", keep) for i in range(3)]
 
 
 def client_directory(directory: Path, name: str) -> Path:
@@ -82,13 +84,13 @@ def client_directory(directory: Path, name: str) -> Path:
 
 
 def client_jobs(
-    plan: JointPlan, federation: Federation, directory: Path | None
-) -> dict[str, tuple[Any, JointClientJob]]:
+    plan: LayerPlan, federation: Federation, directory: Path | None
+) -> dict[str, tuple[Any, LayerClientJob]]:
     """What each client gets: its own columns, blocks and layers."""
     return {
         client.name: (
             client_program,
-            JointClientJob(plan, client.fresh(), directory and client_directory(directory, client.name)),
+            LayerClientJob(plan, client.fresh(), directory and client_directory(directory, client.name)),
         )
         for client in federation.clients
     }
@@ -96,7 +98,7 @@ def client_jobs(
 
 def launch(options: RunOptions, federation: Federation, console: Console) -> RunReport:
     """Run GL-BMF to its end. Everything that can be refused is refused before a value is shared."""
-    plan = plan_joint_run(federation, options.training)
+    plan = plan_layer_run(federation, options.training)
     keep = require_integer("checkpoint_every", options.checkpoint_every, 0) > 0
     require(
         keep or options.resume is None,
@@ -128,7 +130,9 @@ def launch(options: RunOptions, federation: Federation, console: Console) -> Run
         client.load_adapter_state(output.layers)
         own = client_directory(directory, client.name)
         own.mkdir(mode=0o700, exist_ok=True)
-        write_arrays(own / "layers.npz", output.layers)  # without them the global model is of no use to this client
+        write_arrays(
+            own / "layers.npz", output.layers, private=True
+        )  # without them the global model is of no use to this client
     accuracy = GlobalModel([weights]).accuracy(trained.test_rows(), federation.test_labels)
     twin = None
     if options.twin:  # given the servers' own noise, which lies on this machine
@@ -149,7 +153,7 @@ def launch(options: RunOptions, federation: Federation, console: Console) -> Run
     )
 
 
-def _notes(plan: JointPlan, keep: bool) -> list[str]:
+def _notes(plan: LayerPlan, keep: bool) -> list[str]:
     written_out = sum(isinstance(shape, JacobianShape) for shape in plan.shapes)
     how = f", Jacobians of {written_out} clients written out" if written_out else ""
     notes = [f"local update: {plan.local_update.kind}{how}; each client gets the gradient of its own layers only"]
@@ -160,7 +164,7 @@ def _notes(plan: JointPlan, keep: bool) -> list[str]:
     return notes
 
 
-def joint_estimate(plan: JointPlan) -> dict[str, float]:
+def layer_estimate(plan: LayerPlan) -> dict[str, float]:
     """Rounds, bytes and memory of a run, from a dry run of one step; uploads and layer gradients are per step here."""
     step = step_cost(plan)
     steps, batch = plan.schedule.num_steps, plan.schedule.batch_size
@@ -189,9 +193,9 @@ def joint_estimate(plan: JointPlan) -> dict[str, float]:
     }
 
 
-def _estimate(options: RunOptions, federation: Federation) -> tuple[JointPlan, dict[str, float]]:
-    plan = plan_joint_run(federation, options.training)
-    return plan, joint_estimate(plan)
+def _estimate(options: RunOptions, federation: Federation) -> tuple[LayerPlan, dict[str, float]]:
+    plan = plan_layer_run(federation, options.training)
+    return plan, layer_estimate(plan)
 
 
 def main(description: str | None, argv: list[str] | None = None) -> None:

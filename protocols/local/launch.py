@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -14,15 +13,19 @@ import numpy as np
 from rich.console import Console
 
 import refmpc
+from accel.errors import InvalidArgument, PpvflError
+from accel.files import write_text
 from accel.validate import require, require_choice, require_integer
 from protocols.client.upload import ClientJob, client_program
 from protocols.local.curves import Timeline
+from protocols.local.leaving import leaving
 from protocols.local.options import RunOptions, parse_options
 from protocols.local.progress import ProgressBars
 from protocols.local.report import RunReport, estimate, print_estimate, print_report, write_report
 from protocols.local.run_log import RunLog
 from protocols.noise.server_noise import insecure_total_noise
-from protocols.plan.run_plan import Plan, plan_run
+from protocols.plan.run_plan import Plan
+from protocols.registry import protocol
 from protocols.server.begun import require_same_run
 from protocols.server.checkpoint import ServerDirectory
 from protocols.server.open_training import durability, require_can_keep
@@ -67,7 +70,7 @@ def make_federation(options: RunOptions) -> Federation:
 
 def launch(options: RunOptions, federation: Federation, console: Console) -> RunReport:
     """Run one protocol to its end. Everything that can be refused is refused before a value is shared."""
-    plan = plan_run(options.protocol, federation, options.training)
+    plan = protocol(options.protocol).plan(federation, options.training)
     every = require_integer("checkpoint_every", options.checkpoint_every, 0)
     require_can_keep(options.protocol, options.training.weights, every)
     synced = require_choice("durability", options.durability, ("process", "power")) == "power"
@@ -76,7 +79,7 @@ def launch(options: RunOptions, federation: Federation, console: Console) -> Run
         batches = plan.schedule.num_batches
         every = max(batches, every // batches * batches)
     directory = run_directory(options)
-    servers = importlib.import_module(f"protocols.{options.protocol}").servers
+    servers = protocol(options.protocol).servers
     used = slice(0, plan.schedule.num_samples)
     clients = {
         client.name: (
@@ -155,7 +158,7 @@ def run_directory(options: RunOptions) -> Path:
             break
         except FileExistsError:
             continue
-    (directory / "config.json").write_text(json.dumps(options.to_dict(), indent=2))
+    write_text(directory / "config.json", json.dumps(options.to_dict(), indent=2))
     return directory
 
 
@@ -170,12 +173,12 @@ def _launch_beside_mpspdz(options: RunOptions, federation: Federation, console: 
         system = MpSpdz()
         require(options.training.noise == "distributed", "noise", options.training.noise, "distributed with MP-SPDZ")
         require(not options.training.hidden, "hidden", options.training.hidden, "empty with MP-SPDZ")
-        require_small(plan_run(options.protocol, federation, options.training))
+        require_small(protocol(options.protocol).plan(federation, options.training))
         report = launch(options, federation, console)
         noise = noise_of_the_servers(report.plan, report.directory)
         theirs = train_with_mpspdz(system, report.plan, federation, noise, options.network)
     except MpSpdzError as error:
-        raise ValueError(f"--backend mpspdz: {error}") from None
+        raise InvalidArgument(f"--backend mpspdz: {error}") from None
     (ours,) = report.layers
     gap = float(np.abs(theirs.weights - ours).max())
     note = (
@@ -196,14 +199,14 @@ class Command:
 
 
 def _estimate(options: RunOptions, federation: Federation) -> tuple[Plan, dict[str, float]]:
-    plan = plan_run(options.protocol, federation, options.training)
+    plan = protocol(options.protocol).plan(federation, options.training)
     return plan, estimate(plan)
 
 
-def main(protocol: str, description: str | None, argv: list[str] | None = None, command: Command | None = None) -> None:
+def main(name: str, description: str | None, argv: list[str] | None = None, command: Command | None = None) -> None:
     """The command ``python -m protocols.<name>``."""
     command = command or Command(make_federation, _estimate, _launch_beside_mpspdz)
-    options = parse_options(protocol, description, argv)
+    options = parse_options(name, description, argv)
     if options.resume is not None:
         stored = json.loads((Path(options.resume) / "config.json").read_text())
         options = replace(RunOptions.from_dict(stored), resume=options.resume, json=options.json, twin=options.twin)
@@ -215,11 +218,8 @@ def main(protocol: str, description: str | None, argv: list[str] | None = None, 
             print_estimate(plan, options, console, found)
             return
         report = command.launch(options, federation, console)
-    except (ValueError, refmpc.RefmpcError) as error:
-        lines = [str(error).split("\n\nTraceback of")[0].rstrip(), *getattr(error, "__notes__", ())]
-        raise SystemExit(f"{protocol}: " + "\n".join(lines)) from (
-            error if isinstance(error, refmpc.RefmpcError) else None
-        )
+    except PpvflError as error:
+        raise leaving(name, error) from error
     write_report(report)
     print_report(report, console)
 
@@ -230,8 +230,8 @@ def main_in_the_clear(method: str, description: str | None, train: Callable[...,
     console = Console()
     try:
         result = train(make_federation(options), options.training, progress=not options.json)
-    except ValueError as error:
-        raise SystemExit(f"{method}: {error}") from None
+    except PpvflError as error:
+        raise leaving(method, error) from error
     if options.json:
         print(json.dumps(result.summary(), indent=2))
         return

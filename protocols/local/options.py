@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from accel.errors import InvalidArgument
 from protocols.version import add_version_option
 from vfl.data.sets import DATA_SETS
 from vfl.dp.factorisation import KINDS
@@ -170,7 +171,7 @@ def parse_options(protocol: str, description: str | None, argv: list[str] | None
         )
         local.add_argument("--local-learning-rate", type=float, default=run.local_learning_rate)
         local.add_argument("--rank", type=int, default=run.rank, help="rank of the LoRA layers")
-        local.add_argument("--lora-alpha", type=float, default=run.lora_alpha, help="α_LoRA; the layers count α/rank")
+        local.add_argument("--lora-alpha", type=float, default=run.lora_alpha, help="LoRA scaling is α/rank")
         local.add_argument(
             "--train-layer",
             metavar="NAME",
@@ -225,6 +226,6 @@ def parse_options(protocol: str, description: str | None, argv: list[str] | None
         options = RunOptions(protocol, training, **{k: v for k, v in found.items() if k not in names})
         if options.resume is not None and not (Path(options.resume) / "config.json").exists():
             parser.error(f"--resume {options.resume}: no config.json there, so no run to continue")
-    except ValueError as error:
+    except InvalidArgument as error:
         parser.error(str(error))
     return options

@@ -13,6 +13,8 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from accel.files import write_text
+from protocols.inference.model_file import MODEL, ReleasedModel, write_model
 from protocols.local.curves import Timeline, draw_curves
 from protocols.local.options import RunOptions
 from protocols.noise.joint_noise import MOST_SAMPLES, SAMPLE_MEMORY, joint_block_rows, joint_noise_cost
@@ -23,7 +25,7 @@ from protocols.step.cost import step_cost
 from refmpc import Cost, Ledger
 from refmpc.core.ledger import Release
 
-__all__ = ["RunReport", "estimate", "print_estimate", "print_report", "write_report"]
+__all__ = ["RunReport", "estimate", "print_estimate", "print_report", "size_in_words", "write_report"]
 
 
 @dataclass
@@ -91,19 +93,19 @@ def _counted(releases: Sequence[Release]) -> list[dict[str, Any]]:
 def write_report(report: RunReport) -> None:
     """Model, claim, ledger, facts and curves into the run's directory."""
     directory = report.directory
-    layers = {f"layer_{index}": layer for index, layer in enumerate(report.layers, 1)}
-    np.savez(directory / "model.npz", **layers)  # type: ignore[arg-type]
+    write_model(directory / MODEL, ReleasedModel(report.layers))
     kept = durability(report.plan, report.options.checkpoint_every, report.options.durability == "power")
-    (directory / "claim.txt").write_text(f"{report.plan.claim.paragraph()} {kept}".rstrip() + "\n")
-    (directory / "ledger.json").write_text(report.ledgers[0].to_json())
+    write_text(directory / "claim.txt", f"{report.plan.claim.paragraph()} {kept}".rstrip() + "\n")
+    write_text(directory / "ledger.json", report.ledgers[0].to_json())
     if not draw_curves(report.plan, report.timeline, directory / "curves.png"):
         report.notes = (*report.notes, "no curves.png: matplotlib is not installed (pip install 'ppvfl[plots]')")
-    (directory / "report.json").write_text(json.dumps(report.to_dict(), indent=2))
+    write_text(directory / "report.json", json.dumps(report.to_dict(), indent=2))
     if report.options.plot:
         _plot(report, directory / "costs.png")
 
 
-def _size(count: float) -> str:
+def size_in_words(count: float) -> str:
+    """Bytes for people: 1.50 MB."""
     for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if count >= factor:
             return f"{count / factor:.2f} {unit}"
@@ -140,7 +142,7 @@ def print_report(report: RunReport, console: Console) -> None:
     for column in ("phase", "rounds", "bytes", "time"):
         costs.add_column(column, justify="left" if column == "phase" else "right")
     for row in report.phases():
-        costs.add_row(row["phase"], f"{row['rounds']:,}", _size(row["bytes"]), f"{row['seconds']:.2f} s")
+        costs.add_row(row["phase"], f"{row['rounds']:,}", size_in_words(row["bytes"]), f"{row['seconds']:.2f} s")
     console.print(costs)
     console.print(plan.claim.paragraph())
     for note in (*report.notes, plan.schedule.sentence):
@@ -189,14 +191,14 @@ def print_estimate(plan: Plan, options: RunOptions, console: Console, found: dic
     view = Table(title=f"{plan.protocol}: what {plan.schedule.num_steps} steps would cost", show_header=False)
     view.add_column(style="bold")
     view.add_column()
-    view.add_row("one step", f"{found['rounds_per_step']:.0f} rounds, {_size(found['bytes_per_step'])} in all")
-    view.add_row("training", f"{found['rounds']:,.0f} rounds, {_size(found['bytes'])} between the servers")
+    view.add_row("one step", f"{found['rounds_per_step']:.0f} rounds, {size_in_words(found['bytes_per_step'])} in all")
+    view.add_row("training", f"{found['rounds']:,.0f} rounds, {size_in_words(found['bytes'])} between the servers")
     if found.get("noise_bytes"):
-        view.add_row("joint noise", f"{_size(found['noise_bytes'])} (in the training's bytes)")
-    view.add_row("upload", f"{_size(found['upload_bytes'])} from the clients")
+        view.add_row("joint noise", f"{size_in_words(found['noise_bytes'])} (in the training's bytes)")
+    view.add_row("upload", f"{size_in_words(found['upload_bytes'])} from the clients")
     if found["shuffle_bytes_per_epoch"]:
-        view.add_row("shuffle", f"{_size(found['shuffle_bytes_per_epoch'])} an epoch (in the training's bytes)")
-    view.add_row("memory", f"about {_size(found['memory_per_server'])} a server")
+        view.add_row("shuffle", f"{size_in_words(found['shuffle_bytes_per_epoch'])} an epoch (in the training's bytes)")
+    view.add_row("memory", f"about {size_in_words(found['memory_per_server'])} a server")
     view.add_row(
         "network time", f"LAN {found['seconds_lan']:,.0f} s, WAN {found['seconds_wan']:,.0f} s, computing on top"
     )

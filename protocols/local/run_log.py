@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 from typing import Any, Self
 
+from accel.errors import PpvflError
 from protocols.plan.run_plan import Plan
 from refmpc import Ledger
 
@@ -25,7 +26,8 @@ class RunLog:
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is not None:
-            self.line("failed: " + (str(error).split("\n\nTraceback of")[0] or type(error).__name__))
+            text = error.summary if isinstance(error, PpvflError) else str(error)
+            self.line("failed: " + (text or type(error).__name__))
 
     def line(self, text: str) -> None:
         """Write one entry; further lines of it are indented."""

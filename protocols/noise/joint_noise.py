@@ -31,8 +31,9 @@ from pathlib import Path
 import numpy as np
 
 import refmpc
+from accel.files import write_arrays
 from protocols.plan.run_plan import Plan, joint_scale
-from protocols.server.checkpoint import CannotResume, ServerDirectory, agree_on_count, confirm_on_disk, write_arrays
+from protocols.server.checkpoint import CannotResume, ServerDirectory, agree_on_count, confirm_on_disk
 from refmpc import Cost, Party
 from refmpc.mathematics.gaussian import JOINT_FRACTION_BITS
 from vfl.dp import NoiseFilter
@@ -115,7 +116,7 @@ class JointNoise:
                 shares.append(await _draw_piece(self._party, self._plan, size))
         z = np.concatenate(shares).reshape(rows, -1).view(np.int64)
         if self._keep:
-            write_arrays(self._file(block), {"first": z})
+            write_arrays(self._file(block), {"first": z}, private=True)
             with self._party.phase("checkpoint"):
                 await confirm_on_disk("joint noise is on disk")
         return z

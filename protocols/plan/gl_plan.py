@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from accel.validate import require
-from protocols.plan.gl_scales import AdapterScales, FactorBounds, plan_joint_scales
-from protocols.plan.gl_shapes import AdapterShape, JacobianShape, JointFacts, facts_of
+from protocols.plan.gl_scales import AdapterScales, FactorBounds, plan_layer_scales
+from protocols.plan.gl_shapes import AdapterShape, JacobianShape, LayerFacts, public_facts
 from protocols.plan.run_plan import MODEL_RELEASE, Plan
 from protocols.plan.scales import GRADIENT_BITS, RELEASE_BITS
 from vfl.dp import CalibratedNoise, Claim, FixedPointSlack, labels_only_claim, with_delta_checked
@@ -16,7 +16,7 @@ from vfl.local.client import LocalUpdate
 from vfl.run_mechanism import calibrate_run, choose_factorisation
 from vfl.training import TrainingConfig
 
-__all__ = ["JointPlan", "layer_release", "plan_from_facts", "plan_joint_run"]
+__all__ = ["LayerPlan", "layer_release", "plan_from_facts", "plan_layer_run"]
 
 MOST_ENTRIES = 1 << 24
 
@@ -27,7 +27,7 @@ def layer_release(client: str) -> str:
 
 
 @dataclass(frozen=True)
-class JointPlan(Plan):
+class LayerPlan(Plan):
     """The plan of G-BMF, and what the clients' layers add to it."""
 
     shapes: tuple[AdapterShape | JacobianShape, ...]
@@ -74,15 +74,15 @@ class JointPlan(Plan):
         return found
 
 
-def plan_joint_run(federation: Federation, training: TrainingConfig, bounds: FactorBounds | None = None) -> JointPlan:
+def plan_layer_run(federation: Federation, training: TrainingConfig, bounds: FactorBounds | None = None) -> LayerPlan:
     """The plan for clients that are all on this machine."""
-    return plan_from_facts(facts_of(federation), training, bounds)
+    return plan_from_facts(public_facts(federation), training, bounds)
 
 
-def plan_from_facts(facts: JointFacts, training: TrainingConfig, bounds: FactorBounds | None = None) -> JointPlan:
+def plan_from_facts(facts: LayerFacts, training: TrainingConfig, bounds: FactorBounds | None = None) -> LayerPlan:
     """Calibrate the noise with the slack of the arithmetic that will run, and choose all scales; or refuse."""
     require(training.hidden == (), "hidden", training.hidden, "empty: GL-BMF trains one global layer")
-    require(training.noise == "distributed", "noise", training.noise, "'distributed' in the secure protocols")
+    require(training.noise == "distributed", "noise", training.noise, "'distributed' in GL-BMF")
     require(
         training.weights == "secret",
         "weights",
@@ -123,7 +123,7 @@ def plan_from_facts(facts: JointFacts, training: TrainingConfig, bounds: FactorB
     noise = calibrate(facts.row_bound, 0.0, 0.0)
     for _ in range(4):
         planned_std = 1.01 * noise.outsider_std
-        scales, adapters = plan_joint_scales(training, schedule, factorisation, facts, shapes, bounds, planned_std)
+        scales, adapters = plan_layer_scales(training, schedule, factorisation, facts, shapes, bounds, planned_std)
         noise = calibrate(scales.row_bound, adapters.clip_rounding, adapters.overflow_probability)
         if noise.outsider_std <= planned_std:
             break
@@ -146,7 +146,7 @@ def plan_from_facts(facts: JointFacts, training: TrainingConfig, bounds: FactorB
     if any(isinstance(shape, JacobianShape) for shape in shapes):
         kept.append(f"the Jacobians of their layers within a public bound ({limits.jacobian:g})")
     enforced = f"the clients keep {' and '.join(kept)}"
-    return JointPlan(
+    return LayerPlan(
         protocol="gl_bmf",
         training=training,
         schedule=schedule,

@@ -47,7 +47,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from accel.validate import require, require_real
-from protocols.plan.gl_shapes import AdapterShape, JacobianShape, JointFacts
+from protocols.plan.gl_shapes import AdapterShape, JacobianShape, LayerFacts
 from protocols.plan.scales import (
     EMBEDDING_BITS,
     EXPLICIT_BITS,
@@ -63,7 +63,7 @@ from refmpc.mathematics.normalise import MANTISSA_BITS
 from vfl.dp import Factorisation
 from vfl.training import Schedule, TrainingConfig
 
-__all__ = ["AdapterScales", "FactorBounds", "plan_joint_scales"]
+__all__ = ["AdapterScales", "FactorBounds", "plan_layer_scales"]
 
 ROUND_UP = 4  # further bits of M̂δ, so that its rounding stays below half a unit of e
 JACOBIAN_BITS = 16
@@ -148,7 +148,7 @@ def _log2(value: float) -> float:
 
 
 def _default_bounds(
-    training: TrainingConfig, factorisation: Factorisation, facts: JointFacts, noise_std: float
+    training: TrainingConfig, factorisation: Factorisation, facts: LayerFacts, noise_std: float
 ) -> FactorBounds:
     """Bounds from public numbers: twice what V starts with; for U the noise it will have gathered, doubled, and one.
 
@@ -168,11 +168,11 @@ def _default_bounds(
     return FactorBounds(1.0, row_factor, projected, up, jacobian)
 
 
-def plan_joint_scales(
+def plan_layer_scales(
     training: TrainingConfig,
     schedule: Schedule,
     factorisation: Factorisation,
-    facts: JointFacts,
+    facts: LayerFacts,
     shapes: Sequence[AdapterShape | JacobianShape],
     bounds: FactorBounds | None,
     noise_std: float,

@@ -15,7 +15,7 @@ from protocols.plan.run_plan import digest
 from vfl.federation import Federation
 from vfl.local.client import Client, LocalUpdate
 
-__all__ = ["AdapterShape", "JacobianShape", "JointFacts", "PublicLayers", "facts_of", "start_digest"]
+__all__ = ["AdapterShape", "JacobianShape", "LayerFacts", "PublicLayers", "public_facts", "start_digest"]
 
 START_BITS = 32  # of the layers at the start, when they are compared
 
@@ -87,7 +87,7 @@ class PublicLayers:
 
 
 @dataclass(frozen=True)
-class JointFacts:
+class LayerFacts:
     """The public side of a federation whose clients train layers: all that a plan of GL-BMF depends on."""
 
     clients: tuple[PublicLayers, ...]
@@ -107,11 +107,11 @@ def start_digest(layers: Sequence[tuple[np.ndarray, np.ndarray]]) -> str:
     return digest([part for layer in layers for part in layer], START_BITS)
 
 
-def facts_of(federation: Federation) -> JointFacts:
+def public_facts(federation: Federation) -> LayerFacts:
     """The public side of clients that are all on this machine."""
     updates = {client.update for client in federation.clients}
     require(len(updates) == 1, "local_update", updates, "the same at all clients")
-    return JointFacts(
+    return LayerFacts(
         clients=tuple(map(_layers_of, federation.clients)),
         num_samples=federation.num_samples,
         classes=federation.classes,

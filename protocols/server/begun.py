@@ -11,8 +11,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+from accel.files import write_bytes
+from protocols.inference.model_file import MODEL
 from protocols.plan.run_plan import Plan
-from protocols.server.checkpoint import CannotResume, ServerDirectory, write_private
+from protocols.server.checkpoint import CannotResume, ServerDirectory
 
 __all__ = ["begin", "require_same_plan", "require_same_run"]
 
@@ -61,7 +63,7 @@ def require_same_run(run: Path, plan: Plan) -> None:
     servers = [run / f"server-{i}" for i in range(3)]
     for server in servers:
         require_same_plan(server, plan)
-    if (run / "model.npz").exists() and not any(_read(server) for server in servers):
+    if (run / MODEL).exists() and not any(_read(server) for server in servers):
         raise CannotResume(
             f"{run} holds a model that was released, but nothing that its servers kept: a second one would spend its own ε; "
             "start a new run"
@@ -83,7 +85,7 @@ def begin(directory: ServerDirectory, plan: Plan, *, keeps_releases: bool = True
                 "bring the file back, or start a new run"
             )
         facts = {"fingerprint": plan.fingerprint, "keeps_releases": keeps_releases, "plan": _facts(plan)}
-        write_private(directory.path / BEGUN, json.dumps(facts, indent=1).encode())
+        write_bytes(directory.path / BEGUN, json.dumps(facts, indent=1).encode(), private=True)
         return
     require_same_plan(directory.path, plan)
     if not finished and not (begun["keeps_releases"] and keeps_releases):

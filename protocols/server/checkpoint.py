@@ -8,15 +8,15 @@ on where to go on, is the matter of ``protocols.server.releases``; how a run was
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
+from accel.errors import InvalidArgument
+from accel.files import write_arrays, write_bytes
 from accel.prg import KEY_BYTES, Stream
 from protocols.step.global_step import Weights
 from refmpc import ArithmeticTensor, Party, unseal
@@ -29,44 +29,13 @@ __all__ = [
     "agree_on_count",
     "confirm_on_disk",
     "exchanged",
-    "write_arrays",
-    "write_private",
 ]
 
 KEEP = 2  # a crash may leave servers one checkpoint apart
 
 
-class CannotResume(ValueError):
+class CannotResume(InvalidArgument):
     """Going on would release something twice with two values, or under noise or a claim that it was not made for."""
-
-
-@contextmanager
-def _whole_file(file: Path) -> Iterator[BinaryIO]:
-    """What is written becomes ``file`` all at once, mode 0600. On disk at the end, its name too: a rename alone may be lost
-    with the power."""
-    temporary = file.with_suffix(".part")
-    with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as handle:
-        yield handle
-        handle.flush()
-        os.fsync(handle.fileno())
-    temporary.replace(file)
-    folder = os.open(file.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
-
-
-def write_arrays(file: Path, arrays: Mapping[str, np.ndarray]) -> None:
-    """All or nothing, on disk when this returns, mode 0600."""
-    with _whole_file(file) as handle:
-        np.savez(handle, **arrays)  # type: ignore[arg-type]
-
-
-def write_private(file: Path, *pieces: bytes | bytearray) -> None:
-    """All or nothing, on disk when this returns, mode 0600."""
-    with _whole_file(file) as handle:
-        handle.writelines(pieces)
 
 
 class ServerDirectory:
@@ -88,7 +57,7 @@ class ServerDirectory:
         same noise never covers two different trainings (somebody may edit a configuration and resume)."""
         file = self.path / "noise.key"
         if not file.exists():
-            write_private(file, os.urandom(KEY_BYTES))
+            write_bytes(file, os.urandom(KEY_BYTES), private=True)
         key = file.read_bytes()
         if len(key) != KEY_BYTES:
             raise CannotResume(
@@ -105,7 +74,7 @@ class ServerDirectory:
             arrays[f"values-{index}"] = unseal(weights.values.shares)
             if weights.velocity is not None:
                 arrays[f"velocity-{index}"] = unseal(weights.velocity.shares)
-        write_arrays(self.path / f"checkpoint-{step:08d}.npz", arrays)
+        write_arrays(self.path / f"checkpoint-{step:08d}.npz", arrays, private=True)
         for old in self.steps()[:-KEEP]:
             (self.path / f"checkpoint-{old:08d}.npz").unlink()
 

@@ -28,15 +28,8 @@ from pathlib import Path
 
 import numpy as np
 
-from protocols.server.checkpoint import (
-    KEEP,
-    CannotResume,
-    ServerDirectory,
-    confirm_on_disk,
-    exchanged,
-    write_arrays,
-    write_private,
-)
+from accel.files import write_arrays, write_bytes
+from protocols.server.checkpoint import KEEP, CannotResume, ServerDirectory, confirm_on_disk, exchanged
 from protocols.step.global_step import Weights
 from refmpc import Party
 
@@ -56,7 +49,7 @@ class Releases:
 
     async def write(self, position: int, words: Mapping[str, np.ndarray], *state: Weights) -> None:
         """Steps 1 to 3 for ``words``, with the state after ``position`` steps; they may be sent when this returns. 1 round."""
-        write_arrays(self._file(position), words)
+        write_arrays(self._file(position), words, private=True)
         self._directory.save(position, *state)
         self._file(position - KEEP).unlink(missing_ok=True)
         await self.confirm(position)
@@ -72,7 +65,7 @@ class Releases:
     def mark(self, position: int) -> None:
         """From now on, nothing before ``position`` is computed again. All three servers must have written it."""
         if position > self.released:
-            write_private(self._directory.path / MARKER, f"{position}\n".encode())
+            write_bytes(self._directory.path / MARKER, f"{position}\n".encode(), private=True)
 
     def words(self, position: int) -> dict[str, np.ndarray]:
         """The words of a release that all three servers have written, to be sent again."""

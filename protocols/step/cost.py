@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 import refmpc
-from protocols.plan.gl_plan import JointPlan
+from protocols.plan.gl_plan import LayerPlan
 from protocols.plan.gl_shapes import AdapterShape, JacobianShape
 from protocols.plan.run_plan import SUMS_RELEASE, Plan
 from protocols.plan.scales import EMBEDDING_BITS, RELEASE_BITS
-from protocols.step.gl_step import BlockOutputs, ClientFactors, joint_step
+from protocols.step.gl_step import BlockOutputs, ClientFactors, layer_step
 from protocols.step.global_step import SharedRows, Weights, gradient_step
 from protocols.step.jacobians import ClientJacobian
 from protocols.step.open_step import step_words
@@ -26,7 +26,7 @@ def step_cost(plan: Plan) -> Cost:
 
     Takes as long as three servers compute on one batch, one after the other: under a second at the paper's sizes.
     """
-    if isinstance(plan, JointPlan):
+    if isinstance(plan, LayerPlan):
         return refmpc.dry_run(_layer_step, plan)["main"]
     if plan.opens_sums:
         return refmpc.dry_run(_open_step, plan, releases=plan.releases)["main"]
@@ -70,14 +70,14 @@ async def _open_step(party: Party, plan: Plan) -> None:
     await refmpc.open_words(party, words, plan.scales.truncated_bits, SUMS_RELEASE)
 
 
-async def _layer_step(party: Party, plan: JointPlan) -> None:
+async def _layer_step(party: Party, plan: LayerPlan) -> None:
     rows, (weights,) = _rows(party, plan), _weights(party, plan)
     clients = [_client(party, plan, shape) for shape in plan.shapes]
     noise = np.zeros(plan.parameters, dtype=np.int64)
-    await joint_step(rows.embeddings, rows.labels, clients, weights, noise, plan.learning_rate(0), plan)
+    await layer_step(rows.embeddings, rows.labels, clients, weights, noise, plan.learning_rate(0), plan)
 
 
-def _client(party: Party, plan: JointPlan, shape: AdapterShape | JacobianShape) -> ClientFactors | ClientJacobian:
+def _client(party: Party, plan: LayerPlan, shape: AdapterShape | JacobianShape) -> ClientFactors | ClientJacobian:
     batch, scales = plan.schedule.batch_size, plan.adapters
     if isinstance(shape, JacobianShape):
         jacobian = _zeros(party, batch, shape.width, shape.parameters, bits=scales.jacobian_bits)

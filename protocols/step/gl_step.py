@@ -1,6 +1,6 @@
 """The servers' part of GL-BMF: one step on shares over the global layer and all clients' LoRA layers.
 
-Who sees what: the servers hold shares of H, labels, A, X, U and W and open nothing here. ``joint_step`` returns the new
+Who sees what: the servers hold shares of H, labels, A, X, U and W and open nothing here. ``layer_step`` returns the new
 weights (shared) and, for each client, this server's words of that client's noised, truncated layer gradient; whoever
 calls it decides when to send them, and each client gets its own only.
 
@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 import refmpc
-from protocols.plan.gl_plan import JointPlan
+from protocols.plan.gl_plan import LayerPlan
 from protocols.plan.gl_scales import ROUND_UP, AdapterScales
 from protocols.plan.gl_shapes import AdapterShape
 from protocols.plan.scales import PROBABILITY_BITS, UPDATE_BITS
@@ -53,7 +53,7 @@ __all__ = [
     "WeightProducts",
     "block_norms",
     "clip_factors",
-    "joint_step",
+    "layer_step",
     "weight_products",
 ]
 
@@ -87,7 +87,7 @@ class WeightProducts:
     projected_norms: ArithmeticTensor | None = None
 
 
-async def block_norms(inputs: list[ArithmeticTensor], plan: JointPlan) -> ArithmeticTensor:
+async def block_norms(inputs: list[ArithmeticTensor], plan: LayerPlan) -> ArithmeticTensor:
     """‖x_lj‖²/γ² for every layer, (B×L): once per batch, when its X arrives."""
     return refmpc.stack(await refmpc.gather(*(norms_over_clip(x, plan.adapters.block_norms) for x in inputs)), axis=1)
 
@@ -188,14 +188,14 @@ async def clip_factors(
     return factor.reshape(-1, 1), dict(zip(down, found[: len(down)], strict=True)), found[len(down) :]
 
 
-async def joint_step(
+async def layer_step(
     embeddings: ArithmeticTensor,
     labels: ArithmeticTensor,
     clients: Sequence[ClientFactors | ClientJacobian],
     weights: Weights,
     noise: np.ndarray,
     learning_rate: float | Words,
-    plan: JointPlan,
+    plan: LayerPlan,
 ) -> tuple[Weights, list[Words]]:
     """One step of SGD on the global layer, and each client's layer gradient ready to be opened to it alone.
 

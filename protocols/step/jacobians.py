@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 import refmpc
-from protocols.plan.gl_plan import JointPlan
+from protocols.plan.gl_plan import LayerPlan
 from protocols.plan.gl_shapes import JacobianShape
 from protocols.plan.scales import EXPLICIT_BITS, PROBABILITY_BITS
 from protocols.step.global_step import written_out
@@ -46,7 +46,7 @@ class Samples:
 
 
 async def layer_samples(
-    errors: ArithmeticTensor, block: ArithmeticTensor, client: ClientJacobian, plan: JointPlan
+    errors: ArithmeticTensor, block: ArithmeticTensor, client: ClientJacobian, plan: LayerPlan
 ) -> Samples:
     """g_j = J_jᵀ(W̃δ_j). 6 rounds."""
     scales, batch = plan.adapters, len(errors)
@@ -60,7 +60,7 @@ async def layer_samples(
     return Samples(found.scale_by_integers(1 << (EXPLICIT_BITS - scales.sample_bits)).reinterpret(EXPLICIT_BITS), norms)
 
 
-async def global_samples(embeddings: ArithmeticTensor, errors: ArithmeticTensor, plan: JointPlan) -> Samples:
+async def global_samples(embeddings: ArithmeticTensor, errors: ArithmeticTensor, plan: LayerPlan) -> Samples:
     """[h_j 1] ⊗ δ_j, all B·(d+1)·S entries. 4 rounds."""
     found = await written_out(embeddings, errors)
     assert plan.scales.written_out is not None

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
 
+from accel.errors import PpvflError
+
 __all__ = [
     "HandshakeError",
     "NotRecordable",
@@ -18,7 +20,7 @@ __all__ = [
 ]
 
 
-class RefmpcError(RuntimeError):
+class RefmpcError(PpvflError, RuntimeError):
     """Base class of all errors of the 3PC library."""
 
 
@@ -55,6 +57,18 @@ class NotRecordable(RefmpcError):
 
 
 class PartyFailed(RefmpcError):
-    """Raised by ``refmpc.run`` in the caller: the root cause first. ``tracebacks`` has each failed party's own."""
+    """Raised by ``refmpc.run`` in the caller. Its text is the root cause first, then who ended too, and, as the last
+    part, ``root_traceback``; ``summary`` is without. ``tracebacks`` has each failed party's own."""
 
     tracebacks: Mapping[Hashable, str] = {}
+
+    def __init__(self, sentence: str, root_traceback: str = ""):
+        super().__init__(sentence, root_traceback)
+        self.sentence, self.root_traceback = sentence, root_traceback
+
+    def __str__(self) -> str:
+        return f"{self.sentence}\n\n{self.root_traceback}" if self.root_traceback else self.sentence
+
+    @property
+    def summary(self) -> str:
+        return "\n".join([self.sentence, *getattr(self, "__notes__", ())])

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from accel import kernels
+from accel.errors import InvalidArgument
 from accel.validate import require, require_integer
 from refmpc.core.words import public_array
 
@@ -62,7 +63,7 @@ def decode(words: np.ndarray, fraction_bits: int) -> np.ndarray:
 
 
 def _refuse(name: str, value: float, limit: float, fraction_bits: int) -> None:
-    raise ValueError(
+    raise InvalidArgument(
         f"{name} = {value!r}: must be finite with absolute value below {limit:g} at fraction_bits = {fraction_bits}; "
         "scale the data down or use fewer fraction bits"
     )

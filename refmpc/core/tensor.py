@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
+from accel.errors import InvalidArgument
 from accel.validate import require, require_integer
 from refmpc.core.digest import digest, mix
 from refmpc.core.fixed import DEFAULT_FRACTION_BITS, encode, encode_number
@@ -458,5 +459,5 @@ def _same_kind(tensors: Sequence[Kind]) -> Kind:
         same = type(tensor) is type(tensors[0])
         scale = "fraction_bits" if isinstance(tensor, ArithmeticTensor) else "width"
         if not same or getattr(tensor, scale) != getattr(tensors[0], scale):
-            raise ValueError(f"tensors = {list(tensors)!r}: must all be of one kind and scale; rescale them first")
+            raise InvalidArgument(f"tensors = {list(tensors)!r}: must all be of one kind and scale; rescale them first")
     return tensors[0]

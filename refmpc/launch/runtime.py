@@ -30,6 +30,7 @@ from typing import Any
 
 import numpy as np
 
+from accel.errors import InvalidArgument
 from accel.validate import require, require_choice, require_real
 from refmpc.core.errors import OutOfStep, PartyFailed, PeerAborted, PeerLost, PeerTimeout
 from refmpc.core.ledger import Ledger
@@ -213,7 +214,7 @@ def explain(failures: Mapping[Peer, tuple[BaseException, str]]) -> PartyFailed:
     kind = PartyFailed if isinstance(error, PartyFailed) else type(error)
     lines = [f"{title(first)} failed: {kind.__name__}: {error}"]
     lines += [f"{title(peer)} ended too: {failures[peer][0]}" for peer in order[1:]]
-    explained = PartyFailed("\n".join([*lines, "", f"Traceback of {title(first)}:", text]))
+    explained = PartyFailed("\n".join(lines), f"Traceback of {title(first)}:\n{text}")
     explained.tracebacks = {peer: failures[peer][1] for peer in order}
     explained.__cause__ = error
     return explained
@@ -320,7 +321,7 @@ def _run_processes(
                 )
                 worker.start()
             except (pickle.PicklingError, AttributeError, TypeError) as error:
-                raise ValueError(
+                raise InvalidArgument(
                     f"the program or an input of {title(peer)} cannot be sent to a process ({error}); "
                     "define programs as functions of a module, or use parties='threads'"
                 ) from error

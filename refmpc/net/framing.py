@@ -24,6 +24,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from accel.errors import InvalidArgument
 from refmpc.core.errors import OutOfStep, PeerAborted, PeerLost, PeerTimeout
 from refmpc.net.emulation import PROFILES, NetworkProfile, ReceivingLine
 
@@ -107,7 +108,7 @@ class Framing:
         for peer in peers:
             if peer not in self._sent:
                 known = ", ".join(map(title, self._sent))
-                raise ValueError(f"{title(peer)} takes no part in this run; this party is connected with: {known}")
+                raise InvalidArgument(f"{title(peer)} takes no part in this run; this party is connected with: {known}")
 
     def begin(self, code: int) -> None:
         """An exchange under this code begins."""
@@ -297,4 +298,6 @@ def as_bytes(array: np.ndarray, writable: bool = False) -> Any:
 def require_contiguous(array: np.ndarray) -> None:
     """Refuse an array that cannot receive: reading it as bytes would make a copy, and what arrives would be lost."""
     if not array.flags.c_contiguous:
-        raise ValueError(f"an array of shape {array.shape} and strides {array.strides} cannot receive: not contiguous")
+        raise InvalidArgument(
+            f"an array of shape {array.shape} and strides {array.strides} cannot receive: not contiguous"
+        )

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from accel.errors import InvalidArgument
 from accel.validate import require
 from refmpc.net.framing import Peer, printable, title
 from refmpc.net.tls import MAX_MESSAGE
@@ -29,7 +30,7 @@ class Greeting:
         try:
             size = len(json.dumps(self.plain()))
         except (TypeError, ValueError) as error:
-            raise ValueError(
+            raise InvalidArgument(
                 f"parameters cannot be compared between parties, they must be plain JSON: {error}"
             ) from None
         require(size <= MAX_MESSAGE // 2, "size of parameters", size, f"at most {MAX_MESSAGE // 2} bytes of JSON")

@@ -33,8 +33,8 @@ from refmpc.net.tls import (
     secure,
     send,
     send_small,
+    set_socket_options,
     shake_hands,
-    tune,
     wrong_pin,
 )
 
@@ -305,7 +305,7 @@ class _Meeting:
     def _call(self, peer: int, address: tuple[str, int]) -> None:
         with _Door(self, peer) as door:
             connection = door.enter(self._reach(peer, address))
-            tune(connection)
+            set_socket_options(connection)
             connection.settimeout(max(0.05, self._deadline - time.monotonic()))
             if self._credentials is not None:
                 connection = door.enter(secure(connection, self._credentials, server_side=False))
@@ -345,7 +345,7 @@ class _Meeting:
             deadline = min(self._deadline, time.monotonic() + PATIENCE)
             connection = stranger.connection
             try:
-                tune(connection)
+                set_socket_options(connection)
                 connection.settimeout(max(0.05, deadline - time.monotonic()))
                 if self._credentials is not None:
                     connection = door.enter(secure(connection, self._credentials, server_side=True))

@@ -22,16 +22,16 @@ __all__ = [
     "LENGTH",
     "MAX_MESSAGE",
     "Credentials",
-    "dress",
     "hang_up",
     "parse",
     "receive",
     "secure",
     "send",
     "send_small",
+    "set_socket_options",
     "shake_hands",
     "tls_context",
-    "tune",
+    "wrap_in_tls",
     "wrong_pin",
 ]
 
@@ -54,17 +54,17 @@ class Credentials:
     pinned: Mapping[Peer, str]
 
 
-def tune(connection: socket.socket) -> None:
+def set_socket_options(connection: socket.socket) -> None:
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
         connection.setsockopt(socket.SOL_SOCKET, option, _BUFFER)
 
 
 def secure(connection: socket.socket, credentials: Credentials, *, server_side: bool) -> ssl.SSLSocket:
-    return dress(connection, tls_context(credentials, server_side=server_side), server_side=server_side)
+    return wrap_in_tls(connection, tls_context(credentials, server_side=server_side), server_side=server_side)
 
 
-def dress(connection: socket.socket, context: ssl.SSLContext, *, server_side: bool) -> ssl.SSLSocket:
+def wrap_in_tls(connection: socket.socket, context: ssl.SSLContext, *, server_side: bool) -> ssl.SSLSocket:
     """TLS around a connection, before its handshake."""
     return context.wrap_socket(connection, server_side=server_side, do_handshake_on_connect=False)
 

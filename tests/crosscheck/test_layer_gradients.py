@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from bench.mpspdz.runner import HOME_VARIABLE, MpSpdz
-from protocols.plan.gl_plan import plan_joint_run
+from protocols.plan.gl_plan import plan_layer_run
 from tests.protocols.conftest import lora_federation
 from tests.protocols.step.gl_inputs import make_inputs, secure_sum, step_bound
 from vfl.gradients import AdapterFactors, GlobalModel, clipped_gradient, with_ones
@@ -60,7 +60,7 @@ def test_both_systems_compute_the_same_layer_gradients(seed):
     """Ours is within the bound that ``step_bound`` derives; for MP-SPDZ, which states none, 1 % of the largest entry."""
     clip, classes = 0.5, 4
     federation = lora_federation(24, (6, 5), ((7,), (9,)), classes, rank=3, seed=seed)
-    plan = plan_joint_run(federation, TrainingConfig(epochs=1, batch_size=12, learning_rate=0.5, clip_norm=clip))
+    plan = plan_layer_run(federation, TrainingConfig(epochs=1, batch_size=12, learning_rate=0.5, clip_norm=clip))
     inputs = make_inputs(plan, weight_norm=1.0, seed=seed)
     ours, _ = secure_sum(plan, inputs)
     rows = with_ones(inputs.rows)

@@ -11,8 +11,9 @@ import numpy as np
 import refmpc
 from protocols import gl_bmf
 from protocols.local.gl_launch import client_jobs, server_jobs
-from protocols.plan.gl_plan import JointPlan, plan_joint_run
+from protocols.plan.gl_plan import LayerPlan, plan_layer_run
 from protocols.plan.scales import RELEASE_BITS
+from protocols.server import gl_training
 from tests.protocols.conftest import lora_federation
 from vfl.federation import Federation
 from vfl.training import TrainingConfig
@@ -36,15 +37,15 @@ WIDTHS, BLOCKS, CLASSES = (5, 4), ((3, 4), (6,)), 3
 
 def make(
     local_update: str = "released", momentum: float = 0.0, local: dict | None = None, **changes
-) -> tuple[Federation, JointPlan]:
+) -> tuple[Federation, LayerPlan]:
     """Two clients, three layers, six steps; noise small enough that gradients are seen next to it."""
     local = {"local_learning_rate": 0.5, **(local or {})}
     federation = lora_federation(96, WIDTHS, BLOCKS, CLASSES, local_update=local_update, momentum=momentum, **local)
     defaults = {"epochs": 2, "batch_size": 32, "learning_rate": 0.5, "epsilon": 20.0, "momentum": momentum}
-    return federation, plan_joint_run(federation, TrainingConfig(**{**defaults, **changes}))
+    return federation, plan_layer_run(federation, TrainingConfig(**{**defaults, **changes}))
 
 
-def run_secure(plan: JointPlan, federation: Federation, directory: Path, keep: bool = False, clients=None, **options):
+def run_secure(plan: LayerPlan, federation: Federation, directory: Path, keep: bool = False, clients=None, **options):
     return refmpc.run(
         gl_bmf.servers,
         server_jobs(plan, directory, keep),
@@ -74,7 +75,7 @@ def difference(result, twin: TwinResult) -> float:
     return math.hypot(np.linalg.norm(result.outputs[0] - twin.model.layers[0]), np.linalg.norm(adapters))
 
 
-def parameter_bound(plan: JointPlan, federation: Federation, noise: np.ndarray, estimated: bool = False) -> float:
+def parameter_bound(plan: LayerPlan, federation: Federation, noise: np.ndarray, estimated: bool = False) -> float:
     """How far (W, U, V) of the secure run may be from the twin's after all steps, in norm.
 
     Let E be that distance before a step. ω, μ, ν bound ‖W‖, ‖U‖, ‖V‖ along the twin's run (taken from the twin, and 0.05
@@ -146,7 +147,7 @@ def crash_once(monkeypatch, where: str, server: int, step: int) -> None:
             left.pop()
             raise Crash
 
-    write, send = gl_bmf.JointRun.release_gradients, refmpc.open_to_client
+    write, send = gl_training.LayerRun.release_gradients, refmpc.open_to_client
     sent: dict[tuple[int, int], int] = defaultdict(int)
 
     async def release(self, at, openings):
@@ -162,5 +163,5 @@ def crash_once(monkeypatch, where: str, server: int, step: int) -> None:
             die(party, "between the clients")
         send(party, words, client, release)
 
-    monkeypatch.setattr(gl_bmf.JointRun, "release_gradients", release)
+    monkeypatch.setattr(gl_training.LayerRun, "release_gradients", release)
     monkeypatch.setattr(refmpc, "open_to_client", open_)

@@ -12,8 +12,8 @@ import protocols.client.gl_client
 import protocols.server.training
 import refmpc
 from protocols.client.gl_client import client_program
-from protocols.local.gl_launch import client_jobs, joint_estimate, main
-from protocols.plan.gl_plan import plan_joint_run
+from protocols.local.gl_launch import client_jobs, layer_estimate, main
+from protocols.plan.gl_plan import plan_layer_run
 from protocols.plan.gl_scales import FactorBounds
 from protocols.step.cost import step_cost
 from refmpc.core.errors import PartyFailed
@@ -107,7 +107,7 @@ def test_the_ledger_holds_exactly_the_declared_releases_and_costs(tmp_path):
     assert result.ledgers[0].phases["training"].rounds == steps * counted.rounds
     assert total["training"] == steps * counted.bytes
     assert total["layer gradients"] == steps * 12 * sum(shape.parameters for shape in plan.shapes)
-    assert joint_estimate(plan)["bytes"] == total["training"] + total["layer gradients"]
+    assert layer_estimate(plan)["bytes"] == total["training"] + total["layer gradients"]
 
 
 def test_a_step_of_the_papers_size_stays_within_its_budget():
@@ -120,8 +120,8 @@ def test_a_step_of_the_papers_size_stays_within_its_budget():
     labels = np.zeros(50_000, dtype=np.int64)
     clients = make_clients([wide(1000)] * 2, labels, [RowBound(0.5**0.5)] * 2, block_outputs=blocks, rank=8)
     federation = Federation(clients, 10, labels[:0], [], [], 1.0)
-    plan = plan_joint_run(federation, TrainingConfig(epochs=20, learning_rate=0.5))
-    found = joint_estimate(plan)
+    plan = plan_layer_run(federation, TrainingConfig(epochs=20, learning_rate=0.5))
+    found = layer_estimate(plan)
     assert found["rounds_per_step"] <= 70
     once = found["upload_bytes"] / plan.schedule.num_steps  # X and labels spread over the run
     assert found["bytes"] / plan.schedule.num_steps + once <= 12e6
@@ -164,7 +164,7 @@ def test_factors_beyond_their_bounds_are_shared_within_them():
     assert np.linalg.norm(projected, axis=1).max() <= 0.01
     assert np.linalg.norm(up) <= 0.1 * (1 + 1e-12)
     assert factors.max() == 0.25
-    whole = plan_joint_run(federation, plan.training, bounds)
+    whole = plan_layer_run(federation, plan.training, bounds)
     blocks = protocols.client.gl_client.shared_blocks(client, slice(0, 32), whole).astype(np.float64) * 2.0**-14
     assert np.linalg.norm(blocks[: 32 * 3].reshape(32, 3), axis=1).max() <= 0.5 + 2.0**-13
 
@@ -172,13 +172,13 @@ def test_factors_beyond_their_bounds_are_shared_within_them():
 def test_what_does_not_fit_is_refused_before_anything_is_shared():
     federation, _ = make()
     with pytest.raises(ValueError, match="lora = None: must be present"):
-        plan_joint_run(small_federation(64, (4, 3), 3), TrainingConfig(batch_size=32))
+        plan_layer_run(small_federation(64, (4, 3), 3), TrainingConfig(batch_size=32))
     with pytest.raises(ValueError, match=r"learning_rate = 1000000000\.0: must be small enough"):
-        plan_joint_run(federation, TrainingConfig(batch_size=32, learning_rate=1e9))
+        plan_layer_run(federation, TrainingConfig(batch_size=32, learning_rate=1e9))
     with pytest.raises(ValueError, match="learning_rate = 100"):
-        plan_joint_run(federation, TrainingConfig(batch_size=32, learning_rate=1e4, epochs=4000, clip_norm=1e-2))
+        plan_layer_run(federation, TrainingConfig(batch_size=32, learning_rate=1e4, epochs=4000, clip_norm=1e-2))
     with pytest.raises(ValueError, match="hidden"):
-        plan_joint_run(federation, TrainingConfig(batch_size=32, hidden=(4,)))
+        plan_layer_run(federation, TrainingConfig(batch_size=32, hidden=(4,)))
 
 
 # crash and resume --------------------------------------------------------------------------------

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from protocols import predict
 from protocols.deploy import cli
+from protocols.local import predict
 from protocols.local.options import parse_options
 
 COMMANDS: dict[str, Callable[[list[str]], Any]] = {
     "ppvfl": cli.main,
-    "predict": predict.main,
+    "predict": partial(predict.main, None),
     **{name: partial(parse_options, name, None) for name in ("g_bmf", "g_shuff", "gl_bmf", "plain", "ldp")},
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from accel.errors import InvalidArgument
 from accel.validate import require
 
 __all__ = ["encode_ids"]
@@ -23,7 +24,7 @@ def encode_ids(ids: Iterable[Any]) -> list[bytes]:
     for row, value in enumerate(encoded):
         earlier = first.setdefault(value, row)
         if earlier != row:
-            raise ValueError(
+            raise InvalidArgument(
                 f"ids: rows {earlier} and {row} have the same id ({len(encoded) - len(set(encoded))} repeated in all): "
                 "must be one row per id; aggregate or drop the repeated rows first"
             )
@@ -38,7 +39,7 @@ def _encode(row: int, value: Any) -> bytes:
     elif hasattr(value, "__index__") and not isinstance(value, bool):
         encoded = str(int(value)).encode()
     else:
-        raise ValueError(
+        raise InvalidArgument(
             f"ids: row {row} has an id of type {type(value).__name__}: must be text, bytes or a whole number, "
             "the same way at every client; convert the column (floats lose digits and have gaps)"
         )

@@ -32,6 +32,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from accel.errors import PpvflError
 from accel.validate import require, require_integer
 from vfl.alignment.group import ELEMENT, Advance, blind, hash_to_curve, valid_elements
 from vfl.alignment.ids import encode_ids
@@ -43,7 +44,7 @@ MAX_IDS = 10_000_000
 TERMS, LIST, OPEN, MATCHED = b"T", b"L", b"O", b"M"  # kinds of messages
 
 
-class AlignmentError(RuntimeError):
+class AlignmentError(PpvflError, RuntimeError):
     """The alignment cannot go on; the text names the client and holds no id."""
 
 

@@ -19,13 +19,14 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from accel.errors import InvalidArgument
 from accel.validate import require, require_real
 from vfl.data.sets import VerticalData
 
 __all__ = ["AlignmentReport", "ClientTable", "align", "alignment_order", "load_columns", "read_client_file"]
 
 
-class ColumnsError(ValueError):
+class ColumnsError(InvalidArgument):
     """A file that cannot be used as it is; the message names file, column and row."""
 
 

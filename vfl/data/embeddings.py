@@ -7,8 +7,6 @@ and the options; change any of them and the embeddings are computed again.
 from __future__ import annotations
 
 import hashlib
-import os
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,13 +14,14 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from accel.files import write_arrays
 from accel.validate import require
 from vfl.data.scaling import PublicScaling
 from vfl.data.sets import VerticalData
 from vfl.local.config import LocalModelConfig
 from vfl.progress import progress_bar
 
-__all__ = ["ClientEmbeddings", "apply_last_layer", "embed", "input_scaling", "scale_rows"]
+__all__ = ["ClientEmbeddings", "apply_last_layer", "embed", "embed_own_rows", "input_scaling", "scale_rows"]
 
 Floats = npt.NDArray[np.float32]
 
@@ -48,19 +47,43 @@ def input_scaling(data: VerticalData, client: int) -> PublicScaling | None:
 
     Stated range first, then the public rows. A table with neither is refused.
     """
-    if data.value_range is not None:
-        return PublicScaling.from_range(*data.value_range)
-    if data.are_embeddings:
+    public = None if data.public is None else data.public[client]
+    return _public_scaling(data.name, public, data.value_range, data.are_embeddings)
+
+
+def _public_scaling(
+    name: str, public: np.ndarray | None, value_range: tuple[float, float] | None, are_embeddings: bool
+) -> PublicScaling | None:
+    if value_range is not None:
+        return PublicScaling.from_range(*value_range)
+    if are_embeddings:
         return None
     require(
-        data.public is not None,
-        f"{data.name}: public rows",
+        public is not None,
+        f"{name}: public rows",
         None,
         "present, or a stated value range",
         "set rows aside (public_fraction > 0) or give value_range; private rows must not be used for scaling",
     )
-    assert data.public is not None
-    return PublicScaling.from_public(data.public[client].reshape(len(data.public[client]), -1).astype(np.float64))
+    assert public is not None
+    return PublicScaling.from_public(public.reshape(len(public), -1).astype(np.float64))
+
+
+def embed_own_rows(
+    rows: np.ndarray,
+    config: LocalModelConfig,
+    *,
+    name: str,
+    public: np.ndarray | None = None,
+    value_range: tuple[float, float] | None = None,
+    are_embeddings: bool = False,
+) -> tuple[Floats, str]:
+    """What one client, which has nobody else's columns, gets of its own rows: outputs of its frozen local model (not yet
+    bounded), and what was taken as public. ``embed`` for a single client and without labels."""
+    raw_images = _are_raw_images(rows, config)
+    scaling = None if raw_images else _public_scaling(name, public, value_range, are_embeddings)
+    outputs = _run_model({"train": rows}, config, scaling, title=f"embeddings of {name}")["train"]
+    return outputs, _source(config, scaling)
 
 
 def embed(
@@ -137,7 +160,7 @@ def apply_last_layer(
         if keep_blocks:
             arrays |= {f"{name}_block_0": parts[name].astype(np.float32) for name in ("train", "test")}
         if path is not None:
-            _write_atomically(path, arrays)
+            _keep(path, arrays)
         out.append(_collect(arrays, source, False))
     return out
 
@@ -154,35 +177,57 @@ def _embed_client(
     parts = {"train": data.train[client], "test": data.test[client]}
     if data.public is not None and public_rows:
         parts["public"] = data.public[client][:public_rows]
-    # A torch model on uint8 images uses its own public pixel constants.
-    raw_images = config.kind != "identity" and parts["train"].dtype == np.uint8
-    scaling = None if raw_images else input_scaling(data, client)
-    source = config.describe() + (f"; {scaling.source}" if scaling else "")
+    scaling = None if _are_raw_images(parts["train"], config) else input_scaling(data, client)
+    source = _source(config, scaling)
     key = _key(parts, config, scaling, keep_blocks)
     path = None if cache is None or config.kind == "identity" else cache / f"embeddings-{key[:32]}.npz"
     if path is not None and path.exists():
         with np.load(path) as z:
             arrays = {name: z[name] for name in z}
         return _collect(arrays, source, True)
+    title = f"embeddings of client {client + 1}"
+    arrays = _run_model(parts, config, scaling, keep_blocks=keep_blocks, title=title, progress=progress)
+    if path is not None:
+        _keep(path, arrays)
+    return _collect(arrays, source, False)
+
+
+def _are_raw_images(rows: np.ndarray, config: LocalModelConfig) -> bool:
+    """A torch model on uint8 images uses its own public pixel constants."""
+    return config.kind != "identity" and rows.dtype == np.uint8
+
+
+def _source(config: LocalModelConfig, scaling: PublicScaling | None) -> str:
+    return config.describe() + (f"; {scaling.source}" if scaling else "")
+
+
+def _run_model(
+    parts: dict[str, np.ndarray],
+    config: LocalModelConfig,
+    scaling: PublicScaling | None,
+    *,
+    keep_blocks: bool = False,
+    title: str,
+    progress: bool = True,
+) -> dict[str, np.ndarray]:
+    """Each part through the frozen model; blocks, if kept, of all but the public rows."""
+    arrays: dict[str, np.ndarray] = {}
     if config.kind == "identity":
-        arrays = {name: _identity(rows, scaling) for name, rows in parts.items()}
+        arrays |= {name: _identity(rows, scaling) for name, rows in parts.items()}
         if keep_blocks:
             arrays |= {f"{name}_block_0": arrays[name] for name in ("train", "test")}
-        return _collect(arrays, source, False)
+        return arrays
     from vfl.local.models import build_local_model, embed_rows
 
     model = build_local_model(config, parts["train"].shape[1:])
-    arrays = {}
-    with progress_bar(f"embeddings of client {client + 1}", sum(len(r) for r in parts.values()), progress) as advance:
+    with progress_bar(title, sum(len(r) for r in parts.values()), progress) as advance:
         for name, rows in parts.items():
-            ready = rows if raw_images else scale_rows(rows, scaling)
+            ready = rows if _are_raw_images(rows, config) else scale_rows(rows, scaling)
             arrays[name], blocks = embed_rows(
                 model, config, ready, keep_blocks=keep_blocks and name != "public", advance=advance
             )
             arrays |= {f"{name}_block_{l}": b for l, b in enumerate(blocks)}
-    if path is not None:
-        _write_atomically(path, arrays)
-    return _collect(arrays, source, False)
+    return arrays
 
 
 def _identity(rows: np.ndarray, scaling: PublicScaling | None) -> Floats:
@@ -229,13 +274,6 @@ def _key(
     return digest.hexdigest()
 
 
-def _write_atomically(path: Path, arrays: dict[str, np.ndarray]) -> None:
+def _keep(path: Path, arrays: dict[str, np.ndarray]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, suffix=".part")
-    try:
-        with os.fdopen(handle, "wb") as stream:
-            np.savez(stream, **arrays)  # type: ignore[arg-type]
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+    write_arrays(path, arrays, private=True)  # what the cache holds is as private as the rows

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from accel.errors import InvalidArgument
 from accel.validate import require_choice
 
 __all__ = ["import_torchvision", "read_torchvision", "resnet18"]
@@ -72,9 +73,9 @@ def read_torchvision(name: str, root: Path, download: bool = False) -> tuple[Ima
                 part = kind(str(root), train=train, download=download)
                 images, labels = part.data, np.asarray(part.targets, dtype=np.int64)
         except RuntimeError as error:
-            raise FileNotFoundError(
+            raise InvalidArgument(
                 f"data_root = {str(root)!r}: {name} is not there ({error}); "
-                f"pass download=True (--download), or lay the files out as torchvision expects them"
+                "lay the files out there as torchvision expects them, or fetch them with load_data(…, download=True)"
             ) from error
         parts.append((np.ascontiguousarray(images, dtype=np.uint8), labels))
     return parts[0], parts[1]

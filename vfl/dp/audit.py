@@ -26,6 +26,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from accel.errors import PpvflError
 from accel.gaussian import GridGaussian
 from accel.prg import KEY_BYTES, Stream
 from accel.validate import require_integer, require_real
@@ -208,7 +209,7 @@ def main(arguments: list[str] | None = None) -> int:
                         progress=lambda done, task=task: bar.advance(task, done),  # type: ignore[misc]
                     )
                 )
-    except ValueError as error:
+    except PpvflError as error:
         console.print(f"[red]{error}")
         return 2
     as_wanted = results[0].within_claim and not results[1].within_claim

@@ -13,12 +13,13 @@ import contextlib
 import json
 import math
 import os
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from accel.errors import InvalidArgument, PpvflError
+from accel.files import write_text
 from accel.validate import require, require_real
 from vfl.dp.calibration import gaussian_epsilon
 from vfl.dp.claim import Claim
@@ -33,7 +34,7 @@ __all__ = ["BudgetExceededError", "PrivacyBudget", "composed_epsilon"]
 _VERSION = 1
 
 
-class BudgetExceededError(RuntimeError):
+class BudgetExceededError(PpvflError, RuntimeError):
     """The run would take the total over the budget; nothing was spent."""
 
 
@@ -133,7 +134,7 @@ class PrivacyBudget:
             totals = (content["total_epsilon"], content["total_delta"])
             runs = {entry["run"]: Claim.from_json(json.dumps(entry["claim"])) for entry in content["runs"]}
         except (json.JSONDecodeError, KeyError, TypeError) as error:
-            raise ValueError(
+            raise InvalidArgument(
                 f"budget file = {self.path.name!r}: must be a privacy ledger ({error}); restore it from a "
                 "backup, never start afresh: what was spent stays spent"
             ) from error
@@ -154,18 +155,7 @@ class PrivacyBudget:
             "total_delta": self.total_delta,
             "runs": [{"run": name, "claim": json.loads(claim.to_json())} for name, claim in runs.items()],
         }
-        # a crash leaves the old ledger or the new one, never half of one; mkstemp gives mode 0600
-        handle, name = tempfile.mkstemp(prefix=f".{self.path.name}.", dir=self.path.parent)
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                json.dump(content, file, indent=1, ensure_ascii=False)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(name, self.path)
-        except BaseException:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(name)
-            raise
+        write_text(self.path, json.dumps(content, indent=1, ensure_ascii=False), private=True)
 
     @contextlib.contextmanager
     def _lock(self) -> Iterator[None]:

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from accel.errors import InvalidArgument
 from accel.validate import require, require_choice, require_real
 from vfl.dp import calibration
 from vfl.dp.claim import ZERO_OUT, Claim, Figure
@@ -126,9 +127,9 @@ def calibrate_matrix_factorisation(
     raise no_noise_found(epsilon, delta)
 
 
-def no_noise_found(epsilon: float, delta: float) -> ValueError:
+def no_noise_found(epsilon: float, delta: float) -> InvalidArgument:
     """For a search that found no noise: what overflow takes of δ grows with the noise that it asks for."""
-    return ValueError(
+    return InvalidArgument(
         f"epsilon = {epsilon:g}, delta = {delta:g}: must be large enough for what fixed-point arithmetic takes of them;"
         " raise either, or lower the clip norm and the row bound together, the batch size or the momentum"
     )

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from accel.errors import PpvflError
 from vfl.dp.factorisation import factorise
 from vfl.dp.sensitivity import Participation, fixed_order
 from vfl.dp.table import BATCH_SIZE, DATA_SETS, SETTINGS
@@ -61,7 +62,7 @@ def main(arguments: list[str] | None = None) -> int:
     console = Console(stderr=options.json)
     try:
         run = fixed_order(DATA_SETS[options.data][0], BATCH_SIZE, options.epochs)
-    except ValueError as error:
+    except PpvflError as error:
         console.print(f"[red]{error}")
         return 2
     try:

@@ -25,6 +25,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from scipy.stats import chi2, norm
 
+from accel.errors import InvalidArgument, PpvflError
 from accel.validate import require, require_integer, require_real
 from vfl.dp.lower_bound import epsilon_lower_bound
 
@@ -130,7 +131,7 @@ def find_auditor(protocol: str) -> Auditor:
     try:
         return getattr(importlib.import_module(module), function)
     except ModuleNotFoundError as error:
-        raise ValueError(
+        raise InvalidArgument(
             f"protocol = {protocol!r}: must be one whose package is installed, and {error.name!r} is not; install the "
             "whole of ppvfl, or audit the noise alone with --mechanism"
         ) from error
@@ -198,7 +199,7 @@ def run_command(options: argparse.Namespace, console: Console) -> int:
                     progress=lambda done, task=task: bar.advance(task, done),  # type: ignore[misc]
                 )
                 results.append(judge(found, scale, options.confidence))
-    except ValueError as error:
+    except PpvflError as error:
         console.print(f"[red]{error}")
         return 2
     kept, halved = results

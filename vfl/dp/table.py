@@ -7,6 +7,7 @@ import json
 import sys
 from dataclasses import asdict, dataclass
 
+from accel.errors import PpvflError
 from accel.validate import require
 from vfl.dp.calibration import any_order_sigma, poisson_sigma
 from vfl.dp.factorisation import KINDS, workload_factorisation
@@ -145,7 +146,7 @@ def main(arguments: list[str] | None = None) -> int:
         ]
         pairs = [(data, epochs) for data in options.data for epochs in options.epochs]
         shuffles = [shuffle_row(*pair) for pair in track(pairs, "G-Shuff", console=console, transient=True)]
-    except ValueError as error:
+    except PpvflError as error:
         console.print(f"[red]{error}")
         return 2
     if options.json:

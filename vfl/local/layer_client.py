@@ -240,7 +240,9 @@ def build_layer_federation(
         clients.append(
             LayerClient(
                 name=f"client {index + 1}",
-                embeddings=np.zeros((len(train), model.output_width)),
+                embeddings=np.zeros(
+                    (len(train), model.output_width)
+                ),  # a place: the model, as trained by then, fills it
                 row_bound=RowBound(bounds[index], row_rule),
                 columns=slice(start, start + model.output_width),
                 labels=data.train_labels if last else None,

@@ -17,6 +17,7 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
+from accel.errors import InvalidArgument
 from accel.validate import require
 from vfl.local.config import LocalModelConfig
 
@@ -166,7 +167,7 @@ def _load_weights(model: LocalModel, path: str) -> None:
     try:
         target.load_state_dict(state)
     except RuntimeError as error:
-        raise ValueError(f"local_weights = {path!r}: does not fit the model ({error})") from error
+        raise InvalidArgument(f"local_weights = {path!r}: does not fit the model ({error})") from error
 
 
 def to_tensor(rows: np.ndarray, config: LocalModelConfig) -> torch.Tensor:

@@ -12,7 +12,6 @@ import argparse
 import dataclasses
 import json
 import math
-import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,6 +21,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from accel.files import whole_file
 from accel.validate import require, require_integer, require_real
 from vfl.data.scaling import PublicScaling
 from vfl.data.sets import load_data, split_columns
@@ -170,7 +170,6 @@ def _save(
     history: list[dict[str, Any]],
 ) -> None:
     out.parent.mkdir(parents=True, exist_ok=True)
-    part = out.with_suffix(out.suffix + ".part")
     state = {
         "model": model.state_dict(),
         "head": head.state_dict(),
@@ -180,8 +179,8 @@ def _save(
         "epoch": epoch,
         "history": json.dumps(history),
     }
-    torch.save(state, part)
-    os.replace(part, out)
+    with whole_file(out) as handle:
+        torch.save(state, handle)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -19,12 +19,12 @@ from typing import Any
 
 import numpy as np
 
+from accel.files import write_arrays
 from accel.validate import require
 from protocols.deploy.doctor.answerer import Answerer
 from protocols.deploy.net.door import Door, Handler
 from protocols.deploy.net.wire import Channel, Identity, Refused, call, name_of
 from protocols.deploy.records.log import QUIET, Log
-from protocols.server.checkpoint import write_arrays
 from refmpc.core.errors import PeerLost, PeerTimeout, RefmpcError
 from refmpc.net.rendezvous import listen
 from vfl.alignment import AlignmentError, align_as_leader, align_as_member, encode_ids
@@ -243,7 +243,7 @@ class Aligner:
 
     def _save(self, agreed: Agreed) -> None:
         facts = {"rows": agreed.rows, "session": np.array(agreed.session), "ids": np.array(self._tag)}
-        write_arrays(self._file, facts)
+        write_arrays(self._file, facts, private=True)
 
     def _load(self) -> Agreed | None:
         if not self._file.exists():

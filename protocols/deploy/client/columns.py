@@ -8,12 +8,12 @@ from pathlib import Path
 
 import numpy as np
 
+from accel.errors import InvalidArgument
 from accel.validate import require
 from protocols.deploy.config.read import ClientEntry, FederationConfig
 from vfl.data.columns import ClientTable, read_client_file
-from vfl.data.embeddings import embed
+from vfl.data.embeddings import embed_own_rows
 from vfl.data.scaling import RowBound, bound_rows, split_row_bound
-from vfl.data.sets import VerticalData
 from vfl.local.config import LOCAL_MODELS, LocalModelConfig
 from vfl.local.lora import ParallelLora
 
@@ -110,20 +110,15 @@ def read_columns(
             not missing, f"{other.source}: columns", f"without {', '.join(missing[:5])}", "those of the private file"
         )
         public = other.features[:, [other.columns.index(name) for name in table.columns]]
-    data = VerticalData(
+    outputs, source = embed_own_rows(
+        table.features,
+        LocalModelConfig(arguments.local_model, arguments.local_width, weights=arguments.local_weights),
         name=table.source,
-        classes=len(config.run.classes),
-        train=(table.features,),
-        train_labels=np.zeros(len(table.ids), dtype=np.int64),
-        test=(table.features[:1],),
-        test_labels=np.zeros(1, dtype=np.int64),
-        public=None if public is None else (public,),
+        public=public,
         value_range=_value_range(arguments.value_range),
         are_embeddings=arguments.scaled,
     )
-    model = LocalModelConfig(arguments.local_model, arguments.local_width, weights=arguments.local_weights)
-    part = embed(data, model)[0]
-    width = part.train.shape[1]
+    width = outputs.shape[1]
     require(
         width == entry.width,
         f"{table.source}: columns after the local model",
@@ -132,7 +127,7 @@ def read_columns(
         "drop columns, or agree on another width with everybody",
     )
     bound = split_row_bound(config.run.row_bound, len(config.clients))[0]
-    return OwnColumns(table, part.train.astype(np.float64), RowBound(bound, config.run.row_rule), part.source)
+    return OwnColumns(table, outputs.astype(np.float64), RowBound(bound, config.run.row_rule), source)
 
 
 def _value_range(text: str | None) -> tuple[float, float] | None:
@@ -141,5 +136,5 @@ def _value_range(text: str | None) -> tuple[float, float] | None:
     try:
         low, high = (float(item) for item in text.split(","))
     except ValueError:
-        raise ValueError(f"--value-range {text!r} must be two numbers, LOW,HIGH, such as 0,1") from None
+        raise InvalidArgument(f"--value-range {text!r} must be two numbers, LOW,HIGH, such as 0,1") from None
     return low, high

@@ -20,7 +20,7 @@ import numpy as np
 
 from accel.validate import require
 from protocols.client.commitment import ColumnsChanged
-from protocols.client.gl_client import JointClientJob, TrainedClient, client_program, receive_end
+from protocols.client.gl_client import LayerClientJob, TrainedClient, client_program, receive_end
 from protocols.deploy.client.columns import OwnColumns
 from protocols.deploy.client.server_calls import SERVERS, Beat, ServerCalls
 from protocols.deploy.config.public_plan import local_update, starting_layers
@@ -29,7 +29,7 @@ from protocols.deploy.net.wire import Identity, name_of
 from protocols.deploy.records.log import Log
 from protocols.deploy.server.live import HANDOVER
 from protocols.deploy.server.tasks import TRAINING
-from protocols.plan.gl_plan import JointPlan
+from protocols.plan.gl_plan import LayerPlan
 from refmpc import Client
 from refmpc.core.errors import OutOfStep, PeerAborted, PeerLost, PeerTimeout
 from refmpc.launch.runtime import play_client
@@ -41,7 +41,7 @@ __all__ = ["local_client", "train_with_servers"]
 _AGAIN = (PeerLost, PeerTimeout, PeerAborted, OutOfStep)  # what ends an attempt, and not the training
 
 
-def local_client(identity: Identity, plan: JointPlan, own: OwnColumns, rows: np.ndarray) -> LocalClient:
+def local_client(identity: Identity, plan: LayerPlan, own: OwnColumns, rows: np.ndarray) -> LocalClient:
     """This client's rows and its layers as they start: public, the same at every participant that makes them."""
     config, name = identity.config, identity.name
     place = plan.client_names.index(name)
@@ -60,7 +60,7 @@ def local_client(identity: Identity, plan: JointPlan, own: OwnColumns, rows: np.
 
 def train_with_servers(
     identity: Identity,
-    plan: JointPlan,
+    plan: LayerPlan,
     own: OwnColumns,
     rows: np.ndarray,
     session: str,
@@ -78,7 +78,7 @@ def train_with_servers(
 
     log.info("training begins when everybody is here", steps=total, claim_covers=plan.claim.covers)
     directory = state / f"training-{session}"
-    job = JointClientJob(plan, local_client(identity, plan, own, rows), directory, on_step)
+    job = LayerClientJob(plan, local_client(identity, plan, own, rows), directory, on_step)
     with _alone(directory):
         calls = LiveCalls(
             identity,
@@ -96,7 +96,7 @@ def train_with_servers(
 class LiveCalls(ServerCalls):
     """The calls of one client that stays."""
 
-    def train(self, job: JointClientJob, on_model: Callable[[TrainedClient], None]) -> TrainedClient:
+    def train(self, job: LayerClientJob, on_model: Callable[[TrainedClient], None]) -> TrainedClient:
         """Attempt after attempt, until all three servers have finished one."""
         trained, backoff = None, Backoff()
         while True:
@@ -161,7 +161,7 @@ class LiveCalls(ServerCalls):
         self._log.info("all servers named the same attempt", attempt=named[0][:8])
         return True
 
-    def _play(self, job: JointClientJob) -> TrainedClient:
+    def _play(self, job: LayerClientJob) -> TrainedClient:
         for channel in self._channels.values():
             _notice_silence(channel.connection)
         connections: dict[Any, socket.socket] = {s: channel.connection for s, channel in self._channels.items()}
@@ -173,7 +173,7 @@ class LiveCalls(ServerCalls):
             transport.close()
 
 
-def _anew(job: JointClientJob) -> JointClientJob:
+def _anew(job: LayerClientJob) -> LayerClientJob:
     """With layers as they start: what was applied so far comes from disk, not from an attempt that broke off."""
     return replace(job, client=job.client.fresh())
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
+from accel.files import write_bytes
 from accel.validate import require
 from protocols.client.upload import ClientJob, receive_model, share_columns
 from protocols.deploy.client.align import Aligner
@@ -30,17 +31,15 @@ from protocols.deploy.net.credentials import load_credentials, own_directory
 from protocols.deploy.net.wire import Identity
 from protocols.deploy.records.log import Log
 from protocols.deploy.server.tasks import TRAINING
-from protocols.plan.gl_plan import JointPlan
+from protocols.inference.model_file import ReleasedModel, write_model
+from protocols.plan.gl_plan import LayerPlan
 from protocols.plan.run_plan import Plan
-from protocols.server.checkpoint import write_arrays, write_private
 from refmpc import Client
 from refmpc.net.framing import printable
 from vfl.local.lora import LoraLayer, ParallelLora
 from vfl.progress import progress_bar
 
-__all__ = ["add_parser", "client_identity", "embeddings_for", "run", "take_part"]
-
-LOCAL = "local_"  # what stands before the names of a client's own layers in its model file
+__all__ = ["add_parser", "client_identity", "embeddings_for", "released", "run", "take_part"]
 
 
 def add_parser(subparsers: Any) -> None:
@@ -61,7 +60,10 @@ def add_client_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--state", metavar="DIR", help="what survives a restart is kept here (default: ./NAME/state)")
     parser.add_argument("--listen", metavar="HOST", help="address to listen on while rows are aligned (label client)")
     parser.add_argument(
-        "--pad-to", type=int, metavar="N", help="hide how many rows there are behind N (at all clients)"
+        "--pad-to",
+        type=int,
+        metavar="N",
+        help="pad the id list to N so others do not learn your row count (at all clients)",
     )
     parser.add_argument("--align-again", action="store_true", help="forget an earlier alignment (at all clients)")
     parser.add_argument("--log", metavar="FILE", help="structured log, a JSON object a line (default: stderr)")
@@ -103,7 +105,7 @@ def run(arguments: argparse.Namespace) -> int:
         log.info("rows aligned", common=len(agreed.rows), of=len(own.ids), from_disk=agreed.from_disk)
         plan = plan_for(config, len(agreed.rows))
         log_claim(log, plan.claim)
-        if isinstance(plan, JointPlan):
+        if isinstance(plan, LayerPlan):
             with _waiting() as on_beat:
                 train_with_servers(
                     identity,
@@ -113,11 +115,12 @@ def run(arguments: argparse.Namespace) -> int:
                     agreed.session,
                     log,
                     state,
-                    on_model=lambda trained: write_model(file, config, plan, [trained.model], trained.layers),
+                    on_model=lambda trained: write_model(file, released(config, plan, [trained.model], trained.layers)),
                     on_beat=on_beat,
                 )
         else:
-            write_model(file, config, plan, take_part(identity, plan, own, agreed.rows, agreed.session, log, state))
+            layers = take_part(identity, plan, own, agreed.rows, agreed.session, log, state)
+            write_model(file, released(config, plan, layers))
     _print(arguments, config, plan, file, len(agreed.rows))
     return 0
 
@@ -182,38 +185,31 @@ class _Shared:
     def note(self) -> None:
         """The servers take these from now on."""
         self._file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        write_private(self._file, json.dumps(self._facts).encode())
+        write_bytes(self._file, json.dumps(self._facts).encode(), private=True)
 
 
-def write_model(
-    file: Path,
-    config: FederationConfig,
-    plan: Plan,
-    layers: list[np.ndarray],
-    own_layers: Mapping[str, np.ndarray] | None = None,
-) -> None:
-    """The released model, with what is needed to use it, and its claim. ``own_layers``: what this client has trained
-    itself (GL-BMF); without it the model is of no use here."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    arrays = {f"layer_{i}": layer for i, layer in enumerate(layers, 1)}
-    facts = {
-        "classes": np.array(config.run.classes),
-        "clients": np.array(plan.client_names),
-        "widths": np.array(plan.client_widths),
-        "claim": np.array(plan.claim.paragraph()),
-    }
-    trained = {f"{LOCAL}{name}": array for name, array in (own_layers or {}).items() if "velocity" not in name}
-    write_arrays(file, {**arrays, **facts, **trained})
+def released(
+    config: FederationConfig, plan: Plan, layers: Sequence[np.ndarray], own: Mapping[str, np.ndarray] | None = None
+) -> ReleasedModel:
+    """What goes into this client's file. ``own``: the layers it has trained itself (GL-BMF), without which the model is of no
+    use here; how they came about (velocities) is not needed any more."""
+    local = {name: array for name, array in (own or {}).items() if "velocity" not in name}
+    return ReleasedModel(
+        layers, config.run.classes, plan.client_names, plan.client_widths, plan.claim.paragraph(), local
+    )
 
 
-def embeddings_for(config: FederationConfig, own: OwnColumns, rows: np.ndarray, file: Path) -> np.ndarray:
+def embeddings_for(config: FederationConfig, own: OwnColumns, rows: np.ndarray, model: ReleasedModel) -> np.ndarray:
     """What this client shares of new rows: through the layers that it has trained, if it has any."""
     if config.run.layers is None:
         return own.embeddings(rows)
-    with np.load(file) as model:
-        names = (f"{LOCAL}up_0", f"{LOCAL}down_0")
-        require(all(name in model for name in names), "--model", str(file), "the file that this client of gl_bmf wrote")
-        layer = LoraLayer(*(model[name] for name in names))
+    require(
+        {"up_0", "down_0"} <= set(model.local),
+        "--model",
+        f"with the own layers {sorted(model.local)}",
+        "the file that this client of gl_bmf wrote",
+    )
+    layer = LoraLayer(model.local["up_0"], model.local["down_0"])
     return own.embeddings(rows, ParallelLora([layer], config.run.layers.lora_alpha / config.run.layers.rank))
 
 

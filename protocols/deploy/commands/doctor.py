@@ -160,5 +160,7 @@ def _print(findings: list[Finding], name: str) -> None:
     console.print(table)
     failed = sum(finding.status == "failed" for finding in findings)
     warned = sum(finding.status == "warning" for finding in findings)
-    verdict = "everything a run needs is in place" if not failed else f"{failed} to be mended before a run can start"
+    verdict = (
+        "everything a run needs is in place" if not failed else f"{failed} checks failed; fix them before starting"
+    )
     console.print(f"{verdict}{f', {warned} warnings' if warned else ''}")

@@ -9,9 +9,10 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from accel.files import write_text
 from accel.validate import require, require_integer
 from protocols.deploy.commands.key import refuse_overwriting
-from protocols.deploy.commands.pin import with_pin, write_text
+from protocols.deploy.commands.pin import with_pin
 from protocols.deploy.config.read import FederationConfig, configuration_hash, load, parse, split_address
 from protocols.deploy.config.template import federation_text
 from protocols.deploy.net.credentials import CERTIFICATE, KEY, REQUEST, make_key, read_certificate

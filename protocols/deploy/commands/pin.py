@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -11,11 +10,12 @@ from pathlib import Path
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 
+from accel.files import write_text
 from protocols.deploy.config.read import ClientEntry, ConfigurationError, FederationConfig, ServerEntry, load, parse
 from protocols.deploy.net.credentials import read_certificate, wrong_role, wrong_usage
 from refmpc.net.certificates import fingerprint_of
 
-__all__ = ["add_parser", "pin", "run", "with_pin", "write_text"]
+__all__ = ["add_parser", "pin", "run", "with_pin"]
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -62,15 +62,6 @@ def with_pin(
             f"section of {entry.name} by hand, and its certificate into [certificates]"
         )
     return edited
-
-
-def write_text(path: Path, text: str) -> None:
-    """Replace a file in one step: it is never half written."""
-    temporary = path.with_name(path.name + ".part")
-    temporary.write_text(text, encoding="utf-8")
-    if path.exists():
-        os.chmod(temporary, path.stat().st_mode & 0o777)
-    temporary.replace(path)
 
 
 def _with_fingerprint(text: str, entry: ServerEntry | ClientEntry, new: str) -> str:

@@ -14,7 +14,7 @@ import csv
 import json
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -29,9 +29,9 @@ from protocols.deploy.commands.client import add_client_options, client_identity
 from protocols.deploy.net.wire import Channel, Identity, call, name_of
 from protocols.deploy.records.log import Log
 from protocols.deploy.server.tasks import PREDICTION, prediction_plan
+from protocols.inference.model_file import ReleasedModel, read_model
 from protocols.inference.prediction import OUTPUTS, receive_chunk
 from protocols.plan.scales import EMBEDDING_BITS
-from protocols.predict import load_layers
 from refmpc import Client
 from vfl.gradients import softmax
 from vfl.progress import progress_bar
@@ -56,10 +56,8 @@ def run(arguments: argparse.Namespace) -> int:
     config, receiver = identity.config, identity.config.predict.receiver
     own = read_columns(config, entry, arguments.columns, arguments, label_column=None)
     file = Path(arguments.model or f"model-{entry.name}.npz")
-    require(file.exists(), "--model", str(file), "the file that `ppvfl client` wrote")
-    layers = load_layers(file)
-    with np.load(file) as kept:
-        claim, classes = str(kept["claim"]), [str(name) for name in kept["classes"]]
+    model = read_model(file, "--model")
+    require(len(model.classes) > 0, "--model", str(file), "the file that `ppvfl client` wrote")
     leader = config.label_client.name
     require(
         not arguments.clear or receiver == leader,
@@ -68,7 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
         f"with [predict] receiver = {leader!r}: only the label client listens for the others",
     )
     kind = f"{PREDICTION}-in-the-clear" if arguments.clear else PREDICTION
-    sums = _Sums(identity, layers)
+    sums = _Sums(identity, model.layers)
     aligner = Aligner(
         identity,
         kind,
@@ -84,16 +82,16 @@ def run(arguments: argparse.Namespace) -> int:
             agreed = aligner.agree(advance, again=arguments.align_again)
         log.info("rows aligned", common=len(agreed.rows), of=len(own.ids), from_disk=agreed.from_disk)
         require(len(agreed.rows) >= 1, "common rows", 0, "at least one id that every client has")
-        embeddings = embeddings_for(config, own, agreed.rows, file)
+        embeddings = embeddings_for(config, own, agreed.rows, model)
         if arguments.clear:
             found = sums.predict(embeddings, agreed, arguments.output)
         else:
-            found = _with_servers(identity, embeddings, agreed, layers, claim, arguments.output, log)
+            found = _with_servers(identity, embeddings, agreed, model, arguments.output, log)
         aligner.forget()
     if found is None:
         log.info("done: the predictions went to the receiver", receiver=receiver)
         return 0
-    _write(arguments, own, agreed, found, classes)
+    _write(arguments, own, agreed, found, model.classes)
     return 0
 
 
@@ -101,13 +99,12 @@ def _with_servers(
     identity: Identity,
     embeddings: np.ndarray,
     agreed: Agreed,
-    layers: list[np.ndarray],
-    claim: str,
+    model: ReleasedModel,
     output: str,
     log: Log,
 ) -> np.ndarray | None:
     """Share all rows, then fetch the predictions (at the receiver; None elsewhere)."""
-    plan = prediction_plan(identity.config, len(agreed.rows), output, layers, claim)
+    plan = prediction_plan(identity.config, len(agreed.rows), output, model.layers, model.claim)
     while True:
         transport = UplinkTransport(
             identity,
@@ -139,7 +136,7 @@ def _with_servers(
 class _Sums:
     """Predictions in the clear: every client's sums of the first layer, put together at the receiver."""
 
-    def __init__(self, identity: Identity, layers: list[np.ndarray]):
+    def __init__(self, identity: Identity, layers: Sequence[np.ndarray]):
         self._identity, self._layers = identity, layers
         self._arrived: dict[str, tuple[str, np.ndarray]] = {}
         self._changed = threading.Condition()
@@ -189,7 +186,7 @@ class _Sums:
 
 
 def _write(
-    arguments: argparse.Namespace, own: OwnColumns, agreed: Agreed, found: np.ndarray, classes: list[str]
+    arguments: argparse.Namespace, own: OwnColumns, agreed: Agreed, found: np.ndarray, classes: Sequence[str]
 ) -> None:
     """Ids and predictions, in the order of the receiver's own file."""
     order = np.argsort(agreed.rows)
@@ -198,7 +195,7 @@ def _write(
     if found.ndim == 1:
         header, rows = ["prediction"], [[classes[int(value)]] for value in values]
     else:
-        header, rows = classes, [[f"{value:.6g}" for value in row] for row in values]
+        header, rows = list(classes), [[f"{value:.6g}" for value in row] for row in values]
     if arguments.json:
         print(json.dumps({"output": arguments.output, "columns": header, "rows": dict(zip(ids, rows, strict=True))}))
         return

@@ -19,6 +19,8 @@ from typing import Any
 
 from rich.console import Console
 
+from accel.errors import InvalidArgument
+from accel.files import write_bytes
 from accel.validate import require
 from protocols.client.commitment import ColumnsChanged
 from protocols.deploy.config.public_plan import log_claim
@@ -34,9 +36,9 @@ from protocols.deploy.server.meeting import DONE, READY, Different, Meeting, Met
 from protocols.deploy.server.sessions import Session, SessionStore
 from protocols.deploy.server.spool import SpoolTransport
 from protocols.deploy.server.tasks import TRAINING, TrainingTask
-from protocols.gl_bmf import GREETING
 from protocols.local.progress import ProgressBars
-from protocols.server.checkpoint import CannotResume, write_private
+from protocols.server.checkpoint import CannotResume
+from protocols.server.gl_training import GREETING
 from refmpc import Ledger, Party
 from refmpc.core.errors import HandshakeError, PeerAborted, RefmpcError
 from refmpc.launch.runtime import Options, keep_freed_memory, play_party
@@ -309,8 +311,8 @@ class Server:
 
     def _keep(self, session: Session, output: Any, ledger: Ledger) -> None:
         """What was released, its claim and its ledger, for this server's operator."""
-        write_private(session.directory / "claim.txt", session.task.claim.encode() + b"\n")
-        write_private(session.directory / "ledger.json", ledger.to_json().encode())
+        write_bytes(session.directory / "claim.txt", session.task.claim.encode() + b"\n", private=True)
+        write_bytes(session.directory / "ledger.json", ledger.to_json().encode(), private=True)
         session.task.keep(session.directory, output)
 
     # callers, each in a thread of its own --------------------------------------------------------
@@ -340,7 +342,7 @@ class Server:
             way = "live" if stays else "upload"
             require(live == stays, "purpose", hello.get("purpose"), f"{way!r} for this with {self.config.run.protocol}")
             session = self._store.open(hello)
-        except ValueError as error:
+        except InvalidArgument as error:
             channel.answer(refused=str(error))
             raise Refused(str(error)) from None
         return session

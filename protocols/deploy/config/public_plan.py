@@ -8,15 +8,15 @@ from __future__ import annotations
 from accel.validate import require
 from protocols.deploy.config.read import FederationConfig, LayersConfig
 from protocols.deploy.records.log import Log
-from protocols.plan.gl_plan import JointPlan, plan_from_facts
-from protocols.plan.gl_shapes import AdapterShape, JointFacts, PublicLayers, start_digest
+from protocols.plan.gl_plan import LayerPlan, plan_from_facts
+from protocols.plan.gl_shapes import AdapterShape, LayerFacts, PublicLayers, start_digest
 from protocols.plan.run_plan import Plan, PublicClient, PublicFederation, plan_run
 from vfl.dp.claim import WARNING, Claim
 from vfl.local.client import LocalUpdate, initial_layers
 from vfl.local.lora import ParallelLora
 
 __all__ = [
-    "joint_plan_for",
+    "layer_plan_for",
     "local_update",
     "log_claim",
     "plan_for",
@@ -30,7 +30,7 @@ def plan_for(config: FederationConfig, rows: int) -> Plan:
     """The plan of this federation's run on ``rows`` aligned rows; or refuse."""
     run = config.run
     if run.layers is not None:
-        return joint_plan_for(config, rows)
+        return layer_plan_for(config, rows)
     public = PublicFederation(
         clients=tuple(PublicClient(client.name, client.width) for client in config.ordered_clients),
         num_samples=rows,
@@ -54,7 +54,7 @@ def log_claim(log: Log, claim: Claim) -> None:
 # GL-BMF ------------------------------------------------------------------------------------------
 
 
-def joint_plan_for(config: FederationConfig, rows: int) -> JointPlan:
+def layer_plan_for(config: FederationConfig, rows: int) -> LayerPlan:
     """``plan_for`` with protocol gl_bmf: each client has one LoRA layer, on its scaled columns."""
     run, clients, start = config.run, [], 0
     update = local_update(config)
@@ -64,7 +64,7 @@ def joint_plan_for(config: FederationConfig, rows: int) -> JointPlan:
         shape = AdapterShape(columns, (client.width,), _layers(config).rank, update.parts == "UV")
         digest = start_digest([(layer.up, layer.down) for layer in lora.layers])
         clients.append(PublicLayers(client.name, columns, run.row_rule, shape.parameters, shape, lora.scale, digest))
-    facts = JointFacts(tuple(clients), rows, len(run.classes), run.row_bound, update, _PUBLIC_INPUTS)
+    facts = LayerFacts(tuple(clients), rows, len(run.classes), run.row_bound, update, _PUBLIC_INPUTS)
     return plan_from_facts(facts, run.training)
 
 

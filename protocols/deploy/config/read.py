@@ -16,6 +16,7 @@ from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
+from accel.errors import InvalidArgument
 from accel.validate import require, require_choice, require_integer, require_real
 from protocols.deploy.config.schema import (
     HOST,
@@ -102,7 +103,7 @@ def parse(text: str, source: str = "federation.toml", *, pinned: bool = True) ->
         raise ConfigurationError(f"{source} is not valid TOML: {error}; text goes into quotes") from None
     except ConfigurationError:
         raise
-    except ValueError as error:
+    except InvalidArgument as error:
         raise ConfigurationError(f"{source}: {error}") from None
     missing = [entry.name for entry in config.participants if not entry.fingerprint]
     if pinned and missing:
@@ -260,9 +261,9 @@ class _Reader:
         given.setdefault("weights", "open" if protocol == "g_bmf" else "secret")
         try:
             training = TrainingConfig(**given)
-        except ValueError as error:
-            raise ValueError(f"[run] {error}") from None
-        self._choice("[run] noise", training.noise, ("distributed",))  # joint noise needs a dealer that sees it
+        except InvalidArgument as error:
+            raise InvalidArgument(f"[run] {error}") from None
+        self._choice("[run] noise", training.noise, ("distributed",))  # joint noise is not built for deployments yet
         way_out = (
             "a secret order is not kept, so a server that dies could not go on; gl_bmf opens its layers' gradients only"
         )

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from accel.errors import InvalidArgument
 from accel.validate import require
 from refmpc.net.framing import Peer
 from vfl.training import TrainingConfig
@@ -27,7 +28,7 @@ __all__ = [
 HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?|[0-9A-Fa-f:.]+")
 
 
-class ConfigurationError(ValueError):
+class ConfigurationError(InvalidArgument):
     """A value in the file that cannot be used; names file, key, value, what is allowed, and the way out."""
 
 

@@ -22,7 +22,17 @@ from protocols.version import software_version
 from refmpc.core.errors import HandshakeError
 from refmpc.net.admission import PATIENCE, Admission, Caller
 from refmpc.net.framing import printable
-from refmpc.net.tls import MAX_MESSAGE, Credentials, parse, receive, secure, send, shake_hands, tune, wrong_pin
+from refmpc.net.tls import (
+    MAX_MESSAGE,
+    Credentials,
+    parse,
+    receive,
+    secure,
+    send,
+    set_socket_options,
+    shake_hands,
+    wrong_pin,
+)
 
 __all__ = ["MAX_TRANSFER", "PURPOSE", "Answerer", "receive_payload", "serve"]
 
@@ -144,7 +154,7 @@ def serve(listener: socket.socket, answerer: Answerer, credentials: Credentials,
         connection, source = caller.connection, caller.host
         try:
             deadline = time.monotonic() + PATIENCE
-            tune(connection)
+            set_socket_options(connection)
             connection.settimeout(PATIENCE)
             connection = secure(connection, credentials, server_side=True)
             admission.replace(caller, connection)

@@ -44,7 +44,7 @@ from protocols.version import software_version
 from refmpc.core.errors import HandshakeError
 from refmpc.net.certificates import fingerprint_of
 from refmpc.net.framing import printable
-from refmpc.net.tls import parse, receive, send, tune
+from refmpc.net.tls import parse, receive, send, set_socket_options
 from vfl.dp.baselines import AS_IF_POISSON
 
 __all__ = ["PEER_CHECKS", "Finding", "check_own_files", "check_peer"]
@@ -264,7 +264,7 @@ class _Visit:
             return self._failed("port open", f"{host}:{port} does not answer in {self._timeout:g} s", way_out)
         except OSError as error:
             return self._failed("port open", f"{host}:{port}: {error.strerror or error}", "check route and address")
-        tune(self._connection)
+        set_socket_options(self._connection)
         return self._ok("port open", f"{host}:{port}")
 
     def _shake_hands(self) -> Finding:

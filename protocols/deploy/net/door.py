@@ -24,7 +24,7 @@ from protocols.deploy.records.log import Log
 from refmpc.core.errors import RefmpcError
 from refmpc.net.admission import PATIENCE, STRANGERS, Admission, Caller
 from refmpc.net.framing import Peer, printable
-from refmpc.net.tls import dress, parse, receive, send, shake_hands, tls_context, tune
+from refmpc.net.tls import parse, receive, send, set_socket_options, shake_hands, tls_context, wrap_in_tls
 
 __all__ = ["Door", "Handler"]
 
@@ -116,7 +116,7 @@ class Door:
                 connection.close()
 
     def _dress(self, stranger: Caller) -> ssl.SSLSocket:
-        dressed = dress(stranger.connection, self._context, server_side=True)
+        dressed = wrap_in_tls(stranger.connection, self._context, server_side=True)
         self._admission.replace(stranger, dressed)
         return dressed
 
@@ -158,7 +158,7 @@ class Door:
             self._serve(channel, handler, hello)
 
     def _let_in(self, connection: socket.socket, peer: Peer) -> Channel | None:
-        tune(connection)
+        set_socket_options(connection)
         channel = Channel(connection, peer, self._timeout)
         with self._lock:
             if self._guests[peer] >= GUESTS:

@@ -32,8 +32,8 @@ from refmpc.net.tls import (
     receive,
     secure,
     send,
+    set_socket_options,
     shake_hands,
-    tune,
     wrong_pin,
 )
 
@@ -225,7 +225,7 @@ def call(
         raise PeerLost(f"{name} at {host}:{port} cannot be reached: {error}") from error
     connection: socket.socket = raw
     try:
-        tune(raw)
+        set_socket_options(raw)
         raw.settimeout(max(0.05, deadline - time.monotonic()))
         connection = secure(raw, identity.credentials, server_side=False)
         shake_hands(connection, name)

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from accel.errors import InvalidArgument
 from accel.validate import require
 
 __all__ = ["WITNESS", "AuditError", "AuditLog", "Record", "compare", "read_log"]
@@ -29,7 +30,7 @@ _MAX_RECORD = 1 << 14
 _TORN = "a torn record was removed"
 
 
-class AuditError(ValueError):
+class AuditError(InvalidArgument):
     """A log that is not what was written; the message names file and line."""
 
 

@@ -15,13 +15,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from accel.errors import InvalidArgument
+from accel.files import write_bytes
 from accel.validate import require, require_choice
 from protocols.deploy.config.read import FederationConfig
 from protocols.deploy.server.live import Guests
 from protocols.deploy.server.spool import Spool, publish, published
 from protocols.deploy.server.tasks import PREDICTION, TRAINING, Task, make_task
 from protocols.inference.prediction import OUTPUTS
-from protocols.server.checkpoint import write_private
 
 __all__ = ["Session", "SessionStore"]
 
@@ -38,7 +39,7 @@ class Session:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         directory.chmod(0o700)
         if not (directory / "session.json").exists():
-            write_private(directory / "session.json", json.dumps(self.facts).encode())
+            write_bytes(directory / "session.json", json.dumps(self.facts).encode(), private=True)
         clients = task.plan.client_names
         self.guests = Guests(clients)
         self.spools = {} if task.live else {client: Spool(directory / "upload" / client) for client in clients}
@@ -85,7 +86,7 @@ class Session:
         """Keep the results of a successful attempt."""
         for client, messages in outbox.items():
             publish(self.directory / "results", client, attempt, messages)
-        write_private(self.directory / "done.json", json.dumps({"attempt": attempt}).encode())
+        write_bytes(self.directory / "done.json", json.dumps({"attempt": attempt}).encode(), private=True)
 
     def result(self, client: str) -> tuple[dict[str, Any], bytes] | None:
         """What this server has for a client, or None as long as it is not computed."""
@@ -93,7 +94,7 @@ class Session:
 
     def note_taken(self, client: str) -> None:
         """The client has its result. Once all have theirs, shares of rows and noise are of no use any more."""
-        write_private(self.directory / "results" / f"{client}.taken", b"")
+        write_bytes(self.directory / "results" / f"{client}.taken", b"", private=True)
         if self.taken:
             shutil.rmtree(self.directory / "upload", ignore_errors=True)
             (self.directory / "server" / "noise.key").unlink(missing_ok=True)
@@ -171,13 +172,11 @@ class SessionStore:
                 self._remove(waiting[0])  # the oldest: clients that are still there begin it again
             return
         for other in others:
-            require(
-                not other.begun,
-                "session",
-                str(facts["name"])[:8],
-                f"{other.name[:8]}, with which this configuration was trained already",
-                "to train again, change the name or the parameters in federation.toml: every release spends its own ε",
-            )
+            if other.begun:  # every release spends its own ε
+                raise InvalidArgument(
+                    f"This configuration was already trained (run {other.name[:8]}). "
+                    "Change its name or a parameter in federation.toml to train again"
+                )
             self._remove(other)  # nothing was computed from it
 
     def _remove(self, session: Session) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from protocols.server.checkpoint import write_private
+from accel.files import write_bytes
 from refmpc.core.errors import OutOfStep
 from refmpc.net.framing import Peer
 from refmpc.net.sockets import SocketTransport
@@ -66,12 +66,16 @@ class Spool:
     def append(self, operation: str, token: str, payload: bytes | bytearray) -> None:
         """Keep the next message; on disk when this returns."""
         head = json.dumps({"token": token, "operation": operation}).encode() + b"\n"
-        write_private(self._file(self.count), head, payload)
+        write_bytes(self._file(self.count), head, payload, private=True)
         self._digests.append(chain(self.digest, token))
 
     def seal(self) -> None:
         """The client has sent everything."""
-        write_private(self._directory / _COMPLETE, json.dumps({"messages": self.count, "digest": self.digest}).encode())
+        write_bytes(
+            self._directory / _COMPLETE,
+            json.dumps({"messages": self.count, "digest": self.digest}).encode(),
+            private=True,
+        )
 
     def read(self, index: int, operation: str, parts: list[np.ndarray]) -> None:
         """Message ``index`` into the arrays that a program expects."""
@@ -147,7 +151,12 @@ def publish(directory: Path, client: str, attempt: str, messages: list[tuple[str
     """Keep a client's result until it comes for it."""
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     head = {"attempt": attempt, "messages": [[operation, len(words)] for operation, words in messages]}
-    write_private(directory / f"{client}.result", json.dumps(head).encode() + b"\n", *(words for _, words in messages))
+    write_bytes(
+        directory / f"{client}.result",
+        json.dumps(head).encode() + b"\n",
+        *(words for _, words in messages),
+        private=True,
+    )
 
 
 def published(directory: Path, client: str) -> tuple[dict[str, Any], bytes] | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,20 +12,18 @@ from accel.validate import require
 from protocols.client.upload import CHUNK_ROWS, receive_rows
 from protocols.deploy.config.public_plan import plan_for
 from protocols.deploy.config.read import FederationConfig
-from protocols.gl_bmf import JointServerJob
-from protocols.gl_bmf import servers as joint_servers
+from protocols.inference.model_file import MODEL, ReleasedModel, read_model, write_model
 from protocols.inference.prediction import PredictionPlan, PredictionServerJob, plan_with_released_model
 from protocols.inference.prediction import servers as prediction_servers
-from protocols.plan.gl_plan import JointPlan
+from protocols.plan.gl_plan import LayerPlan
 from protocols.plan.run_plan import Plan
-from protocols.predict import load_layers
-from protocols.server.checkpoint import write_arrays
+from protocols.registry import protocol
+from protocols.server.gl_training import LayerServerJob
 from protocols.server.open_training import durability, training_run
 from protocols.server.training import ServerJob
 from refmpc import Party
 
 __all__ = [
-    "MODEL",
     "PREDICTION",
     "TRAINING",
     "LiveTrainingTask",
@@ -36,7 +34,6 @@ __all__ = [
 ]
 
 TRAINING, PREDICTION = "training", "prediction"
-MODEL = "model.npz"
 STATE_EVERY = 100  # steps, with open weights
 _HEAD = 1 << 12  # bytes of a message besides its values
 
@@ -83,12 +80,12 @@ class TrainingTask:
         job = ServerJob(self.plan, directory / "server", self.checkpoint_every)
         with training_run(party, job) as run:
             rows = await receive_rows(party, self.plan)
-            layers: list[np.ndarray] = await importlib.import_module(f"protocols.{self.plan.protocol}").train(run, rows)
+            layers: list[np.ndarray] = await protocol(self.plan.protocol).train(run, rows)
             return layers
 
     def keep(self, directory: Path, layers: list[np.ndarray]) -> None:
         """What the server's operator finds afterwards."""
-        write_arrays(directory / MODEL, {f"layer_{i}": layer for i, layer in enumerate(layers, 1)})
+        write_model(directory / MODEL, ReleasedModel(layers))
 
 
 class LiveTrainingTask(TrainingTask):
@@ -98,8 +95,9 @@ class LiveTrainingTask(TrainingTask):
 
     async def run(self, party: Party, directory: Path) -> list[np.ndarray]:
         """At each server, with all clients connected. Every release is on all three disks before it is opened."""
-        assert isinstance(self.plan, JointPlan)
-        return [await joint_servers(party, JointServerJob(self.plan, directory / "server", keep=True))]
+        assert isinstance(self.plan, LayerPlan)
+        job = LayerServerJob(self.plan, directory / "server", keep=True)
+        return [await protocol(self.plan.protocol).servers(party, job)]
 
 
 class PredictionTask:
@@ -109,7 +107,7 @@ class PredictionTask:
     live = False
     opens_in_every_step = False
 
-    def __init__(self, config: FederationConfig, rows: int, output: str, layers: list[np.ndarray], claim: str):
+    def __init__(self, config: FederationConfig, rows: int, output: str, layers: Sequence[np.ndarray], claim: str):
         limit = config.predict.maximum_rows
         require(rows <= limit, "rows", rows, f"at most {limit}, see [predict] maximum_rows", "ask in parts")
         self._layers = tuple(layers)
@@ -138,7 +136,7 @@ Task = TrainingTask | PredictionTask
 
 
 def prediction_plan(
-    config: FederationConfig, rows: int, output: str, layers: list[np.ndarray], claim: str
+    config: FederationConfig, rows: int, output: str, layers: Sequence[np.ndarray], claim: str
 ) -> PredictionPlan:
     """The public plan of a prediction: clients and servers make it alike."""
     return plan_with_released_model(
@@ -156,7 +154,7 @@ def prediction_plan(
 def make_task(config: FederationConfig, facts: dict[str, Any], trained: Path | None) -> Task:
     """The task that public facts describe; ``trained`` is the directory of a training that is done."""
     if facts["kind"] == TRAINING:
-        return (TrainingTask if config.run.layers is None else LiveTrainingTask)(config, facts["rows"])
+        return (LiveTrainingTask if protocol(config.run.protocol).live else TrainingTask)(config, facts["rows"])
     require(
         trained is not None and (trained / MODEL).exists(),
         "kind",
@@ -165,4 +163,5 @@ def make_task(config: FederationConfig, facts: dict[str, Any], trained: Path | N
     )
     assert trained is not None
     claim = (trained / "claim.txt").read_text().strip()
-    return PredictionTask(config, facts["rows"], facts["output"], load_layers(trained / MODEL), claim)
+    layers = read_model(trained / MODEL).layers
+    return PredictionTask(config, facts["rows"], facts["output"], layers, claim)

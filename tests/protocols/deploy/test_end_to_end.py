@@ -16,6 +16,7 @@ import pytest
 from accel.prg import KEY_BYTES
 from protocols.deploy.records.audit import compare, read_log
 from protocols.deploy.server.spool import Spool
+from protocols.inference.model_file import read_model
 from tests.protocols.deploy.commands_at_hosts import (
     CLIENTS,
     NEW,
@@ -105,14 +106,13 @@ def _check_outsider(found: dict[str, str], run: Processes) -> None:
 
 def _check_models(directory: Path) -> np.ndarray:
     """Both clients and all servers have the same model, and it has learnt something in spite of the noise."""
-    with np.load(directory / "model-bank.npz") as bank, np.load(directory / "model-card.npz") as card:
-        layer = bank["layer_1"]
-        assert np.array_equal(layer, card["layer_1"]) and layer.shape == (sum(WIDTHS.values()) + 1, 2)
-        assert "differentially private" in str(card["claim"])
+    bank, card = read_model(directory / "model-bank.npz"), read_model(directory / "model-card.npz")
+    (layer,) = bank.layers
+    assert np.array_equal(layer, card.layers[0]) and layer.shape == (sum(WIDTHS.values()) + 1, 2)
+    assert "differentially private" in card.claim
     for name in SERVERS:
         (file,) = (directory / "federation" / name / "state").glob("*/training-*/model.npz")
-        with np.load(file) as kept:
-            assert np.array_equal(kept["layer_1"], layer)
+        assert np.array_equal(read_model(file).layers, [layer])
     return layer
 
 

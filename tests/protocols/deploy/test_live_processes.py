@@ -13,9 +13,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from protocols.deploy.config.public_plan import joint_plan_for
+from protocols.deploy.config.public_plan import layer_plan_for
 from protocols.deploy.config.read import load
 from protocols.deploy.records.audit import compare, read_log
+from protocols.inference.model_file import read_model
 from tests.protocols.deploy.commands_at_hosts import (
     CLIENTS,
     NEW,
@@ -44,9 +45,9 @@ def expected_logits(directory: Path, values: np.ndarray) -> np.ndarray:
     for name, width in WIDTHS.items():
         scaled = values[:, start : start + width]
         start += width
-        with np.load(directory / f"model-{name}.npz") as model:
-            up, down, layer = model["local_up_0"], model["local_down_0"], model["layer_1"]
-            assert up.shape == (width, 8) and np.abs(up).max() > 1e-4  # trained: it starts at zero
+        model = read_model(directory / f"model-{name}.npz")
+        up, down, (layer,) = model.local["up_0"], model.local["down_0"], model.layers
+        assert up.shape == (width, 8) and np.abs(up).max() > 1e-4  # trained: it starts at zero
         parts.append(bound_rows(scaled + bound_rows(scaled, 1.0, "normalise") @ down.T @ up.T, 0.5**0.5, "clip"))
     return np.column_stack([*parts, np.ones(len(values))]) @ layer
 
@@ -62,7 +63,7 @@ def test_a_federation_trains_its_clients_layers_and_predicts_with_them(tmp_path:
     hosts = loopback((*SERVERS, *CLIENTS))
     new = write_data(tmp_path)
     init(hosts, tmp_path, free_block(), **PUBLIC, epochs=6)
-    plan = joint_plan_for(load(tmp_path / "federation" / "federation.toml"), ROWS)
+    plan = layer_plan_for(load(tmp_path / "federation" / "federation.toml"), ROWS)
     with Processes(hosts, tmp_path) as run:
         for name in SERVERS:
             run.participant("server", name, "--serve-predictions")
@@ -98,7 +99,7 @@ def test_a_server_and_a_client_are_killed_and_each_step_is_released_once(tmp_pat
     hosts = loopback((*SERVERS, *CLIENTS))
     new = write_data(tmp_path)
     init(hosts, tmp_path, free_block(), **PUBLIC, epochs=60)
-    plan = joint_plan_for(load(tmp_path / "federation" / "federation.toml"), ROWS)
+    plan = layer_plan_for(load(tmp_path / "federation" / "federation.toml"), ROWS)
     with Processes(hosts, tmp_path) as run:
         for name in SERVERS:
             run.participant("server", name)

@@ -25,8 +25,8 @@ from protocols.inference.prediction import (
 )
 from protocols.local.launch import launch, make_federation
 from protocols.local.options import RunOptions
+from protocols.local.predict import main
 from protocols.local.report import write_report
-from protocols.predict import load_layers, main
 from refmpc import Cost
 from vfl.gradients import GlobalModel, softmax
 from vfl.training import TrainingConfig
@@ -203,7 +203,7 @@ def finished(tmp_path_factory) -> Path:
 
 @pytest.mark.parametrize("model", ["released", "shares"])
 def test_the_command_predicts_the_test_rows_of_a_finished_run(finished, capsys, model):
-    main(["--run", str(finished), "--model", model, "--parties", "threads", "--json"])
+    main(None, ["--run", str(finished), "--model", model, "--parties", "threads", "--json"])
     facts = json.loads(capsys.readouterr().out)
     report = json.loads((finished / "report.json").read_text())
     assert facts["clear_accuracy"] == pytest.approx(report["test_accuracy"])
@@ -213,7 +213,7 @@ def test_the_command_predicts_the_test_rows_of_a_finished_run(finished, capsys, 
 
 
 def test_the_command_in_the_clear_and_its_refusals(finished, tmp_path, capsys):
-    main(["--run", str(finished), "--clear", "--rows", "10"])
+    main(None, ["--run", str(finished), "--clear", "--rows", "10"])
     assert "accuracy in the clear" in capsys.readouterr().out
     for words, sentence in (
         (["--run", str(tmp_path)], "config.json is missing"),
@@ -221,13 +221,4 @@ def test_the_command_in_the_clear_and_its_refusals(finished, tmp_path, capsys):
         (["--run", str(finished), "--client", "eve"], "receiver = 'eve'"),
     ):
         with pytest.raises(SystemExit, match=sentence):
-            main(words)
-
-
-def test_layers_are_read_in_order(tmp_path):
-    layers = {f"layer_{i}": np.full((2, 2), float(i)) for i in (10, 2, 1)}
-    np.savez(tmp_path / "model.npz", **layers)
-    assert [layer[0, 0] for layer in load_layers(tmp_path / "model.npz")] == [1.0, 2.0, 10.0]
-    np.savez(tmp_path / "other.npz", weights=np.zeros(3))
-    with pytest.raises(ValueError, match="arrays in .*other.npz"):
-        load_layers(tmp_path / "other.npz")
+            main(None, words)

@@ -148,10 +148,10 @@ def test_a_block_that_not_all_servers_have_was_used_by_nobody(federation, tmp_pa
     plan = plan_run("g_bmf", federation, small_training(epochs=2, learning_rate=0.1, noise="joint", epsilon=3.0))
     real = joint_noise.write_arrays
 
-    def failing(file, arrays):
+    def failing(file, arrays, **options):
         if file.name.endswith("-00000002.npz") and file.parent.name == "server-1":
             raise OSError("power cut")
-        real(file, arrays)
+        real(file, arrays, **options)
 
     with monkeypatch.context() as patch:
         patch.setattr(joint_noise, "write_arrays", failing)

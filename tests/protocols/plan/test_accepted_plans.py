@@ -25,7 +25,7 @@ from scipy.linalg import toeplitz
 import refmpc
 from protocols import g_bmf, g_shuff
 from protocols.local.options import parse_options
-from protocols.plan.gl_plan import JointPlan, plan_joint_run
+from protocols.plan.gl_plan import LayerPlan, plan_layer_run
 from protocols.plan.run_plan import Plan, plan_run
 from protocols.plan.scales import EMBEDDING_BITS
 from refmpc.mathematics.gaussian import SMOOTHING
@@ -80,7 +80,7 @@ class Drawn:
         options = parse_options(self.protocol, None, list(self.arguments))
         federation = self.federation(options.row_bound, options.training.batch_size)
         if self.protocol == "gl_bmf":
-            return plan_joint_run(federation, options.training), federation
+            return plan_layer_run(federation, options.training), federation
         return plan_run(self.protocol, federation, options.training), federation
 
 
@@ -183,7 +183,7 @@ def check_claim(plan: Plan, clip_rounding: float) -> None:
 
 def check_accepted(drawn: Drawn, plan: Plan, federation: Federation, directory: Any) -> None:
     rng, gamma = np.random.default_rng(0), plan.training.clip_norm
-    if isinstance(plan, JointPlan):
+    if isinstance(plan, LayerPlan):
         check_claim(plan, plan.adapters.clip_rounding)
         check_joint(plan)
         return
@@ -205,7 +205,7 @@ def check_accepted(drawn: Drawn, plan: Plan, federation: Federation, directory: 
             assert np.linalg.norm(ours - layer) <= gap
 
 
-def check_joint(plan: JointPlan) -> None:
+def check_joint(plan: LayerPlan) -> None:
     """GL-BMF: all factors at their bounds, rows of every length; one step is the float gradient on the same integers."""
     gamma, batch = plan.training.clip_norm, plan.schedule.batch_size
     lengths = np.exp2(-np.arange(batch) / 2)[:, None]

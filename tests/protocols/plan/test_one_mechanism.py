@@ -8,7 +8,7 @@ import pytest
 
 from bench.shapes import StepShape, step_plan
 from protocols.local.options import parse_options
-from protocols.plan.gl_plan import plan_joint_run
+from protocols.plan.gl_plan import plan_layer_run
 from protocols.plan.run_plan import Plan, plan_run
 from tests.protocols.conftest import lora_federation, small_federation
 from vfl.dp.factorisation import KINDS
@@ -24,7 +24,7 @@ def both(protocol: str, training: TrainingConfig) -> tuple[Plan, NoisePlan]:
     schedule = training.steps(128)
     if protocol == "gl_bmf":
         federation = lora_federation(128, (3, 2), ((2, 3), (3, 3)), 3)
-        return plan_joint_run(federation, training), plan_matrix_factorisation(training, schedule)
+        return plan_layer_run(federation, training), plan_matrix_factorisation(training, schedule)
     federation = small_federation(128, (3, 2), 3)
     twin = plan_shuffled if protocol == "g_shuff" else plan_matrix_factorisation
     return plan_run(protocol, federation, training), twin(training, schedule)

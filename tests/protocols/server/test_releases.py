@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-import protocols.server.checkpoint
+import accel.files
 import refmpc
 from protocols import g_bmf, g_shuff
 from protocols.client.upload import ClientJob, client_program
@@ -56,15 +56,15 @@ class Watch:
         self._first: dict[int, int] = {}
         self._lock = threading.Lock()
         self._runs: dict[int, Path] = {}
-        whole, exchange = protocols.server.checkpoint._whole_file, Party._exchange
+        whole, exchange = accel.files.whole_file, Party._exchange
 
         @contextmanager
-        def writing(file: Path) -> Any:
+        def writing(file: Path, **options: Any) -> Any:
             server = int(file.parent.name[-1]) if file.parent.name.startswith("server-") else None
             if server is not None:
                 self._runs[server] = file.parent.parent
             self._point(server, f"before {file.name} is written")
-            with whole(file) as handle:
+            with whole(file, **options) as handle:
                 yield handle
             self._point(server, f"after {file.name} is written")
 
@@ -81,7 +81,7 @@ class Watch:
             exchange(party, operation, sends, receives, *code)
             self._point(party.id, f"after {operation!r}")
 
-        monkeypatch.setattr(protocols.server.checkpoint, "_whole_file", writing)
+        monkeypatch.setattr(accel.files, "whole_file", writing)
         monkeypatch.setattr(Party, "_exchange", exchanging)
 
     def _point(self, server: int | None, name: str) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from protocols import g_bmf, gl_bmf
+from protocols.inference.model_file import MODEL, read_model
 from protocols.local import gl_launch, launch
 from tests.protocols.server.killed import killed_client, killed_gl_server, killed_server
 
@@ -101,9 +102,8 @@ def test_a_killed_client_is_named_and_resume_finishes(tmp_path, monkeypatch, cap
     training = next(row for row in report["phases"] if row["phase"] == "training")
     done = 7 if shares == 15 else 0  # every step of GL-BMF is on disk before its gradients are released
     assert training["rounds"] % (11 - done) == 0 and training["rounds"] < 71 * (11 - done)
-    with np.load(run / "model.npz") as model:
-        (layer,) = model.values()
-        assert np.isfinite(layer).all() and np.abs(layer).max() > 0
+    (layer,) = read_model(run / MODEL).layers
+    assert np.isfinite(layer).all() and np.abs(layer).max() > 0
 
 
 def test_a_client_killed_while_it_waits_for_the_model_gets_it_from_the_resumed_run(tmp_path, monkeypatch, capsys):

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 
 import refmpc
-from protocols.plan.gl_plan import JointPlan
+from protocols.plan.gl_plan import LayerPlan
 from protocols.plan.scales import EMBEDDING_BITS, RELEASE_BITS
 from protocols.step.gl_step import (
     BlockOutputs,
     ClientFactors,
     block_norms,
-    joint_step,
+    layer_step,
 )
 from protocols.step.global_step import Weights
 from protocols.step.over_clip import OverClip
@@ -45,7 +45,7 @@ def within(rows: np.ndarray, bound: float) -> np.ndarray:
     return rows * np.minimum(1.0, bound / np.maximum(np.linalg.norm(rows, axis=-1, keepdims=True), 1e-12))
 
 
-def make_inputs(plan: JointPlan, weight_norm: float, seed: int = 0) -> Inputs:
+def make_inputs(plan: LayerPlan, weight_norm: float, seed: int = 0) -> Inputs:
     """Random rows and factors up to their bounds; weights of the given norm."""
     rng, scales, batch = np.random.default_rng(seed), plan.adapters, plan.schedule.batch_size
     bounds, found = scales.bounds, Inputs(*[[] for _ in range(7)])  # type: ignore[arg-type]
@@ -109,11 +109,11 @@ async def one_step(party, job):
     embeddings, labels, weights, clients = await shared_inputs(party, plan, inputs)
     noise = np.zeros(plan.parameters, dtype=np.int64)
     with party.phase("step"):
-        after, openings = await joint_step(embeddings, labels, clients, Weights(weights, None), noise, 1.0, plan)
+        after, openings = await layer_step(embeddings, labels, clients, Weights(weights, None), noise, 1.0, plan)
     return await refmpc.reveal(after.values, release="test"), [refmpc.unseal(words) for words in openings]
 
 
-def secure_sum(plan: JointPlan, inputs: Inputs, **options):
+def secure_sum(plan: LayerPlan, inputs: Inputs, **options):
     """The clipped sum that the servers compute, flat, from the change of W and from the openings."""
     result = refmpc.run(one_step, [(plan, inputs)] * 3, releases={"test": "no claim"}, timeout=60, **options)
     rate = plan.scales.learning_rate_used(1.0) / plan.schedule.batch_size
@@ -132,7 +132,7 @@ def rounded_up(over: OverClip) -> float:
     return over.inverse * over.clip_norm**2 / 2.0**over.inverse_bits - 1
 
 
-def step_bound(plan: JointPlan, inputs: Inputs) -> float:
+def step_bound(plan: LayerPlan, inputs: Inputs) -> float:
     """‖secure sum − float sum‖ of one step, for inputs on their grids.
 
     Clipping is the projection onto a ball, so it does not enlarge distances: the clipped gradient moves by at most as

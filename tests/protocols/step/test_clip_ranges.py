@@ -11,7 +11,7 @@ import refmpc
 from protocols.local.launch import main
 from protocols.local.options import parse_options
 from protocols.plan import gl_scales
-from protocols.plan.gl_plan import plan_joint_run
+from protocols.plan.gl_plan import plan_layer_run
 from protocols.plan.run_plan import Plan, plan_run
 from protocols.step.over_clip import MOST_CLIP_BOUND, OverClip, norms_over_clip
 from refmpc.mathematics.normalise import MANTISSA_BITS
@@ -120,7 +120,7 @@ def test_the_bound_of_q_in_gl_bmf_is_the_domain_of_the_clip_factor():
         options = parse_options("gl_bmf", None, ["--batch-size", "8", "--epochs", "40", "--clip-norm", "0.02"])
         training = options.training.with_(learning_rate=10.0**exponent)
         try:
-            plan = plan_joint_run(federation, training, gl_scales.FactorBounds(1.0, 1.0, 4.0, 60.0))
+            plan = plan_layer_run(federation, training, gl_scales.FactorBounds(1.0, 1.0, 4.0, 60.0))
         except ValueError as error:
             assert "learning_rate" in str(error)
             seen.add("refused")

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 import refmpc
-from protocols.local.gl_launch import client_jobs, joint_estimate, main
-from protocols.plan.gl_plan import JointPlan, plan_joint_run
+from protocols.local.gl_launch import client_jobs, layer_estimate, main
+from protocols.plan.gl_plan import LayerPlan, plan_layer_run
 from protocols.plan.gl_shapes import JacobianShape
 from protocols.plan.scales import EMBEDDING_BITS, RELEASE_BITS
 from protocols.step.cost import step_cost
-from protocols.step.gl_step import clip_factors, joint_step, weight_products
+from protocols.step.gl_step import clip_factors, layer_step, weight_products
 from protocols.step.global_step import SharedRows, Weights, logit_errors
 from protocols.step.jacobians import ClientJacobian, global_samples, layer_samples
 from refmpc.core.errors import PartyFailed
@@ -78,7 +78,7 @@ def layers_of(clients) -> np.ndarray:
     return np.concatenate([np.ravel(v) for state in states for name, v in state.items() if "velocity" not in name])
 
 
-def moved_without_noise(federation: Federation, plan: JointPlan) -> float:
+def moved_without_noise(federation: Federation, plan: LayerPlan) -> float:
     """How far the gradients take the clients' layers: what a run that left them out could not reach."""
     silent = train_gl_bmf(federation, plan.training, noise=np.zeros((plan.schedule.num_steps, plan.parameters)))
     return float(np.linalg.norm(layers_of(silent.clients) - layers_of(federation.clients)))
@@ -95,7 +95,7 @@ def make_step(gradients: str, clip: float, seed: int, batch: int = 16):
     training = TrainingConfig(
         epochs=1, batch_size=batch, learning_rate=1.0, clip_norm=clip, epsilon=8.0, gradients=gradients
     )
-    plan = plan_joint_run(federation, training)
+    plan = plan_layer_run(federation, training)
     rng, scales = np.random.default_rng(seed), plan.adapters
     rows = on_grid(within(rng.normal(size=(batch, plan.width)), plan.scales.row_bound * 0.999), EMBEDDING_BITS)
     weights = rng.normal(size=(plan.width + 1, plan.classes))
@@ -131,11 +131,11 @@ async def one_step(party, job):
     embeddings, labels, weights, clients = await shared(party, plan, inputs)
     noise = np.zeros(plan.parameters, dtype=np.int64)
     with party.phase("step"):
-        after, openings = await joint_step(embeddings, labels, clients, Weights(weights, None), noise, 1.0, plan)
+        after, openings = await layer_step(embeddings, labels, clients, Weights(weights, None), noise, 1.0, plan)
     return await refmpc.reveal(after.values, release="test"), [refmpc.unseal(words) for words in openings]
 
 
-def step_bound(plan: JointPlan, inputs) -> float:
+def step_bound(plan: LayerPlan, inputs) -> float:
     """‖secure sum − float sum‖ of one step, for inputs on their grids.
 
     The clip is a projection, so it moves a gradient by no more than the gradient has moved: [h 1] ⊗ δ by ‖[h 1]‖e_δ with
@@ -235,7 +235,7 @@ def test_explicit_gradients_of_lora_layers_are_the_twins(tmp_path, momentum, rul
 @pytest.mark.parametrize("mixed", [False, True], ids=["both layers", "beside LoRA"])
 def test_a_layer_without_factors_is_trained_as_by_the_twin(tmp_path, kind, mixed):
     federation = layer_federation(kind, mixed)
-    plan = plan_joint_run(federation, small_training())
+    plan = plan_layer_run(federation, small_training())
     assert [isinstance(shape, JacobianShape) for shape in plan.shapes] == [not mixed, True]
     assert plan.claim.covers == ("features and labels" if kind == "released" else "labels only")
     assert any("Jacobians of their layers within a public bound (4)" in text for text in plan.claim.public)
@@ -251,7 +251,7 @@ def test_a_layer_without_factors_is_trained_as_by_the_twin(tmp_path, kind, mixed
     counted = step_cost(plan)
     assert result.ledgers[0].phases["training"].rounds == steps * counted.rounds
     total = sum(l.phases[name].bytes_sent for l in result.ledgers for name in ("training", "layer gradients"))
-    assert joint_estimate(plan)["bytes"] == total
+    assert layer_estimate(plan)["bytes"] == total
     names: dict[str, int] = defaultdict(int)
     for release in result.ledgers[0].releases:
         names[release.name] += release.elements
@@ -261,7 +261,7 @@ def test_a_layer_without_factors_is_trained_as_by_the_twin(tmp_path, kind, mixed
 
 def test_a_layer_without_factors_survives_a_crash(tmp_path, monkeypatch):
     federation = layer_federation()
-    plan = plan_joint_run(federation, small_training(epochs=1, momentum=0.5))
+    plan = plan_layer_run(federation, small_training(epochs=1, momentum=0.5))
     with monkeypatch.context() as patch:
         crash_once(patch, "after sending", 1, step=1)
         with pytest.raises(PartyFailed, match="Crash"):
@@ -271,7 +271,7 @@ def test_a_layer_without_factors_survives_a_crash(tmp_path, monkeypatch):
     twin = train_gl_bmf(federation, plan.training, noise=noise_of_the_servers(plan, tmp_path))
     assert np.linalg.norm(layers_of(trained(result, twin)) - layers_of(twin.clients)) < 1e-3
     federation.clients[0].rows = federation.clients[0].rows[::-1].copy()
-    with pytest.raises(PartyFailed, match="columns of client 1 = 'others than"):
+    with pytest.raises(PartyFailed, match="client 'client 1' came back with different columns"):
         run_secure(plan, federation, tmp_path, keep=True, clients=client_jobs(plan, federation, tmp_path))
 
 

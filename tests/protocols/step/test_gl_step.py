@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import refmpc
-from protocols.plan.gl_plan import JointPlan, plan_joint_run
+from protocols.plan.gl_plan import LayerPlan, plan_layer_run
 from protocols.plan.gl_scales import AdapterScales
 from protocols.plan.scales import EMBEDDING_BITS, RELEASE_BITS
 from protocols.step.cost import step_cost
@@ -24,7 +24,7 @@ from vfl.gradients import AdapterFactors, GlobalModel, clipped_gradient, with_on
 from vfl.training import TrainingConfig
 
 
-def float_sum(plan: JointPlan, inputs: Inputs) -> np.ndarray:
+def float_sum(plan: LayerPlan, inputs: Inputs) -> np.ndarray:
     adapters = []
     for i, shape in enumerate(plan.shapes):
         for l, x in enumerate(inputs.blocks[i]):
@@ -43,7 +43,7 @@ def float_sum(plan: JointPlan, inputs: Inputs) -> np.ndarray:
 def make_plan(widths=(5, 4), blocks=((3, 4), (6,)), classes=4, batch=16, clip=1.0, parts="UV", rule="clip", **changes):
     federation = lora_federation(batch, widths, blocks, classes, parts=parts, rule=rule, **changes)
     training = TrainingConfig(epochs=1, batch_size=batch, learning_rate=1.0, clip_norm=clip, epsilon=8.0)
-    return plan_joint_run(federation, training)
+    return plan_layer_run(federation, training)
 
 
 @settings(max_examples=8)
@@ -112,7 +112,7 @@ async def clip_only(party, job):
     return [await refmpc.reveal(x, release="test") for x in opened]
 
 
-def clip_ratio(plan: JointPlan, inputs: Inputs, opened: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+def clip_ratio(plan: LayerPlan, inputs: Inputs, opened: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     """c_j·‖g_j‖/γ for the g_j of the very integers that the servers hold, and which samples are clipped."""
     errors, factor, *rest = opened
     count, clip = len(plan.shapes), plan.training.clip_norm

@@ -11,10 +11,10 @@ import pytest
 
 import refmpc
 from bench.shapes import StepShape, step_inputs, step_plan
-from protocols.plan.gl_plan import plan_joint_run
+from protocols.plan.gl_plan import plan_layer_run
 from protocols.plan.run_plan import plan_run
 from protocols.plan.scales import EMBEDDING_BITS, RELEASE_BITS
-from protocols.step.gl_step import joint_step
+from protocols.step.gl_step import layer_step
 from protocols.step.global_step import SharedRows, Weights, gradient_step, rate_input, squared_norms
 from refmpc import ArithmeticTensor
 from tests.protocols.conftest import lora_federation, small_federation
@@ -69,7 +69,7 @@ def global_steps(party, plan, inputs):
 def joint_steps(party, plan, inputs):
     """The same for GL-BMF: shares of the weights and this party's words of all openings."""
     embeddings, labels, weights, clients = party.complete(shared_inputs(party, plan, inputs))
-    step, state, found = party.recorded(functools.partial(joint_step, plan=plan)), Weights(weights, None), []
+    step, state, found = party.recorded(functools.partial(layer_step, plan=plan)), Weights(weights, None), []
     before = party.ledger.total()
     for number in range(STEPS):
         party.step = number
@@ -100,7 +100,7 @@ def mlp():
 
 
 def gl_bmf():
-    plan = plan_joint_run(
+    plan = plan_layer_run(
         lora_federation(32, (4, 3), ((3,), (2,)), 3),
         TrainingConfig(epochs=1, batch_size=8, learning_rate=0.5, clip_norm=1.0, epsilon=8.0),
     )

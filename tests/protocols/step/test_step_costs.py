@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from protocols.plan.gl_plan import plan_joint_run
+from protocols.plan.gl_plan import plan_layer_run
 from protocols.plan.run_plan import plan_run
 from protocols.step.cost import step_cost
 from refmpc import Cost
@@ -42,4 +42,4 @@ def test_a_step_on_the_global_model_costs_no_more_than_before(changes, cost):
 @pytest.mark.parametrize("changes,parts,cost", LAYERS.values(), ids=LAYERS)
 def test_a_step_of_gl_bmf_costs_no_more_than_before(changes, parts, cost):
     federation = lora_federation(96, (5, 4), ((6, 3), (4,)), 4, parts=parts)
-    assert step_cost(plan_joint_run(federation, training(**changes).with_(learning_rate=0.5))) == cost
+    assert step_cost(plan_layer_run(federation, training(**changes).with_(learning_rate=0.5))) == cost

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from accel.errors import InvalidArgument
 from vfl.data.scaling import PublicScaling, RowBound, bound_rows, row_bound_from_public, split_row_bound
 from vfl.data.sets import DATA_SETS, load_data, load_embeddings, split_columns, usable_rows
 
@@ -135,7 +136,7 @@ def test_cifar10_from_its_pickles(tmp_path, monkeypatch):
 
 def test_missing_torchvision_files_say_what_to_do(tmp_path):
     pytest.importorskip("torch")
-    with pytest.raises(FileNotFoundError, match="download"):
+    with pytest.raises(InvalidArgument, match="download"):
         load_data("cifar10", data_root=tmp_path)
 
 

@@ -12,12 +12,13 @@ import pytest
 
 from protocols.deploy.cli import main
 from protocols.deploy.client.align import Aligner
-from protocols.deploy.commands.client import write_model
+from protocols.deploy.commands.client import released
 from protocols.deploy.config.public_plan import plan_for
 from protocols.deploy.config.read import FederationConfig, load
 from protocols.deploy.net.credentials import load_credentials
 from protocols.deploy.net.wire import Identity
 from protocols.deploy.records.log import Log
+from protocols.inference.model_file import write_model
 from refmpc.core.errors import HandshakeError
 from tests.protocols.deploy.client.meetings import together
 from tests.protocols.deploy.federations import CLIENTS, free_ports, make_federation
@@ -99,7 +100,7 @@ def test_predictions_in_the_clear_are_those_of_the_model(config: FederationConfi
             writer = csv.writer(file)
             writer.writerow(["id", *(f"x{i}" for i in range(width))])
             writer.writerows([f"p{i}", *row] for i, row in enumerate(values[name]))
-        write_model(tmp_path / f"{name}.npz", config, plan_for(config, 200), [layer])
+        write_model(tmp_path / f"{name}.npz", released(config, plan_for(config, 200), [layer]))
         words = ["predict", "--as", name, "--config", config.source, "--columns", str(tmp_path / f"{name}.csv")]
         words += ["--value-range", "0,1", "--model", str(tmp_path / f"{name}.npz"), "--clear", "--output", "logits"]
         words += ["--out", str(tmp_path / f"{name}-out.csv"), "--log", str(tmp_path / "log")]

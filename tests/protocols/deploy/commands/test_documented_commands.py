@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import shlex
 from pathlib import Path
 
 import pytest
 
-from protocols.deploy.cli import main, make_parser
+from protocols.deploy.cli import COMMANDS, main, make_parser
 
 ROOT = Path(__file__).resolve().parents[4]
 FILES = ["README.md", "docs/deployment.md", "deploy/ppvfl-server@.service", "deploy/compose.yaml"]
@@ -35,8 +34,6 @@ def test_there_are_commands_to_check():
 
 @pytest.mark.parametrize(("where", "words"), documented(), ids=[where for where, _ in documented()])
 def test_documented_commands_are_understood(where, words):
-    if importlib.util.find_spec(f"protocols.deploy.commands.{words[0].replace('-', '_')}") is None:
-        pytest.skip(f"ppvfl {words[0]} is not part of this installation")
     assert make_parser().parse_args(words).command == words[0]
 
 
@@ -45,4 +42,4 @@ def test_help_names_every_command(capsys):
         main(["--help"])
     assert end.value.code == 0
     shown = capsys.readouterr().out
-    assert all(command in shown for command in ("init", "key", "pin", "doctor", "audit-log"))
+    assert all(command in shown for command in COMMANDS)

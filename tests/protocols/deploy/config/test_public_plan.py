@@ -13,7 +13,7 @@ from protocols.deploy.config.public_plan import local_update, log_claim, plan_fo
 from protocols.deploy.config.read import FederationConfig, parse
 from protocols.deploy.config.template import federation_text
 from protocols.deploy.records.log import Log
-from protocols.plan.gl_plan import plan_joint_run
+from protocols.plan.gl_plan import plan_layer_run
 from vfl.data.sets import VerticalData
 from vfl.dp import DeltaWarning
 from vfl.federation import Federation, build_federation
@@ -72,7 +72,7 @@ def federation_for(config: FederationConfig) -> Federation:
 def test_the_plan_from_the_file_is_the_plan_from_the_rows(lines: tuple[str, ...]) -> None:
     config = configured(*lines)
     federation = federation_for(config)
-    local, public = plan_joint_run(federation, config.run.training), plan_for(config, ROWS)
+    local, public = plan_layer_run(federation, config.run.training), plan_for(config, ROWS)
     assert public.public_parameters() == local.public_parameters() and public.fingerprint == local.fingerprint
     stated = replace(
         local.claim, public=(*local.claim.public[: -len(federation.public_inputs)], public.claim.public[-1])

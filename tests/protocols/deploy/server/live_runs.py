@@ -14,9 +14,9 @@ import numpy as np
 from protocols.client.gl_client import TrainedClient
 from protocols.deploy.client.columns import OwnColumns
 from protocols.deploy.client.live import local_client, train_with_servers
-from protocols.deploy.config.public_plan import joint_plan_for
+from protocols.deploy.config.public_plan import layer_plan_for
 from protocols.deploy.records.log import Log
-from protocols.plan.gl_plan import JointPlan
+from protocols.plan.gl_plan import LayerPlan
 from tests.protocols.deploy.server.threads import Federation
 from vfl.data.columns import ClientTable
 from vfl.data.scaling import RowBound, split_row_bound
@@ -38,7 +38,7 @@ class LiveFederation(Federation):
 
     def __init__(self, directory: Path, **run: Any):
         super().__init__(directory, protocol=f'"gl_bmf"\n{LAYERS}', **run)
-        self.plan: JointPlan = joint_plan_for(self.config, ROWS)
+        self.plan: LayerPlan = layer_plan_for(self.config, ROWS)
         self.noise_is_kept = threading.Event()
 
     def own(self, name: str, scale: float = 1.0) -> OwnColumns:

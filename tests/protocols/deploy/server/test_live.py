@@ -18,12 +18,13 @@ from protocols.client.commitment import ColumnsChanged
 from protocols.client.gl_client import TrainedClient
 from protocols.deploy.cli import main
 from protocols.deploy.commands.audit_log import check, check_against_logs, collect
-from protocols.deploy.config.public_plan import joint_plan_for
+from protocols.deploy.config.public_plan import layer_plan_for
 from protocols.deploy.net.credentials import load_credentials
 from protocols.deploy.net.wire import Channel, Identity, Refused, call
 from protocols.deploy.records.audit import read_log
 from protocols.deploy.server.live import Guests
 from protocols.deploy.server.sessions import Session
+from protocols.inference.model_file import read_model
 from refmpc.core.errors import HandshakeError, PeerLost
 from tests.protocols.deploy.client.meetings import together
 from tests.protocols.deploy.federations import free_ports
@@ -167,7 +168,7 @@ def test_a_client_that_comes_back_with_other_columns_is_refused_and_the_others_w
     assert str(outcome.pop("bank")) == "killed"
     federation.stay("bank", session, outcome, scale=0.5).join(60)
     changed = outcome.pop("bank")
-    assert isinstance(changed, ColumnsChanged) and "columns of bank = 'others than at its first upload'" in str(changed)
+    assert isinstance(changed, ColumnsChanged) and "client 'bank' came back with different columns" in str(changed)
     threads.append(federation.stay("bank", session, outcome))
     finish(federation, threads, outcome)
 
@@ -275,7 +276,7 @@ def test_clients_share_nothing_until_all_servers_name_one_attempt(
 def test_a_client_with_another_plan_shares_nothing(federation: LiveFederation) -> None:
     for number in range(3):
         federation.start(number)
-    federation.plan = joint_plan_for(federation.config, ROWS // 2)
+    federation.plan = layer_plan_for(federation.config, ROWS // 2)
     outcome: dict[str, Any] = {}
     federation.stay("bank", secrets.token_hex(16), outcome).join(30)
     assert isinstance(outcome["bank"], HandshakeError) and "they must agree" in str(outcome["bank"]), outcome
@@ -336,9 +337,9 @@ def test_the_commands_train_layers_and_predict_with_them(federation: LiveFederat
     parts = []
     for name in NAMES:
         own = federation.own(name)
-        with np.load(model[name]) as found:
-            up, down, layer = found["local_up_0"], found["local_down_0"], found["layer_1"]
-            assert "differentially private for features and labels" in str(found["claim"])
+        found = read_model(Path(model[name]))
+        up, down, (layer,) = found.local["up_0"], found.local["down_0"], found.layers
+        assert "differentially private for features and labels" in found.claim
         unit = own.outputs / np.linalg.norm(own.outputs, axis=1, keepdims=True)
         parts.append(bound_rows(own.outputs + unit @ down.T @ up.T, 0.5**0.5, "clip"))
     expected = np.column_stack([*parts, np.ones(ROWS)]) @ layer

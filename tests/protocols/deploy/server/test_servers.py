@@ -19,6 +19,7 @@ from protocols.deploy.config.public_plan import plan_for
 from protocols.deploy.config.read import FederationConfig
 from protocols.deploy.net.wire import Refused, call
 from protocols.deploy.server.sessions import Session
+from protocols.inference.model_file import read_model
 from protocols.step.cost import step_cost
 from refmpc.core.errors import HandshakeError, PeerLost
 from tests.protocols.deploy.server.threads import ROWS, Federation, _wait, train_until_a_checkpoint
@@ -65,8 +66,7 @@ def test_a_server_that_fails_after_the_release_is_helped_by_the_others(
         assert not thread.is_alive()
     for number in range(3):
         (file,) = federation.directory.glob(f"server-{number}/state/*/training-*/model.npz")
-        with np.load(file) as model:
-            assert np.array_equal(model["layer_1"], layer)
+        assert np.array_equal(read_model(file).layers, [layer])
         attempts = [e for e in federation.events(f"server-{number}") if e["event"] == "all servers agree"]
         assert len(attempts) == 2
 
@@ -148,7 +148,7 @@ def test_a_second_training_of_a_configuration_is_refused(federation: Federation)
     assert isinstance(outcome["card"], Refused) and "as another client says" in str(outcome["card"])
     threads.append(federation.client("card", session, outcome))
     _wait(lambda: any("all servers agree" in e["event"] for e in federation.events("server-0")))
-    with pytest.raises(Refused, match="trained already.*every release spends its own ε"):
+    with pytest.raises(Refused, match="already trained .run .*Change its name or a parameter"):
         facts = {"kind": "training", "session": secrets.token_hex(16), "rows": ROWS, "output": None}
         address = federation.config.addresses[0]
         call(federation.identity("bank"), 0, address, "upload", timeout=5.0, **facts)[0].close()

@@ -16,21 +16,21 @@ import numpy as np
 import refmpc
 from bench.shapes import StepShape
 from protocols import gl_bmf
-from protocols.local.gl_launch import client_jobs, joint_estimate, server_jobs
-from protocols.plan.gl_plan import plan_joint_run
+from protocols.local.gl_launch import client_jobs, layer_estimate, server_jobs
+from protocols.plan.gl_plan import plan_layer_run
 from vfl.data.scaling import RowBound
 from vfl.federation import Federation
 from vfl.local.client import make_clients
 from vfl.training import TrainingConfig
 
-__all__ = ["measure_joint_step"]
+__all__ = ["measure_layer_step"]
 
 BLOCK_WIDTHS = (64, 64, 128, 128, 256, 256, 512, 512)  # the outputs of ResNet-18's blocks
 RANK = 8
 BATCHES = 2
 
 
-def joint_federation(shape: StepShape, batches: int = BATCHES, seed: int = 1) -> Federation:
+def layer_federation(shape: StepShape, batches: int = BATCHES, seed: int = 1) -> Federation:
     """Random columns, layer inputs of norm one and labels for a few batches; two clients."""
     rng = np.random.default_rng(seed)
     rows = shape.batch * batches
@@ -48,10 +48,10 @@ def joint_federation(shape: StepShape, batches: int = BATCHES, seed: int = 1) ->
     return Federation(clients, shape.classes, labels[:0], [], [], 1.0)
 
 
-def measure_joint_step(shape: StepShape, network: str, epochs: int = 3) -> tuple[float, float]:
+def measure_layer_step(shape: StepShape, network: str, epochs: int = 3) -> tuple[float, float]:
     """Seconds and megabytes of one step, uploads, noise and layer gradients included."""
-    federation = joint_federation(shape)
-    plan = plan_joint_run(federation, TrainingConfig(epochs=epochs, batch_size=shape.batch, learning_rate=0.5))
+    federation = layer_federation(shape)
+    plan = plan_layer_run(federation, TrainingConfig(epochs=epochs, batch_size=shape.batch, learning_rate=0.5))
     ends: list[float] = []
 
     def note(peer: object, message: dict[str, object]) -> None:
@@ -72,7 +72,7 @@ def measure_joint_step(shape: StepShape, network: str, epochs: int = 3) -> tuple
         )
     steps = np.diff(ends)  # without the first, which compiles and connects
     first, later = steps[: BATCHES - 1].min(), steps[BATCHES - 1 :].min()
-    estimate = joint_estimate(plan)
+    estimate = layer_estimate(plan)
     once = 16 * shape.batch * len(federation.clients) * sum(BLOCK_WIDTHS)  # the inputs of the layers, for one batch
     seconds = later + max(0.0, first - later) / shape.epochs
     return float(seconds), (estimate["bytes_per_step"] + once / shape.epochs) / 1e6

@@ -1,0 +1,41 @@
+"""The errors of this project. They live in ``accel`` because that is the one package that every other may import.
+
+A command shows these as one sentence. Anything else, a plain ``ValueError`` of numpy included, is a bug of ours and is shown
+with its traceback. ::
+
+    PpvflError
+    ├── InvalidArgument (ValueError)        what a user gave: an option, a file, a value (`require` raises it)
+    │   ├── vfl.data.columns.ColumnsError             a client's file that cannot be used as it is
+    │   ├── protocols …config.schema.ConfigurationError   a value in federation.toml
+    │   │   └── protocols …net.credentials.RoleError      a certificate of somebody else
+    │   ├── protocols …records.audit.AuditError       an audit log that is not what was written
+    │   ├── protocols.client.commitment.ColumnsChanged    a client came back with different columns
+    │   └── protocols.server.checkpoint.CannotResume  going on would release something twice
+    ├── refmpc.RefmpcError (RuntimeError)   what happens between parties; it may work the next time
+    │   ├── PeerLost, PeerTimeout, PeerAborted, OutOfStep
+    │   ├── HandshakeError                  refused before anything secret was sent
+    │   │   └── protocols …net.wire.Refused, server.meeting.Different
+    │   ├── ReleaseRefused, RangeError, NotRecordable
+    │   ├── PartyFailed                     what `refmpc.run` raises in the caller; `summary` has no tracebacks
+    │   └── protocols …client.uplink.UploadLost
+    ├── vfl.alignment.AlignmentError (RuntimeError)   a client that does not follow the alignment, or went away
+    ├── vfl.dp.BudgetExceededError (RuntimeError)     the run would spend more than the ledger allows
+    └── bench: MpSpdzError, SpuError (RuntimeError), NotThere   a peer system or data that is not installed
+"""
+
+from __future__ import annotations
+
+__all__ = ["InvalidArgument", "PpvflError"]
+
+
+class PpvflError(Exception):
+    """Base class of all errors that this project raises on purpose."""
+
+    @property
+    def summary(self) -> str:
+        """The error for people, with the notes that were added on the way (how to go on)."""
+        return "\n".join([str(self), *getattr(self, "__notes__", ())])
+
+
+class InvalidArgument(PpvflError, ValueError):
+    """Something that was given to us cannot be used; names it, its value, what is allowed, and the way out."""

@@ -1,0 +1,68 @@
+"""Writing a file all at once: the one place of this project that does. A crash leaves the old file or the new one, never half.
+
+It lives in ``accel`` because that is the one package that every other may import.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+
+__all__ = ["whole_file", "write_arrays", "write_bytes", "write_text"]
+
+
+@contextlib.contextmanager
+def whole_file(file: Path, *, private: bool = False) -> Iterator[BinaryIO]:
+    """What is written becomes ``file`` all at once, and is on disk afterwards, its name too: a rename alone may be lost with
+    the power.
+
+    ``private``: mode 0600 from the first byte on. Otherwise a file that is there keeps its mode. Several may write the
+    same file at the same time: one of them is the last, and it is whole.
+    """
+    temporary = file.with_name(f".{file.name}.{secrets.token_hex(4)}.part")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if private else 0o666)
+    try:
+        with os.fdopen(descriptor, "wb") as handle:
+            if not private and file.exists():
+                temporary.chmod(file.stat().st_mode & 0o777)
+            yield handle
+            handle.flush()
+            os.fsync(handle.fileno())
+        temporary.replace(file)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    _sync_folder(file.parent)
+
+
+def write_bytes(file: Path, *pieces: bytes | bytearray, private: bool = False) -> None:
+    """``whole_file`` of these pieces."""
+    with whole_file(file, private=private) as handle:
+        handle.writelines(pieces)
+
+
+def write_text(file: Path, text: str, *, private: bool = False) -> None:
+    """``whole_file`` of a text, in UTF-8."""
+    write_bytes(file, text.encode(), private=private)
+
+
+def write_arrays(file: Path, arrays: Mapping[str, np.ndarray], *, private: bool = False) -> None:
+    """``whole_file`` of named arrays, as ``np.load`` reads them."""
+    with whole_file(file, private=private) as handle:
+        np.savez(handle, **arrays)  # type: ignore[arg-type]
+
+
+def _sync_folder(folder: Path) -> None:
+    if os.name != "posix":  # Windows has no way to sync a folder
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

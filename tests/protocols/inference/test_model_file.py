@@ -1,0 +1,46 @@
+"""The file of a released model: what is written is read, and anything else is refused in a sentence."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from accel.errors import InvalidArgument
+from protocols.inference.model_file import ReleasedModel, read_model, write_model
+
+LAYERS = [np.full((2, 2), float(i)) for i in range(1, 12)]
+
+
+def test_a_clients_file_holds_all_it_needs(tmp_path):
+    file = tmp_path / "new folder" / "model-bank.npz"
+    local = {"up_0": np.ones((3, 2)), "down_0": np.zeros((2, 3))}
+    model = ReleasedModel(LAYERS, ("no", "yes"), ("bank", "card"), (3, 2), "ε = 3 at δ = 1e-5", local)
+    write_model(file, model)
+    again = read_model(file)
+    assert [layer[0, 0] for layer in again.layers] == list(range(1, 12))  # 10 and 11 come after 9
+    assert (again.classes, again.clients, again.widths, again.claim) == (
+        model.classes, model.clients, model.widths, model.claim,
+    )  # fmt: skip
+    assert again.local.keys() == local.keys() and all(np.array_equal(again.local[k], local[k]) for k in local)
+    assert file.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_servers_file_holds_the_layers_alone(tmp_path):
+    write_model(tmp_path / "model.npz", ReleasedModel(LAYERS[:1]))
+    again = read_model(tmp_path / "model.npz")
+    assert np.array_equal(again.layers, LAYERS[:1])
+    assert (again.classes, again.widths, again.claim, again.local) == ((), (), "", {})
+
+
+def test_other_files_are_refused_in_a_sentence(tmp_path):
+    with pytest.raises(InvalidArgument, match="--model = .*nowhere.npz.*an existing file"):
+        read_model(tmp_path / "nowhere.npz", "--model")
+    file = tmp_path / "other.npz"
+    for arrays in ({"weights": np.zeros(3)}, {"layer_1": np.zeros(3), "layer_3": np.zeros(3)}):
+        np.savez(file, **arrays)
+        with pytest.raises(InvalidArgument, match="without a gap"):
+            read_model(file)
+    for content in (b"", b"id,x0\n", b"PK\x03\x04 half of a file"):
+        file.write_bytes(content)
+        with pytest.raises(InvalidArgument, match="must be a released model"):
+            read_model(file)
