@@ -24,13 +24,14 @@ from protocols.plan.scales import EMBEDDING_BITS
 from refmpc.mathematics.clipping import FACTOR_BITS, ClipConstants
 from refmpc.mathematics.probabilities import PROBABILITY_BITS, high_bits, order_width
 
-__all__ = ["LowRoundScales", "plan_low_round"]
+__all__ = ["MOST_GRADIENT", "LowRoundScales", "plan_low_round"]
 
 DELTA_BITS, FEWEST_DELTA_BITS = 15, 13
 MOST_NORM_BITS = 12
 FEWEST_CLIP_BITS = 20
 ERROR_SQUARE = 2.01  # bound of ‖δ‖²: at most 2, and each entry is off by less than 2^-14.5
 ROOM = 62  # what a truncation takes
+MOST_GRADIENT = 2.0 ** (ROOM - EMBEDDING_BITS - FEWEST_DELTA_BITS - FEWEST_CLIP_BITS)  # at the coarsest scales
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 from scipy.stats import norm
 
@@ -35,6 +36,9 @@ from protocols.step.over_clip import ERROR_NORM, MOST_CLIP_BOUND, ROOM, OverClip
 from refmpc.mathematics.normalise import MANTISSA_BITS
 from vfl.dp import Factorisation
 from vfl.training import Schedule, TrainingConfig
+
+if TYPE_CHECKING:
+    from protocols.plan.low_round_scales import LowRoundScales
 
 __all__ = ["NOISE_DEVIATIONS", "LayerScales", "Scales", "plan_scales"]
 
@@ -45,6 +49,7 @@ UPDATE_BITS = 32  # u = c·δ: its rounding is the only slack of the clip
 GRADIENT_BITS = EMBEDDING_BITS + UPDATE_BITS  # of [H 1]ᵀu, and of the noise
 RELEASE_BITS = 12  # of the noised, truncated gradient sum y
 MOST_WEIGHT_BITS = 36
+HEAD_BITS = 16  # of open weights as a step uses them: with 14 of the embeddings 30, the finest logits the softmax takes
 NOISE_DEVIATIONS = 12.0  # ranges leave room for this many standard deviations
 NORM_LIMITS = (256.0, 128.0, 64.0, 32.0, 16.0)  # tried in this order
 RESOLUTION_BITS = 6  # a limit on a square is compared to a relative 2^-6
@@ -118,6 +123,7 @@ class Scales:
     layers: tuple[LayerScales, ...]
     norm_limit: float | None = None  # of hidden activations and errors; None for one layer
     written_out: OverClip | None = None  # ‖g_j‖²/γ² of a per-sample gradient; explicit gradients only
+    low_round: LowRoundScales | None = None  # from logits to u in 16 rounds; open weights, one layer
 
     @property
     def norms(self) -> OverClip:
@@ -129,9 +135,14 @@ class Scales:
         return self.norms.bits
 
     @property
+    def gradient_bits(self) -> int:
+        """Of [H 1]ᵀu. The noise, which has ``GRADIENT_BITS``, is shifted there."""
+        return GRADIENT_BITS if self.low_round is None else self.low_round.gradient_bits
+
+    @property
     def truncated_bits(self) -> int:
         """m: what the noised gradient loses."""
-        return GRADIENT_BITS - RELEASE_BITS
+        return self.gradient_bits - RELEASE_BITS
 
     @property
     def rate_shift(self) -> int:

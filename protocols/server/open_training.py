@@ -15,6 +15,7 @@ import refmpc
 from accel.validate import require
 from protocols.noise.joint_noise import MOST_ROWS
 from protocols.plan.run_plan import MODEL_RELEASE, SUMS_RELEASE, Plan
+from protocols.plan.scales import GRADIENT_BITS
 from protocols.server.checkpoint import confirm_on_disk
 from protocols.server.opened import OpenedSteps, agree_on_opened
 from protocols.server.training import ServerJob, TrainingRun
@@ -71,7 +72,8 @@ def public_inputs(party: Party, model: Sequence[PublicLayer], plan: Plan) -> tup
 
 def own_addend(party: Party, noise: np.ndarray, plan: Plan) -> np.ndarray:
     """What this server adds to its summands: its noise, and what makes the cut unbiased."""
-    return noise.view(np.uint64) + unbiased_addend(party, plan.scales.truncated_bits)
+    shifted = noise << (plan.scales.gradient_bits - GRADIENT_BITS)
+    return shifted.view(np.uint64) + unbiased_addend(party, plan.scales.truncated_bits)
 
 
 class OpenTrainingRun(TrainingRun):

@@ -5,17 +5,20 @@ backward product is not truncated on shares but opened: each server cuts its own
 sends it to the two others (``refmpc.primitives.opening``). What is opened, y_t, is what the DP theorem is about: it covers the
 release of the whole sequence, so opening every y_t instead of the last model alone does not change the claim.
 
-One layer: 59 rounds instead of 62 with 10 classes. A hidden layer costs 8 instead of 10.
+One layer takes 17 rounds (20 beyond 12 classes): 16 from logits to clipped updates (``protocols.step.low_round``), and one
+that opens. A hidden layer costs two rounds less than with secret weights.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
 import refmpc
 from protocols.plan.scales import EMBEDDING_BITS, PROBABILITY_BITS, LayerScales, Scales
+from protocols.step import low_round
 from protocols.step.clip import clip_factors, clipped_updates
 from protocols.step.global_step import SharedRows, explicit_clip
 from protocols.step.public_weights import Head
@@ -60,7 +63,11 @@ async def _errors_from_logits(logits: ArithmeticTensor, labels: ArithmeticTensor
 async def clipped_updates_from_logits(
     logits: ArithmeticTensor, rows: SharedRows, head: Head, scales: Scales
 ) -> ArithmeticTensor:
-    """u_j = c_j·(softmax(z_j) − y_j) of one layer, replicated, with ‖[h_j 1]‖·‖u_j‖ ≤ γ but for the rounding of u."""
+    """u_j = c_j·(softmax(z_j) − y_j) of one layer, replicated, with ‖[h_j 1]‖·‖u_j‖ ≤ γ. 16 rounds, 19 beyond 12 classes;
+    where the scales leave no room for that, by softmax and clip factor, but for the rounding of u."""
+    if scales.low_round is not None:
+        low = replace(scales.low_round, logit_bits=head.logit_bits, logit_bound=head.logit_bound)
+        return await low_round.clipped_updates(logits, rows.labels, rows.norms, low)
     errors = await _errors_from_logits(logits, rows.labels, head)
     factor = await clip_factors([errors], [rows.embeddings], rows.norms, scales)
     return await clipped_updates(factor, errors)

@@ -48,8 +48,12 @@ def test_a_contribution_that_is_not_clipped_is_refuted(monkeypatch, weights):
     async def unclipped(factor, errors):
         return await factored(factor * 0.0 + 1.0, errors)
 
-    for module in (protocols.step.global_step, protocols.step.open_step):
-        monkeypatch.setattr(module, "clipped_updates", unclipped)
+    async def unclipped_from_logits(logits, rows, head, scales):
+        errors = await protocols.step.open_step._errors_from_logits(logits, rows.labels, head)
+        return errors.rescale(scales.low_round.update_bits)
+
+    monkeypatch.setattr(protocols.step.open_step, "clipped_updates_from_logits", unclipped_from_logits)
+    monkeypatch.setattr(protocols.step.global_step, "clipped_updates", unclipped)
     result = audited("g_bmf", trials=512, weights=weights)
     assert any("a record shifts by" in sentence for sentence in result.refutations)
 

@@ -50,7 +50,7 @@ def resumed(protocol: str, run: Path, capsys, parties: str = "processes") -> dic
     return report
 
 
-@pytest.mark.parametrize(("weights", "rounds"), [("open", 59), ("secret", 62)])
+@pytest.mark.parametrize(("weights", "rounds"), [("open", 17), ("secret", 26)])
 def test_a_killed_server_is_named_and_resume_finishes(tmp_path, monkeypatch, capsys, weights, rounds):
     monkeypatch.setattr(g_bmf, "servers", killed_server(1, 11, tmp_path / "killed"))
     words = ["--epochs", "3", "--checkpoint-every", "11", "--weights", weights]
