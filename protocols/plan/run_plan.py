@@ -13,16 +13,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from accel.validate import require
-from protocols.plan.low_round_scales import MOST_GRADIENT, LowRoundScales, plan_low_round
-from protocols.plan.scales import (
-    EMBEDDING_BITS,
-    GRADIENT_BITS,
-    HEAD_BITS,
-    NOISE_DEVIATIONS,
-    RELEASE_BITS,
-    Scales,
-    plan_scales,
-)
+from protocols.plan.low_round_scales import with_low_round
+from protocols.plan.scales import GRADIENT_BITS, RELEASE_BITS, Scales, plan_scales
 from protocols.step.over_clip import ROOM
 from refmpc.mathematics.gaussian import (
     JOINT_DISTANCE,
@@ -265,21 +257,6 @@ def _joint_claim(noise: CalibratedNoise) -> Claim:
     )
 
 
-def _low_round(
-    training: TrainingConfig, classes: int, scales: Scales, noise: CalibratedNoise, factorisation: Factorisation
-) -> LowRoundScales | None:
-    """The scales of the way from logits to u in 16 rounds, where it is built and the noised sums leave it room."""
-    if training.weights != "open" or training.hidden or training.gradients == "explicit":
-        return None
-    deviation = math.hypot(1.0, SMOOTHING) * noise.outsider_std * factorisation.velocity_norm(0.0)
-    largest = 1.01 * (training.batch_size * training.clip_norm + NOISE_DEVIATIONS * deviation)
-    if largest >= MOST_GRADIENT:
-        return None
-    logit_bits = EMBEDDING_BITS + HEAD_BITS  # those of a step may be fewer, and its bound is its own
-    bound = min(scales.logit_bound, 2.0 ** (60 - logit_bits))
-    return plan_low_round(classes, logit_bits, bound, scales.norms.largest, largest, scales.norm_bits)
-
-
 def _open_weights_sentence(steps: int) -> str:
     return (
         f"The weights are open while they are trained: the noised gradient sums of all {steps} steps are opened to the three "
@@ -337,6 +314,7 @@ def plan_run(protocol: str, federation: PublicFacts, training: TrainingConfig) -
     # the ranges depend on the noise, and the claim on the ranges: plan once with a guess, then with the real figures
     noise = calibrate_run(protocol, training, schedule, factorisation, slack)
     for _ in range(3 if joint else 2):
+        noise_std = noise.outsider_std * (math.hypot(1.0, SMOOTHING) if joint else 1.0)
         scales = plan_scales(
             training,
             schedule,
@@ -344,14 +322,16 @@ def plan_run(protocol: str, federation: PublicFacts, training: TrainingConfig) -
             row_bound=federation.row_bound,
             width=federation.width,
             classes=federation.classes,
-            noise_std=noise.outsider_std * (math.hypot(1.0, SMOOTHING) if joint else 1.0),
+            noise_std=noise_std,
             start_norms=start_norms,
         )
-        scales = replace(scales, low_round=_low_round(training, federation.classes, scales, noise, factorisation))
+        if not training.hidden and training.gradients == "factored":
+            truncated_std = noise_std * factorisation.velocity_norm(slack.momentum)
+            scales = with_low_round(scales, training, truncated_std, slack.momentum)
         slack = replace(
             slack,
-            # the sum is opened and cut ``gradient_bits`` − 46 bits further to the left, which leaves as many fewer to it
-            value_bits=62 - (scales.gradient_bits - GRADIENT_BITS),
+            truncated_bits=scales.truncated_bits,
+            noise_shift=scales.noise_shift,
             row_bound=scales.row_bound,
             clip_rounding=scales.clip_rounding,
             overflow_probability=scales.overflow_probability,

@@ -46,7 +46,7 @@ EMBEDDING_BITS = 14
 LOGIT_BITS = 16
 PROBABILITY_BITS = 18
 UPDATE_BITS = 32  # u = c·δ: its rounding is the only slack of the clip
-GRADIENT_BITS = EMBEDDING_BITS + UPDATE_BITS  # of [H 1]ᵀu, and of the noise
+GRADIENT_BITS = EMBEDDING_BITS + UPDATE_BITS  # of the noise, and of [H 1]ᵀu but for steps in 18 rounds
 RELEASE_BITS = 12  # of the noised, truncated gradient sum y
 MOST_WEIGHT_BITS = 36
 HEAD_BITS = 16  # of open weights as a step uses them: with 14 of the embeddings 30, the finest logits the softmax takes
@@ -123,7 +123,7 @@ class Scales:
     layers: tuple[LayerScales, ...]
     norm_limit: float | None = None  # of hidden activations and errors; None for one layer
     written_out: OverClip | None = None  # ‖g_j‖²/γ² of a per-sample gradient; explicit gradients only
-    low_round: LowRoundScales | None = None  # from logits to u in 16 rounds; open weights, one layer
+    low_round: LowRoundScales | None = None  # of a step of one layer in 18 rounds, where it fits
 
     @property
     def norms(self) -> OverClip:
@@ -136,8 +136,13 @@ class Scales:
 
     @property
     def gradient_bits(self) -> int:
-        """Of [H 1]ᵀu. The noise, which has ``GRADIENT_BITS``, is shifted there."""
+        """Of the sum of clipped gradients when the noise is added."""
         return GRADIENT_BITS if self.low_round is None else self.low_round.gradient_bits
+
+    @property
+    def noise_shift(self) -> int:
+        """The noise has 46 bits: what lifts it to those of the gradient."""
+        return self.gradient_bits - GRADIENT_BITS
 
     @property
     def truncated_bits(self) -> int:
@@ -158,7 +163,9 @@ class Scales:
 
     @property
     def clip_rounding(self) -> float:
-        """γ' − γ: what rounding u_l = c·δ_l may add to a clipped contribution, over all layers."""
+        """γ' − γ: what rounding u_l = c·δ_l may add to a clipped contribution, over all layers; 0 where u is exact."""
+        if self.low_round is not None:
+            return 0.0
         squares = sum(layer.fan_out * layer.reach**2 for layer in self.layers)
         return 2.0**-UPDATE_BITS * math.sqrt(squares)
 

@@ -15,7 +15,6 @@ import refmpc
 from accel.validate import require
 from protocols.noise.joint_noise import MOST_ROWS
 from protocols.plan.run_plan import MODEL_RELEASE, SUMS_RELEASE, Plan
-from protocols.plan.scales import GRADIENT_BITS
 from protocols.server.checkpoint import confirm_on_disk
 from protocols.server.opened import OpenedSteps, agree_on_opened
 from protocols.server.training import ServerJob, TrainingRun
@@ -71,9 +70,9 @@ def public_inputs(party: Party, model: Sequence[PublicLayer], plan: Plan) -> tup
 
 
 def own_addend(party: Party, noise: np.ndarray, plan: Plan) -> np.ndarray:
-    """What this server adds to its summands: its noise, and what makes the cut unbiased."""
-    shifted = noise << (plan.scales.gradient_bits - GRADIENT_BITS)
-    return shifted.view(np.uint64) + unbiased_addend(party, plan.scales.truncated_bits)
+    """What this server adds to its summands: its noise at the gradients' scale, and what makes the cut unbiased."""
+    lifted: np.ndarray = noise.view(np.uint64) << np.uint64(plan.scales.noise_shift)
+    return lifted + unbiased_addend(party, plan.scales.truncated_bits)
 
 
 class OpenTrainingRun(TrainingRun):

@@ -227,7 +227,7 @@ async def layer_step(
     updates = None if explicit else clipped.pop()
 
     # backward, with each server's own noise
-    (addend,) = own_addends(noise, [weights], training.momentum)
+    (addend,) = own_addends(noise, [weights], training.momentum, scales)
     bits = scales.truncated_bits
     if updates is None:
         velocity = await clipped_sum(factor, found[-1], bits, addend, weights.values.shape)

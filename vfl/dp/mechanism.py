@@ -163,10 +163,10 @@ def matrix_factorisation_claim(
             f"num_steps = {factorisation.num_steps} of the factorisation",
         )
         require(
-            slack.truncated_bits >= factorisation.tap_bits,
+            slack.truncated_bits >= factorisation.tap_bits + slack.noise_shift,
             "slack.truncated_bits",
             slack.truncated_bits,
-            f"at least tap_bits = {factorisation.tap_bits}",
+            f"at least tap_bits = {factorisation.tap_bits}" + (f" + {slack.noise_shift}" if slack.noise_shift else ""),
             "the low bits of filtered noise do not hide the data (proofs §6.1)",
         )
         bound = slack.sensitivity(

@@ -7,6 +7,7 @@ release would be those of the data. Privacy comes from cutting m ≥ g bits afte
 **Theorem.** x_t = G_t + Σ_k ω_k z_{t−k} (integers, ω_0 = 2^g), y_t = ⌊(x_t + s_t + a_t)/2^m⌋ with m ≥ g, s_t
 independent of the data, a_t a function of y_{<t}. Releasing (y_t) is as private as one Gaussian mechanism
 with noise z and sensitivity Δ = sens·γ' + ‖Ω̂‖·√(nT)·2^-f_z, γ' = γ + √S·√(R²+1)·2^-f_u.
+If the gradients are finer than f_z + g by h bits (``noise_shift``), the taps are 2^h·ω_k: the same with g + h.
 
 *Recursion* (bsr): each of two honest servers rounds for itself. A shift D of the release splits into
 ⌊D/2⌋ and ⌈D/2⌉, halves ±η, |η| ≤ 1/2, and each recursion adds a rounding difference of at most 1, so in
@@ -53,7 +54,8 @@ class FixedPointSlack:
     noise_bits: int = DEFAULT_NOISE_BITS
     batch_size: int = 4096  # an upper bound: sizes |G| for the overflow probability
     momentum: float = 0.0  # β, if β·v is added before the truncation: sizes it too
-    truncated_bits: int = 30  # m: bits cut after the noise went in; the theorem needs m ≥ tap_bits
+    truncated_bits: int = 30  # m: bits cut after the noise went in; the theorem needs m ≥ tap_bits + noise_shift
+    noise_shift: int = 0  # the noise is multiplied by 2^this, to the scale of the gradients
     value_bits: int = 62  # |noised value| < 2^62 is the domain of the truncation
     coordinates: int | None = None
     clip_rounding: float | None = None
@@ -68,6 +70,7 @@ class FixedPointSlack:
         require_integer("noise_bits", self.noise_bits, 1, 46, way_out="30 keeps the grid slack near 10^-4")
         require_integer("value_bits", self.value_bits, 8, 63)
         require_integer("truncated_bits", self.truncated_bits, 0, 62)
+        require_integer("noise_shift", self.noise_shift, 0, 30)
         require_real("momentum", self.momentum, 0, 1, open_high=True)
         if self.coordinates is not None:
             require_integer("coordinates", self.coordinates, 1)
@@ -119,8 +122,9 @@ class FixedPointSlack:
         What is truncated is v_t = βv_{t−1} + G_t + noise: sums of B clipped gradients and the roundings of earlier v count
         1/(1−β) times, and ``largest_noise_std`` is that of the noise in v (``Factorisation.velocity_norm``).
         """
-        bits = self.value_bits - self.noise_bits - tap_bits
-        rounding = 2.0 ** (self.truncated_bits - self.noise_bits - tap_bits)
+        gradient_bits = self.noise_bits + tap_bits + self.noise_shift
+        bits = self.value_bits - gradient_bits
+        rounding = 2.0 ** (self.truncated_bits - gradient_bits)
         sums = (self.batch_size * (clip_norm + self.clip_slack) + rounding) / (1 - self.momentum)
         room = 2.0**bits - sums
         require(

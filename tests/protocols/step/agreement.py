@@ -10,14 +10,14 @@ from tests.protocols.step.gl_inputs import rounded_up
 from vfl.federation import Federation
 from vfl.gradients import GlobalModel, clipped_gradient, with_ones
 
-__all__ = ["assert_agrees", "twin_and_bound"]
+__all__ = ["assert_agrees", "entry_error", "factor_loss", "twin_and_bound"]
 
 
 def contribution_errors(plan: Plan, model: GlobalModel, rows: np.ndarray, labels: np.ndarray, gaps: list[float]):
     """How far each sample's clipped gradient may be from the twin's, in norm, if layer l of the weights is off by gaps[l].
 
     Forward: embeddings are rounded to 2^-15 a column, sums cut to 2^-14 (logits 2^-16), and ReLU is 1-Lipschitz. Softmax
-    is 1-Lipschitz and off by 2^-14 an entry. Backward: each product is cut to the layer's bits; where a sum is closer to
+    is 1-Lipschitz and off by 2^-14 an entry (in 18 rounds by half of it, and δ is cut to its bits). Backward: each product is cut to the layer's bits; where a sum is closer to
     zero than its error the mask may differ, and the whole entry counts. Clipping is a projection, hence 1-Lipschitz; the
     factor itself may be too small by 2^-14, and by half of what q was rounded up by.
     """
@@ -41,7 +41,7 @@ def contribution_errors(plan: Plan, model: GlobalModel, rows: np.ndarray, labels
         sum_errors.append(error)
         if not last:
             input_errors.append(error)
-    error = error + np.sqrt(plan.classes) * 2.0**-14
+    error = error + np.sqrt(plan.classes) * entry_error(plan)
     delta_errors = [error]
     for depth in range(len(model.layers) - 1, 0, -1):
         through = deltas[depth] @ model.layers[depth][:-1].T
@@ -57,7 +57,19 @@ def contribution_errors(plan: Plan, model: GlobalModel, rows: np.ndarray, labels
         excess = excess + 2 * 2.0**-layer.norm_bits * size(d) ** 2 + 2.0**-layer.square_bits * (n + 1)
         excess = excess + rounded_up(layer.norms) * n * size(d) ** 2
     gamma = plan.training.clip_norm
-    return np.minimum(np.sqrt(squares), 2 * gamma) + gamma * (2.0**-14 + excess / 2)
+    return np.minimum(np.sqrt(squares), 2 * gamma) + gamma * (factor_loss(plan) + excess / 2)
+
+
+def entry_error(plan: Plan) -> float:
+    """Of an entry of δ, given the logits."""
+    low = plan.scales.low_round
+    return 2.0**-14 if low is None else 2.0**-15 + (plan.classes - 1) * 2.0**-18 + 2.0**-low.delta_bits
+
+
+def factor_loss(plan: Plan) -> float:
+    """How much too small a clip factor may be."""
+    low = plan.scales.low_round
+    return 2.0**-14 if low is None else low.clip_loss
 
 
 def twin_and_bound(plan: Plan, federation: Federation, noise: np.ndarray) -> tuple[list[np.ndarray], list[float]]:

@@ -12,7 +12,15 @@ import refmpc
 from protocols.plan.run_plan import Plan
 from protocols.plan.scales import EMBEDDING_BITS, RELEASE_BITS
 from protocols.step.clip import clip_factors, clipped_updates
-from protocols.step.global_step import SharedRows, Weights, explicit_clip, gradient_step, layer_factors, squared_norms
+from protocols.step.global_step import (
+    SharedRows,
+    Weights,
+    explicit_clip,
+    gradient_step,
+    layer_factors,
+    linear_updates,
+    squared_norms,
+)
 from refmpc import ArithmeticTensor
 from vfl.gradients import GlobalModel, with_ones
 
@@ -81,11 +89,13 @@ async def _shared(party: Any, plan: Plan, rows: np.ndarray, labels: np.ndarray, 
 async def _contributions(party: Any, job: Any) -> np.ndarray:
     plan, rows, labels, layers = job
     shared, values = await _shared(party, plan, rows, labels, layers)
-    inputs, errors = await layer_factors(shared, [Weights(value, None) for value in values], plan.scales)
 
     async def lengths(tensor: ArithmeticTensor) -> np.ndarray:
         return np.linalg.norm(await refmpc.reveal(tensor, release="test"), axis=1)
 
+    if plan.scales.low_round is not None:
+        return await lengths(shared.embeddings) * await lengths(await linear_updates(shared, values[0], plan.scales))
+    inputs, errors = await layer_factors(shared, [Weights(value, None) for value in values], plan.scales)
     if plan.training.gradients == "explicit":
         flat, factor = await explicit_clip(inputs[0], errors[0], plan.scales)
         return await lengths(factor.reshape(-1, 1)) * await lengths(flat)
