@@ -113,6 +113,7 @@ def configurations(draw: Any, protocol: str) -> Drawn:
     if protocol != "gl_bmf":
         hidden = draw(st.sampled_from(["", "", "5", "6,4"])) if found["gradients"] == "factored" else ""
         found |= {"hidden": hidden, "noise": draw(st.sampled_from(["distributed", "distributed", "joint"]))}
+        found["weights"] = draw(st.sampled_from(["open", "secret"]))
     if protocol == "g_shuff":
         found["accounting"] = draw(st.sampled_from(["proven", "proven", "paper"]))
     else:

@@ -21,8 +21,8 @@ from tests.refmpc.harness import Secret, opened
 
 
 def plan_of(arguments: str, classes: int = 3, widths: tuple[int, ...] = (3, 2)) -> Plan:
-    """The plan that the command line leads to, for a small federation."""
-    options = parse_options("g_bmf", None, arguments.split())
+    """The plan that the command line leads to, for a small federation: β·v is part of what is truncated."""
+    options = parse_options("g_bmf", None, [*arguments.split(), "--weights", "secret"])
     federation = small_federation(options.training.batch_size, widths, classes, row_bound=options.row_bound)
     return plan_run("g_bmf", federation, options.training)
 

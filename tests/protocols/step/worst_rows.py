@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import warnings
 from typing import Any
@@ -136,7 +137,10 @@ async def _extreme_step(party: Any, job: Any) -> list[np.ndarray]:
 
 def extreme_step(plan: Plan, rows: np.ndarray, layers: list[np.ndarray]) -> None:
     """A whole step from the largest momentum that a run may have gathered; raises if anything leaves its domain."""
-    training, noise = plan.training, plan.noise
+    noise = plan.noise
+    # with open weights β·v is public and not part of what is truncated
+    training = plan.training.with_(momentum=0.0) if plan.opens_sums else plan.training
+    plan = dataclasses.replace(plan, training=training)
     reached = training.batch_size * (training.clip_norm + plan.scales.clip_rounding) / (1 - training.momentum)
     reached += 6 * noise.outsider_std * plan.factorisation.velocity_norm(training.momentum)
     labels = _labels(rows, layers)

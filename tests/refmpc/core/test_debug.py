@@ -75,8 +75,21 @@ def test_noise_counts():
     evaluate(
         lambda party, x: program(party, x, inside if party.id == 1 else 0), Secret([5], 20), insecure_check_ranges=True
     )
-    with pytest.raises(refmpc.PartyFailed, match="'multiply_truncate' left its domain"):  # 3·2^62 is −2^62 in the ring
-        evaluate(lambda party, x: program(party, x, 2**62), Secret([0], 20), insecure_check_ranges=True)
+    with pytest.raises(refmpc.PartyFailed, match="'multiply_truncate' left its domain"):
+        evaluate(
+            lambda party, x: program(party, x, 2**62 if party.id else 0), Secret([0], 20), insecure_check_ranges=True
+        )
+
+
+def test_addends_may_be_shares():
+    """β times a share of the momentum: uniform words whose sum is small modulo 2^64."""
+
+    def program(party, x, v):
+        return refmpc.multiply_truncate(x, x, 20, v.first.view(np.int64))
+
+    rows = Secret([1 << 20] * 64, 20), Secret(np.arange(64) << 20, 20)
+    found = opened(program, *rows, insecure_check_ranges=True)
+    assert np.abs(found.signed - ((1 << 20) + np.arange(64))).max() <= 1
 
 
 def test_integers_may_be_computed_modulo_the_ring():
