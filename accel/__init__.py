@@ -11,12 +11,13 @@ import functools
 import importlib
 import importlib.util
 import os
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from accel.errors import InvalidArgument
 
-__all__ = ["backend", "kernels"]
+__all__ = ["backend", "is_compiled", "kernels"]
 
 _PACKAGES = {"numpy": "accel.reference", "numba": "accel.compiled"}
 _FAMILIES = (
@@ -52,3 +53,12 @@ def _collected(package: str) -> ModuleType:
 
 
 kernels = backend()
+
+
+def is_compiled() -> bool:
+    """Whether compiled kernels lie on this machine from an earlier run, so that a start need not compile them."""
+    if kernels.__name__ != _PACKAGES["numba"]:
+        return True  # nothing to compile
+    from accel.compiled.tiles import by_rows
+
+    return any(Path(str(by_rows.stats.cache_path)).glob("tiles.by_rows*.nbc"))

@@ -47,6 +47,7 @@ LOW, HIGH = 2.0**-8, 2.0**8
 CALLS: dict[str, tuple[str, tuple[Any, ...], int]] = {
     "input_from_party": ("a value of one server", (None, 0, None, (COUNT,)), COUNT),
     "reveal": ("to all servers", (X, "name"), COUNT),
+    "open_words": ("to all servers, 39 of 64 bits cut", (None, SimpleNamespace(size=COUNT), 39, "name"), COUNT),
     "multiply": ("", (X, X), COUNT),
     "dot": ("an output, any length", (_tensor(COUNT, 8), _tensor(COUNT, 8)), COUNT),
     "matmul": ("an output, any inner size", (_tensor(COUNT, 8), _tensor(8, 1)), COUNT),

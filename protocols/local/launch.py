@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
+import accel
 import refmpc
 from accel.errors import InvalidArgument, PpvflError
 from accel.files import write_text
@@ -30,6 +31,7 @@ from protocols.server.begun import require_same_run
 from protocols.server.checkpoint import ServerDirectory
 from protocols.server.open_training import durability, require_can_keep
 from protocols.server.training import ServerJob
+from refmpc.launch.runtime import start_ahead
 from vfl.data.sets import load_data, load_embeddings
 from vfl.federation import Federation, build_federation
 from vfl.gradients import GlobalModel
@@ -211,6 +213,10 @@ def main(name: str, description: str | None, argv: list[str] | None = None, comm
         stored = json.loads((Path(options.resume) / "config.json").read_text())
         options = replace(RunOptions.from_dict(stored), resume=options.resume, json=options.json, twin=options.twin)
     console = Console()
+    if options.parties == "processes" and not options.estimate:
+        if not accel.is_compiled() and not options.json:
+            console.print("First start on this machine: compiling kernels, less than a minute.", style="dim")
+        start_ahead("protocols.local.preload")
     try:
         federation = command.federation(options)
         if options.estimate:

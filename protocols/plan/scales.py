@@ -49,6 +49,7 @@ UPDATE_BITS = 32  # u = c·δ: its rounding is the only slack of the clip
 GRADIENT_BITS = EMBEDDING_BITS + UPDATE_BITS  # of the noise, and of [H 1]ᵀu but for steps in 18 rounds
 RELEASE_BITS = 12  # of the noised, truncated gradient sum y
 MOST_WEIGHT_BITS = 36
+HEAD_BITS = 16  # of open weights as a step uses them: with 14 of the embeddings 30, the finest logits the softmax takes
 NOISE_DEVIATIONS = 12.0  # ranges leave room for this many standard deviations
 NORM_LIMITS = (256.0, 128.0, 64.0, 32.0, 16.0)  # tried in this order
 RESOLUTION_BITS = 6  # a limit on a square is compared to a relative 2^-6

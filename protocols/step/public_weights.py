@@ -19,14 +19,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from accel.validate import require
-from protocols.plan.scales import DECAY_BITS, EMBEDDING_BITS, Scales
+from protocols.plan.scales import DECAY_BITS, EMBEDDING_BITS, HEAD_BITS, Scales
 from protocols.step.over_clip import ROOM
 from refmpc.core.exact import ceil_log2
 from vfl.training import TrainingConfig
 
-__all__ = ["HEAD_BITS", "Head", "PublicLayer", "moved", "norm_above", "public_start", "rounded_head", "widest_head"]
+__all__ = ["Head", "PublicLayer", "moved", "norm_above", "public_start", "rounded_head", "widest_head"]
 
-HEAD_BITS = 16  # of W̃: with 14 of the embeddings 30, the finest logits that the softmax takes
 FEWEST_HEAD_BITS = 6
 MOMENTUM_BITS = 20  # of β̂
 REACH_BITS = 20  # of the bound on ‖[h 1]‖, rounded up

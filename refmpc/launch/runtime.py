@@ -23,6 +23,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
@@ -42,7 +43,7 @@ from refmpc.net.rendezvous import Credentials, connect_client, connect_party, li
 from refmpc.net.sockets import SocketTransport
 from refmpc.primitives.io import Client
 
-__all__ = ["Options", "RunResult", "explain", "hanging", "modules_of", "play_party", "run"]
+__all__ = ["Options", "RunResult", "explain", "hanging", "modules_of", "play_party", "run", "start_ahead"]
 
 _LATER = 3.0  # seconds after the time-out in which a party whose peers failed must have ended
 _Outcomes = tuple[dict[Peer, Any], dict[Peer, tuple[BaseException, str]]]
@@ -280,6 +281,19 @@ def _run_threads(
 # processes --------------------------------------------------------------------------------------
 
 
+def _fork_server(modules: Sequence[str]) -> Any:
+    """Its context; the first call decides what the server imports before it forks."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["refmpc.launch.preload", *modules])
+    return context
+
+
+def start_ahead(*modules: str) -> None:
+    """Let the process from which parties are forked start now and import ``modules``, while the caller prepares its run."""
+    _fork_server(modules)
+    forkserver.ensure_running()
+
+
 def _run_processes(
     program: Callable[..., Any],
     arguments: list[tuple[Any, ...]],
@@ -288,10 +302,7 @@ def _run_processes(
     tls: bool,
     on_report: Callable[[Peer, Any], None],
 ) -> _Outcomes:
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(
-        ["refmpc.launch.preload", *modules_of([program, *(client for client, _ in clients.values())])]
-    )
+    context = _fork_server(modules_of([program, *(client for client, _ in clients.values())]))
     peers: list[Peer] = [0, 1, 2, *clients]
     listeners = [listen() for _ in range(3)]
     addresses = {i: ("127.0.0.1", listeners[i].getsockname()[1]) for i in range(3)}

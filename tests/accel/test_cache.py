@@ -14,7 +14,7 @@ PROGRAM = """
 import numpy as np, accel
 from accel.compiled import ring
 x = np.ones((2, 3), dtype=np.uint64)
-accel.kernels.product_pair(x, x, None)
+accel.kernels.product_pair(x, x, None, np.empty(3, dtype=np.uint64))
 print("compiled" if ring._product_pair.stats.cache_misses else "from the cache")
 """
 # root may write everywhere, unless it gives that up

@@ -19,7 +19,12 @@ CALLS = 7  # at most three are recorded, one for each place in the rotation of d
 NOT_YET = {  # bit-sliced words and permutations are still computed outside kernels: refused, not repeated wrongly
     *("and_words", "arithmetic_to_boolean", "boolean_to_arithmetic", "equal", "is_negative_by_carry_tree", "shuffle"),
 }
-EAGER_ONLY = {"input_from_party", "reveal", "joint_gaussian"}  # they draw, send or open what no repetition may repeat
+EAGER_ONLY = {
+    "input_from_party",
+    "reveal",
+    "open_words",
+    "joint_gaussian",
+}  # they draw, send or open what no repetition may repeat
 
 
 @pytest.fixture

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 import protocols.local.audit
-import protocols.step.global_step
-import protocols.step.open_step
+import protocols.step.low_round
 from protocols.local.audit import protocol_scores
 from protocols.server.training import TrainingRun
 from vfl.dp import protocol_audit
@@ -42,14 +41,13 @@ def test_the_claim_stands_and_half_the_noise_is_refuted(protocol, weights):
 
 @pytest.mark.parametrize("weights", ["open", "secret"])
 def test_a_contribution_that_is_not_clipped_is_refuted(monkeypatch, weights):
-    """The clip factor left out of one product: a record moves the sum by far more than γ."""
-    factored = protocols.step.global_step.clipped_updates
+    """Rows taken for rows of length zero, whose clip factor is one: a record moves the sum by far more than γ."""
+    clipped = protocols.step.low_round.clipped_updates
 
-    async def unclipped(factor, errors):
-        return await factored(factor * 0.0 + 1.0, errors)
+    async def unclipped(logits, labels, norms, scales):
+        return await clipped(logits, labels, norms - norms, scales)
 
-    for module in (protocols.step.global_step, protocols.step.open_step):
-        monkeypatch.setattr(module, "clipped_updates", unclipped)
+    monkeypatch.setattr(protocols.step.low_round, "clipped_updates", unclipped)
     result = audited("g_bmf", trials=512, weights=weights)
     assert any("a record shifts by" in sentence for sentence in result.refutations)
 

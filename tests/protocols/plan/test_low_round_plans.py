@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from protocols.plan import run_plan
 from protocols.plan.low_round_scales import ERROR_SQUARE, with_low_round
 from protocols.plan.run_plan import plan_run
 from protocols.plan.scales import GRADIENT_BITS, RELEASE_BITS
@@ -32,6 +33,22 @@ def test_one_layer_takes_the_short_step_and_its_clip_leaves_no_slack(protocol, w
     assert scales.truncated_bits == scales.gradient_bits - RELEASE_BITS
     assert scales.clip_rounding == 0.0 and dict(found.noise.claim.slack)["clip rounding"] == 0.0
     assert scales.norm_bits == scales.low_round.norm_bits
+
+
+@pytest.mark.parametrize("weights", ["secret", "open"])
+def test_the_claim_is_about_the_scales_that_run(monkeypatch, weights):
+    calibrate, slacks = run_plan.calibrate_run, []
+
+    def watched(*arguments):
+        slacks.append(arguments[-1])
+        return calibrate(*arguments)
+
+    monkeypatch.setattr(run_plan, "calibrate_run", watched)
+    found, _ = plan(weights=weights, momentum=0.5)
+    last = slacks[-1]
+    assert (last.noise_shift, last.truncated_bits) == (found.scales.noise_shift, found.scales.truncated_bits)
+    assert last.noise_shift > 0 and last.clip_slack == 0.0
+    assert last.momentum == (0.0 if weights == "open" else 0.5)
 
 
 @pytest.mark.parametrize("changes", [{"gradients": "explicit"}, {"hidden": (4,), "learning_rate": 0.1}])

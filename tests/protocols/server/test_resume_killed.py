@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from protocols import g_bmf, gl_bmf
+from protocols import gl_bmf
 from protocols.inference.model_file import MODEL, read_model
 from protocols.local import gl_launch, launch
+from protocols.registry import PROTOCOLS
 from tests.protocols.server.killed import killed_client, killed_gl_server, killed_server
 
 # A killed peer is noticed by its closed connection. The time-out only bounds the start of five interpreters.
@@ -50,9 +52,11 @@ def resumed(protocol: str, run: Path, capsys, parties: str = "processes") -> dic
     return report
 
 
-@pytest.mark.parametrize(("weights", "rounds"), [("open", 59), ("secret", 62)])
+@pytest.mark.parametrize(("weights", "rounds"), [("open", 17), ("secret", 18)])
 def test_a_killed_server_is_named_and_resume_finishes(tmp_path, monkeypatch, capsys, weights, rounds):
-    monkeypatch.setattr(g_bmf, "servers", killed_server(1, 11, tmp_path / "killed"))
+    monkeypatch.setitem(
+        PROTOCOLS, "g_bmf", replace(PROTOCOLS["g_bmf"], servers=killed_server(1, 11, tmp_path / "killed"))
+    )
     words = ["--epochs", "3", "--checkpoint-every", "11", "--weights", weights]
     run, text = interrupted("g_bmf", words, tmp_path)
     assert "party 1 failed: PartyFailed: its process died (killed by signal 9)" in text

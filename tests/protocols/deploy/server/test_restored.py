@@ -23,8 +23,11 @@ def lose_the_last_checkpoint(monkeypatch: pytest.MonkeyPatch, server: str) -> li
     def fail_once(session: Session, attempt: str, outbox: Any) -> None:
         if server in str(session.directory) and not lost:
             own = session.directory / "server"
-            lost.append(sorted(own.glob("checkpoint-*.npz"))[-1])
-            lost[0].unlink()
+            lost.extend(
+                [*sorted(own.glob("checkpoint-*.npz"))[-1:], *own.glob("opened-*.log")]
+            )  # secret or open weights
+            for file in lost:
+                file.unlink()
             (own / "released").unlink(missing_ok=True)
             raise PeerLost("the disk had to be replaced")
         finish(session, attempt, outbox)

@@ -104,7 +104,7 @@ def train_until_a_checkpoint(directory: Path) -> tuple[Federation, list[threadin
     outcome: dict[str, Any] = {}
     session = secrets.token_hex(16)
     threads = [federation.client(name, session, outcome) for name in ("bank", "card")]
-    _wait(lambda: list(directory.glob("server-1/state/*/training-*/server/checkpoint-*.npz")), 60.0)
+    _wait(lambda: list(directory.glob("server-1/state/*/training-*/server/opened-000000[1-9]0.log")), 60.0)
     return federation, threads, outcome
 
 
