@@ -22,7 +22,7 @@ from bench.workloads import standard_workloads
 __all__ = ["main", "markdown", "table", "to_json"]
 
 NOTES = (
-    "An explicit step builds every per-sample gradient, as the paper does. Only our steps include their noise. Gaussian"
+    "CPU is that of one party, its noise thread included. An explicit step builds every per-sample gradient, as the paper does. Only our steps include their noise. Gaussian"
     " samples are unknown to every party in both systems (the error is that of the standard deviation); the noise in our"
     " step is another kind, which sends nothing. A comparison gives a shared bit in the system's own form (ours: two"
     " holders; MP-SPDZ: arithmetic; SPU: Boolean); with the selection all give the same. SPU does not report rounds, and"
@@ -44,8 +44,9 @@ def _bytes(count: float) -> str:
 def _lines(cell: Cell | None) -> list[str]:
     if cell is None:
         return ["–"] * 4
+    cpu = "" if cell.cpu is None else f" ({_time(cell.cpu)} CPU)"
     rounds = "–" if cell.rounds is None else f"{cell.rounds} rounds"
-    return [_time(cell.seconds), _bytes(cell.bytes), rounds, f"{cell.error:.1e}"]
+    return [_time(cell.seconds) + cpu, _bytes(cell.bytes), rounds, f"{cell.error:.1e}"]
 
 
 def _ratios(own: Cell | None, peer: Cell | None) -> list[str]:

@@ -24,7 +24,10 @@ from bench.workloads import Workload
 from protocols.noise.server_noise import NoiseAhead
 from protocols.plan.run_plan import Plan
 from protocols.plan.scales import EMBEDDING_BITS, GRADIENT_BITS
+from protocols.server.open_training import own_addend, public_inputs
 from protocols.step.global_step import SharedRows, Weights, gradient_step, rate_input, squared_norms
+from protocols.step.open_step import step_words
+from protocols.step.public_weights import Head, PublicLayer, moved
 from refmpc import ArithmeticTensor, Party, Words
 
 __all__ = ["OurResult", "measure_ours"]
@@ -37,9 +40,10 @@ Call = Callable[[], Coroutine[Any, Any, Any]]
 
 @dataclass(frozen=True)
 class OurResult:
-    """Times of all repetitions (slowest party each), exact rounds and bytes of all parties, and what was computed."""
+    """Times of all repetitions (slowest party each), CPU time, exact rounds and bytes of all parties, and what was computed."""
 
     times: list[float]
+    cpu: list[float]  # a repetition's mean over the parties
     rounds: int
     bytes: int
     values: np.ndarray
@@ -84,7 +88,7 @@ class _Step:
 
     def __init__(self, party: Party, workload: Workload):
         assert workload.shape is not None
-        plan: Plan = step_plan(workload.shape, gradients=workload.arguments[0])
+        plan: Plan = step_plan(workload.shape, gradients=workload.arguments[0], weights=workload.weights)
         self.plan, self.training = plan, plan.training
         rows, one_hot, _, _, weights = workload.inputs
         embeddings = _share(party, rows, EMBEDDING_BITS)
@@ -92,7 +96,9 @@ class _Step:
         self.rows = SharedRows(embeddings, _share(party, one_hot, 0), norms)
         self.weights = [Weights(_share(party, weights, plan.scales.weight_bits), None)]
         self._rate = rate_input(party, self.training.learning_rate, plan.scales)
-        self._step = party.recorded(self._secret_step)
+        self._party = party
+        self._start = [PublicLayer(np.rint(weights * 2.0**plan.scales.weight_bits).astype(np.int64), None)]
+        self._step = party.recorded(self._open_words if plan.opens_sums else self._secret_step)
         self._noise = self._new_noise()
         self.last_noise = self._next_row()
 
@@ -113,8 +119,27 @@ class _Step:
     ) -> list[Weights]:
         return await gradient_step(rows, weights, noise, rate, self.training, self.plan.scales)
 
-    async def __call__(self) -> ArithmeticTensor:
+    async def _open_words(
+        self, rows: SharedRows, layers: list[np.ndarray], head: Head, addend: np.ndarray
+    ) -> list[Words]:
+        return await step_words(rows, layers, head, addend, self.training, self.plan.scales)
+
+    async def _open_step(self) -> np.ndarray:
+        """As ``OpenTrainingRun`` does it when it keeps nothing: the weights after the step, in the clear."""
+        party, plan = self._party, self.plan
+        head, layers = public_inputs(party, self._start, plan)
+        (words,) = await self._step(self.rows, layers, head, own_addend(party, self.last_noise, plan))
+        sums = await refmpc.open_words(party, words.reshape(-1), plan.scales.truncated_bits, RELEASE)
+        rate = plan.scales.rate_word(self.training.learning_rate)
+        (after,) = moved(self._start, plan.unflatten(sums), rate, self.training)
+        return after.values * 2.0**-plan.scales.weight_bits
+
+    async def __call__(self) -> ArithmeticTensor | np.ndarray:
         self.last_noise = self._next_row()
+        if self.plan.opens_sums:
+            opened = await self._open_step()
+            self._noise.wait()
+            return opened
         (after,) = await self._step(self.rows, self.weights, self.last_noise, self._rate)
         self._noise.wait()
         return after.values
@@ -127,31 +152,36 @@ class _Step:
 
 def _opened(party: Party, result: Any) -> np.ndarray | None:
     """The result in the clear, outside the time."""
+    if isinstance(result, np.ndarray):
+        return result
     if isinstance(result, refmpc.TwoHolderBits):
         result = party.complete(refmpc.bit_to_arithmetic(result))
     return party.complete(refmpc.reveal(result, release=RELEASE))
 
 
-def _program(party: Party, job: tuple[Sequence[Workload], int]) -> list[tuple[list[float], int, int, Any, Any]]:
+def _program(
+    party: Party, job: tuple[Sequence[Workload], int]
+) -> list[tuple[list[float], list[float], int, int, Any, Any]]:
     workloads, repeat = job
     found = []
     for workload in workloads:
         step = _Step(party, workload) if workload.program == "step" else None
         call: Call = step if step is not None else _primitive(party, workload)
         result = party.complete(call())  # compile, fill caches
-        times = []
+        times, cpu = [], []
         rounds = sent = 0
         for _ in range(repeat):
             in_step(party)
             before = party.ledger.total()
-            begun = time.perf_counter()
+            begun, busy = time.perf_counter(), time.process_time()
             result = party.complete(call())
             times.append(time.perf_counter() - begun)
+            cpu.append(time.process_time() - busy)
             after = party.ledger.total()
             rounds, sent = after.rounds - before.rounds, after.bytes_sent - before.bytes_sent
         noise = None if step is None else step.noise_in_weights()
         opened = _opened(party, result)
-        found.append((times, rounds, sent, opened if party.id == 0 else None, noise))
+        found.append((times, cpu, rounds, sent, opened if party.id == 0 else None, noise))
     return found
 
 
@@ -172,8 +202,9 @@ def measure_ours(
     for index in range(len(workloads)):
         rows = [output[index] for output in run.outputs]
         times = [max(each) for each in zip(*(row[0] for row in rows), strict=True)]
-        values = rows[0][3]
-        if rows[0][4] is not None:
-            values = values - sum(row[4] for row in rows).reshape(values.shape)
-        results.append(OurResult(times, rows[0][1], sum(row[2] for row in rows), values))
+        cpu = [sum(each) / 3 for each in zip(*(row[1] for row in rows), strict=True)]
+        values = rows[0][4]
+        if rows[0][5] is not None:
+            values = values - sum(row[5] for row in rows).reshape(values.shape)
+        results.append(OurResult(times, cpu, rows[0][2], sum(row[3] for row in rows), values))
     return results

@@ -82,7 +82,7 @@ def step_inputs(shape: StepShape, seed: int = 1) -> StepInputs:
 
 
 @cache
-def step_plan(shape: StepShape, epsilon: float = 8.0, gradients: str = "factored") -> Plan:
+def step_plan(shape: StepShape, epsilon: float = 8.0, gradients: str = "factored", weights: str = "secret") -> Plan:
     """The plan that the product makes for a G-BMF run of this shape: two clients, half of the columns each."""
     training = TrainingConfig(
         epochs=shape.epochs,
@@ -92,6 +92,7 @@ def step_plan(shape: StepShape, epsilon: float = 8.0, gradients: str = "factored
         epsilon=epsilon,
         delta=1e-6,  # below 1/n for every shape
         gradients=gradients,
+        weights=weights,
     )
     first = shape.width // 2 or 1
     widths = (first, shape.width - first) if shape.width > first else (first,)

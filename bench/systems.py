@@ -25,18 +25,21 @@ PEERS = ("MP-SPDZ", "SPU")
 
 @dataclass(frozen=True)
 class Cell:
-    """One system on one workload: best time, bytes of all parties, rounds (None where not reported), largest error."""
+    """One system on one workload: best time, bytes of all parties, rounds and CPU time a party (None where not reported),
+    largest error."""
 
     seconds: float
     bytes: int
     rounds: int | None
     error: float
+    cpu: float | None = None
 
     def joined(self, other: Cell | None) -> Cell:
         """Best time, worst error of two passes."""
         if other is None:
             return self
-        return Cell(min(self.seconds, other.seconds), self.bytes, self.rounds, max(self.error, other.error))
+        cpu = None if self.cpu is None or other.cpu is None else min(self.cpu, other.cpu)
+        return Cell(min(self.seconds, other.seconds), self.bytes, self.rounds, max(self.error, other.error), cpu)
 
 
 @dataclass(frozen=True)
@@ -83,7 +86,8 @@ Measure = Callable[[Sequence[Workload], int, str], dict[str, Cell]]
 def _ours(workloads: Sequence[Workload], inner: int, network: str) -> dict[str, Cell]:
     found = measure_ours(workloads, inner, network)
     return {
-        w.title: Cell(min(r.times), r.bytes, r.rounds, w.error(r.values)) for w, r in zip(workloads, found, strict=True)
+        w.title: Cell(min(r.times), r.bytes, r.rounds, w.error(r.values), min(r.cpu))
+        for w, r in zip(workloads, found, strict=True)
     }
 
 

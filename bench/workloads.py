@@ -5,7 +5,7 @@ Inputs lie on a grid that every system represents exactly, so the error is that 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,7 @@ class Workload:
     inputs: tuple[np.ndarray, ...]
     exact: np.ndarray | None
     shape: StepShape | None = None
+    weights: str = "secret"  # of our training step; the peers' weights are secret always
 
     def error(self, values: np.ndarray) -> float:
         """Largest absolute error. Shuffled rows are compared in sorted order; of Gaussian samples the deviation from
@@ -118,5 +119,9 @@ def standard_workloads(quick: bool = False) -> list[Workload]:
         make_workload(f"shuffle of {rows:,}×{columns}", "shuffle", (rows, columns)),
         make_workload(f"{some:,} Gaussian samples", "gaussian", (some,)),
         make_workload(f"training step, factored ({step})", "step", ("factored", shape)),
+        replace(
+            make_workload(f"training step, factored, ours with open weights ({step})", "step", ("factored", shape)),
+            weights="open",
+        ),
         make_workload(f"training step, explicit ({step})", "step", ("explicit", shape)),
     ]

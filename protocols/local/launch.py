@@ -31,7 +31,7 @@ from protocols.server.begun import require_same_run
 from protocols.server.checkpoint import ServerDirectory
 from protocols.server.open_training import durability, require_can_keep
 from protocols.server.training import ServerJob
-from refmpc.launch.runtime import start_ahead
+from refmpc.launch.processes import start_ahead
 from vfl.data.sets import load_data, load_embeddings
 from vfl.federation import Federation, build_federation
 from vfl.gradients import GlobalModel

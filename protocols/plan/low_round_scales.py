@@ -31,7 +31,7 @@ __all__ = ["LowRoundScales", "plan_low_round", "with_low_round"]
 DELTA_BITS, FEWEST_DELTA_BITS = 15, 13
 MOST_NORM_BITS = 12
 FEWEST_CLIP_BITS = 20
-ERROR_SQUARE = 2.01  # bound of ‖δ‖²: at most 2, and each entry is off by less than 2^-14.5
+ERROR_SQUARE = 2.01  # bound of ‖δ‖², whatever exp does: p is e ≥ 0 over its own sum (proofs §3.5)
 ROOM = 62  # what a truncation takes
 MOST_CLIP_LOSS = 2.0**-12
 

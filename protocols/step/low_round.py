@@ -32,8 +32,8 @@ async def clipped_updates(
     """u_j = c_j·(softmax(z_j) − y_j) for every row, replicated at ``scales.update_bits``, with sqrt(n_j)·‖u_j‖ ≤ 1 exactly.
 
     ``logits`` are this server's summands of [H 1]·W (``refmpc.summands(party, matmul_summand(…), bits)``) or replicated;
-    ``labels`` one-hot, ``norms`` n_j at ``scales.norm_bits``. 16 rounds, 19 beyond 12 classes. Errors: δ within 2^-14.5
-    of the true one, c_j too small by at most ``scales.clip_loss``, u exact from there.
+    ``labels`` one-hot, ``norms`` n_j at ``scales.norm_bits``. 16 rounds, 19 beyond 12 classes. Errors: δ within that of
+    ``refmpc.probabilities`` and one unit, c_j too small by at most ``scales.clip_loss``, u exact from there.
     """
     probabilities = await refmpc.probabilities(logits, scales.spread)
     q, cut = await begin_cut_and_square(probabilities.minus(labels), scales.cut_bits, norms)

@@ -27,7 +27,7 @@ __all__ = [
 ]
 
 ROOM = 61  # |value| < 2^61 in the ring, half of what truncation allows
-ERROR_NORM = 1.42  # ‖δ‖ ≤ √2, and the softmax is off by at most 2^-14 an entry
+ERROR_NORM = 1.42  # ‖δ‖ ≤ √2 but for rounding, whatever exp does: p is e ≥ 0 over its own sum (proofs §3.5)
 MOST_CLIP_BOUND = 2.0**32  # of q: the domain of refmpc.clip_factor
 FINEST, COARSEST = 20, 5  # bits of 1/γ² beyond those of γ²
 INFLATION = 1 + 2.0**-COARSEST

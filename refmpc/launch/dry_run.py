@@ -14,7 +14,7 @@ import numpy as np
 
 from refmpc.core.ledger import Counters
 from refmpc.core.protocol import Cost
-from refmpc.launch.runtime import Options, play_party
+from refmpc.launch.participants import Options, play_party
 from refmpc.net.emulation import network_profile
 from refmpc.net.framing import Peer, as_bytes
 

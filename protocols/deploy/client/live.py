@@ -32,7 +32,7 @@ from protocols.deploy.server.tasks import TRAINING
 from protocols.plan.gl_plan import LayerPlan
 from refmpc import Client
 from refmpc.core.errors import OutOfStep, PeerAborted, PeerLost, PeerTimeout
-from refmpc.launch.runtime import play_client
+from refmpc.launch.participants import play_client
 from refmpc.net.sockets import SocketTransport
 from vfl.local.client import Client as LocalClient
 

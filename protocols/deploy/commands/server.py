@@ -41,7 +41,7 @@ from protocols.server.checkpoint import CannotResume
 from protocols.server.gl_training import GREETING
 from refmpc import Ledger, Party
 from refmpc.core.errors import HandshakeError, PeerAborted, RefmpcError
-from refmpc.launch.runtime import Options, keep_freed_memory, play_party
+from refmpc.launch.participants import Options, keep_freed_memory, play_party
 from refmpc.net.emulation import PROFILES
 from refmpc.net.rendezvous import listen
 from refmpc.net.sockets import SocketTransport

@@ -18,7 +18,7 @@ import pytest
 
 import refmpc
 from refmpc.core.errors import PartyFailed
-from refmpc.launch import runtime
+from refmpc.launch import processes
 from refmpc.net import certificates
 
 TIMEOUT = 1.0
@@ -154,12 +154,12 @@ def with_other_parameters(options, credentials, sender, id, *rest):
     return honest_party(dataclasses.replace(options, parameters=parameters), credentials, sender, id, *rest)
 
 
-honest_party = runtime._party_process
+honest_party = processes._party_process
 
 
 @pytest.mark.parametrize("tls", [False, True])
 def test_processes_with_different_parameters_do_not_begin_and_name_the_field(monkeypatch, tmp_path, tls):
-    monkeypatch.setattr(runtime, "_party_process", with_other_parameters)
+    monkeypatch.setattr(processes, "_party_process", with_other_parameters)
     begun = time.monotonic()
     with pytest.raises(PartyFailed) as caught:
         refmpc.run(doing_nothing, [str(tmp_path)] * 3, parties="processes", tls=tls, timeout=10)

@@ -20,8 +20,9 @@ import accel
 import refmpc
 from accel.prg import KEY_BYTES
 from refmpc.core.errors import OutOfStep, PartyFailed, PeerAborted
-from refmpc.launch import runtime
-from refmpc.launch.runtime import explain, hanging, modules_of
+from refmpc.launch import participants
+from refmpc.launch.participants import explain, hanging
+from refmpc.launch.processes import modules_of
 
 WHERE = ["threads", "processes"]
 CLAIM = {"squares": "a test, no claim"}
@@ -238,7 +239,7 @@ def loops(party):
 
 @pytest.mark.parametrize("parties", WHERE)
 def test_a_program_that_never_ends_does_not_hang_the_caller(parties, monkeypatch):
-    monkeypatch.setattr(runtime, "_LATER", 2.0)
+    monkeypatch.setattr(participants, "LATER", 2.0)
     begun = time.monotonic()
     with pytest.raises(PartyFailed) as caught:
         refmpc.run(loops, parties=parties, timeout=0.5)

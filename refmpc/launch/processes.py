@@ -1,0 +1,247 @@
+"""Parties as processes of this machine, forked from one warm process, over loopback TCP, optionally TLS."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import pickle
+import socket
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from multiprocessing import forkserver
+from multiprocessing.connection import Connection, wait
+from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
+from typing import Any
+
+from accel.errors import InvalidArgument
+from refmpc.core.errors import PartyFailed
+from refmpc.launch import participants
+from refmpc.launch.participants import Options, Outcomes, hanging, keep_freed_memory, play_client, play_party
+from refmpc.net.framing import Peer, title
+from refmpc.net.greeting import Greeting
+from refmpc.net.rendezvous import Credentials, connect_client, connect_party, listen
+from refmpc.net.sockets import SocketTransport
+
+__all__ = ["modules_of", "run_processes", "start_ahead"]
+
+
+def _fork_server(modules: Sequence[str]) -> Any:
+    """Its context; the first call decides what the server imports before it forks."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["refmpc.launch.preload", *modules])
+    return context
+
+
+def start_ahead(*modules: str) -> None:
+    """Let the process from which parties are forked start now and import ``modules``, while the caller prepares its run."""
+    _fork_server(modules)
+    forkserver.ensure_running()
+
+
+def run_processes(
+    program: Callable[..., Any],
+    arguments: list[tuple[Any, ...]],
+    clients: dict[str, Any],
+    options: Options,
+    tls: bool,
+    on_report: Callable[[Peer, Any], None],
+) -> Outcomes:
+    context = _fork_server(modules_of([program, *(client for client, _ in clients.values())]))
+    peers: list[Peer] = [0, 1, 2, *clients]
+    listeners = [listen() for _ in range(3)]
+    addresses = {i: ("127.0.0.1", listeners[i].getsockname()[1]) for i in range(3)}
+    workers: dict[Peer, Any] = {}
+    pipes: dict[Peer, Connection] = {}
+    with contextlib.ExitStack() as stack:
+        for listener in listeners:
+            stack.callback(listener.close)
+        credentials: Mapping[Peer, Credentials | None] = dict.fromkeys(peers)
+        if tls:
+            from refmpc.net.certificates import make_credentials
+
+            credentials = make_credentials(peers, Path(stack.enter_context(tempfile.TemporaryDirectory())))
+        stack.push(lambda kind, *_: _end_all(workers, 0.0 if kind else 1.0))
+        for peer in peers:
+            receiver, sender = context.Pipe(duplex=False)
+            if isinstance(peer, int):
+                work = (_party_process, peer, listeners[peer], addresses, list(clients), program, arguments[peer])
+            else:
+                work = (_client_process, peer, None, addresses, [], *clients[str(peer)])
+            try:
+                worker = context.Process(
+                    target=_process,
+                    args=(sender, options, credentials[peer], *work),
+                    name=f"refmpc {peer}",
+                    daemon=True,
+                )
+                worker.start()
+            except (pickle.PicklingError, AttributeError, TypeError) as error:
+                raise InvalidArgument(
+                    f"the program or an input of {title(peer)} cannot be sent to a process ({error}); "
+                    "define programs as functions of a module, or use parties='threads'"
+                ) from error
+            sender.close()
+            workers[peer], pipes[peer] = worker, receiver
+        for listener in listeners:
+            listener.close()  # only the party itself keeps it: when it dies, callers notice at once
+        return _collect(workers, pipes, options, on_report)
+
+
+def modules_of(programs: Sequence[Callable[..., Any]]) -> list[str]:
+    """Where the programs are defined: the fork server imports that once, instead of every participant for itself. The
+    module that runs as the command is left out: a participant runs it again, and Python warns if it was imported."""
+    command = getattr(sys.modules["__main__"], "__spec__", None)
+    found = {str(getattr(getattr(program, "func", program), "__module__", "__main__")) for program in programs}
+    return sorted(found - {"__main__", getattr(command, "name", "__main__")})
+
+
+def _collect(
+    workers: Mapping[Peer, Any],
+    pipes: dict[Peer, Connection],
+    options: Options,
+    on_report: Callable[[Peer, Any], None],
+) -> Outcomes:
+    results: dict[Peer, Any] = {}
+    failures: dict[Peer, tuple[BaseException, str]] = {}
+    names = {pipe: peer for peer, pipe in pipes.items()}
+    deadline = None
+    stopped_since: dict[Peer, float] = {}
+    while names:
+        for pipe in wait(list(names), timeout=0.5):
+            assert isinstance(pipe, Connection)
+            peer = names[pipe]
+            kind, value = _outcome(pipe, workers[peer])
+            if kind == "report":
+                on_report(peer, value)
+                continue
+            del names[pipe]
+            (results if kind == "result" else failures)[peer] = value
+        now = time.monotonic()
+        for pipe, peer in list(names.items()):  # also one that is stopped when nobody waits for it any more
+            if not _is_stopped(workers[peer].pid):
+                stopped_since.pop(peer, None)
+            elif now - stopped_since.setdefault(peer, now) > options.timeout:
+                failures[peer] = hanging()
+                del names[pipe]
+        if failures and deadline is None:
+            # peers notice within their time-out; whoever has not ended soon after is stopped
+            deadline = now + options.timeout + participants.LATER
+        if deadline is not None and now > deadline:
+            failures.update({peer: hanging() for peer in names.values()})
+            break
+    return results, failures
+
+
+def _outcome(pipe: Connection, worker: Any) -> tuple[str, Any]:
+    """The next thing a participant says: ("report", …), ("result", …) or ("failure", (error, traceback))."""
+    try:
+        return pipe.recv()
+    except (EOFError, OSError):
+        worker.join(5)
+        code = worker.exitcode
+        how = f"killed by signal {-code}" if code is not None and code < 0 else f"exit code {code}"
+        return "failure", (PartyFailed(f"its process died ({how})"), "(no traceback: the process died)")
+    except Exception as error:
+        message = f"what the program returned cannot be read back: {type(error).__name__}: {error}"
+        return "failure", (ValueError(message), traceback.format_exc())
+
+
+def _is_stopped(pid: int) -> bool:
+    """Whether a process is stopped by a signal (Linux; elsewhere not known)."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "Tt"
+    except (OSError, IndexError):
+        return False
+
+
+def _end_all(workers: Mapping[Peer, Any], patience: float) -> None:
+    until = time.monotonic() + patience
+    for worker in workers.values():
+        worker.join(max(0.0, until - time.monotonic()))
+    for worker in workers.values():
+        if worker.is_alive():
+            worker.kill()
+        worker.join()
+
+
+def _process(
+    sender: Connection, options: Options, credentials: Credentials | None, play: Callable[..., Any], *work: Any
+) -> None:
+    keep_freed_memory()
+    threading.Thread(target=_end_with_caller, daemon=True).start()
+    try:
+        outcome: tuple[str, Any] = ("result", play(options, credentials, sender, *work))
+    except BaseException as error:
+        outcome = ("failure", (_picklable(error), traceback.format_exc()))
+    try:
+        words = ForkingPickler.dumps(outcome)
+    except Exception as error:
+        message = f"what the program returned cannot be sent back: {type(error).__name__}: {error}"
+        words = ForkingPickler.dumps(("failure", (ValueError(message), traceback.format_exc())))
+    sender.send_bytes(words)
+    sender.close()
+
+
+def _end_with_caller() -> None:
+    """A party must not go on computing when nobody is there to take its result."""
+    caller = multiprocessing.parent_process()
+    if caller is not None:
+        caller.join()
+        os._exit(1)
+
+
+def _party_process(
+    options: Options,
+    credentials: Credentials | None,
+    sender: Connection,
+    id: int,
+    listener: socket.socket,
+    addresses: Mapping[int, tuple[str, int]],
+    clients: list[str],
+    program: Callable[..., Any],
+    arguments: tuple[Any, ...],
+) -> Any:
+    greeting = Greeting(options.run_id, options.parameters)
+    connections = connect_party(
+        id, listener, addresses, greeting, credentials=credentials, clients=clients, timeout=options.timeout
+    )
+    listener.close()
+    transport = SocketTransport(connections, options.timeout, options.profile)
+    try:
+        return play_party(id, transport, program, arguments, options, lambda message: sender.send(("report", message)))
+    finally:
+        transport.close()
+
+
+def _client_process(
+    options: Options,
+    credentials: Credentials | None,
+    sender: Connection,
+    name: str,
+    listener: None,
+    addresses: Mapping[int, tuple[str, int]],
+    clients: list[str],
+    program: Callable[..., Any],
+    argument: Any,
+) -> Any:
+    greeting = Greeting(options.run_id, options.parameters)
+    connections = connect_client(name, addresses, greeting, credentials=credentials, timeout=options.timeout)
+    transport = SocketTransport(connections, options.timeout, options.profile)
+    try:
+        return play_client(name, transport, program, argument)
+    finally:
+        transport.close()
+
+
+def _picklable(error: BaseException) -> BaseException:
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    return error
