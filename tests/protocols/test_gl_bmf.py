@@ -122,9 +122,9 @@ def test_a_step_of_the_papers_size_stays_within_its_budget():
     federation = Federation(clients, 10, labels[:0], [], [], 1.0)
     plan = plan_layer_run(federation, TrainingConfig(epochs=20, learning_rate=0.5))
     found = layer_estimate(plan)
-    assert found["rounds_per_step"] <= 70
+    assert found["rounds_per_step"] <= 36
     once = found["upload_bytes"] / plan.schedule.num_steps  # X and labels spread over the run
-    assert found["bytes"] / plan.schedule.num_steps + once <= 12e6
+    assert found["bytes"] / plan.schedule.num_steps + once <= 12.1e6  # half the rounds for one percent more bytes
     assert plan.adapters.clip_rounding <= 2e-4 * plan.training.clip_norm
 
 

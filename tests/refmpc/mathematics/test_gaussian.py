@@ -361,7 +361,12 @@ def test_every_message_is_uniform_and_independent_of_the_sample(seed):
 
 
 def test_an_unmasked_message_would_be_noticed(monkeypatch):
-    monkeypatch.setattr(Operation, "zero_share_xor", lambda self, shape: np.zeros(shape, dtype=np.uint64))
+    masked = Operation.zero_share
+
+    def unmasked(self: Operation, shape: tuple[int, ...], kernel: str = "subtract") -> refmpc.Words:
+        return refmpc.seal(np.zeros(shape, dtype=np.uint64)) if kernel == "xor" else masked(self, shape, kernel)
+
+    monkeypatch.setattr(Operation, "zero_share", unmasked)
     found = message_departures(*recorded(1))
     assert any("joint_gaussian" in text for text in found)
 
