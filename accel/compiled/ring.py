@@ -13,6 +13,7 @@ __all__ = [
     "dot_pair",
     "encode_fixed",
     "gather_rows",
+    "matmul_each",
     "matmul_pair",
     "product_pair",
     "random_permutation",
@@ -122,3 +123,12 @@ def encode_fixed(values: np.ndarray, fraction_bits: int, limit: float) -> tuple[
     flat = np.ascontiguousarray(values, dtype=np.float64).reshape(-1)
     first_bad = _encode_fixed(flat, 2.0**fraction_bits, float(limit), out.reshape(-1))
     return out.view(np.uint64), int(first_bad)
+
+
+def matmul_each(x: np.ndarray, factor: np.ndarray, out: np.ndarray) -> None:
+    """See ``accel.reference.ring.matmul_each``: both shares are one matrix of twice as many rows."""
+    columns, inner = factor.shape[1], factor.shape[0]
+    out[:] = 0
+    rows = np.ascontiguousarray(x).reshape(-1, inner)
+    turned = np.ascontiguousarray(factor.T).reshape(1, columns, inner)
+    tiles.one_by_rows(rows, turned, out.reshape(-1, columns))

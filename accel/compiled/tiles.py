@@ -15,7 +15,7 @@ from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-__all__ = ["by_columns", "by_rows"]
+__all__ = ["by_columns", "by_rows", "one_by_rows"]
 
 LANES = 8
 ROWS, COLUMNS = 2, 5  # of a tile; 2·5 sums of eight words and what they need fit the registers
@@ -64,8 +64,9 @@ def _zeros(builder: ir.IRBuilder, count: int, kind: Any) -> list[Any]:
     return [cgutils.alloca_once_value(builder, ir.Constant(kind, None)) for _ in range(count)]
 
 
-def _row_tile(rows: int, columns: int) -> Any:
-    """A tile of ``by_rows``: out[i+r, j+c] += Σ_l x0[i+r, l]·y[0, j+c, l] + x1[i+r, l]·y[1, j+c, l]."""
+def _row_tile(rows: int, columns: int, pair: bool = True) -> Any:
+    """A tile of ``by_rows``: out[i+r, j+c] += Σ_l x0[i+r, l]·y[0, j+c, l] + x1[i+r, l]·y[1, j+c, l]; the first product alone
+    if there is no ``pair``."""
 
     @intrinsic
     def tile(_typing: Any, x0: Any, x1: Any, y: Any, out: Any, i: Any, j: Any) -> Any:
@@ -82,15 +83,16 @@ def _row_tile(rows: int, columns: int) -> Any:
             def sum_along(start: Any, stop: Any, step: int, load: str, kind: Any) -> list[Any]:
                 sums = _zeros(builder, rows * columns, kind)
                 with cgutils.for_range_slice(builder, start, stop, _number(step), intp=_WORD) as (l, _):
-                    left = [(getattr(x0_, load)(line, l), getattr(x1_, load)(line, l)) for line in lines]
-                    right = [
-                        (getattr(y_, load)(_number(0), place, l), getattr(y_, load)(_number(1), place, l))
-                        for place in places
-                    ]
+                    factors = ((x0_, _number(0)), (x1_, _number(1)))[: 2 if pair else 1]
+                    left = [[getattr(x_, load)(line, l) for x_, _ in factors] for line in lines]
+                    right = [[getattr(y_, load)(which, place, l) for _, which in factors] for place in places]
 
                     def product(tile_place: int) -> Any:
-                        (a0, a1), (b0, b1) = left[tile_place // columns], right[tile_place % columns]
-                        return builder.add(builder.mul(a0, b0), builder.mul(a1, b1))
+                        terms = [
+                            builder.mul(a, b)
+                            for a, b in zip(left[tile_place // columns], right[tile_place % columns], strict=True)
+                        ]
+                        return builder.add(*terms) if pair else terms[0]
 
                     _add_up(builder, sums, product)
                 return [builder.load(total) for total in sums]
@@ -159,6 +161,9 @@ def _column_tile(columns: int) -> Any:
 
 
 _whole, _thin, _flat, _single = _row_tile(ROWS, COLUMNS), _row_tile(ROWS, 1), _row_tile(1, COLUMNS), _row_tile(1, 1)
+_one_whole, _one_thin, _one_flat, _one_single = (
+    _row_tile(rows, columns, pair=False) for rows in (ROWS, 1) for columns in (COLUMNS, 1)
+)
 _deep, _deep_thin = _column_tile(COLUMNS), _column_tile(1)
 
 
@@ -177,6 +182,23 @@ def by_rows(x0, x1, y, out):
             _flat(x0, x1, y, out, i, j)
         for j in range(whole_columns, columns):
             _single(x0, x1, y, out, i, j)
+
+
+@njit(cache=True, nogil=True)
+def one_by_rows(x, y, out):
+    """out += x·y[0]ᵀ, both row by row in memory: x (n, k), y (1, m, k), out (n, m)."""
+    rows, columns = out.shape
+    whole_rows, whole_columns = rows - rows % ROWS, columns - columns % COLUMNS
+    for i in range(0, whole_rows, ROWS):
+        for j in range(0, whole_columns, COLUMNS):
+            _one_whole(x, x, y, out, i, j)
+        for j in range(whole_columns, columns):
+            _one_thin(x, x, y, out, i, j)
+    for i in range(whole_rows, rows):
+        for j in range(0, whole_columns, COLUMNS):
+            _one_flat(x, x, y, out, i, j)
+        for j in range(whole_columns, columns):
+            _one_single(x, x, y, out, i, j)
 
 
 @njit(cache=True, nogil=True)

@@ -9,6 +9,7 @@ __all__ = [
     "dot_pair",
     "encode_fixed",
     "gather_rows",
+    "matmul_each",
     "matmul_pair",
     "product_pair",
     "random_permutation",
@@ -68,3 +69,8 @@ def encode_fixed(values: np.ndarray, fraction_bits: int, limit: float) -> tuple[
 def decode_fixed(words: np.ndarray, fraction_bits: int) -> np.ndarray:
     """The words read as signed, divided by 2^fraction_bits, as float64."""
     return words.view(np.int64).astype(np.float64) * 2.0**-fraction_bits
+
+
+def matmul_each(x: np.ndarray, factor: np.ndarray, out: np.ndarray) -> None:
+    """x0·factor and x1·factor: shares times a matrix that everybody knows. x (2, n, k), factor (k, m), out (2, n, m)."""
+    np.matmul(x, factor, out=out)

@@ -157,14 +157,7 @@ def matmul_public(x: ArithmeticTensor, factor: np.ndarray) -> ArithmeticTensor:
         public = digest(words)
         words = machine.public(words)
     shares = machine.memory((2, len(x), factor.shape[1]))
-    pair = machine.memory((2, *factor.shape))  # a pair y of which x_0(y_0 + y_1) + x_1·y_0 leaves one product
-    machine.call("copy", np.uint64(0), pair[0])
-    machine.call("copy", words, pair[1])
-    machine.call("matmul_pair", x.shares, pair, None, shares[0])
-    opposite = machine.memory((2, *factor.shape))
-    machine.call("copy", words, opposite[0])
-    machine.call("subtract", np.uint64(0), words, opposite[1])
-    machine.call("matmul_pair", x.shares, opposite, None, shares[1])
+    machine.call("matmul_each", x.shares, words, shares)
     return x._like(shares, mix(name_digest("matmul_public"), x.history, public))
 
 

@@ -88,6 +88,16 @@ def test_matmul_pair_wraps_around(kernels, seed, n, k, m, flip):
 
 
 @both
+@pytest.mark.parametrize(("n", "k", "m"), [(16, 8, 5), (17, 9, 6), (33, 40, 13), (1, 1, 1), (3, 64, 11), (2, 0, 3)])
+def test_each_share_times_a_public_matrix(kernels, n, k, m):
+    x, factor = random_words(1, 2, n, k), random_words(2, k, m)
+    for shares, matrix in ((x, factor), (random_words(3, 2, k, n).transpose(0, 2, 1), factor[:, ::-1])):
+        out = np.full((2, n, m), 0xA5A5, dtype=np.uint64)
+        kernels.matmul_each(shares, matrix, out)
+        assert np.array_equal(out, shares @ matrix)
+
+
+@both
 @pytest.mark.parametrize("flip", [False, True])
 @pytest.mark.parametrize(
     "n,k,m", [(16, 8, 5), (17, 9, 6), (33, 40, 13), (15, 7, 4), (1, 1, 1), (48, 16, 26), (3, 64, 11)]
