@@ -129,6 +129,7 @@ def matmul_each(x: np.ndarray, factor: np.ndarray, out: np.ndarray) -> None:
     """See ``accel.reference.ring.matmul_each``: both shares are one matrix of twice as many rows."""
     columns, inner = factor.shape[1], factor.shape[0]
     out[:] = 0
-    rows = np.ascontiguousarray(x).reshape(-1, inner)
+    count = x.shape[0] * x.shape[1]
+    rows = np.ascontiguousarray(x).reshape(count, inner)
     turned = np.ascontiguousarray(factor.T).reshape(1, columns, inner)
-    tiles.one_by_rows(rows, turned, out.reshape(-1, columns))
+    tiles.one_by_rows(rows, turned, out.reshape(count, columns))
