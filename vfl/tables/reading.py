@@ -58,7 +58,7 @@ def read_table(
         table = _read_csv(file, guess_types)
     elif ending in (".parquet", ".pq"):
         try:
-            table = parquet.read_table(file)
+            table = parquet.read_table(file, pre_buffer=False)
         except (pa.ArrowException, OSError) as error:
             raise ColumnsError(f"{file.name}: is no Parquet file that can be read ({type(error).__name__})") from None
     else:
