@@ -98,7 +98,8 @@ class LayersConfig:
 class RunConfig:
     """What is trained. ``training`` is what the twins take; ``classes`` are the label texts, in the order of the outputs;
     ``layers`` is there if and only if the clients train layers of their own (protocol gl_bmf). ``held_out``: the share of the
-    common rows, the last of the aligned order, that takes no part and is kept for an evaluation."""
+    common rows, the last of the aligned order, that takes no part and is kept for an evaluation. ``automatic``: which of batch size,
+    epochs and learning rate follow from the number of rows and ε (``vfl.defaults``), whatever ``training`` says."""
 
     training: TrainingConfig
     classes: tuple[str, ...]
@@ -109,6 +110,7 @@ class RunConfig:
     checkpoint_every: int = 0
     timeout: float = 60.0
     layers: LayersConfig | None = None
+    automatic: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
