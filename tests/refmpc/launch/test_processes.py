@@ -106,5 +106,5 @@ def failing(party):
 
 
 def test_one_partys_error_in_a_process_reaches_the_caller():
-    with pytest.raises(refmpc.PartyFailed, match="party 1 failed: LookupError: just here"):
+    with pytest.raises(refmpc.PartyFailed, match="server-1 failed: LookupError: just here"):
         refmpc.run(failing, parties="processes", releases={"zeros": "nothing"}, timeout=20)

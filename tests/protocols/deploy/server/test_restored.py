@@ -62,7 +62,7 @@ def test_an_old_backup_does_not_make_the_servers_release_a_second_model(
         thread.join(60)
         assert not thread.is_alive()
     for found in outcome.values():
-        assert "server 1 no longer has the state after step 3, which was released" in str(found)
+        assert "server-1 no longer has the state after step 3, which was released" in str(found)
     assert all(models(tmp_path)[name] == content for name, content in before.items())
     assert len(refusals(federation)) == 3
     federation.stop()
@@ -81,7 +81,7 @@ def test_an_old_backup_ends_gl_bmf_with_a_sentence_to_everybody(
     for thread in threads:
         thread.join(60)
         assert not thread.is_alive()
-    sentence = f"server 1 no longer has the state after step {steps}, which was released"
+    sentence = f"server-1 no longer has the state after step {steps}, which was released"
     assert all(sentence in str(found) for found in outcome.values()), outcome
     assert any(sentence in reason for reason in refusals(federation))
     federation.stop()
