@@ -67,7 +67,7 @@ def matmul_opening(x: ArithmeticTensor, y: ArithmeticTensor, bits: int, addend: 
     if x.party.insecure_check_ranges:
         from refmpc.core.debug import check_product
 
-        x.party.complete(check_product(operation, x, y, np.matmul, 2**62, own))
+        x.party.complete(check_product(operation, x, y, np.matmul, 2**62, addend))
     machine = operation.machine
     z, words = machine.memory(shape), machine.memory(shape, kind)
     matmul_summand(x, y, operation.zero_share(shape), z)

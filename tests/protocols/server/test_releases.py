@@ -137,8 +137,8 @@ def run_g(plan, federation, directory, every: int = 0, servers=g_bmf.servers):
 def runner(protocol: str) -> Callable[[Path], Any]:
     """A small run of a protocol that can be started in a directory as often as one likes."""
     if protocol == "gl_bmf":
-        federation, plan = make(epochs=1, momentum=0.5)
-        return lambda directory: run_gl(plan, federation, directory, keep=True)
+        layers, layer_plan = make(epochs=1, momentum=0.5)
+        return lambda directory: run_gl(layer_plan, layers, directory, keep=True)
     federation = small_federation(96, (5, 4), 4)
     plan = plan_run(protocol, federation, small_training(learning_rate=0.2))
     servers = {"g_bmf": g_bmf.servers, "g_shuff": g_shuff.servers}[protocol]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from tests.protocols.server.killed import killed_client, killed_gl_server, kille
 COMMON = ["--timeout", "250", "--json"]
 
 
-def use(patch: pytest.MonkeyPatch, protocol: str, **programs: Callable[..., Any]) -> None:
+def use(patch: pytest.MonkeyPatch, protocol: str, **programs: Any) -> None:
     """Let servers or clients of ``protocol`` run another program."""
     patch.setitem(PROTOCOLS, protocol, replace(PROTOCOLS[protocol], **programs))
 
@@ -46,7 +45,7 @@ def interrupted(protocol: str, words: list[str], out: Path) -> tuple[Path, str]:
     return run, text
 
 
-def resumed(protocol: str, run: Path, capsys, parties: str = "processes") -> dict:
+def resumed(protocol: str, run: Path, capsys, parties: str = "processes") -> dict[str, Any]:
     """The report of the resumed run. What is on disk does not depend on who reads it: threads are quicker."""
     config = json.loads((run / "config.json").read_text())
     (run / "config.json").write_text(json.dumps({**config, "parties": parties}))

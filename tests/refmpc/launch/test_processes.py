@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 import refmpc
-from tests.refmpc.harness import SMALL, Secret, evaluate, random_signed
+from refmpc.core.party import SMALL
+from tests.refmpc.harness import Secret, evaluate, random_signed
 
 COUNT = SMALL + 70  # three dealers
 X, Y = random_signed(1, (COUNT,), bits=30), random_signed(2, (COUNT,), bits=30)

@@ -10,6 +10,7 @@ import sys
 import textwrap
 import threading
 import time
+import traceback
 import types
 import warnings
 
@@ -144,6 +145,28 @@ def test_an_error_at_one_party_is_raised_with_its_traceback_and_the_others_end(p
     assert 'raise LookupError(f"no record for {secret}")' in text
     assert isinstance(caught.value.__cause__, LookupError)
     assert set(caught.value.tracebacks) == {0, 1, 2}
+
+
+def test_parties_that_fail_together_write_their_tracebacks_one_after_the_other(monkeypatch):
+    """Python 3.11 parses source lines for a traceback, and cannot do so in two threads at once."""
+    real, inside, most, all_failed = traceback.format_exc, [], [], threading.Barrier(3)
+
+    def formatting() -> str:
+        inside.append(None)
+        most.append(len(inside))
+        time.sleep(0.02)  # the others are at this line too, if nothing holds them back
+        inside.pop()
+        return real()
+
+    def program(party: refmpc.Party) -> None:
+        all_failed.wait(10)
+        raise LookupError(f"record {party.id}")
+
+    monkeypatch.setattr(traceback, "format_exc", formatting)
+    with pytest.raises(PartyFailed) as caught:
+        refmpc.run(program, releases=CLAIM, timeout=20)
+    assert [f"record {peer}" in caught.value.tracebacks[peer] for peer in range(3)] == [True] * 3
+    assert most == [1, 1, 1]
 
 
 @pytest.mark.parametrize("parties", WHERE)

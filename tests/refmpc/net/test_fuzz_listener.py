@@ -131,7 +131,7 @@ class Besieged:
 def besieged(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Besieged, Credentials | None]]:
     credentials = make_credentials([0, 1, 2, "bank"], tmp_path) if request.param == "tls" else None
     target = Besieged(credentials)
-    yield target, credentials and credentials[2]
+    yield target, None if credentials is None else credentials[2]
     target.close()
 
 
