@@ -22,6 +22,7 @@ from typing import BinaryIO
 
 import numpy as np
 
+from accel.files import sync_folder
 from protocols.server.checkpoint import KEEP, CannotResume, ServerDirectory, exchanged
 from protocols.server.releases import require_nothing_lost
 from refmpc import Party
@@ -103,6 +104,16 @@ class OpenedSteps:
 
     # going on ------------------------------------------------------------------------------------
 
+    def discard(self) -> None:
+        """The run begins anew: what this server has written was sent by nobody, and must not be taken for words of the new
+        attempt."""
+        self.close()
+        for file in self._directory.glob("opened-*.log"):
+            file.unlink()
+        if self._synced:
+            sync_folder(self._directory)
+        self.written = self.marked = self.last_state = 0
+
     def resume(self, position: int, *, from_state: bool) -> Resumed:
         """Go back to ``position``, which all three have; what this server has beyond was sent by nobody, and is removed.
 
@@ -169,12 +180,9 @@ class OpenedSteps:
         self._handle = os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT, 0o600), "wb")
         self._handle.truncate(end)
         self._handle.seek(end)
-        if self._synced:
-            folder = os.open(self._directory, os.O_RDONLY)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
+        if self._synced:  # what was cut off must not come back either: it belongs to an attempt that is over
+            os.fsync(self._handle.fileno())
+            sync_folder(self._directory)
 
     def _append(self, kind: bytes, step: int, content: bytes) -> None:
         assert self._handle is not None
