@@ -151,7 +151,10 @@ def deltas(
     with progress_bar("certificate of a secret order", samples, progress) as advance:
         for first in range(0, samples, CHUNK):
             present, absent = sample_losses(allocation, sigma, key, first, min(CHUNK, samples - first))
-            totals += -np.expm1(np.minimum(0.0, epsilon - present)).sum(), -np.expm1(np.minimum(0.0, epsilon + absent)).sum()
+            totals += (
+                -np.expm1(np.minimum(0.0, epsilon - present)).sum(),
+                -np.expm1(np.minimum(0.0, epsilon + absent)).sum(),
+            )
             advance(len(present))
     return float(totals[0] / samples), float(totals[1] / samples)
 
@@ -286,5 +289,3 @@ def _find(allocation: Allocation, epsilon: float, delta: float, samples: int, pr
             return Certificate(epsilon, delta, sigma, samples, base, present, absent, misled, attempt, seconds)
         sigma *= _STEP
     raise _nothing_found(epsilon, delta)
-
-
