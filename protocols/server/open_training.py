@@ -25,7 +25,9 @@ from refmpc import ArithmeticTensor, Party, Words
 from refmpc.core.words import seal, unseal
 from refmpc.primitives.opening import unbiased_addend, word_type
 
-__all__ = ["OpenTrainingRun", "durability", "training_run"]
+__all__ = ["STATE_EVERY", "OpenTrainingRun", "durability", "own_addend", "public_inputs", "training_run"]
+
+STATE_EVERY = 100  # steps after which the state is written anew, where nobody says otherwise
 
 
 def training_run(party: Party, job: ServerJob) -> TrainingRun:
@@ -58,18 +60,22 @@ def public_inputs(party: Party, model: Sequence[PublicLayer], plan: Plan) -> tup
 
 
 def own_addend(party: Party, noise: np.ndarray, plan: Plan) -> np.ndarray:
-    """What this server adds to its summands: its noise at the gradients' scale, and what makes the cut unbiased."""
+    """What this server adds to its summands: its noise at the gradients' scale, and what makes the cut of the global sums
+    unbiased (a client adds that itself)."""
     lifted: np.ndarray = noise.view(np.uint64) << np.uint64(plan.scales.noise_shift)
-    return lifted + unbiased_addend(party, plan.scales.truncated_bits)
+    lifted[: plan.global_parameters] += unbiased_addend(party, plan.scales.truncated_bits)
+    return lifted
 
 
 class OpenTrainingRun(TrainingRun):
     """State of the training at one server. ``model`` is public and the same at all three."""
 
     def __init__(self, party: Party, job: ServerJob):
-        self._opened = OpenedSteps(job.directory, word_type(job.plan.scales.truncated_bits), synced=job.synced)
+        plan = job.plan
+        kind = word_type(plan.scales.truncated_bits)
+        self._opened = OpenedSteps(job.directory, kind, plan.parameters, synced=job.synced)
         self._last_sums: np.ndarray | None = None  # opened since the last state was kept
-        self._shuffled = ShuffledRows(job.directory, job.plan.fingerprint)
+        self._shuffled = ShuffledRows(job.directory, plan.fingerprint)
         self.model: list[PublicLayer] = []
         super().__init__(party, job, keeps_releases=job.checkpoint_every > 0)
         self._recorded_words = party.recorded(self._secret_words)
@@ -107,7 +113,7 @@ class OpenTrainingRun(TrainingRun):
         return np.concatenate([part.reshape(-1) for part in parts])
 
     def _restore(self, flat: np.ndarray) -> None:
-        size = self.plan.parameters
+        size = self.plan.global_parameters
         values = self.plan.unflatten(flat[:size])
         velocities = self.plan.unflatten(flat[size:]) if len(flat) > size else [None] * len(values)
         self.model = [PublicLayer(*both) for both in zip(values, velocities, strict=True)]
@@ -121,6 +127,9 @@ class OpenTrainingRun(TrainingRun):
             head, layers = public_inputs(self.party, self.model, plan)
             parts = await self._recorded_words(rows, layers, head, own_addend(self.party, noise, plan))
             words = np.concatenate([unseal(part).reshape(-1) for part in parts])
+        await self._keep_and_open(step, words)
+
+    async def _keep_and_open(self, step: int, words: np.ndarray) -> None:
         if self._every:
             with self.party.phase("checkpoint"):
                 await self._keep(step, words)
@@ -141,7 +150,9 @@ class OpenTrainingRun(TrainingRun):
         self._opened.mark(step)
 
     async def _open(self, words: np.ndarray) -> np.ndarray:
-        return await refmpc.open_words(self.party, seal(words), self.plan.scales.truncated_bits, SUMS_RELEASE)
+        """The sums of the global model, of all that this server has words of."""
+        own = seal(words[: self.plan.global_parameters])
+        return await refmpc.open_words(self.party, own, self.plan.scales.truncated_bits, SUMS_RELEASE)
 
     def _move(self, step: int, sums: np.ndarray) -> None:
         plan = self.plan
