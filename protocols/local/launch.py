@@ -29,7 +29,7 @@ from protocols.plan.run_plan import Plan
 from protocols.registry import protocol
 from protocols.server.begun import require_same_run
 from protocols.server.checkpoint import ServerDirectory
-from protocols.server.open_training import durability, require_can_keep
+from protocols.server.open_training import durability
 from protocols.server.training import ServerJob
 from refmpc.launch.processes import start_ahead
 from vfl.data.sets import load_data, load_embeddings
@@ -75,10 +75,9 @@ def launch(options: RunOptions, federation: Federation, console: Console) -> Run
     chosen = protocol(options.protocol)
     plan = chosen.plan(federation, options.training)
     every = require_integer("checkpoint_every", options.checkpoint_every, 0)
-    require_can_keep(options.protocol, options.training.weights, every)
     synced = require_choice("durability", options.durability, ("process", "power")) == "power"
-    if options.protocol == "g_shuff" and every:
-        # within an epoch the order is one secret permutation: only its boundaries can be resumed from
+    if options.protocol == "g_shuff" and every and not plan.opens_sums:
+        # within an epoch the order is one secret permutation that is not kept: only its boundaries can be resumed from
         batches = plan.schedule.num_batches
         every = max(batches, every // batches * batches)
     directory = run_directory(options)

@@ -28,7 +28,7 @@ from pathlib import Path
 
 import numpy as np
 
-from accel.files import write_arrays, write_bytes
+from accel.files import sync_folder, write_arrays, write_bytes
 from protocols.server.checkpoint import KEEP, CannotResume, ServerDirectory, confirm_on_disk, exchanged
 from protocols.step.global_step import Weights
 from refmpc import Party
@@ -111,6 +111,7 @@ def agree_on_step(party: Party, directory: ServerDirectory, releases: Releases, 
     require_nothing_lost(step, released, last_kept, [bool(by_server[server][0]) for server in range(3)], last)
     directory.discard_after(step)
     releases.discard_after(step)
+    sync_folder(directory.path)  # what is gone must not come back: the next attempt has other shares of the same steps
     return step
 
 

@@ -40,6 +40,7 @@ __all__ = [
     "open_words",
     "opening_bytes",
     "receive_opening",
+    "tensor_opening",
     "unbiased_addend",
     "word_type",
 ]
@@ -73,6 +74,26 @@ def matmul_opening(x: ArithmeticTensor, y: ArithmeticTensor, bits: int, addend: 
     matmul_summand(x, y, operation.zero_share(shape), z)
     if own is not None:
         machine.call("add", z, own, z)
+    machine.call("shift_right", z, np.uint64(bits), z)
+    machine.call("copy", z, words)
+    return words
+
+
+def tensor_opening(x: ArithmeticTensor, bits: int, addend: np.ndarray | None = None) -> Words:
+    """This server's words of (x + all servers' addends)/2^bits for shared x: as ``matmul_opening``, whose domain and error it
+    has, for a product with public integers. Local, nothing is opened yet."""
+    kind = word_type(bits)
+    own = own_addend(x.shape, addend)
+    operation = x.party.operation("tensor_opening", x, bits)
+    machine = operation.machine
+    z, words = machine.memory(x.shape), machine.memory(x.shape, kind)
+    machine.call("add", x.first, operation.zero_share(x.shape), z)
+    if own is not None:
+        machine.call("add", z, own, z)
+    if x.party.insecure_check_ranges:
+        from refmpc.core.debug import check_words
+
+        x.party.complete(check_words(operation, z, -(2**62), 2**62))
     machine.call("shift_right", z, np.uint64(bits), z)
     machine.call("copy", z, words)
     return words
