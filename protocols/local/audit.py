@@ -31,7 +31,7 @@ import numpy.typing as npt
 
 import refmpc
 from accel.validate import require_choice, require_integer, require_real
-from protocols.client.upload import ClientJob, client_program, receive_rows
+from protocols.client.upload import ClientJob, receive_rows
 from protocols.local.gl_launch import client_jobs, server_jobs
 from protocols.noise.server_noise import insecure_total_noise
 from protocols.plan.gl_plan import LayerPlan, plan_layer_run
@@ -204,7 +204,7 @@ def _run(plan: Plan, federation: Federation, directory: Path) -> list[Observatio
         program, jobs = _servers, [ServerJob(plan, directory / f"server-{i}", 0) for i in range(3)]
         clients = {
             client.name: (
-                client_program,
+                PROTOCOLS[plan.protocol].client,
                 ClientJob(
                     plan,
                     client.embedding_rows(),

@@ -11,8 +11,7 @@ from rich.console import Console
 import refmpc
 from accel.files import write_arrays
 from accel.validate import require, require_choice, require_integer
-from protocols import gl_bmf
-from protocols.client.gl_client import LayerClientJob, TrainedClient, client_program
+from protocols.client.gl_client import LayerClientJob, TrainedClient
 from protocols.local.launch import Command, execute, run_directory
 from protocols.local.launch import main as main_of_protocol
 from protocols.local.options import RunOptions
@@ -20,6 +19,7 @@ from protocols.local.report import RunReport
 from protocols.noise.server_noise import insecure_total_noise
 from protocols.plan.gl_plan import LayerPlan, plan_layer_run
 from protocols.plan.gl_shapes import JacobianShape
+from protocols.registry import protocol
 from protocols.server.checkpoint import ServerDirectory
 from protocols.server.gl_training import LayerServerJob
 from protocols.server.open_training import durability
@@ -90,7 +90,7 @@ def client_jobs(
     """What each client gets: its own columns, blocks and layers."""
     return {
         client.name: (
-            client_program,
+            protocol(plan.protocol).client,
             LayerClientJob(plan, client.fresh(), directory and client_directory(directory, client.name)),
         )
         for client in federation.clients
@@ -119,7 +119,7 @@ def launch(options: RunOptions, federation: Federation, console: Console) -> Run
         options,
         plan,
         directory,
-        gl_bmf.servers,
+        protocol(plan.protocol).servers,
         server_jobs(plan, directory, keep, synced),
         client_jobs(plan, federation, directory if keep else None),
         console,

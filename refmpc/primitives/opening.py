@@ -28,6 +28,7 @@ from refmpc.core.party import Party
 from refmpc.core.protocol import Cost, protocol
 from refmpc.core.tensor import ArithmeticTensor
 from refmpc.core.words import Words, seal, unseal
+from refmpc.net.framing import title
 from refmpc.primitives.arithmetic import matmul_shape, matmul_summand, own_addend
 from refmpc.primitives.io import Client
 
@@ -67,7 +68,7 @@ def matmul_opening(x: ArithmeticTensor, y: ArithmeticTensor, bits: int, addend: 
     if x.party.insecure_check_ranges:
         from refmpc.core.debug import check_product
 
-        x.party.complete(check_product(operation, x, y, np.matmul, 2**62, own))
+        x.party.complete(check_product(operation, x, y, np.matmul, 2**62, addend))
     machine = operation.machine
     z, words = machine.memory(shape), machine.memory(shape, kind)
     matmul_summand(x, y, operation.zero_share(shape), z)
@@ -101,7 +102,7 @@ def tensor_opening(x: ArithmeticTensor, bits: int, addend: np.ndarray | None = N
 def open_to_client(party: Party, words: np.ndarray, client: str, release: str) -> None:
     """Send this server's words to the client: the moment of the release, which the ledger records first."""
     party.machine.leave(f"the release {release!r}")
-    party.ledger.record(release, words.size, f"client {client!r}")
+    party.ledger.record(release, words.size, title(client))
     party.send("open_to_client", client, [unseal(words)])
 
 

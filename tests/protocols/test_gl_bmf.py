@@ -187,9 +187,11 @@ def test_a_step_of_the_papers_size_stays_within_its_budget():
     federation = Federation(clients, 10, labels[:0], [], [], 1.0)
     plan = plan_layer_run(federation, TrainingConfig(epochs=20, learning_rate=0.5))
     found = layer_estimate(plan)
-    assert found["rounds_per_step"] <= 36
+    assert found["rounds_per_step"] <= 31
     once = found["upload_bytes"] / plan.schedule.num_steps  # X and labels spread over the run
-    assert found["bytes"] / plan.schedule.num_steps + once <= 12.1e6  # half the rounds for one percent more bytes
+    # The first budget was 12 MB in 70 rounds. The low-round softmax and clip factor cost 40 kB more and save 39 rounds,
+    # which is less time on every link with more than 80 Mbit/s and 0.1 ms.
+    assert found["bytes"] / plan.schedule.num_steps + once <= 12.05e6
     assert plan.adapters.clip_rounding <= 2e-4 * plan.training.clip_norm
 
 

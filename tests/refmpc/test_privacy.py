@@ -74,6 +74,7 @@ def reached(party, x, additive):
 
 
 PERMUTATIONS = tuple((pair, 1, 0) for pair in range(3))  # they stand still here: the masks alone must hide the rows
+WEIGHTS, CUT = np.array([1, 2, 1]), 1
 CASES = {
     "replicate": Case(lambda party, x: refmpc.replicate(at_holders(x)), ("arithmetic",), FAR),
     "truncate_additive": Case(
@@ -218,7 +219,6 @@ CASES = {
     ),
     "reveal": Case(lambda party, x: refmpc.reveal(x, "example", to=1), ("arithmetic",), FAR, learns=(1,)),
 }
-WEIGHTS, CUT = np.array([1, 2, 1]), 1
 
 
 def opened_product(x, y):

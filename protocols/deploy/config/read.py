@@ -235,7 +235,7 @@ class _Reader:
                 first == server.id,
                 f"[[server]] {server.id}: port",
                 server.port,
-                f"another host or port than server {first}'s",
+                f"another host or port than server-{first}'s",
             )
 
     def _run(self, table: Mapping[str, Any]) -> RunConfig:

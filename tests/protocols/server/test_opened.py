@@ -96,7 +96,7 @@ def test_a_server_that_lost_what_was_opened_ends_the_run(plan_and_federation, tm
         file.unlink()
     else:
         file.write_bytes(file.read_bytes()[:-200])  # an older copy: words of step 3 are gone
-    with pytest.raises(PartyFailed, match=r"server 2 no longer has the state after step \d, which was released"):
+    with pytest.raises(PartyFailed, match=r"server-2 no longer has the state after step \d, which was released"):
         run_secure(plan, federation, run, every=2)
 
 

@@ -9,6 +9,7 @@ import numpy as np
 
 import refmpc
 from protocols.plan.gl_plan import LayerPlan
+from protocols.plan.gl_shapes import AdapterShape
 from protocols.plan.scales import EMBEDDING_BITS, RELEASE_BITS
 from protocols.step.gl_step import (
     BlockOutputs,
@@ -23,7 +24,17 @@ from protocols.step.public_weights import rounded_head
 from refmpc import ArithmeticTensor
 from vfl.gradients import with_ones
 
-__all__ = ["Inputs", "make_inputs", "on_grid", "rounded_up", "secure_sum", "shared_inputs", "step_bound", "within"]
+__all__ = [
+    "Inputs",
+    "adapter_shapes",
+    "make_inputs",
+    "on_grid",
+    "rounded_up",
+    "secure_sum",
+    "shared_inputs",
+    "step_bound",
+    "within",
+]
 
 
 @dataclass
@@ -43,6 +54,11 @@ def on_grid(values: np.ndarray, bits: int) -> np.ndarray:
     return np.trunc(values * 2.0**bits) * 2.0**-bits
 
 
+def adapter_shapes(plan: LayerPlan) -> list[AdapterShape]:
+    """The shapes of a plan with LoRA layers."""
+    return [shape for shape in plan.shapes if isinstance(shape, AdapterShape)]
+
+
 def within(rows: np.ndarray, bound: float) -> np.ndarray:
     return rows * np.minimum(1.0, bound / np.maximum(np.linalg.norm(rows, axis=-1, keepdims=True), 1e-12))
 
@@ -56,7 +72,7 @@ def make_inputs(plan: LayerPlan, weight_norm: float, seed: int = 0) -> Inputs:
     found.labels = rng.integers(0, plan.classes, batch)
     weights = rng.normal(size=(plan.width + 1, plan.classes))
     found.weights = on_grid(weights * weight_norm / np.linalg.norm(weights), scales.block_bits)
-    for shape in plan.shapes:
+    for shape in adapter_shapes(plan):
         size = 10.0 ** rng.uniform(-2, 0)
         projected = within(rng.normal(size=(batch, shape.stacked_rank)) * size, bounds.projected)
         found.projected.append(on_grid(projected, scales.projected_bits))
@@ -159,7 +175,7 @@ def step_bound(plan: LayerPlan, inputs: Inputs) -> float:
         (reach * e_delta) ** 2,
         2.0**-26 + 2 * (2.0**-plan.scales.norm_bits + reach**2 / gamma**2 * rounded_up(plan.scales.norms)),
     )
-    for i, shape in enumerate(plan.shapes):
+    for i, shape in enumerate(adapter_shapes(plan)):
         a = np.linalg.norm(inputs.projected[i], axis=1).max()
         moved += (omega * a * e_delta) ** 2
         curvature = 2 * omega**2

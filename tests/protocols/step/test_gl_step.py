@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,14 +21,22 @@ from protocols.step.gl_step import clip_factors, weight_products
 from protocols.step.global_step import SharedRows, logit_errors, squared_norms
 from protocols.step.public_weights import rounded_head
 from tests.protocols.conftest import lora_federation
-from tests.protocols.step.gl_inputs import Inputs, make_inputs, on_grid, secure_sum, shared_inputs, step_bound
+from tests.protocols.step.gl_inputs import (
+    Inputs,
+    adapter_shapes,
+    make_inputs,
+    on_grid,
+    secure_sum,
+    shared_inputs,
+    step_bound,
+)
 from vfl.gradients import AdapterFactors, GlobalModel, clipped_gradient, with_ones
 from vfl.training import TrainingConfig
 
 
 def float_sum(plan: LayerPlan, inputs: Inputs) -> np.ndarray:
     adapters = []
-    for i, shape in enumerate(plan.shapes):
+    for i, shape in enumerate(adapter_shapes(plan)):
         for l, x in enumerate(inputs.blocks[i]):
             here = slice(l * shape.rank, (l + 1) * shape.rank)
             scaled = inputs.row_factors[i][:, None] * x
@@ -140,7 +149,7 @@ def clip_ratio(plan: LayerPlan, inputs: Inputs, opened: list[np.ndarray]) -> tup
     count, clip = len(plan.shapes), plan.training.clip_norm
     assert factor.max() <= 1.0
     squares = ((inputs.rows**2).sum(axis=1) + 1) * (errors**2).sum(axis=1)
-    for i, (shape, block, t) in enumerate(zip(plan.shapes, rest[:count], rest[count:], strict=True)):
+    for i, (shape, block, t) in enumerate(zip(adapter_shapes(plan), rest[:count], rest[count:], strict=True)):
         squares += ((errors @ block.T) ** 2).sum(axis=1) * (inputs.projected[i] ** 2).sum(axis=1)
         for l, x in enumerate(inputs.blocks[i]):
             here = slice(l * shape.rank, (l + 1) * shape.rank)
@@ -165,7 +174,8 @@ def coarser(scales: AdapterScales, bits: dict[str, int]) -> AdapterScales:
         for name in ("projected_norms", "block_norms")
         if f"{name[:-1]}_bits" in bits
     }
-    return replace(scales, **norms, **bits)
+    changed: dict[str, Any] = {**norms, **bits}
+    return replace(scales, **changed)
 
 
 @pytest.mark.parametrize("changed", [PLANNED, COARSE, COARSE_NORMS], ids=["planned", "coarse", "coarse norms"])

@@ -180,7 +180,8 @@ def test_the_declared_cost_of_a_step_is_what_it_costs(federation, tmp_path, monk
 
 def test_no_operation_leaves_its_domain(federation, tmp_path):
     plan = open_plan(federation, epochs=2, momentum=0.9)
-    run_secure(plan, federation, tmp_path, insecure_check_ranges=True)
+    with pytest.warns(UserWarning, match="insecure_check_ranges is set"):
+        run_secure(plan, federation, tmp_path, insecure_check_ranges=True)
 
 
 def test_joint_noise_goes_with_open_weights(tmp_path):

@@ -86,7 +86,7 @@ def test_a_party_with_other_public_arguments_is_noticed_at_once(name, odd):
         evaluate(program, X, Y, timeout=5)
     assert ended == []
     assert set(failure.value.tracebacks) == {0, 1, 2}
-    named = [re.search(r"party (\d) is out of step", text) for text in failure.value.tracebacks.values()]
+    named = [re.search(r"server-(\d) is out of step", text) for text in failure.value.tracebacks.values()]
     assert any(named)
 
 

@@ -49,7 +49,7 @@ def test_a_server_that_fails_after_the_release_is_helped_by_the_others(
     federation: Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two servers have published, the third lost its result: they compute the release again, the same one, for it."""
-    finish, failed = Session.finish, []
+    finish, failed = Session.finish, list[Any]()
 
     def fail_once(session: Session, attempt: str, outbox: Any) -> None:
         if "server-1" in str(session.directory) and not failed:
@@ -174,7 +174,8 @@ def test_a_second_training_of_a_configuration_is_refused(federation: Federation)
     threads = [federation.client("bank", session, outcome)]
     _wait(lambda: any("upload complete" in e["event"] for e in federation.events("server-0")))
     federation.client("card", session, outcome, rows=64).join(30)
-    assert isinstance(outcome["card"], Refused) and "as another client says" in str(outcome["card"])
+    refused = outcome.pop("card")
+    assert isinstance(refused, Refused) and "as another client says" in str(refused)
     threads.append(federation.client("card", session, outcome))
     _wait(lambda: any("all servers agree" in e["event"] for e in federation.events("server-0")))
     with pytest.raises(Refused, match="already trained .run .*Change its name or a parameter"):
@@ -194,7 +195,7 @@ def test_a_client_with_other_columns_than_it_shared_is_refused(federation: Feder
     first = federation.client("bank", session, outcome)
     _wait(lambda: any("upload complete" in e["event"] for e in federation.events("server-2")))
     for _ in range(2):  # however often it tries
-        federation.client("bank", session, changed := {}, scale=0.5).join(30)
+        federation.client("bank", session, changed := dict[str, Any](), scale=0.5).join(30)
         assert isinstance(changed["bank"], HandshakeError) and "other columns than those shared" in str(changed["bank"])
     federation.client("card", session, outcome).join(60)
     first.join(60)
@@ -212,7 +213,7 @@ def test_servers_that_do_not_agree_say_so_and_stay(federation: Federation, monke
     monkeypatch.setattr(Session, "parameters", differing)
     for number in range(3):
         federation.start(number)
-    session, outcome = secrets.token_hex(16), {}
+    session, outcome = secrets.token_hex(16), dict[str, Any]()
     for thread in [federation.client(name, session, outcome) for name in ("bank", "card")]:
         thread.join(60)
     for found in outcome.values():
