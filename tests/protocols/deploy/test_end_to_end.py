@@ -91,7 +91,7 @@ def test_a_federation_from_init_to_predictions(hosts: dict[str, Host], tmp_path:
 
 def _check_outsider(found: dict[str, str], run: Processes) -> None:
     """Every attempt was refused, and the server's log says why."""
-    assert found.pop("port scan") == "None"
+    assert found.pop("port scan") == "hung up"
     assert re.match(r"closed after \d+ bytes", found.pop("garbage"))
     assert found and all(text.startswith("refused") for text in found.values()), found
     assert "server-2 has name" not in found["stolen, as a server"]
