@@ -24,7 +24,7 @@ def _turned(word):
 @njit(cache=True, nogil=True)
 def counter_blocks(runs, word, out):
     """See ``accel.reference.counters.counter_blocks``."""
-    start = 0
+    start = np.int64(0)
     for run in range(runs.shape[0]):
         nonce, first = runs[run, 0] + word, runs[run, 1]
         count = np.int64(runs[run, 2])

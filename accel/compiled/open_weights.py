@@ -45,8 +45,8 @@ def _add_packed(mine, first, first_tail, second, second_tail, width, out):
 def add_packed(mine: np.ndarray, first: np.ndarray, second: np.ndarray, width: int, out: np.ndarray) -> None:
     """See ``accel.reference.open_weights.add_packed``."""
     whole = first.size // 8 * 8
-    parts = (part for packed in (first, second) for part in (packed[:whole].view(np.uint64), packed[whole:]))
-    _add_packed(mine, *parts, width, out)
+    one, other = first[:whole].view(np.uint64), second[:whole].view(np.uint64)
+    _add_packed(mine, one, first[whole:], other, second[whole:], width, out)
 
 
 @njit(cache=True, nogil=True)

@@ -110,7 +110,7 @@ def _describe(value: Any, leaves: list[Leaf]) -> Any:
         leaf = Leaf(value)
         leaves.append(leaf)
         return leaf.describe()
-    kind = type(value)
+    kind: Any = type(value)
     if kind is list or kind is tuple:
         return (kind, *(_describe(item, leaves) for item in value))
     if kind is dict:
