@@ -29,7 +29,7 @@ class TrainingConfig:
     ``accounting`` (G-Shuff only): ``paper`` calibrates as if Poisson-sampled, ``proven`` for any order.
     ``weights``: ``open`` (the noised gradient sum of every step is opened, so the weights are public while they are trained;
     same claim, less work) or ``secret`` (only the last model is opened). It changes nothing for the twins. The commands and
-    ``federation.toml`` say ``open`` where it is built.
+    ``federation.toml`` say ``open``.
     """
 
     epochs: int = 40

@@ -127,7 +127,7 @@ def parse_options(protocol: str, description: str | None, argv: list[str] | None
     train.add_argument(
         "--seed", type=int, default=default.seed, help="splits, an MLP's start, the twin; never masks or noise"
     )
-    if protocol in ("g_bmf", "g_shuff"):
+    if protocol in ("g_bmf", "g_shuff", "gl_bmf"):
         train.add_argument(
             "--weights",
             choices=("open", "secret"),
@@ -197,7 +197,7 @@ def parse_options(protocol: str, description: str | None, argv: list[str] | None
     where.add_argument("--timeout", type=float, default=run.timeout, help="seconds to wait for a silent peer")
     where.add_argument("--out", default=run.out, metavar="DIR", help="runs are kept here (default runs/)")
     where.add_argument("--checkpoint-every", type=int, default=0, metavar="STEPS", help="0: no checkpoints")
-    if protocol in ("g_bmf", "g_shuff"):
+    if protocol in ("g_bmf", "g_shuff", "gl_bmf"):
         where.add_argument(
             "--durability",
             choices=("process", "power"),

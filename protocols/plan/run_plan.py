@@ -47,6 +47,7 @@ __all__ = [
     "joint_scale",
     "joint_slope",
     "plan_run",
+    "with_open_weights",
 ]
 
 MODEL_RELEASE = "global model"
@@ -128,9 +129,14 @@ class Plan:
         return sum(self.client_widths)
 
     @property
+    def global_parameters(self) -> int:
+        """Coordinates of the global model."""
+        return sum(rows * columns for rows, columns in self.layer_shapes)
+
+    @property
     def parameters(self) -> int:
         """Coordinates of one noised gradient."""
-        return sum(rows * columns for rows, columns in self.layer_shapes)
+        return self.global_parameters
 
     @property
     def layer_shapes(self) -> list[tuple[int, int]]:
@@ -162,13 +168,18 @@ class Plan:
     @property
     def releases(self) -> dict[str, str]:
         """What may be opened, with the claim that covers it."""
-        found = {MODEL_RELEASE: self.claim.paragraph()}
-        if self.opens_sums:
-            found[SUMS_RELEASE] = (
-                f"one of {self.schedule.num_steps} steps, which the claim of the {MODEL_RELEASE} covers all together: "
-                f"{self.claim.headline()}"
-            )
-        return found
+        return {MODEL_RELEASE: self.claim.paragraph()} | self._sums_release
+
+    @property
+    def _sums_release(self) -> dict[str, str]:
+        """With open weights, what every step opens to the servers."""
+        if not self.opens_sums:
+            return {}
+        together = (
+            f"one of {self.schedule.num_steps} steps, which the claim of the {MODEL_RELEASE} covers all together: "
+            f"{self.claim.headline()}"
+        )
+        return {SUMS_RELEASE: together}
 
     @property
     def opens_sums(self) -> bool:
@@ -257,12 +268,14 @@ def _joint_claim(noise: CalibratedNoise) -> Claim:
     )
 
 
-def _open_weights_sentence(steps: int) -> str:
-    return (
-        f"The weights are open while they are trained: the noised gradient sums of all {steps} steps are opened to the three "
-        "servers and may be shown to anybody. The claim is about that whole sequence, and is the same as if only the last "
-        "model were opened"
+def with_open_weights(claim: Claim, steps: int, of: str = "") -> Claim:
+    """A claim that says what is opened on the way; ``of``: whose sums, where that is not everything."""
+    said = (
+        f"The weights are open while they are trained: the noised gradient sums{of} of all {steps} steps are opened to the "
+        "three servers and may be shown to anybody. The claim is about that whole sequence, and is the same as if only the "
+        "last model were opened"
     )
+    return replace(claim, caveats=(*claim.caveats, said))
 
 
 def _start(training: TrainingConfig, width: int, classes: int) -> GlobalModel:
@@ -349,7 +362,7 @@ def plan_run(protocol: str, federation: PublicFacts, training: TrainingConfig) -
         assumed += ("the starting weights are public and random, from the seed of the run",)
     claim = with_delta_checked(noise.claim, schedule.num_samples)
     if training.weights == "open":
-        claim = replace(claim, caveats=(*claim.caveats, _open_weights_sentence(schedule.num_steps)))
+        claim = with_open_weights(claim, schedule.num_steps)
     noise = replace(noise, claim=replace(claim, public=assumed))
     if joint:
         noise = replace(noise, claim=_joint_claim(noise))

@@ -12,11 +12,11 @@ from dataclasses import replace
 import numpy as np
 
 import refmpc
-from accel.validate import require
 from protocols.noise.joint_noise import MOST_ROWS
 from protocols.plan.run_plan import MODEL_RELEASE, SUMS_RELEASE, Plan
 from protocols.server.checkpoint import confirm_on_disk
 from protocols.server.opened import OpenedSteps, agree_on_opened
+from protocols.server.shuffled_rows import ShuffledRows
 from protocols.server.training import ServerJob, TrainingRun
 from protocols.step.global_step import SharedRows
 from protocols.step.open_step import step_words
@@ -25,24 +25,14 @@ from refmpc import ArithmeticTensor, Party, Words
 from refmpc.core.words import seal, unseal
 from refmpc.primitives.opening import unbiased_addend, word_type
 
-__all__ = ["OpenTrainingRun", "durability", "require_can_keep", "training_run"]
+__all__ = ["STATE_EVERY", "OpenTrainingRun", "durability", "own_addend", "public_inputs", "training_run"]
+
+STATE_EVERY = 100  # steps after which the state is written anew, where nobody says otherwise
 
 
 def training_run(party: Party, job: ServerJob) -> TrainingRun:
     """The run that the plan asks for."""
     return OpenTrainingRun(party, job) if job.plan.opens_sums else TrainingRun(party, job)
-
-
-def require_can_keep(protocol: str, weights: str, checkpoint_every: int) -> None:
-    """Refuse checkpoints of G-Shuff with open weights: within an epoch the order is a secret permutation that nobody keeps,
-    and an epoch that is begun again would open other sums under the same noise."""
-    require(
-        checkpoint_every == 0 or protocol != "g_shuff" or weights == "secret",
-        "checkpoint_every",
-        checkpoint_every,
-        "0 in g_shuff with open weights",
-        "its secret order is not kept, so an epoch cannot be resumed; use weights = 'secret' to keep checkpoints",
-    )
 
 
 def durability(plan: Plan, checkpoint_every: int, synced: bool) -> str:
@@ -70,18 +60,22 @@ def public_inputs(party: Party, model: Sequence[PublicLayer], plan: Plan) -> tup
 
 
 def own_addend(party: Party, noise: np.ndarray, plan: Plan) -> np.ndarray:
-    """What this server adds to its summands: its noise at the gradients' scale, and what makes the cut unbiased."""
+    """What this server adds to its summands: its noise at the gradients' scale, and what makes the cut of the global sums
+    unbiased (a client adds that itself)."""
     lifted: np.ndarray = noise.view(np.uint64) << np.uint64(plan.scales.noise_shift)
-    return lifted + unbiased_addend(party, plan.scales.truncated_bits)
+    lifted[: plan.global_parameters] += unbiased_addend(party, plan.scales.truncated_bits)
+    return lifted
 
 
 class OpenTrainingRun(TrainingRun):
     """State of the training at one server. ``model`` is public and the same at all three."""
 
     def __init__(self, party: Party, job: ServerJob):
-        require_can_keep(job.plan.protocol, job.plan.training.weights, job.checkpoint_every)
-        self._opened = OpenedSteps(job.directory, word_type(job.plan.scales.truncated_bits), synced=job.synced)
+        plan = job.plan
+        kind = word_type(plan.scales.truncated_bits)
+        self._opened = OpenedSteps(job.directory, kind, plan.parameters, synced=job.synced)
         self._last_sums: np.ndarray | None = None  # opened since the last state was kept
+        self._shuffled = ShuffledRows(job.directory, plan.fingerprint)
         self.model: list[PublicLayer] = []
         super().__init__(party, job, keeps_releases=job.checkpoint_every > 0)
         self._recorded_words = party.recorded(self._secret_words)
@@ -100,6 +94,7 @@ class OpenTrainingRun(TrainingRun):
         self.model = public_start(plan.start, plan.scales, plan.training.momentum)
         position, have_state = agree_on_opened(self.party, self.directory, self._opened, plan.schedule.num_steps)
         if position == 0:
+            self._opened.discard()
             return 0
         kept = self._opened.resume(position, from_state=have_state)
         self._restore(kept.state)
@@ -118,7 +113,7 @@ class OpenTrainingRun(TrainingRun):
         return np.concatenate([part.reshape(-1) for part in parts])
 
     def _restore(self, flat: np.ndarray) -> None:
-        size = self.plan.parameters
+        size = self.plan.global_parameters
         values = self.plan.unflatten(flat[:size])
         velocities = self.plan.unflatten(flat[size:]) if len(flat) > size else [None] * len(values)
         self.model = [PublicLayer(*both) for both in zip(values, velocities, strict=True)]
@@ -132,6 +127,9 @@ class OpenTrainingRun(TrainingRun):
             head, layers = public_inputs(self.party, self.model, plan)
             parts = await self._recorded_words(rows, layers, head, own_addend(self.party, noise, plan))
             words = np.concatenate([unseal(part).reshape(-1) for part in parts])
+        await self._keep_and_open(step, words)
+
+    async def _keep_and_open(self, step: int, words: np.ndarray) -> None:
         if self._every:
             with self.party.phase("checkpoint"):
                 await self._keep(step, words)
@@ -152,7 +150,9 @@ class OpenTrainingRun(TrainingRun):
         self._opened.mark(step)
 
     async def _open(self, words: np.ndarray) -> np.ndarray:
-        return await refmpc.open_words(self.party, seal(words), self.plan.scales.truncated_bits, SUMS_RELEASE)
+        """The sums of the global model, of all that this server has words of."""
+        own = seal(words[: self.plan.global_parameters])
+        return await refmpc.open_words(self.party, own, self.plan.scales.truncated_bits, SUMS_RELEASE)
 
     def _move(self, step: int, sums: np.ndarray) -> None:
         plan = self.plan
@@ -164,6 +164,17 @@ class OpenTrainingRun(TrainingRun):
         self._last_sums = None
         return self._opened.keep_state(step, self._flat())
 
+    # a secret order ------------------------------------------------------------------------------
+
+    def keep_shuffled(self, epoch: int, rows: SharedRows) -> None:
+        """The rows of an epoch whose order nobody knows, before its first step is computed."""
+        if self._every:
+            self._shuffled.save(epoch, vars(rows))
+
+    def kept_shuffled(self, epoch: int) -> SharedRows:
+        """The rows of an epoch that has opened something: its order is drawn once."""
+        return SharedRows(**self._shuffled.load(self.party, epoch))
+
     # the end -------------------------------------------------------------------------------------
 
     async def release(self) -> list[np.ndarray]:
@@ -171,6 +182,7 @@ class OpenTrainingRun(TrainingRun):
         last, bits = self.plan.schedule.num_steps, self.plan.scales.weight_bits
         if self.first_step < last:
             self._opened.keep_state(last, self._flat())
+        self._shuffled.discard()
         if self._joint is not None:
             self._joint.forget_before(last + self.plan.factorisation.bands + MOST_ROWS)
         flat = np.concatenate([layer.values.reshape(-1) for layer in self.model])

@@ -137,6 +137,13 @@ class TrainingRun:
             rate = rate_input(self.party, self.plan.learning_rate(self.party.step), self.plan.scales)
             self.layers = await self._recorded_step(rows, self.layers, noise, rate)
 
+    def keep_shuffled(self, epoch: int, rows: SharedRows) -> None:
+        """Nothing is opened within an epoch here: one that is begun again may be shuffled again."""
+
+    def kept_shuffled(self, epoch: int) -> SharedRows:
+        """Checkpoints lie between epochs here."""
+        raise AssertionError("a run with secret weights does not go on within an epoch")
+
     async def release(self) -> list[np.ndarray]:
         """Open the model, all layers: its shares lie on all three disks before, and all three know that it is released."""
         last = self.plan.schedule.num_steps

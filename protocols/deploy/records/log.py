@@ -12,9 +12,7 @@ from typing import Any, TextIO
 from rich.console import Console
 from rich.text import Text
 
-__all__ = ["QUIET", "Log"]
-
-QUIET = 30.0  # seconds between two lines on somebody who is waited for
+__all__ = ["Log"]
 
 _BURST = 20  # lines of one kind a minute; more are counted and summed up
 _STYLES = {"info": "", "warning": "yellow", "error": "red"}

@@ -47,7 +47,7 @@ def agree(config: FederationConfig, directory: Path, ids: dict[str, list[str]], 
         with aligner(config, directory, name, ids[name]).open() as mine:
             return mine.agree(lambda count: None, **options)
 
-    return together({name: lambda name=name: work(name) for name in ids})  # type: ignore[misc]
+    return together({name: lambda name=name: work(name) for name in ids})
 
 
 def test_clients_align_once_and_remember_it(config: FederationConfig, tmp_path: Path) -> None:
@@ -104,7 +104,7 @@ def test_predictions_in_the_clear_are_those_of_the_model(config: FederationConfi
         words = ["predict", "--as", name, "--config", config.source, "--columns", str(tmp_path / f"{name}.csv")]
         words += ["--value-range", "0,1", "--model", str(tmp_path / f"{name}.npz"), "--clear", "--output", "logits"]
         words += ["--out", str(tmp_path / f"{name}-out.csv"), "--log", str(tmp_path / "log")]
-        work[name] = lambda words=words: main(words)  # type: ignore[misc]
+        work[name] = lambda words=words: main(words)
     assert together(work) == {"bank": 0, "card": 0}
     assert not (tmp_path / "bank-out.csv").exists()  # only the receiver gets predictions
     with (tmp_path / "card-out.csv").open() as file:
