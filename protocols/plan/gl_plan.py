@@ -79,6 +79,8 @@ def plan_from_facts(facts: LayerFacts, training: TrainingConfig, bounds: FactorB
     """Calibrate the noise with the slack of the arithmetic that will run, and choose all scales; or refuse."""
     require(training.hidden == (), "hidden", training.hidden, "empty: GL-BMF trains one global layer")
     require(training.noise == "distributed", "noise", training.noise, "'distributed' in GL-BMF")
+    way_out = "the clients' layers that belong to an averaged model would be averages too, and those are their own"
+    require(training.average == "none", "average", training.average, "'none' in GL-BMF", way_out)
     schedule = training.steps(facts.num_samples)
     shapes = tuple(client.shape(training.gradients) for client in facts.clients)
     for client, shape in zip(facts.clients, shapes, strict=True):

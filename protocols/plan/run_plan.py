@@ -6,9 +6,9 @@ import hashlib
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -35,6 +35,9 @@ from vfl.dp import (
 from vfl.gradients import GlobalModel
 from vfl.run_mechanism import calibrate_run, choose_factorisation
 from vfl.training import Schedule, TrainingConfig
+
+if TYPE_CHECKING:
+    from protocols.plan.public_rows import PublicRows
 
 __all__ = [
     "MODEL_RELEASE",
@@ -122,6 +125,9 @@ class Plan:
     client_names: tuple[str, ...]
     client_widths: tuple[int, ...]
     classes: int
+    public_rows: PublicRows | None = field(
+        default=None, kw_only=True
+    )  # measured on after every epoch, with open weights
 
     @property
     def width(self) -> int:
@@ -189,7 +195,11 @@ class Plan:
     def public_parameters(self) -> dict[str, Any]:
         """What all participants compare before anything is shared."""
         training = self.training
+        chosen: dict[str, Any] = {} if training.average == "none" else {"average": training.average}
+        if self.public_rows is not None:
+            chosen["public_rows"] = self.public_rows.digest
         return {
+            **chosen,
             "protocol": self.protocol,
             "rows": self.schedule.num_samples,
             "batch_size": self.schedule.batch_size,
@@ -296,6 +306,13 @@ def plan_run(protocol: str, federation: PublicFacts, training: TrainingConfig) -
         training.gradients,
         "'factored' with hidden layers",
         "explicit gradients are the reference for one layer",
+    )
+    require(
+        training.average == "none" or training.weights == "open",
+        "average",
+        training.average,
+        "'none' with secret weights",
+        "an average of weights that nobody has seen would cost a step each; use open weights",
     )
     joint = training.noise == "joint"
     require(

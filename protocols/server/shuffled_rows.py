@@ -54,7 +54,7 @@ class ShuffledRows:
         if not file.exists():
             raise CannotResume(f"{file} is missing, the shuffled rows of epoch {epoch}: {WAY_OUT}")
         try:
-            with np.load(file) as arrays:
+            with file.open("rb") as handle, np.load(handle) as arrays:
                 found = {name: arrays[name] for name in arrays.files}
         except (zipfile.BadZipFile, ValueError, OSError, EOFError) as error:
             raise CannotResume(f"{file} is damaged ({error}): {WAY_OUT}") from None

@@ -18,6 +18,7 @@ from protocols.deploy.config.public_plan import layer_plan_for
 from protocols.deploy.config.read import load
 from protocols.deploy.records.audit import compare, read_log
 from protocols.inference.model_file import read_model
+from protocols.server.opened import OpenedSteps
 from tests.protocols.deploy.commands_at_hosts import (
     CLIENTS,
     NEW,
@@ -139,11 +140,11 @@ def test_a_server_and_a_client_are_killed_and_each_step_is_released_once(tmp_pat
 
 
 def _wait_for_step(directory: Path, step: int) -> None:
-    """Until a server has a checkpoint of this step, or a later one."""
+    """Until a server has written this step, or a later one."""
     until = time.monotonic() + 60
     while True:
-        files = (directory / "federation" / "server-0" / "state").glob("*/training-*/server/checkpoint-*.npz")
-        if any(int(file.stem.split("-")[1]) >= step for file in files):
+        folders = (directory / "federation" / "server-0" / "state").glob("*/training-*/server")
+        if any(OpenedSteps(folder, np.uint32, 0, synced=False).written >= step for folder in folders):
             return
         assert time.monotonic() < until, f"no checkpoint of step {step}"
         time.sleep(0.02)
