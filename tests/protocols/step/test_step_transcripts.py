@@ -7,6 +7,7 @@ three classes, 4096 rows. The words of the opened sums are of no row; ``open_wor
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -58,13 +59,14 @@ def packing(name: str, bits: int) -> tuple[int, bool]:
     return moduli[operation][bits], operation == "largest_coarse"
 
 
-INPUTS = {
-    "call": step,
-    "inputs": ("arithmetic",) * 3,
-    "secrets": ((round(0.3 * 2**14), 1, 5 << 10), (round(-0.25 * 2**14), 0, 7 << 11)),
-    "shape": (3,),
-}
-CASE = Case(**INPUTS, composed=True)
+CASE = Case(
+    step,
+    ("arithmetic",) * 3,
+    ((round(0.3 * 2**14), 1, 5 << 10), (round(-0.25 * 2**14), 0, 7 << 11)),
+    composed=True,
+    shape=(3,),
+)
+CLOSELY = replace(CASE, composed=False, packed=packing)
 SEEN_ALONE = [
     (0, 4, 0),
     (0, 10, 1),
@@ -78,7 +80,6 @@ SEEN_ALONE = [
     (1, 7, 1),
 ]
 SEEN_ALONE += [(1, 8, 1), (1, 8, 3), (1, 9, 2), (1, 10, 1), (1, 10, 2), (1, 11, 1)]
-CLOSELY = Case(**INPUTS, packed=packing)
 
 
 @pytest.fixture(autouse=True)
