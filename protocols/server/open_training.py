@@ -81,7 +81,11 @@ class OpenTrainingRun(TrainingRun):
         self.model: list[PublicLayer] = []
         self.iterates = Iterates(plan)
         self._done = 0  # steps whose sums are in the model
-        super().__init__(party, job, keeps_releases=job.checkpoint_every > 0)
+        try:
+            super().__init__(party, job, keeps_releases=job.checkpoint_every > 0)
+        except BaseException:
+            self._opened.close()
+            raise
         self._recorded_words = party.recorded(self._secret_words)
 
     def __exit__(self, *exception: object) -> None:

@@ -33,7 +33,7 @@ from tests.protocols.deploy.commands_at_hosts import (
 from tests.protocols.deploy.hosts import Processes, loopback
 from vfl.data.scaling import bound_rows
 
-PUBLIC = {"protocol": "gl_bmf", "epsilon": 20.0, "row_rule": "clip"}
+PUBLIC = {"protocol": "gl_bmf", "epsilon": 20.0, "row_rule": "clip", "row_bound": 1.0, "held_out": 0.0}
 
 
 def start_client(run: Processes, name: str) -> None:
@@ -50,7 +50,9 @@ def expected_logits(directory: Path, values: np.ndarray) -> np.ndarray:
         model = read_model(directory / f"model-{name}.npz")
         up, down, (layer,) = model.local["up_0"], model.local["down_0"], model.layers
         assert up.shape == (width, 8) and np.abs(up).max() > 1e-4  # trained: it starts at zero
-        parts.append(bound_rows(scaled + bound_rows(scaled, 1.0, "normalise") @ down.T @ up.T, 0.5**0.5, "clip"))
+        assert model.row_bound is not None and np.isclose(model.row_bound, (width / sum(WIDTHS.values())) ** 0.5)
+        unit = bound_rows(scaled, 1.0, "normalise")
+        parts.append(bound_rows(scaled + unit @ down.T @ up.T, model.row_bound, "clip"))
     return np.column_stack([*parts, np.ones(len(values))]) @ layer
 
 

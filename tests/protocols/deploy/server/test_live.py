@@ -344,7 +344,7 @@ def test_the_commands_train_layers_and_predict_with_them(federation: LiveFederat
         up, down, (layer,) = found.local["up_0"], found.local["down_0"], found.layers
         assert "differentially private for features and labels" in found.claim
         unit = own.outputs / np.linalg.norm(own.outputs, axis=1, keepdims=True)
-        parts.append(bound_rows(own.outputs + unit @ down.T @ up.T, 0.5**0.5, "clip"))
+        parts.append(bound_rows(own.outputs + unit @ down.T @ up.T, own.bound.norm, "clip"))
     expected = np.column_stack([*parts, np.ones(ROWS)]) @ layer
     with (tmp_path / "out.csv").open() as table:
         got = {row["id"]: [float(row["0"]), float(row["1"])] for row in csv.DictReader(table)}
