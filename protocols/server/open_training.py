@@ -16,7 +16,6 @@ from protocols.noise.joint_noise import MOST_ROWS
 from protocols.plan.run_plan import MODEL_RELEASE, SUMS_RELEASE, Plan
 from protocols.server.checkpoint import confirm_on_disk
 from protocols.server.opened import OpenedSteps, agree_on_opened
-from protocols.server.shuffled_rows import ShuffledRows
 from protocols.server.training import ServerJob, TrainingRun
 from protocols.step.global_step import SharedRows
 from protocols.step.open_step import step_words
@@ -69,7 +68,6 @@ class OpenTrainingRun(TrainingRun):
     def __init__(self, party: Party, job: ServerJob):
         self._opened = OpenedSteps(job.directory, word_type(job.plan.scales.truncated_bits), synced=job.synced)
         self._last_sums: np.ndarray | None = None  # opened since the last state was kept
-        self._shuffled = ShuffledRows(job.directory, job.plan.fingerprint)
         self.model: list[PublicLayer] = []
         super().__init__(party, job, keeps_releases=job.checkpoint_every > 0)
         self._recorded_words = party.recorded(self._secret_words)
@@ -152,17 +150,6 @@ class OpenTrainingRun(TrainingRun):
     def _checkpoint(self, step: int) -> int:
         self._last_sums = None
         return self._opened.keep_state(step, self._flat())
-
-    # a secret order ------------------------------------------------------------------------------
-
-    def keep_shuffled(self, epoch: int, rows: SharedRows) -> None:
-        """The rows of an epoch whose order nobody knows, before its first step is computed."""
-        if self._every:
-            self._shuffled.save(epoch, vars(rows))
-
-    def kept_shuffled(self, epoch: int) -> SharedRows:
-        """The rows of an epoch that has opened something: its order is drawn once."""
-        return SharedRows(**self._shuffled.load(self.party, epoch))
 
     # the end -------------------------------------------------------------------------------------
 

@@ -105,7 +105,17 @@ def test_each_share_times_a_public_matrix(kernels, n, k, m):
 @pytest.mark.parametrize("flip", [False, True])
 @pytest.mark.parametrize(
     "n,k,m",
-    [(16, 8, 5), (17, 9, 6), (33, 40, 13), (15, 7, 4), (1, 1, 1), (48, 16, 26), (3, 64, 11), (1, 7, 1025), (4, 5, 2050)],
+    [
+        (16, 8, 5),
+        (17, 9, 6),
+        (33, 40, 13),
+        (15, 7, 4),
+        (1, 1, 1),
+        (48, 16, 26),
+        (3, 64, 11),
+        (1, 7, 1025),
+        (4, 5, 2050),
+    ],
 )
 def test_tiles_meet_at_their_edges_and_stay_inside(kernels, n, k, m, flip):
     """Sizes around whole tiles; the result lies between guards that must survive."""

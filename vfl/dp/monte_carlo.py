@@ -151,7 +151,10 @@ def deltas(
     with progress_bar("certificate of a secret order", samples, progress) as advance:
         for first in range(0, samples, CHUNK):
             present, absent = sample_losses(allocation, sigma, key, first, min(CHUNK, samples - first))
-            totals += -np.expm1(np.minimum(0.0, epsilon - present)).sum(), -np.expm1(np.minimum(0.0, epsilon + absent)).sum()
+            totals += (
+                -np.expm1(np.minimum(0.0, epsilon - present)).sum(),
+                -np.expm1(np.minimum(0.0, epsilon + absent)).sum(),
+            )
             advance(len(present))
     return float(totals[0] / samples), float(totals[1] / samples)
 
@@ -171,7 +174,7 @@ class _Draws:
 
 def _draws(a: Allocation, most: int) -> _Draws:
     rounds = a.epochs if a.every_epoch else 1
-    count = max(2048, min(1 << 16, most // (rounds * a.bins)))
+    count = max(2048, min(1 << 15, most // (rounds * a.bins)))
     key = _key("search", a.identity)
     counts, own = _allocated(a, key, 0, count * rounds)
     normal = np.random.Generator(np.random.Philox(key=[key, 0])).standard_normal((count, rounds, a.bins))
@@ -286,5 +289,3 @@ def _find(allocation: Allocation, epsilon: float, delta: float, samples: int, pr
             return Certificate(epsilon, delta, sigma, samples, base, present, absent, misled, attempt, seconds)
         sigma *= _STEP
     raise _nothing_found(epsilon, delta)
-
-

@@ -267,6 +267,9 @@ class _Reader:
         way_out = "gl_bmf opens its layers' gradients only"
         allowed = training.weights == "secret" or protocol != "gl_bmf"
         require(allowed, "[run] weights", training.weights, f"'secret' with protocol {protocol!r}", way_out)
+        way_out = "its clients know the batches" if protocol == "gl_bmf" else "its order is always secret"
+        allowed = training.order == "fixed" or protocol == "g_bmf"
+        require(allowed, "[run] order", training.order, f"absent with protocol {protocol!r}", way_out)
         every = require_integer("[run] checkpoint_every", table.get("checkpoint_every", 0), 0)
         return RunConfig(
             training=training,
