@@ -63,7 +63,7 @@ class ShuffledRows:
         if not file.exists():
             raise CannotResume(f"{file} is missing, the shuffled rows of epoch {epoch}: {WAY_OUT}")
         try:
-            with file.open("rb") as handle, np.load(handle) as arrays:  # closed whatever it holds
+            with file.open("rb") as handle, np.load(handle) as arrays:
                 found = {name: arrays[name] for name in arrays.files}
         except (zipfile.BadZipFile, ValueError, OSError, EOFError) as error:
             raise CannotResume(f"{file} is damaged ({error}): {WAY_OUT}") from None

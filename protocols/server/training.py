@@ -101,6 +101,8 @@ class TrainingRun:
                 oldest = self._checkpoint(step)
                 if self._joint is not None:
                     self._joint.forget_before(oldest)
+            if self.has_stopped:
+                return
             self.party.step = step
             yield step
             now = time.monotonic()
@@ -108,6 +110,11 @@ class TrainingRun:
                 reported = now
                 sent = self.party.ledger.total().bytes_sent
                 self.party.report({"phase": "training", "done": step + 1, "total": total, "bytes": sent})
+
+    @property
+    def has_stopped(self) -> bool:
+        """Whether the run ends before its last step: only one with open weights may."""
+        return False
 
     def _checkpoint(self, step: int) -> int:
         """Keep the state before ``step``; returns the oldest step that is kept."""

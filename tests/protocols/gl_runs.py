@@ -155,13 +155,16 @@ def crash_once(monkeypatch, where: str, server: int, step: int) -> None:
             left.pop()
             raise Crash
 
-    write, send = gl_training.LayerRun.release_gradients, refmpc.open_to_client
+    send = refmpc.open_to_client
     sent: dict[tuple[int, int], int] = defaultdict(int)
 
-    async def release(self, at, openings):
-        die(self.party, "before writing")
-        await write(self, at, openings)
-        die(self.party, "after sending")
+    def dying(write):
+        async def release(self, at, openings):
+            die(self.party, "before writing")
+            await write(self, at, openings)
+            die(self.party, "after sending")
+
+        return release
 
     def open_(party, words, client, release):
         sent[party.id, party.step] += 1
@@ -171,5 +174,6 @@ def crash_once(monkeypatch, where: str, server: int, step: int) -> None:
             die(party, "between the clients")
         send(party, words, client, release)
 
-    monkeypatch.setattr(gl_training.LayerRun, "release_gradients", release)
+    for run in (gl_training.SecretLayerRun, gl_training.OpenLayerRun):
+        monkeypatch.setattr(run, "release_gradients", dying(run.release_gradients))
     monkeypatch.setattr(refmpc, "open_to_client", open_)

@@ -211,6 +211,12 @@ CASES = {
         ("arithmetic",) * 2,
         ((3 << 20, 4 << 20), (2 << 20, 6 << 20)),
     ),
+    # two secrets with one sum
+    "open_words of a tensor": Case(
+        lambda party, x, y: refmpc.open_words(party, refmpc.tensor_opening(x + y, CUT).reshape(-1), CUT, "example"),
+        ("arithmetic",) * 2,
+        ((3 << 20, 4 << 20), (6 << 20, 1 << 20)),
+    ),
     "reveal": Case(lambda party, x: refmpc.reveal(x, "example", to=1), ("arithmetic",), FAR, learns=(1,)),
 }
 

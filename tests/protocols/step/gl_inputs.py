@@ -18,7 +18,9 @@ from protocols.step.gl_step import (
     layer_step,
 )
 from protocols.step.global_step import Weights
+from protocols.step.open_gl_step import open_layer_step, public_block
 from protocols.step.over_clip import OverClip
+from protocols.step.public_weights import rounded_head
 from refmpc import ArithmeticTensor
 from vfl.gradients import with_ones
 
@@ -124,16 +126,25 @@ async def one_step(party, job):
     plan, inputs = job
     embeddings, labels, weights, clients = await shared_inputs(party, plan, inputs)
     noise = np.zeros(plan.parameters, dtype=np.int64)
+    if plan.opens_sums:
+        bits = plan.scales.weight_bits
+        public = np.rint(inputs.weights * 2.0**bits).astype(np.int64)
+        head = rounded_head(public, bits, plan.scales.layers[-1].reach)
+        blocks = [public_block(public[shape.columns], bits, plan.adapters) for shape in plan.shapes]
+        with party.phase("step"):
+            words = await open_layer_step(embeddings, labels, clients, head, blocks, noise, plan)
+            await refmpc.open_words(party, words[0], plan.scales.truncated_bits, "test")
+        return None, [refmpc.unseal(part) for part in words]
     with party.phase("step"):
         after, openings = await layer_step(embeddings, labels, clients, Weights(weights, None), noise, 1.0, plan)
     return await refmpc.reveal(after.values, release="test"), [refmpc.unseal(words) for words in openings]
 
 
 def secure_sum(plan: LayerPlan, inputs: Inputs, **options):
-    """The clipped sum that the servers compute, flat, from the change of W and from the openings."""
+    """The clipped sum that the servers compute, flat, from the change of W (secret weights) and from the openings."""
     result = refmpc.run(one_step, [(plan, inputs)] * 3, releases={"test": "no claim"}, timeout=60, **options)
     rate = plan.scales.learning_rate_used(1.0) / plan.schedule.batch_size
-    parts = [(inputs.weights - result.outputs[0][0]).reshape(-1) / rate]
+    parts = [] if plan.opens_sums else [(inputs.weights - result.outputs[0][0]).reshape(-1) / rate]
     bits = plan.scales.truncated_bits
     for words in zip(*(openings for _, openings in result.outputs), strict=True):
         total = sum(w.astype(np.uint64) for w in words)

@@ -133,6 +133,7 @@ def test_a_party_whose_input_is_refused_may_try_again(source, bad):
         lambda x, addend: refmpc.multiply_truncate(x, x, 4, addend),
         lambda x, addend: refmpc.matmul_truncate(x, x, 4, addend),
         lambda x, addend: refmpc.matmul_opening(x, x, 40, addend),
+        lambda x, addend: refmpc.tensor_opening(x, 40, addend),
     ],
 )
 def test_a_party_whose_own_noise_is_refused_may_try_again(attempt):

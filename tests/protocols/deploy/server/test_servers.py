@@ -77,7 +77,8 @@ def test_a_server_that_fails_after_the_release_is_helped_by_the_others(
 def test_g_shuff_goes_on_within_an_epoch_in_the_order_that_was_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    federation, shuffles, lost = Federation(tmp_path, protocol='"g_shuff"', accounting='"any-order"', epochs=2), [], []
+    federation = Federation(tmp_path, protocol='"g_shuff"', accounting='"any-order"', epochs=2)
+    shuffles, lost = list[Any](), list[Any]()
     assert federation.config.run.training.weights == "open"
     shuffle, move = shuffle_rows, OpenTrainingRun._move
 
