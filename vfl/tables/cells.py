@@ -58,10 +58,11 @@ def numbers(array: pa.Array) -> tuple[npt.NDArray[np.float64], Mask]:
         values = _as_float(array)
     elif _is_text(array):
         trimmed = pc.if_else(pa.array(missing), None, pc.utf8_trim_whitespace(array))
-        good = _mask(pc.fill_null(pc.match_substring_regex(trimmed, _NUMBER), True))
-        if not good.all():
-            raise Misread(_first(~good), "is text, not a number")
-        values = _as_float(trimmed)
+        try:
+            values = _as_float(trimmed)
+        except pa.ArrowInvalid:  # its text quotes the cell
+            wrong = ~_mask(pc.fill_null(pc.match_substring_regex(trimmed, _NUMBER), True))
+            raise Misread(_first(wrong) if wrong.any() else 0, "is text, not a number") from None
     elif pa.types.is_null(kind):
         values = np.full(len(array), np.nan)
     else:
