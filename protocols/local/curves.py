@@ -74,7 +74,7 @@ def draw_curves(plan: Plan, timeline: Timeline, file: Path) -> bool:
     import matplotlib.pyplot as plt
 
     steps = np.arange(plan.schedule.num_steps)
-    noise = plan.noise.outsider_std * plan.factorisation.noise_norms()[: len(steps)] / plan.training.batch_size
+    noise = plan.noise.outsider_std * plan.factorisation.noise_norms()[: len(steps)] / plan.schedule.divisor
     used = [plan.scales.learning_rate_used(plan.learning_rate(step)) for step in range(len(steps))]
     rate_steps, rates = timeline.rates()
     measured = bool(timeline.curve)
