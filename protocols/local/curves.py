@@ -58,17 +58,18 @@ def curve_title(plan: Plan) -> str:
 def draw_curves(plan: Plan, timeline: Timeline, file: Path) -> bool:
     """Draw ``file``; false if matplotlib is not installed."""
     try:
-        import matplotlib
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure  # not pyplot, whose import takes longer than the picture
     except ImportError:
         return False
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
     steps = np.arange(plan.schedule.num_steps)
     noise = plan.noise.outsider_std * plan.factorisation.noise_norms()[: len(steps)] / plan.training.batch_size
     used = [plan.scales.learning_rate_used(plan.learning_rate(step)) for step in range(len(steps))]
     rate_steps, rates = timeline.rates()
-    figure, axes = plt.subplots(2, 2, figsize=(9, 6), sharex=True, layout="constrained")
+    figure = Figure(figsize=(9, 6))
+    canvas = FigureCanvasAgg(figure)
+    axes = figure.subplots(2, 2, sharex=True)
+    figure.subplots_adjust(left=0.07, right=0.98, bottom=0.08, top=0.84, wspace=0.2, hspace=0.2)
     panels = (
         (axes[0, 0], timeline.steps, np.array(timeline.bytes) / 1e6, "MB sent by the servers since the start"),
         (axes[0, 1], rate_steps, rates, "steps per second"),
@@ -85,6 +86,5 @@ def draw_curves(plan: Plan, timeline: Timeline, file: Path) -> bool:
         axis.set_xlim(0, plan.schedule.num_steps)
         axis.set_xlabel("step")
     figure.suptitle("\n".join(textwrap.wrap(curve_title(plan), 100)), fontsize=10)
-    figure.savefig(file, dpi=120)
-    plt.close(figure)
+    canvas.print_figure(file, dpi=120)
     return True
