@@ -49,9 +49,9 @@ def _drawn(at, counts, slots, free, accept, alias):
     while total < free:
         at += _GOLDEN
         word = _mixed(at)
-        j = np.int64(((word >> np.uint64(32)) * np.uint64(bins)) >> np.uint64(32))
-        taken = np.int64(((word & _LOW) * np.uint64(slots)) >> np.uint64(32)) >= counts[j]
-        counts[j] += taken
+        bin_ = np.int64(((word >> np.uint64(32)) * np.uint64(bins)) >> np.uint64(32))
+        taken = np.int64(((word & _LOW) * np.uint64(slots)) >> np.uint64(32)) >= counts[bin_]
+        counts[bin_] += taken
         total += taken
     at += _GOLDEN
     left = np.int64(((_mixed(at) >> np.uint64(32)) * np.uint64(free)) >> np.uint64(32))

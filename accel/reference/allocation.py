@@ -62,9 +62,9 @@ def _drawn(
     missing = lanes[counts.sum(axis=1) < free]
     while len(missing):
         word = streams.words(missing)
-        j = _below(word >> np.uint64(32), bins)
-        taken = _below(word & _LOW, slots) >= counts[missing, j]
-        counts[missing[taken], j[taken]] += 1
+        bin_ = _below(word >> np.uint64(32), bins)
+        taken = _below(word & _LOW, slots) >= counts[missing, bin_]
+        counts[missing[taken], bin_[taken]] += 1
         missing = missing[counts[missing].sum(axis=1) < free]
     slot = _below(streams.words(lanes) >> np.uint64(32), free)
     return counts, (counts.cumsum(axis=1) <= slot[:, None]).sum(axis=1)

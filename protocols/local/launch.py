@@ -22,6 +22,7 @@ from protocols.local.curves import Timeline
 from protocols.local.leaving import leaving
 from protocols.local.options import RunOptions, parse_options
 from protocols.local.progress import ProgressBars
+from protocols.local.public_split import measured_plan, set_aside, with_public
 from protocols.local.report import RunReport, estimate, print_estimate, print_report, write_report
 from protocols.local.run_log import RunLog
 from protocols.noise.server_noise import insecure_total_noise
@@ -61,19 +62,32 @@ def make_federation(options: RunOptions) -> Federation:
         data = load_data(
             options.data, num_clients=options.clients, data_root=options.data_root, seed=options.training.seed
         )
-    return build_federation(
-        data,
+    federation = build_federation(
+        set_aside(data, options),
         LocalModelConfig(kind=options.local_model, weights=options.local_weights),
         row_bound=options.row_bound,
         row_rule=options.row_rule,
         seed=options.training.seed,
     )
+    return with_public(federation, len(data.test_labels))
+
+
+def _plan(options: RunOptions, federation: Federation) -> Plan:
+    plan = protocol(options.protocol).plan(federation, options.training)
+    require(
+        not (options.twin and options.patience),
+        "patience",
+        options.patience,
+        "0 with --twin",
+        "the twin trains to the end",
+    )
+    return measured_plan(plan, federation, options.patience)
 
 
 def launch(options: RunOptions, federation: Federation, console: Console) -> RunReport:
     """Run one protocol to its end. Everything that can be refused is refused before a value is shared."""
     chosen = protocol(options.protocol)
-    plan = chosen.plan(federation, options.training)
+    plan = _plan(options, federation)
     every = require_integer("checkpoint_every", options.checkpoint_every, 0)
     synced = require_choice("durability", options.durability, ("process", "power")) == "power"
     if options.protocol == "g_shuff" and every and not plan.opens_sums:
@@ -174,6 +188,7 @@ def _launch_beside_mpspdz(options: RunOptions, federation: Federation, console: 
         system = MpSpdz()
         require(options.training.noise == "distributed", "noise", options.training.noise, "distributed with MP-SPDZ")
         require(not options.training.hidden, "hidden", options.training.hidden, "empty with MP-SPDZ")
+        require(options.training.order == "fixed", "order", options.training.order, "fixed with MP-SPDZ")
         require_small(protocol(options.protocol).plan(federation, options.training))
         report = launch(options, federation, console)
         noise = noise_of_the_servers(report.plan, report.directory)

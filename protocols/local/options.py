@@ -12,7 +12,7 @@ from protocols.version import add_version_option
 from vfl.data.sets import DATA_SETS
 from vfl.dp.factorisation import KINDS
 from vfl.local.config import LOCAL_MODELS
-from vfl.training import SETTINGS, TrainingConfig
+from vfl.training import AVERAGES, ORDERS, SETTINGS, TrainingConfig
 
 __all__ = ["RunOptions", "parse_options"]
 
@@ -49,6 +49,8 @@ class RunOptions:
     checkpoint_every: int = 0
     durability: str = "process"
     twin: bool = False
+    public_fraction: float = 0.0
+    patience: int = 0
     plot: bool = False
     json: bool = False
     estimate: bool = False
@@ -135,6 +137,29 @@ def parse_options(protocol: str, description: str | None, argv: list[str] | None
             help="open (default): every noised gradient sum is opened, so weights are public while training; same claim, fewer"
             " rounds and bytes. secret: only the last model is opened",
         )
+    if protocol in ("g_bmf", "g_shuff"):
+        train.add_argument(
+            "--average",
+            choices=AVERAGES,
+            default=default.average,
+            help="give the mean of the models of the last fifth of all steps, or an exponential average, instead of the last one"
+            " (open weights; costs no privacy)",
+        )
+        train.add_argument(
+            "--public-fraction",
+            type=float,
+            default=run.public_fraction,
+            metavar="F",
+            help="declare this part of the training rows public: they are not trained on, and accuracy and loss on them are"
+            " measured after every epoch (open weights; costs no privacy)",
+        )
+        train.add_argument(
+            "--patience",
+            type=int,
+            default=run.patience,
+            metavar="EPOCHS",
+            help="stop when so many epochs have not raised the accuracy on the public rows, and give the best model",
+        )
     privacy = parser.add_argument_group("privacy")
     privacy.add_argument("--epsilon", type=float, default=default.epsilon)
     privacy.add_argument("--delta", type=float, default=default.delta)
@@ -149,18 +174,31 @@ def parse_options(protocol: str, description: str | None, argv: list[str] | None
     if protocol == "g_shuff":
         privacy.add_argument(
             "--accounting",
-            choices=("paper", "proven"),
+            choices=("proven", "any-order", "paper"),
             default=default.accounting,
-            help="which ε calibrates the noise: as if Poisson-sampled (paper), or the bound proven for any order",
+            help="which ε calibrates the noise: that proven for the secret order (default), one proven for any order (no amplification),"
+            " or the paper's, as if batches were Poisson samples, which nothing proves",
         )
     elif protocol in ("g_bmf", "gl_bmf"):
+        if protocol == "g_bmf":
+            privacy.add_argument(
+                "--order",
+                choices=ORDERS,
+                default=default.order,
+                help="fixed (default): everybody knows the batches. secret: rows and dummies are shuffled once, in secret; less noise"
+                " for the same claim",
+            )
         privacy.add_argument(
             "--factorisation",
             choices=KINDS,
             default=default.factorisation,
             help="of the workload",
         )
-        privacy.add_argument("--bands", type=int, help="bands of the factorisation (default: from the batches)")
+        privacy.add_argument(
+            "--bands",
+            type=int,
+            help="bands of the factorisation (default: from the batches, or by σ·RMSE with a secret order)",
+        )
     if protocol == "gl_bmf":
         local = parser.add_argument_group("local models")
         local.add_argument(

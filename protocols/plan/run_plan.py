@@ -6,9 +6,9 @@ import hashlib
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -33,8 +33,11 @@ from vfl.dp import (
     with_delta_checked,
 )
 from vfl.gradients import GlobalModel
-from vfl.run_mechanism import calibrate_run, choose_factorisation
+from vfl.run_mechanism import calibrate_run, choose_factorisation, choose_schedule
 from vfl.training import Schedule, TrainingConfig
+
+if TYPE_CHECKING:
+    from protocols.plan.public_rows import PublicRows
 
 __all__ = [
     "MODEL_RELEASE",
@@ -122,6 +125,9 @@ class Plan:
     client_names: tuple[str, ...]
     client_widths: tuple[int, ...]
     classes: int
+    public_rows: PublicRows | None = field(
+        default=None, kw_only=True
+    )  # measured on after every epoch, with open weights
 
     @property
     def width(self) -> int:
@@ -153,6 +159,11 @@ class Plan:
         """The layers of a model that was released as one vector."""
         ends = np.cumsum([rows * columns for rows, columns in self.layer_shapes])[:-1]
         return [part.reshape(shape) for part, shape in zip(np.split(flat, ends), self.layer_shapes, strict=True)]
+
+    @property
+    def secret_order(self) -> bool:
+        """Whether rows and dummies are shuffled in secret, and the claim counts on it."""
+        return self.schedule.dummies > 0
 
     @property
     def server_noise_std(self) -> float:
@@ -189,10 +200,15 @@ class Plan:
     def public_parameters(self) -> dict[str, Any]:
         """What all participants compare before anything is shared."""
         training = self.training
+        chosen: dict[str, Any] = {} if training.average == "none" else {"average": training.average}
+        if self.public_rows is not None:
+            chosen["public_rows"] = self.public_rows.digest
         return {
+            **chosen,
             "protocol": self.protocol,
             "rows": self.schedule.num_samples,
             "batch_size": self.schedule.batch_size,
+            "dummies": self.schedule.dummies,
             "epochs": self.schedule.epochs,
             "widths": list(self.client_widths),
             "classes": self.classes,
@@ -297,6 +313,13 @@ def plan_run(protocol: str, federation: PublicFacts, training: TrainingConfig) -
         "'factored' with hidden layers",
         "explicit gradients are the reference for one layer",
     )
+    require(
+        training.average == "none" or training.weights == "open",
+        "average",
+        training.average,
+        "'none' with secret weights",
+        "an average of weights that nobody has seen would cost a step each; use open weights",
+    )
     joint = training.noise == "joint"
     require(
         not joint or training.factorisation != "bsr",
@@ -305,7 +328,7 @@ def plan_run(protocol: str, federation: PublicFacts, training: TrainingConfig) -
         "bisr or identity with joint noise",
         "bsr's recursion rounds, which is not local on shares",
     )
-    schedule = training.steps(federation.num_samples)
+    schedule = choose_schedule(protocol, training, federation.num_samples)
     factorisation = choose_factorisation(protocol, training, schedule)
     sizes = (federation.width, *training.hidden, federation.classes)
     start_norms = [
@@ -316,7 +339,7 @@ def plan_run(protocol: str, federation: PublicFacts, training: TrainingConfig) -
         classes=federation.classes,
         width=federation.width,
         steps=schedule.num_steps,
-        batch_size=training.batch_size,
+        batch_size=schedule.batch_size,
         # with open weights β·v is public and not part of what is cut
         momentum=0.0 if training.weights == "open" else training.momentum,
         truncated_bits=GRADIENT_BITS - RELEASE_BITS,
@@ -340,7 +363,7 @@ def plan_run(protocol: str, federation: PublicFacts, training: TrainingConfig) -
         )
         if not training.hidden and training.gradients == "factored":
             truncated_std = noise_std * factorisation.velocity_norm(slack.momentum)
-            scales = with_low_round(scales, training, truncated_std, slack.momentum)
+            scales = with_low_round(scales, training, schedule.batch_size, truncated_std, slack.momentum)
         slack = replace(
             slack,
             truncated_bits=scales.truncated_bits,

@@ -15,8 +15,8 @@ import refmpc
 from protocols.noise.joint_noise import MOST_ROWS
 from protocols.plan.run_plan import MODEL_RELEASE, SUMS_RELEASE, Plan
 from protocols.server.checkpoint import confirm_on_disk
+from protocols.server.iterates import Iterates
 from protocols.server.opened import OpenedSteps, agree_on_opened
-from protocols.server.shuffled_rows import ShuffledRows
 from protocols.server.training import ServerJob, TrainingRun
 from protocols.step.global_step import SharedRows
 from protocols.step.open_step import step_words
@@ -25,8 +25,9 @@ from refmpc import ArithmeticTensor, Party, Words
 from refmpc.core.words import seal, unseal
 from refmpc.primitives.opening import unbiased_addend, word_type
 
-__all__ = ["STATE_EVERY", "OpenTrainingRun", "durability", "own_addend", "public_inputs", "training_run"]
+__all__ = ["PUBLIC_ROWS", "STATE_EVERY", "OpenTrainingRun", "durability", "own_addend", "public_inputs", "training_run"]
 
+PUBLIC_ROWS = "public rows"  # the phase of reports about them
 STATE_EVERY = 100  # steps after which the state is written anew, where nobody says otherwise
 
 
@@ -75,9 +76,14 @@ class OpenTrainingRun(TrainingRun):
         kind = word_type(plan.scales.truncated_bits)
         self._opened = OpenedSteps(job.directory, kind, plan.parameters, synced=job.synced)
         self._last_sums: np.ndarray | None = None  # opened since the last state was kept
-        self._shuffled = ShuffledRows(job.directory, plan.fingerprint)
         self.model: list[PublicLayer] = []
-        super().__init__(party, job, keeps_releases=job.checkpoint_every > 0)
+        self.iterates = Iterates(plan)
+        self._done = 0  # steps whose sums are in the model
+        try:
+            super().__init__(party, job, keeps_releases=job.checkpoint_every > 0)
+        except BaseException:
+            self._opened.close()
+            raise
         self._recorded_words = party.recorded(self._secret_words)
 
     def __exit__(self, *exception: object) -> None:
@@ -87,7 +93,7 @@ class OpenTrainingRun(TrainingRun):
     # going on ------------------------------------------------------------------------------------
 
     def _is_finished(self) -> bool:
-        return self._opened.last_state == self.plan.schedule.num_steps
+        return self._opened.finished
 
     def _agree(self) -> int:
         plan = self.plan
@@ -98,6 +104,7 @@ class OpenTrainingRun(TrainingRun):
             return 0
         kept = self._opened.resume(position, from_state=have_state)
         self._restore(kept.state)
+        self._done = kept.step
         for step, sums in enumerate(kept.sums, kept.step):
             self._move(step, sums)
         if kept.words is not None:  # all three have theirs on disk: sent again, word for word
@@ -110,10 +117,12 @@ class OpenTrainingRun(TrainingRun):
     def _flat(self) -> np.ndarray:
         parts = [layer.values for layer in self.model]
         parts += [layer.velocity for layer in self.model if layer.velocity is not None]
-        return np.concatenate([part.reshape(-1) for part in parts])
+        return np.concatenate([*(part.reshape(-1) for part in parts), self.iterates.flat()])
 
     def _restore(self, flat: np.ndarray) -> None:
         size = self.plan.global_parameters
+        flat, rest = np.split(flat, [len(flat) - self.iterates.size])
+        self.iterates.restore(rest)
         values = self.plan.unflatten(flat[:size])
         velocities = self.plan.unflatten(flat[size:]) if len(flat) > size else [None] * len(values)
         self.model = [PublicLayer(*both) for both in zip(values, velocities, strict=True)]
@@ -159,35 +168,42 @@ class OpenTrainingRun(TrainingRun):
         word = plan.scales.rate_word(plan.learning_rate(step))
         self.model = moved(self.model, plan.unflatten(sums), word, plan.training)
         self._last_sums = sums
+        self._done = step + 1
+        known = len(self.iterates.curve)
+        self.iterates.note(step, self.model)
+        if len(self.iterates.curve) > known:
+            self._report_curve()
+
+    def _report_curve(self) -> None:
+        """The learning curve on public rows, as it is now."""
+        if self.iterates.curve:
+            curve = [[point.epoch, point.accuracy, point.loss] for point in self.iterates.curve]
+            found = {"done": len(curve), "total": self.plan.schedule.epochs, "curve": curve}
+            self.party.report({"phase": PUBLIC_ROWS, **found, "best": self.iterates.best_epoch})
+
+    @property
+    def has_stopped(self) -> bool:
+        """Whether the public rows say that going on is of no use."""
+        return self.iterates.has_stopped
 
     def _checkpoint(self, step: int) -> int:
         self._last_sums = None
         return self._opened.keep_state(step, self._flat())
-
-    # a secret order ------------------------------------------------------------------------------
-
-    def keep_shuffled(self, epoch: int, rows: SharedRows) -> None:
-        """The rows of an epoch whose order nobody knows, before its first step is computed."""
-        if self._every:
-            self._shuffled.save(epoch, vars(rows))
-
-    def kept_shuffled(self, epoch: int) -> SharedRows:
-        """The rows of an epoch that has opened something: its order is drawn once."""
-        return SharedRows(**self._shuffled.load(self.party, epoch))
 
     # the end -------------------------------------------------------------------------------------
 
     async def release(self) -> list[np.ndarray]:
         """Hand the model over to the clients; the servers have it."""
         last, bits = self.plan.schedule.num_steps, self.plan.scales.weight_bits
-        if self.first_step < last:
-            self._opened.keep_state(last, self._flat())
+        self._opened.finish(self._done, self._flat())
+        self._report_curve()
         self._shuffled.discard()
         if self._joint is not None:
             self._joint.forget_before(last + self.plan.factorisation.bands + MOST_ROWS)
-        flat = np.concatenate([layer.values.reshape(-1) for layer in self.model])
+        layers = self.iterates.released(self.model)
+        flat = np.concatenate([layer.reshape(-1) for layer in layers])
         zeros = ArithmeticTensor(self.party, np.zeros((2, len(flat)), dtype=np.uint64), 0)
         with self.party.phase("release"):
             for name in self.plan.client_names:
                 refmpc.reveal_to_client((zeros + flat).reinterpret(bits), name, MODEL_RELEASE)
-        return [layer.values * 2.0**-bits for layer in self.model]
+        return [layer * 2.0**-bits for layer in layers]

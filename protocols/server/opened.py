@@ -30,7 +30,7 @@ from refmpc import Party
 __all__ = ["OpenedSteps", "Resumed", "agree_on_opened"]
 
 _HEAD = struct.Struct("<4sQQI")  # kind, step, bytes that follow, their checksum
-_STATE, _WORDS, _MARK = b"stat", b"word", b"mark"
+_STATE, _WORDS, _MARK, _END = b"stat", b"word", b"mark", b"done"
 _SIGNED = {np.dtype(np.uint32): np.int32, np.dtype(np.uint64): np.int64}
 
 
@@ -62,14 +62,16 @@ class OpenedSteps:
         self._word_type, self._words = np.dtype(word_type), words
         self._handle: BinaryIO | None = None
         self.written = self.marked = self.last_state = 0
+        self.finished = False  # whether the last state is that of the end
         for position in self._positions():
             for record in self._records(position):
+                self.finished = record.kind == _END
                 if record.kind == _STATE:
                     self.last_state = position
                     self.written, self.marked = max(self.written, position), max(self.marked, position)
                 elif record.kind == _WORDS:
                     self.written = max(self.written, record.step + 1)
-                else:
+                elif record.kind == _MARK:
                     self.marked = max(self.marked, record.step + 1)
 
     # writing -------------------------------------------------------------------------------------
@@ -97,6 +99,14 @@ class OpenedSteps:
             self._append(_MARK, step, b"")
             self.marked = step + 1
 
+    def finish(self, position: int, state: np.ndarray) -> None:
+        """Nothing is computed after ``position``: the state there is what the run gives."""
+        if not self.finished:
+            if self.last_state < position or self._handle is None:
+                self.keep_state(position, state)
+            self._append(_END, position, b"")
+            self.finished = True
+
     def close(self) -> None:
         """Nothing more is written."""
         if self._handle is not None:
@@ -114,6 +124,7 @@ class OpenedSteps:
         if self._synced:
             sync_folder(self._directory)
         self.written = self.marked = self.last_state = 0
+        self.finished = False
 
     def resume(self, position: int, *, from_state: bool) -> Resumed:
         """Go back to ``position``, which all three have; what this server has beyond was sent by nobody, and is removed.

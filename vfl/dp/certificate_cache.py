@@ -29,7 +29,8 @@ def cached(kind: str, name: tuple[object, ...], find: Callable[[], Result], resu
     said = repr((VERSION, kind, *name))
     key = hashlib.sha256(said.encode()).hexdigest()
     if key not in _memory:
-        file = _directory() / f"{kind}-{key[:40]}.json" if _directory() else None
+        directory = _directory()
+        file = None if directory is None else directory / f"{kind}-{key[:40]}.json"
         _memory[key] = _read(file, said, result) or _found(file, said, find)
     kept: Result = _memory[key]
     return kept

@@ -16,6 +16,7 @@ What the first three accept is comparable with each other; ``verbatim`` must be 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -88,7 +89,7 @@ def _where(array: pa.Array) -> np.ndarray:
     return np.asarray(pc.fill_null(array, False).to_numpy(zero_copy_only=False), bool)
 
 
-def describe_ids(ids: tuple[str, ...]) -> str:
+def describe_ids(ids: Sequence[str]) -> str:
     """What ids look like without showing one: for messages about ids that do not match."""
     if not ids:
         return "no ids"

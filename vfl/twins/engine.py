@@ -22,11 +22,19 @@ from vfl.federation import Federation
 from vfl.gradients import GlobalModel, clipped_gradient, with_ones
 from vfl.local.client import Client
 from vfl.progress import progress_bar
-from vfl.training import TrainingConfig
+from vfl.training import Schedule, TrainingConfig, first_averaged, halving_steps
 from vfl.twins.mechanisms import NoisePlan
 from vfl.twins.noise import StepNoise
 
-__all__ = ["AdapterRun", "RowsOfStep", "TwinResult", "adapter_parameters", "train_frozen", "train_with_adapters"]
+__all__ = [
+    "AdapterRun",
+    "Rows",
+    "RowsOfStep",
+    "TwinResult",
+    "adapter_parameters",
+    "train_frozen",
+    "train_with_adapters",
+]
 
 Floats = npt.NDArray[np.floating]
 Rows = slice | npt.NDArray[np.int64]
@@ -76,6 +84,20 @@ class _Parameters:
         model.layers = model.unflatten(self.flat)
         self.velocity = np.zeros_like(self.flat)
         self.config = config
+        self._average = np.zeros_like(self.flat)
+
+    def note(self, step: int, num_steps: int) -> None:
+        """Take the weights after ``step`` into the average, if one is asked for."""
+        kind, first = self.config.average, first_averaged(num_steps)
+        if kind == "fifth" and step >= first:
+            self._average += (self.flat - self._average) / (step - first + 1)
+        elif kind == "exponential":
+            self._average += (self.flat - self._average) / (1 if step == 0 else 2 ** halving_steps(num_steps))
+
+    def finish(self) -> None:
+        """The model becomes its average, if one is asked for."""
+        if self.config.average != "none":
+            self.flat[:] = self._average
 
     def step(self, mean_gradient: Floats, learning_rate: float) -> None:
         if self.config.momentum:
@@ -111,6 +133,7 @@ def train_frozen(
     num_steps: int,
     noise: StepNoise,
     *,
+    schedule: Schedule | None = None,
     clip: bool = True,
     norm_limit: float | None = None,
     initial: GlobalModel | None = None,
@@ -119,7 +142,9 @@ def train_frozen(
     evaluate_every: int = 0,
     progress: bool = False,
 ) -> TwinResult:
-    """Train the global model on frozen embeddings. ``embeddings``/``labels`` replace the clients' (LDP)."""
+    """Train the global model on frozen embeddings. ``embeddings``/``labels`` replace the clients' (LDP). ``schedule``: that of a
+    secret order; by default batches of the aligned rows."""
+    schedule = schedule or config.steps(federation.num_samples)
     started = time.perf_counter()
     model = start_model(federation, config, initial)
     parameters = _Parameters(model, config)
@@ -145,13 +170,15 @@ def train_frozen(
             )
             mean = result.total
             mean += noise(step)
-            mean /= config.batch_size
+            mean /= schedule.divisor
             factor = config.learning_rate_factor(step, num_steps)
             parameters.step(mean, config.learning_rate * factor)
+            parameters.note(step, num_steps)
             clipped += float((result.clip_factors < 1).mean()) if len(result.clip_factors) else 0.0
             advance(1)
             if evaluate_every and (step + 1) % (per_epoch * evaluate_every) == 0:
                 curve.append(((step + 1) // per_epoch, _accuracy(model, test, federation.test_labels)))
+    parameters.finish()
     accuracy = _accuracy(model, test, federation.test_labels)
     return TwinResult(
         method,
@@ -163,7 +190,7 @@ def train_frozen(
         config,
         curve,
         federation.clients,
-        [config.steps(federation.num_samples).sentence],
+        [schedule.sentence],
         clipped / num_steps,
     )
 

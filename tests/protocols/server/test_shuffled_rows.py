@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import stat
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,9 +28,9 @@ LABELS = np.eye(8)
 async def shuffle_and_save(party: Party, directory: Path, *, epoch: int = 4):
     rows = await refmpc.input_from_party(party, 0, ROWS if party.id == 0 else None, shape=ROWS.shape, fraction_bits=14)
     labels = await refmpc.input_from_party(party, 1, LABELS if party.id == 1 else None, shape=LABELS.shape)
-    rows, labels = await refmpc.shuffle([rows, labels])
-    ShuffledRows(directory, "plan").save(epoch, {"rows": rows, "labels": labels})
-    return [await refmpc.reveal(tensor, release="test") for tensor in (rows, labels)]
+    shuffled: list[Any] = await refmpc.shuffle([rows, labels])
+    ShuffledRows(directory, "plan").save(epoch, dict(zip(("rows", "labels"), shuffled, strict=True)))
+    return [await refmpc.reveal(tensor, release="test") for tensor in shuffled]
 
 
 async def load_and_open(party: Party, directory: Path, *, fingerprint: str = "plan", epoch: int = 4):
@@ -37,7 +38,7 @@ async def load_and_open(party: Party, directory: Path, *, fingerprint: str = "pl
     return [await refmpc.reveal(found[name], release="test") for name in ("rows", "labels")]
 
 
-def run(program, directory: Path, **options) -> list:
+def run(program, directory: Path, **options) -> list[Any]:
     folders = [directory / f"server-{i}" for i in range(3)]
     for folder in folders:
         folder.mkdir(exist_ok=True)

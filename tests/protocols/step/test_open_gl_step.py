@@ -30,7 +30,7 @@ class Spy:
         self.told: dict[str, list[np.ndarray]] = defaultdict(list)
         lock = threading.Lock()
         product, tensor, move = refmpc.matmul_opening, refmpc.tensor_opening, OpenLayerRun._move
-        receive = protocols.client.gl_client.receive_opening
+        receive = refmpc.receive_opening
         monkeypatch.setenv("REFMPC_RECORD", "0")  # a repeated step does not come by here
 
         def note(party, *parts):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import socket
 import ssl
@@ -51,13 +52,18 @@ def connected(kind, tmp_path):
     all_end({peer: transport.close for peer, transport in found.items()})
 
 
-def pair(timeout=2.0):
-    """Two transports over one socket pair with small buffers, and the sockets."""
-    listener = socket.create_server(("127.0.0.1", 0))
-    near = socket.create_connection(listener.getsockname())
-    far, _ = listener.accept()
-    listener.close()
-    return SocketTransport({1: near}, timeout), SocketTransport({0: far}, timeout), near, far
+@pytest.fixture
+def pair():
+    """Makes two transports over one socket pair with small buffers; also the sockets."""
+    with contextlib.ExitStack() as open_sockets:
+
+        def make(timeout=2.0):
+            with socket.create_server(("127.0.0.1", 0)) as listener:
+                near = open_sockets.enter_context(socket.create_connection(listener.getsockname()))
+                far = open_sockets.enter_context(listener.accept()[0])
+            return SocketTransport({1: near}, timeout), SocketTransport({0: far}, timeout), near, far
+
+        yield make
 
 
 def exchange_all(links, size, parts=1):
@@ -122,7 +128,7 @@ def test_a_message_may_be_divided_differently_at_the_two_ends(links):
     assert np.concatenate(got).tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 9]
 
 
-def test_payloads_are_received_into_the_array_itself_and_only_contiguous_ones_are_taken():
+def test_payloads_are_received_into_the_array_itself_and_only_contiguous_ones_are_taken(pair):
     near, far, *_ = pair()
     target = np.zeros((4, 4), np.uint64)
     near.exchange("x", {1: [np.ones(4, np.uint64)]}, {})
@@ -293,7 +299,7 @@ def test_a_party_that_ends_does_not_wait_for_slow_peers(socket_links):
     assert time.monotonic() - begun < 0.5
 
 
-def test_a_connection_that_breaks_inside_a_frame_is_a_lost_peer():
+def test_a_connection_that_breaks_inside_a_frame_is_a_lost_peer(pair):
     near, far, _, raw = pair()
     raw.setblocking(True)
     far.exchange("x", {0: [np.zeros(1)]}, {})
@@ -304,7 +310,7 @@ def test_a_connection_that_breaks_inside_a_frame_is_a_lost_peer():
         near.exchange("x", {}, {1: [np.zeros(100)]})
 
 
-def test_a_header_that_trickles_in_byte_by_byte_is_understood():
+def test_a_header_that_trickles_in_byte_by_byte_is_understood(pair):
     near, far, _, raw = pair()
     raw.setblocking(True)
     payload = np.arange(5, dtype=np.uint64)
@@ -321,7 +327,7 @@ def test_a_header_that_trickles_in_byte_by_byte_is_understood():
     assert got.tolist() == [0, 1, 2, 3, 4]
 
 
-def test_a_slow_link_that_moves_is_not_a_time_out():
+def test_a_slow_link_that_moves_is_not_a_time_out(pair):
     """A message that takes longer than the time-out in all, but never pauses that long, is no hang."""
     near, far, _, raw = pair(timeout=0.5)
     raw.setblocking(True)
@@ -339,7 +345,7 @@ def test_a_slow_link_that_moves_is_not_a_time_out():
     assert (got == payload).all()
 
 
-def test_signals_do_not_disturb_an_exchange():
+def test_signals_do_not_disturb_an_exchange(pair):
     near, far, *_ = pair()
     data = np.arange(4 * MEGABYTE, dtype=np.uint8)
     got = np.empty_like(data)
@@ -358,7 +364,7 @@ def test_signals_do_not_disturb_an_exchange():
     assert (got == data).all()
 
 
-def test_a_peer_that_reads_nothing_is_named():
+def test_a_peer_that_reads_nothing_is_named(pair):
     near, _far, *_ = pair(timeout=0.5)
     with pytest.raises(PeerTimeout, match=r"server-1 \(message 1\) took no message in 'x' for 0.5 s"):
         near.exchange("x", {1: [np.zeros(64 * MEGABYTE, np.uint8)]}, {})

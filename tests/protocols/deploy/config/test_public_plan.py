@@ -84,6 +84,7 @@ def test_the_plan_from_the_file_is_the_plan_from_the_rows(lines: tuple[str, ...]
         == local.releases.keys()
         == {
             "global model",
+            "noised gradient sums",
             "layer gradient of bank",
             "layer gradient of card",
         }
@@ -93,7 +94,7 @@ def test_the_plan_from_the_file_is_the_plan_from_the_rows(lines: tuple[str, ...]
 
 
 def test_a_deployment_logs_what_is_proven_and_warns(tmp_path):
-    config = configured('protocol = "g_shuff"', "delta = 0.01")
+    config = configured('protocol = "g_shuff"', 'accounting = "paper"', "delta = 0.01")
     with pytest.warns(DeltaWarning):
         claim = plan_for(config, ROWS).claim
     log_claim(Log("bank", tmp_path / "log"), claim)
