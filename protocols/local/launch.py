@@ -188,6 +188,7 @@ def _launch_beside_mpspdz(options: RunOptions, federation: Federation, console: 
         system = MpSpdz()
         require(options.training.noise == "distributed", "noise", options.training.noise, "distributed with MP-SPDZ")
         require(not options.training.hidden, "hidden", options.training.hidden, "empty with MP-SPDZ")
+        require(options.training.order == "fixed", "order", options.training.order, "fixed with MP-SPDZ")
         require_small(protocol(options.protocol).plan(federation, options.training))
         report = launch(options, federation, console)
         noise = noise_of_the_servers(report.plan, report.directory)

@@ -33,7 +33,7 @@ from vfl.dp import (
     with_delta_checked,
 )
 from vfl.gradients import GlobalModel
-from vfl.run_mechanism import calibrate_run, choose_factorisation
+from vfl.run_mechanism import calibrate_run, choose_factorisation, choose_schedule
 from vfl.training import Schedule, TrainingConfig
 
 if TYPE_CHECKING:
@@ -161,6 +161,11 @@ class Plan:
         return [part.reshape(shape) for part, shape in zip(np.split(flat, ends), self.layer_shapes, strict=True)]
 
     @property
+    def secret_order(self) -> bool:
+        """Whether rows and dummies are shuffled in secret, and the claim counts on it."""
+        return self.schedule.dummies > 0
+
+    @property
     def server_noise_std(self) -> float:
         """Std, in grid units, of what each server samples for itself: its part of the noise, or the smoothing of a joint
         one."""
@@ -203,6 +208,7 @@ class Plan:
             "protocol": self.protocol,
             "rows": self.schedule.num_samples,
             "batch_size": self.schedule.batch_size,
+            "dummies": self.schedule.dummies,
             "epochs": self.schedule.epochs,
             "widths": list(self.client_widths),
             "classes": self.classes,
@@ -322,7 +328,7 @@ def plan_run(protocol: str, federation: PublicFacts, training: TrainingConfig) -
         "bisr or identity with joint noise",
         "bsr's recursion rounds, which is not local on shares",
     )
-    schedule = training.steps(federation.num_samples)
+    schedule = choose_schedule(protocol, training, federation.num_samples)
     factorisation = choose_factorisation(protocol, training, schedule)
     sizes = (federation.width, *training.hidden, federation.classes)
     start_norms = [
@@ -333,7 +339,7 @@ def plan_run(protocol: str, federation: PublicFacts, training: TrainingConfig) -
         classes=federation.classes,
         width=federation.width,
         steps=schedule.num_steps,
-        batch_size=training.batch_size,
+        batch_size=schedule.batch_size,
         # with open weights β·v is public and not part of what is cut
         momentum=0.0 if training.weights == "open" else training.momentum,
         truncated_bits=GRADIENT_BITS - RELEASE_BITS,
@@ -357,7 +363,7 @@ def plan_run(protocol: str, federation: PublicFacts, training: TrainingConfig) -
         )
         if not training.hidden and training.gradients == "factored":
             truncated_std = noise_std * factorisation.velocity_norm(slack.momentum)
-            scales = with_low_round(scales, training, truncated_std, slack.momentum)
+            scales = with_low_round(scales, training, schedule.batch_size, truncated_std, slack.momentum)
         slack = replace(
             slack,
             truncated_bits=scales.truncated_bits,

@@ -46,7 +46,7 @@ def public_block(values: np.ndarray, weight_bits: int, scales: AdapterScales) ->
 
     W̃ is centred over the classes, as the logits are: δ adds up to zero but for its rounding, and ‖W̃‖ only gets smaller.
     """
-    block = rounded(centred(values), weight_bits - scales.block_bits)
+    block = centred(values, weight_bits - scales.block_bits)
     norm = float(np.linalg.norm(block * 2.0**-scales.block_bits, 2))
     require(
         norm <= scales.weight_bound,

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 import refmpc
+from accel import kernels
 from accel.validate import require
 from protocols.plan.scales import DECAY_BITS, EMBEDDING_BITS, HEAD_BITS, Scales
 from protocols.step.over_clip import ROOM
@@ -105,12 +106,9 @@ def public_start(start: Sequence[np.ndarray], scales: Scales, momentum: float) -
 def norm_above(columns: np.ndarray) -> int:
     """An integer that is at least the largest norm of a column of integers; above it by 2 and, for columns longer than
     about 2^24, by what rounding their entries up costs."""
-    largest = int(np.abs(columns).max(initial=0))
     keep = (62 - ceil_log2(max(1, len(columns)))) // 2  # bits whose squares add up in 64
-    shift = max(0, largest.bit_length() + 1 - keep)
-    rounded = (np.abs(columns) + ((1 << shift) - 1)) >> shift
-    squares = int((rounded * rounded).sum(axis=0).max(initial=0))
-    return (math.isqrt(squares) + 1) << shift
+    shift = max(0, kernels.largest_absolute(columns).bit_length() + 1 - keep)
+    return (math.isqrt(kernels.largest_square_sum(columns, shift)) + 1) << shift
 
 
 def rounded(values: np.ndarray, bits: int) -> np.ndarray:
@@ -120,10 +118,9 @@ def rounded(values: np.ndarray, bits: int) -> np.ndarray:
 
 def rounded_head(values: np.ndarray, weight_bits: int, reach: float) -> Head:
     """W̃ of the last layer: as fine as the softmax takes and the ring holds. ``reach`` bounds ‖[h 1]‖."""
-    small = centred(values)
     longest = math.ceil(reach * 2.0**REACH_BITS)
     for bits in range(min(HEAD_BITS, weight_bits), FEWEST_HEAD_BITS - 1, -1):
-        words = rounded(small, weight_bits - bits)
+        words = centred(values, weight_bits - bits)
         bound = norm_above(words) * longest >> (REACH_BITS + bits)
         head = Head(words, bits, float(1 << bound.bit_length()))  # few different ones: steps are recorded for each
         if head.high_bit <= ROOM:
@@ -146,10 +143,12 @@ def widest_head(shape: tuple[int, int], logit_bound: float) -> Head:
     return head
 
 
-def centred(values: np.ndarray) -> np.ndarray:
-    """Less the mean over classes, rounded: the softmax of products with it is the same."""
-    classes = values.shape[1]
-    return values - np.floor_divide(2 * values.sum(axis=1, keepdims=True) + classes, 2 * classes)
+def centred(values: np.ndarray, bits: int) -> np.ndarray:
+    """Less the mean over classes, rounded, then over 2^bits to the nearest integer: the softmax of products with it is the
+    same but for the rounding."""
+    found = np.empty_like(values)
+    kernels.centred_rounded(values, bits, found)
+    return found
 
 
 def moved(
@@ -166,7 +165,7 @@ def moved(
         values = layer.values if training.weight_decay == 1.0 else rounded(alpha * layer.values, DECAY_BITS)
         values = values - rate_word * velocity
         require(
-            int(np.abs(values).max()) < LARGEST,
+            kernels.largest_absolute(values) < LARGEST,
             "weights",
             "larger than 64 bits hold",
             "those of a training that does not diverge",

@@ -27,7 +27,7 @@ from accel.validate import require, require_integer
 from refmpc.core.party import Party
 from refmpc.core.protocol import Cost, protocol
 from refmpc.core.tensor import ArithmeticTensor
-from refmpc.core.words import Words, seal, unseal
+from refmpc.core.words import Words, unseal
 from refmpc.net.framing import title
 from refmpc.primitives.arithmetic import matmul_shape, matmul_summand, own_addend
 from refmpc.primitives.io import Client
@@ -72,10 +72,8 @@ def matmul_opening(x: ArithmeticTensor, y: ArithmeticTensor, bits: int, addend: 
     machine = operation.machine
     z, words = machine.memory(shape), machine.memory(shape, kind)
     matmul_summand(x, y, operation.zero_share(shape), z)
-    if own is not None:
-        machine.call("add", z, own, z)
-    machine.call("shift_right", z, np.uint64(bits), z)
-    machine.call("copy", z, words)
+    addend = None if own is None else machine.contiguous(own).reshape(-1)
+    machine.call("cut_words", z.reshape(-1), addend, bits, words.reshape(-1))
     return words
 
 
@@ -154,11 +152,14 @@ async def open_words(party: Party, words: Words, bits: int, release: str) -> np.
     party.machine.leave(f"the release {release!r}")
     party.ledger.record(release, words.size, "all servers")
     operation = party.operation("open_words", words.size, bits, release)
-    mine, width = unseal(words).astype(np.uint64), 64 - bits
-    packed = seal(kernels.pack_bits(mine, width))
+    mine, width = np.ascontiguousarray(unseal(words)), 64 - bits
+    packed = operation.machine.memory(kernels.packed_size(mine.size, width), np.uint8)
+    kernels.pack_into(mine, width, unseal(packed))
     round_ = operation.round()
     round_.send_next(packed)
     round_.send_previous(packed)
     others = round_.expect_next(packed.shape, np.uint8), round_.expect_previous(packed.shape, np.uint8)
     await round_
-    return added_words([mine, *(kernels.unpack_bits(unseal(other), width, mine.size) for other in others)], bits)
+    sums = np.empty(mine.size, dtype=np.int64)
+    kernels.add_packed(mine, *map(unseal, others), width, sums)
+    return sums

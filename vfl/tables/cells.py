@@ -11,6 +11,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from accel.errors import PpvflError
+
 __all__ = ["Misread", "booleans", "dates", "is_missing", "numbers", "plain", "texts"]
 
 MISSING_TEXTS = ("", "na", "n/a", "nan", "null", "none")
@@ -21,7 +23,7 @@ _LARGEST_WHOLE = 2.0**53  # beyond this a float does not hold every whole number
 Mask = npt.NDArray[np.bool_]
 
 
-class Misread(Exception):
+class Misread(PpvflError):
     """``row`` (from 1) of a column cannot be read; ``what`` says why, without the value. Row 0: the whole column."""
 
     def __init__(self, row: int, what: str):

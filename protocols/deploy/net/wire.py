@@ -23,7 +23,7 @@ import numpy as np
 from protocols.deploy.config.read import FederationConfig, configuration_hash
 from refmpc.core.errors import HandshakeError, PeerLost, PeerTimeout
 from refmpc.net.framing import Peer, name_of, printable
-from refmpc.net.greeting import first_difference
+from refmpc.net.greeting import first_difference, must_agree
 from refmpc.net.tls import (
     MAX_MESSAGE,
     Credentials,
@@ -108,7 +108,7 @@ class Identity:
         if different is None:
             return ""
         name, got, want = different[0], printable(different[1], 200), printable(different[2], 200)
-        return f"{name_of(peer)} has {name} = {got}, {self.name} has {want}: they must agree"
+        return f"{name_of(peer)} has {name} = {got}, {self.name} has {want}: {must_agree(*different[1:])}"
 
 
 def caller_of(connection: ssl.SSLSocket, credentials: Credentials) -> Peer | None:

@@ -95,7 +95,7 @@ def test_the_plan_from_the_file_is_the_plan_from_the_rows(lines: tuple[str, ...]
 
 
 def test_a_deployment_logs_what_is_proven_and_warns(tmp_path):
-    config = configured('protocol = "g_shuff"', "delta = 0.01")
+    config = configured('protocol = "g_shuff"', 'accounting = "paper"', "delta = 0.01")
     with pytest.warns(DeltaWarning):
         claim = plan_for(config, ROWS).claim
     log_claim(Log("bank", tmp_path / "log"), claim)
@@ -119,3 +119,13 @@ def test_held_out_rows_take_no_part_and_what_is_open_follows_from_the_others():
     stated = training_for(configured("batch_size = 24", 'epochs = "auto"'), ROWS)
     steps = expected["epochs"] * (ROWS // expected["batch_size"])
     assert abs(stated.steps(ROWS).num_steps - steps) < ROWS // 24 + 40  # about as many steps in smaller batches
+
+
+def test_an_average_of_open_weights_is_part_of_the_plan() -> None:
+    plain, averaged = (
+        plan_for(configured('protocol = "g_bmf"', *lines), ROWS) for lines in ((), ('average = "exponential"',))
+    )
+    assert averaged.training.average == "exponential" and averaged.fingerprint != plain.fingerprint
+    assert averaged.claim == plain.claim
+    with pytest.raises(ValueError, match="average = 'fifth': must be 'none' with secret weights"):
+        plan_for(configured('protocol = "g_bmf"', 'average = "fifth"', 'weights = "secret"'), ROWS)
