@@ -14,7 +14,16 @@ from vfl.data.sets import usable_rows
 from vfl.dp.allocation import padding
 from vfl.dp.factorisation import KINDS
 
-__all__ = ["AVERAGES", "ORDERS", "SETTINGS", "Schedule", "TrainingConfig", "first_averaged", "halving_steps"]
+__all__ = [
+    "AVERAGES",
+    "LARGEST_EPSILON",
+    "ORDERS",
+    "SETTINGS",
+    "Schedule",
+    "TrainingConfig",
+    "first_averaged",
+    "halving_steps",
+]
 
 AVERAGES = ("none", "fifth", "exponential")
 ORDERS = ("fixed", "secret")
