@@ -78,6 +78,7 @@ factorisation = "bisr"  # of the workload, for g_bmf: "bisr", "bsr" or "identity
 # operation
 # weights = "open"      # every noised gradient sum is opened, so that the weights are public while they are trained; same
                         # claim, less work. "secret": only the last model is opened (gl_bmf: and each client's own gradients)
+# average = "fifth"     # with open weights (not gl_bmf): the model is the mean over the last fifth of all steps; or "exponential"
 checkpoint_every = 0    # steps between checkpoints, from which a server that died resumes; 0: none (with open weights, and
                         # in gl_bmf, every step is kept whatever is said here)
 timeout = 60.0          # seconds to wait for a silent peer
