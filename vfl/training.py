@@ -12,6 +12,7 @@ import numpy.typing as npt
 from accel.validate import require, require_choice, require_integer, require_real
 from vfl.data.sets import usable_rows
 from vfl.dp.factorisation import KINDS
+from vfl.tasks import check_task
 
 __all__ = ["SETTINGS", "Schedule", "TrainingConfig"]
 
@@ -30,6 +31,7 @@ class TrainingConfig:
     ``weights``: ``open`` (the noised gradient sum of every step is opened, so the weights are public while they are trained;
     same claim, less work) or ``secret`` (only the last model is opened). It changes nothing for the twins. The commands and
     ``federation.toml`` say ``open`` where it is built.
+    ``task`` and ``class_weights`` (public, one for each class, of its rows' gradients before the clip): ``vfl.tasks``.
     """
 
     epochs: int = 40
@@ -49,6 +51,8 @@ class TrainingConfig:
     gradients: str = "factored"
     schedule: str = "constant"
     weights: str = "secret"
+    task: str = "classification"
+    class_weights: tuple[float, ...] = ()
     seed: int = 0
     dtype: str = "float64"
 
@@ -71,6 +75,7 @@ class TrainingConfig:
         require_choice("weights", self.weights, ("open", "secret"))
         require_choice("dtype", self.dtype, ("float32", "float64"))
         require_integer("seed", self.seed, 0)
+        check_task(self.task, self.class_weights)
 
     def with_(self, **changes: Any) -> TrainingConfig:
         return replace(self, **changes)

@@ -89,7 +89,7 @@ def launch(options: RunOptions, federation: Federation, console: Console) -> Run
             ClientJob(
                 plan,
                 client.embedding_rows(used),
-                client.one_hot_rows(used, plan.classes) if client.is_label_client else None,
+                plan.labels_to_share(client.label_rows(used)) if client.is_label_client else None,
             ),
         )
         for client in federation.clients

@@ -128,7 +128,7 @@ def print_report(report: RunReport, console: Console) -> None:
             twin_noise = "noise of its own: nobody knows that of the run"
         view.add_row("plaintext twin", f"{report.twin_accuracy:.2%} ({twin_noise})")
     if plan.training.hidden:
-        sizes = " → ".join(map(str, (plan.width, *plan.training.hidden, plan.classes)))
+        sizes = " → ".join(map(str, (plan.width, *plan.training.hidden, plan.outputs)))
         view.add_row(
             "layers", f"{sizes}, ReLU; samples with hidden norms above {plan.scales.norm_limit:g} do not count"
         )
@@ -156,10 +156,10 @@ def estimate(plan: Plan) -> dict[str, float]:
     """Rounds, bytes and memory of a run, from a dry run of one step (upload counted at the clients)."""
     step = step_cost(plan)
     steps, rows = plan.schedule.num_steps, plan.schedule.num_samples
-    upload = 16 * rows * (plan.width + plan.classes)
+    upload = 16 * rows * (plan.width + plan.outputs)
     shuffles = plan.schedule.epochs if plan.protocol == "g_shuff" else 0
-    shuffle = 32 * rows * (plan.width + 1 + plan.classes + 1)
-    share = 16 * rows * (plan.width + 1 + plan.classes)
+    shuffle = 32 * rows * (plan.width + 1 + plan.outputs + 1)
+    share = 16 * rows * (plan.width + 1 + plan.outputs)
     history = 8 * plan.parameters * (plan.factorisation.bands + 128)
     noise = Cost(0, 0)
     if plan.training.noise == "joint":

@@ -84,6 +84,13 @@ def plan_from_facts(facts: LayerFacts, training: TrainingConfig, bounds: FactorB
     require(training.hidden == (), "hidden", training.hidden, "empty: GL-BMF trains one global layer")
     require(training.noise == "distributed", "noise", training.noise, "'distributed' in GL-BMF")
     require(
+        training.task == "classification" and not training.class_weights,
+        "task",
+        f"{training.task}{', with class weights' if training.class_weights else ''}",
+        "classification without class weights in GL-BMF",
+        "use g_bmf or g_shuff for one logit, regression and class weights",
+    )
+    require(
         training.weights == "secret",
         "weights",
         training.weights,

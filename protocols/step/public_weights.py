@@ -85,8 +85,9 @@ def _rounded(values: np.ndarray, bits: int) -> np.ndarray:
 
 
 def rounded_head(values: np.ndarray, weight_bits: int, reach: float) -> Head:
-    """W̃ of the last layer: as fine as the softmax takes and the ring holds. ``reach`` bounds ‖[h 1]‖."""
-    centred = values - _rounded_mean(values)
+    """W̃ of the last layer: as fine as the softmax takes and the ring holds. ``reach`` bounds ‖[h 1]‖. One output is not
+    centred: nothing may be taken from it."""
+    centred = values if values.shape[1] == 1 else values - _rounded_mean(values)
     longest = math.ceil(reach * 2.0**REACH_BITS)
     for bits in range(min(HEAD_BITS, weight_bits), FEWEST_HEAD_BITS - 1, -1):
         words = _rounded(centred, weight_bits - bits)

@@ -171,8 +171,8 @@ class _Shared:
 
     def __init__(self, file: Path, session: str, job: ClientJob):
         digest = hashlib.sha256(np.ascontiguousarray(job.embeddings).data)
-        if job.one_hot is not None:
-            digest.update(np.ascontiguousarray(job.one_hot).data)
+        if job.labels is not None:
+            digest.update(np.ascontiguousarray(job.labels).data)
         self._file = file
         self._facts = {"session": session, "digest": digest.hexdigest()}
 

@@ -59,7 +59,7 @@ class TrainingTask:
     @property
     def largest_message(self) -> int:
         """Bytes of the largest message that a client may send."""
-        return 8 * CHUNK_ROWS * max(self.plan.classes, *self.plan.client_widths) + _HEAD
+        return 8 * CHUNK_ROWS * max(self.plan.outputs, *self.plan.client_widths) + _HEAD
 
     def messages_of(self, client: str) -> int:
         """How many messages a client sends: a chunk of embeddings each, and of labels."""
