@@ -22,10 +22,12 @@ __all__ = [
     "TASKS",
     "WEIGHT_BITS",
     "check_task",
+    "classes_of",
     "errors_and_losses",
     "output_count",
     "probabilities",
     "score",
+    "score_in_words",
     "score_name",
     "shared_labels",
     "softmax",
@@ -129,10 +131,21 @@ def score(task: str, logits: Floats, labels: npt.NDArray) -> float:
         residual = float(((logits[:, 0] - labels) ** 2).sum())
         spread = float(((labels - labels.mean()) ** 2).sum())
         return 1.0 - residual / spread if spread > 0 else float("nan")
-    found = logits.argmax(axis=1) if task == "classification" else (logits[:, 0] > 0).astype(np.int64)
-    return float((found == labels).mean())
+    return float((classes_of(task, logits) == labels).mean())
+
+
+def classes_of(task: str, logits: Floats) -> npt.NDArray[np.int64]:
+    """The class that each row's logits say."""
+    require(task != "regression", "task", task, "classification or binary: a regression has no classes")
+    return logits.argmax(axis=1) if task == "classification" else (logits[:, 0] > 0).astype(np.int64)
 
 
 def score_name(task: str) -> str:
     """What ``score`` is."""
     return "R²" if task == "regression" else "accuracy"
+
+
+def score_in_words(task: str, value: float, *, named: bool = True) -> str:
+    """``accuracy 89.14%`` or ``R² 0.4321``."""
+    shown = f"{value:.4f}" if task == "regression" else f"{value:.2%}"
+    return f"{score_name(task)} {shown}" if named else shown

@@ -22,6 +22,7 @@ from protocols.plan.run_plan import Plan
 from protocols.plan.scales import EMBEDDING_BITS
 from protocols.server.open_training import durability
 from protocols.step.cost import step_cost
+from vfl.tasks import score_in_words, score_name
 from refmpc import Cost, Ledger
 from refmpc.core.ledger import Release
 
@@ -64,6 +65,7 @@ class RunReport:
         return {
             "protocol": self.plan.protocol,
             "directory": str(self.directory),
+            "score": score_name(self.plan.training.task),
             "test_accuracy": self.accuracy,
             "accuracy_is_of": "the released model",
             "twin_accuracy": self.twin_accuracy,
@@ -121,12 +123,14 @@ def print_report(report: RunReport, console: Console) -> None:
     view = Table(title=f"{plan.protocol}: {plan.schedule.num_steps} steps in real 3PC", show_header=False)
     view.add_column(style="bold")
     view.add_column()
-    view.add_row("test accuracy", f"{report.accuracy:.2%} (of the released model, on rows that took no part)")
+    task = plan.training.task
+    of_model = f"{score_in_words(task, report.accuracy, named=False)} (of the released model, on rows that took no part)"
+    view.add_row(f"test {score_name(task)}", of_model)
     if report.twin_accuracy is not None:
         twin_noise = "its own order and noise" if plan.protocol == "g_shuff" else "given the servers' noise"
         if plan.training.noise == "joint":
             twin_noise = "noise of its own: nobody knows that of the run"
-        view.add_row("plaintext twin", f"{report.twin_accuracy:.2%} ({twin_noise})")
+        view.add_row("plaintext twin", f"{score_in_words(task, report.twin_accuracy, named=False)} ({twin_noise})")
     if plan.training.hidden:
         sizes = " → ".join(map(str, (plan.width, *plan.training.hidden, plan.outputs)))
         view.add_row(

@@ -34,7 +34,7 @@ def plan_for(config: FederationConfig, rows: int) -> Plan:
     public = PublicFederation(
         clients=tuple(PublicClient(client.name, client.width) for client in config.ordered_clients),
         num_samples=rows,
-        classes=len(run.classes),
+        classes=len(run.classes) or 1,
         row_bound=run.row_bound,
         public_inputs=_PUBLIC_INPUTS,
     )

@@ -96,8 +96,8 @@ class LayersConfig:
 
 @dataclass(frozen=True)
 class RunConfig:
-    """What is trained. ``training`` is what the twins take; ``classes`` are the label texts, in the order of the outputs;
-    ``layers`` is there if and only if the clients train layers of their own (protocol gl_bmf)."""
+    """What is trained. ``training`` is what the twins take; ``classes`` are the label texts, in the order of the outputs, or
+    (regression) there are none and ``target_range`` is what −1 and 1 stand for; ``layers`` is there if and only if the clients train layers of their own (protocol gl_bmf)."""
 
     training: TrainingConfig
     classes: tuple[str, ...]
@@ -107,6 +107,7 @@ class RunConfig:
     checkpoint_every: int = 0
     timeout: float = 60.0
     layers: LayersConfig | None = None
+    target_range: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True)

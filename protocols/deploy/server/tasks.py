@@ -148,6 +148,7 @@ def prediction_plan(
         output=output,
         rows=rows,
         training_claim=claim,
+        task=config.run.training.task,
     )
 
 
