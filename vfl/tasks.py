@@ -61,9 +61,7 @@ def output_count(task: str, classes: int, class_weights: Sequence[float] = ()) -
         return 1
     require(classes >= 2, "task", task, "regression: the label is a number, not a class")
     require(task != "binary" or classes == 2, "task", task, f"classification: there are {classes} classes, not two")
-    require(
-        len(class_weights) in (0, classes), "class_weights", tuple(class_weights), f"{classes}, one for each class"
-    )
+    require(len(class_weights) in (0, classes), "class_weights", tuple(class_weights), f"{classes}, one for each class")
     return 1 if task == "binary" else classes
 
 

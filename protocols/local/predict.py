@@ -246,7 +246,9 @@ def main(description: str | None, argv: list[str] | None = None) -> None:
         default=default.model,
         help="shares: what the servers kept, as if the model had never been released (one layer)",
     )
-    parser.add_argument("--output", choices=OUTPUTS, default=default.output, help="what is opened (default: label, or value)")
+    parser.add_argument(
+        "--output", choices=OUTPUTS, default=default.output, help="what is opened (default: label, or value)"
+    )
     parser.add_argument("--client", metavar="NAME", help="who receives it (default: the client with the labels)")
     parser.add_argument("--rows", type=int, help="only the first so many test rows")
     parser.add_argument("--clear", action="store_true", help="only in the clear, without servers")

@@ -22,9 +22,9 @@ from protocols.plan.run_plan import Plan
 from protocols.plan.scales import EMBEDDING_BITS
 from protocols.server.open_training import durability
 from protocols.step.cost import step_cost
-from vfl.tasks import score_in_words, score_name
 from refmpc import Cost, Ledger
 from refmpc.core.ledger import Release
+from vfl.tasks import score_in_words, score_name
 
 __all__ = ["RunReport", "estimate", "print_estimate", "print_report", "size_in_words", "write_report"]
 
@@ -124,7 +124,9 @@ def print_report(report: RunReport, console: Console) -> None:
     view.add_column(style="bold")
     view.add_column()
     task = plan.training.task
-    of_model = f"{score_in_words(task, report.accuracy, named=False)} (of the released model, on rows that took no part)"
+    of_model = (
+        f"{score_in_words(task, report.accuracy, named=False)} (of the released model, on rows that took no part)"
+    )
     view.add_row(f"test {score_name(task)}", of_model)
     if report.twin_accuracy is not None:
         twin_noise = "its own order and noise" if plan.protocol == "g_shuff" else "given the servers' noise"

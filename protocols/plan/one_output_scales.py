@@ -89,8 +89,6 @@ def plan_one_output(scales: Scales, training: TrainingConfig) -> OneOutputScales
         f"small enough that outputs stay below 2^27, not {scales.logit_bound:.3g}",
         "lower the learning rate, the epochs, the noise (larger epsilon) or the row bound",
     )
-    found = OneOutputScales(
-        training.task, training.clip_norm, lengths, 1.001 * max((1.0, *training.class_weights))
-    )
+    found = OneOutputScales(training.task, training.clip_norm, lengths, 1.001 * max((1.0, *training.class_weights)))
     assert found.high_bit(2 * LARGEST_OUTPUT) <= ROOM and found.cut >= 1
     return found

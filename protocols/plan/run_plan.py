@@ -323,9 +323,7 @@ def plan_run(protocol: str, federation: PublicFacts, training: TrainingConfig) -
     schedule = training.steps(federation.num_samples)
     factorisation = choose_factorisation(protocol, training, schedule)
     sizes = (federation.width, *training.hidden, outputs)
-    start_norms = [
-        float(np.linalg.norm(layer, 2)) for layer in _start(training, federation.width, outputs).layers
-    ]
+    start_norms = [float(np.linalg.norm(layer, 2)) for layer in _start(training, federation.width, outputs).layers]
     slack = FixedPointSlack(
         row_bound=federation.row_bound * 1.01,
         classes=outputs,

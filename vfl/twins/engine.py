@@ -154,7 +154,9 @@ def train_frozen(
             clipped += float((result.clip_factors < 1).mean()) if len(result.clip_factors) else 0.0
             advance(1)
             if evaluate_every and (step + 1) % (per_epoch * evaluate_every) == 0:
-                curve.append(((step + 1) // per_epoch, score(config.task, model.forward(test)[1], federation.test_labels)))
+                curve.append(
+                    ((step + 1) // per_epoch, score(config.task, model.forward(test)[1], federation.test_labels))
+                )
     accuracy = score(config.task, model.forward(test)[1], federation.test_labels)
     return TwinResult(
         method,

@@ -68,9 +68,7 @@ def entry_error(plan: Plan) -> float:
     if plan.training.task == "regression":
         return 2.0**-15  # the target is rounded to 14 bits
     largest = max(1.0, *plan.training.class_weights, 0.0)
-    return largest * (
-        2.0**-14 if low is None else 2.0**-15 + (plan.classes - 1) * 2.0**-18 + 2.0**-low.delta_bits
-    )
+    return largest * (2.0**-14 if low is None else 2.0**-15 + (plan.classes - 1) * 2.0**-18 + 2.0**-low.delta_bits)
 
 
 def factor_loss(plan: Plan) -> float:

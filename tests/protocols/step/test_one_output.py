@@ -55,7 +55,7 @@ def test_a_rows_bound_is_never_above_what_its_norm_allows(row_bound, clip_norm, 
     for words, bound in zip(rows.tolist(), found.signed.tolist(), strict=True):
         square = Fraction(sum(word * word for word in words), 1 << (2 * EMBEDDING_BITS))
         held = Fraction(bound, 1 << UPDATE_BITS)
-        assert 0 < held and held**2 * square <= Fraction(clip_norm) ** 2
+        assert held > 0 and held**2 * square <= Fraction(clip_norm) ** 2
         assert float(held) >= 0.999 * clip_norm / float(square) ** 0.5
 
 
@@ -78,7 +78,11 @@ def test_errors_are_clamped_exactly_and_right(task, weights, choose, monkeypatch
     async def program(party, output, labels, b):
         return await clamped_updates(output, labels, b, scales, bound, weights)
 
-    secrets = Secret(output, 30), Secret(labels.astype(np.int64).reshape(-1, 1), plan.label_bits), Secret(b, UPDATE_BITS)
+    secrets = (
+        Secret(output, 30),
+        Secret(labels.astype(np.int64).reshape(-1, 1), plan.label_bits),
+        Secret(b, UPDATE_BITS),
+    )
     found = evaluate(program, *secrets).opened
     assert found.scale == UPDATE_BITS and (np.abs(found.signed[:, 0]) <= b).all()
     if task == "regression":
