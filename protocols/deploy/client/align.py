@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from accel.errors import InvalidArgument
 from accel.files import write_arrays
 from accel.validate import require
 from protocols.deploy.doctor.answerer import Answerer
@@ -26,8 +27,10 @@ from protocols.deploy.net.door import Door, Handler
 from protocols.deploy.net.wire import Channel, Identity, Refused, call, name_of
 from protocols.deploy.records.log import QUIET, Log
 from refmpc.core.errors import PeerLost, PeerTimeout, RefmpcError
+from refmpc.net.framing import printable
 from refmpc.net.rendezvous import listen
 from vfl.alignment import AlignmentError, align_as_leader, align_as_member, encode_ids
+from vfl.tables import IdRule, describe_ids
 
 __all__ = ["Agreed", "Aligner"]
 
@@ -61,6 +64,7 @@ class Aligner:
         *,
         listen_on: str | None,
         pad_to: int | None = None,
+        id_form: str = IdRule().form,
         handlers: Mapping[str, Handler] | None = None,
     ):
         self._identity, self._kind, self._ids, self._log = identity, kind, ids, log
@@ -72,7 +76,7 @@ class Aligner:
         clients = identity.config.ordered_clients
         self._names = [client.name for client in clients]
         self._leader = clients[-1]
-        self._listen_on, self._pad_to = listen_on, pad_to
+        self._listen_on, self._pad_to, self._id_form = listen_on, pad_to, id_form
         self._handlers = {"align": self._arrive, **(handlers or {})}
         self._arrived: dict[str, Channel] = {}
         self._changed = threading.Condition()
@@ -101,6 +105,13 @@ class Aligner:
             self._save(agreed)
             self._announce(agreed)
         self._agreed = agreed
+        if not len(agreed.rows):
+            self.forget()  # other files may have rows in common
+            raise InvalidArgument(
+                f"no person is in every client's file: none of the {describe_ids(self._ids)} here is at all the others; check "
+                "that the files are about the same people, that --id is the right column, and that ids are written alike "
+                "([id] rule in columns.toml)"
+            )
         return agreed
 
     def _align(self, advance: Advance) -> Agreed:
@@ -130,6 +141,13 @@ class Aligner:
         if hello.get("pad_to") != self._pad_to:
             both = f"{name} has --pad-to {hello.get('pad_to')}, {self._identity.name} has {self._pad_to}"
             channel.answer(refused=f"{both}: they must agree")
+            return
+        if hello.get("id_form") != self._id_form:
+            channel.answer(
+                refused=f"{name} writes ids in {printable(str(hello.get('id_form')))} form, {self._identity.name} in {self._id_form} "
+                "form, so that the same person could have two: [id] rule = 'verbatim' in columns.toml must be at all clients "
+                "or at none"
+            )
             return
         if self._agreed is not None:
             channel.answer(
@@ -224,6 +242,7 @@ class Aligner:
                     timeout=timeout,
                     kind=self._kind,
                     pad_to=self._pad_to,
+                    id_form=self._id_form,
                 )
                 return channel
             except (PeerLost, PeerTimeout) as error:
@@ -234,6 +253,10 @@ class Aligner:
                 if not error.later:
                     raise
             time.sleep(_PAUSE)
+
+    def kept(self) -> Agreed | None:
+        """An earlier alignment of the same ids for the same purpose, if there was one."""
+        return self._load()
 
     def forget(self) -> None:
         """The alignment served its purpose: the next call aligns anew."""

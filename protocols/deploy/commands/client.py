@@ -11,6 +11,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -93,12 +94,20 @@ def run(arguments: argparse.Namespace) -> int:
         f"absent at {entry.name}",
         f"{config.label_client.name} holds the labels",
     )
-    label = (arguments.label_column or "label") if entry.label else None
-    own = read_columns(config, entry, arguments.columns, arguments, label_column=label)
+    own = read_columns(config, entry, arguments.columns, arguments, label_column=arguments.label_column)
     log.info("columns read", rows=len(own.ids), width=entry.width, public=own.source)
+    for note in own.notes:
+        log.warning("something in the file is not used", reason=note)
     file = Path(arguments.model_out or f"model-{entry.name}.npz")
     with Aligner(
-        identity, TRAINING, own.ids, state, log, listen_on=arguments.listen, pad_to=arguments.pad_to
+        identity,
+        TRAINING,
+        own.ids,
+        state,
+        log,
+        id_form=own.id_form,
+        listen_on=arguments.listen,
+        pad_to=arguments.pad_to,
     ).open() as aligner:
         with progress_bar("aligning rows", 2 * len(own.ids)) as advance:
             agreed = aligner.agree(advance, again=arguments.align_again)
@@ -115,12 +124,14 @@ def run(arguments: argparse.Namespace) -> int:
                     agreed.session,
                     log,
                     state,
-                    on_model=lambda trained: write_model(file, released(config, plan, [trained.model], trained.layers)),
+                    on_model=lambda trained: write_model(
+                        file, released(config, plan, [trained.model], trained.layers, own)
+                    ),
                     on_beat=on_beat,
                 )
         else:
             layers = take_part(identity, plan, own, agreed.rows, agreed.session, log, state)
-            write_model(file, released(config, plan, layers))
+            write_model(file, released(config, plan, layers, columns=own))
     _print(arguments, config, plan, file, len(agreed.rows))
     return 0
 
@@ -189,13 +200,23 @@ class _Shared:
 
 
 def released(
-    config: FederationConfig, plan: Plan, layers: Sequence[np.ndarray], own: Mapping[str, np.ndarray] | None = None
+    config: FederationConfig,
+    plan: Plan,
+    layers: Sequence[np.ndarray],
+    own: Mapping[str, np.ndarray] | None = None,
+    columns: OwnColumns | None = None,
 ) -> ReleasedModel:
     """What goes into this client's file. ``own``: the layers it has trained itself (GL-BMF), without which the model is of no
-    use here; how they came about (velocities) is not needed any more."""
+    use here; how they came about (velocities) is not needed any more. ``columns``: how it reads its columns, for new rows."""
     local = {name: array for name, array in (own or {}).items() if "velocity" not in name}
-    return ReleasedModel(
+    model = ReleasedModel(
         layers, config.run.classes, plan.client_names, plan.client_widths, plan.claim.paragraph(), local
+    )
+    if columns is None:
+        return model
+    bound = columns.bound
+    return replace(
+        model, schema=columns.schema, row_bound=bound.norm, row_rule=bound.rule, local_model=columns.local_model
     )
 
 

@@ -16,6 +16,7 @@ from vfl.local.client import LocalUpdate, initial_layers
 from vfl.local.lora import ParallelLora
 
 __all__ = [
+    "held_out_rows",
     "layer_plan_for",
     "local_update",
     "log_claim",
@@ -33,12 +34,17 @@ def plan_for(config: FederationConfig, rows: int) -> Plan:
         return layer_plan_for(config, rows)
     public = PublicFederation(
         clients=tuple(PublicClient(client.name, client.width) for client in config.ordered_clients),
-        num_samples=rows,
+        num_samples=rows - held_out_rows(config, rows),
         classes=len(run.classes) or 1,
         row_bound=run.row_bound,
         public_inputs=_PUBLIC_INPUTS,
     )
     return plan_run(run.protocol, public, run.training)
+
+
+def held_out_rows(config: FederationConfig, rows: int) -> int:
+    """How many of the common rows, the last of the aligned order, take no part in the training. Public: it looks at no value."""
+    return int(config.run.held_out * rows)
 
 
 def log_claim(log: Log, claim: Claim) -> None:
@@ -64,7 +70,8 @@ def layer_plan_for(config: FederationConfig, rows: int) -> LayerPlan:
         shape = AdapterShape(columns, (client.width,), _layers(config).rank, update.parts == "UV")
         digest = start_digest([(layer.up, layer.down) for layer in lora.layers])
         clients.append(PublicLayers(client.name, columns, run.row_rule, shape.parameters, shape, lora.scale, digest))
-    facts = LayerFacts(tuple(clients), rows, len(run.classes), run.row_bound, update, _PUBLIC_INPUTS)
+    used = rows - held_out_rows(config, rows)
+    facts = LayerFacts(tuple(clients), used, len(run.classes), run.row_bound, update, _PUBLIC_INPUTS)
     return plan_from_facts(facts, run.training)
 
 
