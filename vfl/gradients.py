@@ -16,6 +16,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -118,7 +119,7 @@ class GlobalModel:
     def logits(self, rows: Floats) -> Floats:
         return self.forward(with_ones(rows))[1]
 
-    def accuracy(self, rows: Floats, labels: npt.NDArray, task: str = "classification") -> float:
+    def accuracy(self, rows: Floats, labels: npt.NDArray[Any], task: str = "classification") -> float:
         """Share of rows with the right class; R² of a regression."""
         return score(task, self.logits(rows), labels)
 
@@ -204,7 +205,7 @@ class ClippedGradient:
 def clipped_gradient(
     model: GlobalModel,
     rows_with_one: Floats,
-    labels: npt.NDArray,
+    labels: npt.NDArray[Any],
     clip_norm: float | None,
     *,
     adapters: Sequence[Adapter] = (),
@@ -258,7 +259,7 @@ def clipped_gradient(
 def per_sample_gradients(
     model: GlobalModel,
     rows_with_one: Floats,
-    labels: npt.NDArray,
+    labels: npt.NDArray[Any],
     adapters: Sequence[Adapter] = (),
     task: str = "classification",
 ) -> Floats:

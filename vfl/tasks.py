@@ -12,6 +12,7 @@ The gradient of a row is [h 1] ⊗ δ in all of them, so clip, noise and claim a
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,11 +27,13 @@ __all__ = [
     "errors_and_losses",
     "output_count",
     "probabilities",
+    "scaled_targets",
     "score",
     "score_in_words",
     "score_name",
     "shared_labels",
     "softmax",
+    "unscaled_targets",
     "weight_words",
 ]
 
@@ -70,13 +73,25 @@ def weight_words(class_weights: Sequence[float]) -> npt.NDArray[np.int64]:
     return np.rint(np.asarray(class_weights, dtype=np.float64) * 2.0**WEIGHT_BITS).astype(np.int64)
 
 
-def shared_labels(task: str, labels: npt.NDArray, classes: int) -> npt.NDArray:
+def shared_labels(task: str, labels: npt.NDArray[Any], classes: int) -> npt.NDArray[Any]:
     """What the label client shares: a one-hot row, a 0 or 1, or the scaled target."""
     if task == "classification":
         return np.eye(classes, dtype=np.int64)[labels]
     if task == "binary":
         return labels.astype(np.int64).reshape(-1, 1)
     return np.clip(labels.astype(np.float64), -1.0, 1.0).reshape(-1, 1)
+
+
+def scaled_targets(targets: npt.NDArray[Any], target_range: tuple[float, float]) -> Floats:
+    """Numbers of a public range as −1 … 1; those beyond it count as its ends."""
+    low, high = target_range
+    return np.clip(2.0 * (np.asarray(targets, dtype=np.float64) - low) / (high - low) - 1.0, -1.0, 1.0)
+
+
+def unscaled_targets(outputs: Floats, target_range: tuple[float, float]) -> Floats:
+    """The inverse of ``scaled_targets``; a model's outputs may lie beyond the range."""
+    low, high = target_range
+    return low + (outputs + 1.0) * (high - low) / 2.0
 
 
 def softmax(logits: Floats) -> Floats:
@@ -100,7 +115,7 @@ def probabilities(task: str, logits: Floats) -> Floats:
 
 
 def errors_and_losses(
-    task: str, logits: Floats, labels: npt.NDArray, class_weights: Sequence[float] = ()
+    task: str, logits: Floats, labels: npt.NDArray[Any], class_weights: Sequence[float] = ()
 ) -> tuple[Floats, Floats]:
     """δ of every row, (rows, outputs), and its loss: cross-entropy, or half the squared error."""
     if task == "regression":
@@ -121,7 +136,7 @@ def errors_and_losses(
     return delta, losses
 
 
-def score(task: str, logits: Floats, labels: npt.NDArray) -> float:
+def score(task: str, logits: Floats, labels: npt.NDArray[Any]) -> float:
     """Share of rows with the right class, or R² of a regression; not a number without rows."""
     if len(labels) == 0:
         return float("nan")

@@ -95,7 +95,9 @@ def _counted(releases: Sequence[Release]) -> list[dict[str, Any]]:
 def write_report(report: RunReport) -> None:
     """Model, claim, ledger, facts and curves into the run's directory."""
     directory = report.directory
-    write_model(directory / MODEL, ReleasedModel(report.layers))
+    task = report.plan.training.task
+    scaled = (-1.0, 1.0) if task == "regression" else None  # targets as the run took them
+    write_model(directory / MODEL, ReleasedModel(report.layers, task=task, target_range=scaled))
     kept = durability(report.plan, report.options.checkpoint_every, report.options.durability == "power")
     write_text(directory / "claim.txt", f"{report.plan.claim.paragraph()} {kept}".rstrip() + "\n")
     write_text(directory / "ledger.json", report.ledgers[0].to_json())

@@ -66,6 +66,7 @@ def run_processes(
     addresses = {i: ("127.0.0.1", listeners[i].getsockname()[1]) for i in range(3)}
     workers: dict[Peer, Any] = {}
     pipes: dict[Peer, Connection] = {}
+    work: tuple[Any, ...]
     with contextlib.ExitStack() as stack:
         for listener in listeners:
             stack.callback(listener.close)

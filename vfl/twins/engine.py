@@ -116,7 +116,7 @@ def train_frozen(
     norm_limit: float | None = None,
     initial: GlobalModel | None = None,
     embeddings: Floats | None = None,
-    labels: npt.NDArray | None = None,
+    labels: npt.NDArray[Any] | None = None,
     evaluate_every: int = 0,
     progress: bool = False,
 ) -> TwinResult:

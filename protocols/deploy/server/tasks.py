@@ -85,7 +85,9 @@ class TrainingTask:
 
     def keep(self, directory: Path, layers: list[np.ndarray]) -> None:
         """What the server's operator finds afterwards."""
-        write_model(directory / MODEL, ReleasedModel(layers))
+        run = self._config.run
+        model = ReleasedModel(layers, run.classes, task=run.training.task, target_range=run.target_range)
+        write_model(directory / MODEL, model)
 
 
 class LiveTrainingTask(TrainingTask):
