@@ -19,6 +19,8 @@ __all__ = ["SETTINGS", "Schedule", "TrainingConfig"]
 # The paper's two sets of learning parameters: α (weight decay) and β (momentum) of the workload.
 SETTINGS = {1: {"weight_decay": 1.0, "momentum": 0.0}, 2: {"weight_decay": 1.0, "momentum": 0.9}}
 
+LARGEST_EPSILON = 100.0  # beyond it e^ε makes δ of the arithmetic's slack meaningless
+
 
 @dataclass(frozen=True)
 class TrainingConfig:
@@ -61,7 +63,8 @@ class TrainingConfig:
         require_integer("batch_size", self.batch_size, 1)
         require_real("learning_rate", self.learning_rate, 0.0, open_low=True)
         require_real("clip_norm", self.clip_norm, 0.0, open_low=True)
-        require_real("epsilon", self.epsilon, 0.0, open_low=True)
+        way_out = "above 10 a claim says next to nothing; `python -m protocols.plain` trains without privacy"
+        require_real("epsilon", self.epsilon, 0.0, LARGEST_EPSILON, open_low=True, way_out=way_out)
         require_real("delta", self.delta, 0.0, 1.0, open_low=True, open_high=True)
         require_real("momentum", self.momentum, 0.0, 1.0, open_high=True)
         require_real("weight_decay", self.weight_decay, 0.0, 1.0, open_low=True)

@@ -7,7 +7,7 @@ import sys
 from types import ModuleType
 
 from accel.errors import InvalidArgument, PpvflError
-from protocols.deploy.commands import audit_log, client, doctor, init, key, pin, predict, run, server
+from protocols.deploy.commands import audit_log, check, client, doctor, init, key, pin, predict, run, schema, server
 from protocols.version import add_version_option
 
 __all__ = ["main"]
@@ -17,6 +17,8 @@ COMMANDS: dict[str, ModuleType] = {
     "init": init,
     "key": key,
     "pin": pin,
+    "schema": schema,
+    "check": check,
     "doctor": doctor,
     "server": server,
     "client": client,

@@ -83,7 +83,7 @@ def evaluate_classes(truth: npt.ArrayLike, probabilities: Floats, classes: Seque
         "Brier score": float(((shares - hot) ** 2).sum(axis=1).mean()) / (2 if count == 2 else 1),
     }
     calibration = tuple((str(classes[c]), *_calibration(hot[:, c], shares[:, c])) for c in looked_at)
-    found["calibration error"] = _mean([_distance(*bins) for _, *bins in calibration])
+    found["calibration error"] = _mean([_distance(*bins[1:]) for bins in calibration])
     chance = {
         "accuracy": float(share_of.max()),
         "AUC": 0.5,

@@ -299,5 +299,5 @@ def _value_range(text: str) -> tuple[float, float]:
         low, high = (float(item) for item in text.split(","))
     except ValueError:
         raise InvalidArgument(f"--value-range {text!r} must be two numbers, LOW,HIGH, such as 0,1") from None
-    require(np.isfinite([low, high]).all() and low < high, "--value-range", text, "LOW,HIGH with LOW below HIGH")
+    require(bool(np.isfinite([low, high]).all()) and low < high, "--value-range", text, "LOW,HIGH with LOW below HIGH")
     return low, high

@@ -11,9 +11,11 @@ from protocols.deploy.records.log import Log
 from protocols.plan.gl_plan import LayerPlan, plan_from_facts
 from protocols.plan.gl_shapes import AdapterShape, LayerFacts, PublicLayers, start_digest
 from protocols.plan.run_plan import Plan, PublicClient, PublicFederation, plan_run
+from vfl.defaults import training_defaults
 from vfl.dp.claim import WARNING, Claim
 from vfl.local.client import LocalUpdate, initial_layers
 from vfl.local.lora import ParallelLora
+from vfl.training import TrainingConfig
 
 __all__ = [
     "held_out_rows",
@@ -22,6 +24,7 @@ __all__ = [
     "log_claim",
     "plan_for",
     "starting_layers",
+    "training_for",
 ]
 
 _PUBLIC_INPUTS = ("each client states that its scaling and its local model come from public data only",)
@@ -39,12 +42,25 @@ def plan_for(config: FederationConfig, rows: int) -> Plan:
         row_bound=run.row_bound,
         public_inputs=_PUBLIC_INPUTS,
     )
-    return plan_run(run.protocol, public, run.training)
+    return plan_run(run.protocol, public, training_for(config, rows))
 
 
 def held_out_rows(config: FederationConfig, rows: int) -> int:
     """How many of the common rows, the last of the aligned order, take no part in the training. Public: it looks at no value."""
     return int(config.run.held_out * rows)
+
+
+def training_for(config: FederationConfig, rows: int) -> TrainingConfig:
+    """The parameters of a training on ``rows`` common rows: what the file leaves open follows from public sizes."""
+    run = config.run
+    if not run.automatic:
+        return run.training
+    used = rows - held_out_rows(config, rows)
+    chosen = training_defaults(used, run.training.epsilon, hidden=bool(run.training.hidden))
+    if "batch_size" not in run.automatic and "epochs" in run.automatic:  # as many steps, in batches as stated
+        steps = int(chosen["epochs"]) * (used // int(chosen["batch_size"]))
+        chosen["epochs"] = max(1, round(steps / max(1, used // run.training.batch_size)))
+    return run.training.with_(**{name: chosen[name] for name in run.automatic})
 
 
 def log_claim(log: Log, claim: Claim) -> None:
@@ -54,7 +70,7 @@ def log_claim(log: Log, claim: Claim) -> None:
         log.warning("the epsilon that was asked for is not proven", claim=claim.headline())
     for caveat in claim.caveats:
         if caveat.startswith(WARNING):
-            log.warning("delta is too large", reason=caveat.removeprefix(WARNING))
+            log.warning("the privacy parameters say little", reason=caveat.removeprefix(WARNING))
 
 
 # GL-BMF ------------------------------------------------------------------------------------------
@@ -72,7 +88,7 @@ def layer_plan_for(config: FederationConfig, rows: int) -> LayerPlan:
         clients.append(PublicLayers(client.name, columns, run.row_rule, shape.parameters, shape, lora.scale, digest))
     used = rows - held_out_rows(config, rows)
     facts = LayerFacts(tuple(clients), used, len(run.classes), run.row_bound, update, _PUBLIC_INPUTS)
-    return plan_from_facts(facts, run.training)
+    return plan_from_facts(facts, training_for(config, rows))
 
 
 def local_update(config: FederationConfig) -> LocalUpdate:

@@ -31,7 +31,7 @@ fingerprint = ""
 
 _CLIENTS = """\
 # The clients hold the data. Columns are put side by side in this order, those of the label client last.
-# width: number of columns that the client shares (outputs of its local model, if it has one). alignment: where the label
+# width: number of columns that the client shares (`ppvfl check` prints it; outputs of its local model, if it has one). alignment: where the label
 # client listens for the other clients while ids are matched (private set intersection); the others only call.
 """
 
@@ -57,12 +57,14 @@ classes = {classes}
 epsilon = 3.0
 delta = 1e-5            # well below one over the number of people
 clip_norm = 1.0         # bound on each person's gradient
-row_bound = 1.0         # bound on the norm of each person's row, all clients together
-row_rule = "normalise"  # how rows are brought within it: "normalise" or "clip"
-# training
-epochs = 40
-batch_size = 128
-learning_rate = 2.0
+row_bound = "auto"      # bound on the norm of each person's row, all clients together; "auto": 2·√(sum of widths)
+row_rule = "clip"       # how rows are brought within it: "clip" (long ones are shrunk) or "normalise" (all have this norm, which
+                        # suits embeddings and images; of a client's one or two columns it leaves little but signs)
+# training; "auto": from the number of common rows and epsilon, at about 100 to 500 steps (docs/choosing-a-mechanism.md)
+epochs = "auto"
+batch_size = "auto"
+learning_rate = "auto"
+held_out = {held_out}          # share of the common rows that takes no part, for `ppvfl predict --held-out`
 schedule = "constant"   # or "linear", "cosine"
 momentum = 0.0
 weight_decay = 1.0      # 1 means none: the weights are multiplied by it at every step
@@ -92,6 +94,7 @@ def federation_text(
     servers: Sequence[tuple[str, int]],
     clients: Sequence[tuple[str, int, str]],
     classes: int | Sequence[str],
+    held_out: float = 0.0,
 ) -> str:
     """``servers`` are (host, port), ``clients`` (name, width, alignment address); the last client holds the labels."""
     quoted = json.dumps  # the escapes of JSON are those of TOML's basic strings
@@ -104,5 +107,5 @@ def federation_text(
     shown = str(classes) if isinstance(classes, int) else quoted(list(classes))
     comment = 'labels 0, 1, …; or the label texts, ["no", "yes"]' if isinstance(classes, int) else "the label texts"
     receiver = quoted(clients[-1][0]) if clients else '""'
-    parts.append(_RUN.format(classes=f"{shown} # {comment}", receiver=receiver))
+    parts.append(_RUN.format(classes=f"{shown} # {comment}", receiver=receiver, held_out=held_out))
     return "".join(parts)
