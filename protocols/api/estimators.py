@@ -88,6 +88,10 @@ class _VerticalEstimator(BaseEstimator):  # type: ignore[misc]
 
     def estimate(self, X: Any, y: Any = None) -> Estimate:
         """What ``fit`` on these rows would cost and claim; runs nothing, and looks at nothing but sizes and classes."""
+        if self.backend == "federation":
+            from protocols.api.remote import planned_in_federation
+
+            return estimate_of(planned_in_federation(self, X))
         return estimate_of(self._planned(X, y)[0])
 
     def _planned(self, X: Any, y: Any) -> tuple[Plan, Federation]:
@@ -123,15 +127,14 @@ class _VerticalEstimator(BaseEstimator):  # type: ignore[misc]
         return blocks, encoded, classes
 
     def _training(self, rows: int, classes: int) -> TrainingConfig:
-        chosen = training_defaults(rows, self.epsilon, hidden=bool(self.hidden))
+        usual = training_defaults(rows, self.epsilon, hidden=bool(self.hidden), regression=classes == 1)
         given = {"batch_size": self.batch_size, "epochs": self.epochs, "learning_rate": self.learning_rate}
-        chosen |= {name: value for name, value in given.items() if value is not None}
+        chosen = usual | {name: value for name, value in given.items() if value is not None}
         if self.batch_size is not None and self.epochs is None:  # as many steps in other batches
-            usual = training_defaults(rows, self.epsilon, hidden=bool(self.hidden))
             steps = int(usual["epochs"]) * (rows // int(usual["batch_size"]))
             chosen["epochs"] = max(1, round(steps / max(1, rows // self.batch_size)))
         return TrainingConfig(
-            **chosen,  # type: ignore[arg-type]
+            **chosen,
             epsilon=self.epsilon,
             delta=self.delta,
             clip_norm=self.clip_norm,
@@ -152,14 +155,21 @@ class _VerticalEstimator(BaseEstimator):  # type: ignore[misc]
         clients = make_clients([block[order] for block in blocks.features], labels[order], bounds)
         for client, name in zip(clients, self.columns_.names, strict=True):
             client.name = name
-        empty = [np.zeros((0, width)) for width in widths]
+        empty: list[npt.NDArray[np.floating[Any]]] = [np.zeros((0, width)) for width in widths]
         public = (*self.columns_.sources, *self._public_facts())
         return Federation(clients, classes, labels[:0], empty, [], bound, public)
 
     # using ----------------------------------------------------------------------------------------
 
+    def _remote(self, X: Any, output: str) -> npt.NDArray[Any] | None:
+        from protocols.api.remote import predict_in_federation
+
+        check_is_fitted(self, "layers_")
+        return predict_in_federation(self, X, output)
+
     def _outputs(self, X: Any) -> npt.NDArray[np.float64]:
         check_is_fitted(self, "layers_")
+        require(self.backend != "federation", "backend", self.backend, "another one for this", "use predict")
         if self.columns_.matrix:
             X = validate_data(self, X, dtype=np.float64, reset=False)
         blocks = self.columns_.read(X)
@@ -167,7 +177,8 @@ class _VerticalEstimator(BaseEstimator):  # type: ignore[misc]
             RowBound(bound, self.row_rule).apply(block)
             for bound, block in zip(self.row_bounds_, blocks.features, strict=True)
         ]
-        return GlobalModel(list(self.layers_)).logits(np.concatenate(rows, axis=1))
+        found = GlobalModel(list(self.layers_)).logits(np.concatenate(rows, axis=1))
+        return np.asarray(found, dtype=np.float64)
 
     def _own_labels(self, X: Any, y: Any) -> Any:
         """Labels to compare with: as given, or from the last party's table."""
@@ -181,12 +192,12 @@ class _VerticalEstimator(BaseEstimator):  # type: ignore[misc]
     @property
     def coef_(self) -> npt.NDArray[np.float64]:
         """Of one layer: (outputs, columns), for rows within their bounds."""
-        return self.layers_[0][:-1].T
+        return np.asarray(self.layers_[0][:-1].T)
 
     @property
     def intercept_(self) -> npt.NDArray[np.float64]:
         """Of one layer."""
-        return self.layers_[0][-1]
+        return np.asarray(self.layers_[0][-1])
 
     # keeping --------------------------------------------------------------------------------------
 
@@ -203,7 +214,8 @@ class _VerticalEstimator(BaseEstimator):  # type: ignore[misc]
         """From a folder that ``save`` wrote, or from one party's model file of ``ppvfl client``."""
         from protocols.api.files import load
 
-        return load(cls, Path(path))
+        found: Self = load(cls, Path(path))
+        return found
 
 
 class VerticalClassifier(ClassifierMixin, _VerticalEstimator):  # type: ignore[misc]
@@ -320,16 +332,24 @@ class VerticalClassifier(ClassifierMixin, _VerticalEstimator):  # type: ignore[m
             return found[:, 0] if found.shape[1] == 1 else found[:, 1] - found[:, 0]
         return found
 
-    def predict_proba(self, X: Any) -> npt.NDArray[np.float64]:
-        """Of each class, in the order of ``classes_``."""
+    def predict_proba(self, X: Any) -> npt.NDArray[np.float64] | None:
+        """Of each class, in the order of ``classes_``. In a federation: computed on shares, to the receiver only (None elsewhere),
+        for the common rows in the order of this party's table."""
+        if self.backend == "federation":
+            received = self._remote(X, "probabilities")
+            return received if received is None else received.astype(np.float64)
         found = self._outputs(X)
         task = "binary" if found.shape[1] == 1 else "classification"
         return np.asarray(probabilities(task, found), dtype=np.float64)
 
-    def predict(self, X: Any) -> npt.NDArray[Any]:
-        """The most likely class of each row."""
-        best = self.predict_proba(X).argmax(axis=1)
-        return np.asarray(self.classes_[best])
+    def predict(self, X: Any) -> npt.NDArray[Any] | None:
+        """The most likely class of each row; in a federation as ``predict_proba``."""
+        if self.backend == "federation":
+            received = self._remote(X, "label")
+            return received if received is None else received[:, 0]
+        shares = self.predict_proba(X)
+        assert shares is not None
+        return np.asarray(self.classes_[shares.argmax(axis=1)])
 
     def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
         """Accuracy. Outside the claim: it says something about the rows it is computed on."""
@@ -415,8 +435,11 @@ class VerticalRegressor(RegressorMixin, _VerticalEstimator):  # type: ignore[mis
     def _public_facts(self) -> tuple[str, ...]:
         return ()
 
-    def predict(self, X: Any) -> npt.NDArray[np.float64]:
-        """The number of each row, in the units of the target."""
+    def predict(self, X: Any) -> npt.NDArray[np.float64] | None:
+        """The number of each row, in the units of the target; in a federation at the receiver only (None elsewhere)."""
+        if self.backend == "federation":
+            received = self._remote(X, "value")
+            return received if received is None else received[:, 0].astype(np.float64)
         return np.asarray(unscaled_targets(self._outputs(X)[:, 0], self._range), dtype=np.float64)
 
     def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:

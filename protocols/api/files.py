@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from accel.validate import require
 from protocols.api.inputs import Columns
 from protocols.inference.model_file import ReleasedModel, read_model, write_model
 
-__all__ = ["load", "save"]
+__all__ = ["KeptClaim", "adopt", "load", "save"]
 
 ESTIMATOR = "estimator.json"
 FORMAT = 1
@@ -28,14 +29,13 @@ def save(estimator: Any, directory: Path) -> Path:
     number = getattr(estimator, "target_range", None)
     single = estimator.layers_[-1].shape[1] == 1
     task = "regression" if number is not None else "binary" if single else "classification"
-    claim = estimator.claim_ if isinstance(estimator.claim_, str) else estimator.claim_.paragraph()
     for index, name in enumerate(columns.names):
         model = ReleasedModel(
             estimator.layers_,
             classes,
             columns.names,
             columns.widths,
-            claim,
+            estimator.claim_.paragraph(),
             task=task,
             target_range=None if number is None else (float(number[0]), float(number[1])),
             schema=columns.schemas.get(name),
@@ -46,9 +46,7 @@ def save(estimator: Any, directory: Path) -> Path:
     facts = {
         "format": FORMAT,
         "estimator": type(estimator).__name__,
-        "parameters": {
-            name: _plain(value) for name, value in estimator.get_params().items() if name not in _LEFT_OUT
-        },
+        "parameters": {name: _plain(value) for name, value in estimator.get_params().items() if name not in _LEFT_OUT},
         "files": [_file_of(name, index) for index, name in enumerate(columns.names)],
         "classes": _plain(getattr(estimator, "classes_", None)),
         "row_bounds": list(estimator.row_bounds_),
@@ -97,7 +95,7 @@ def load(kind: type, path: Path) -> Any:
         estimator.n_features_in_ = facts["features"]
     if facts["feature_names"] is not None:
         estimator.feature_names_in_ = np.asarray(facts["feature_names"], dtype=object)
-    return _with_model(estimator, models[0], facts["classes"])
+    return adopt(estimator, models[0], facts["classes"])
 
 
 def _from_model(kind: type, model: ReleasedModel) -> Any:
@@ -108,12 +106,27 @@ def _from_model(kind: type, model: ReleasedModel) -> Any:
     estimator = kind(**given)
     estimator.columns_ = Columns(model.clients, model.widths, matrix=False)
     estimator.row_bounds_ = tuple(np.inf for _ in model.clients)
-    return _with_model(estimator, model, list(model.classes))
+    return adopt(estimator, model, list(model.classes))
 
 
-def _with_model(estimator: Any, model: ReleasedModel, classes: Any) -> Any:
+@dataclass(frozen=True)
+class KeptClaim:
+    """The claim of a training as its model file tells it: the words, without the numbers behind them."""
+
+    text: str
+
+    def paragraph(self) -> str:
+        """All of it."""
+        return self.text
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def adopt(estimator: Any, model: ReleasedModel, classes: Any) -> Any:
+    """Make ``estimator`` one that was fitted: with this model."""
     estimator.layers_ = list(model.layers)
-    estimator.claim_ = model.claim
+    estimator.claim_ = KeptClaim(model.claim)
     estimator.cost_ = {}
     if classes is not None and hasattr(estimator, "class_weight"):
         estimator.classes_ = np.asarray(classes)

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from accel.validate import require
 from vfl.tables import ClientTable, Label, RawTable, Schema, apply_schema, as_raw_table, fit_schema, read_table
 
-__all__ = ["Blocks", "Columns", "is_blocks", "learn_columns", "split_widths"]
+__all__ = ["ROW", "Blocks", "Columns", "as_arrow", "is_blocks", "learn_columns", "split_widths"]
 
 Floats = npt.NDArray[np.float64]
 ROW = "row"  # the id of rows that have none: their number
@@ -158,9 +158,7 @@ def learn_columns(
             for name, table in given.items()
         }
     if schemas is not None:
-        require(
-            set(schemas) == set(names), "schemas", ", ".join(schemas), f"one for each party: {', '.join(names)}"
-        )
+        require(set(schemas) == set(names), "schemas", ", ".join(schemas), f"one for each party: {', '.join(names)}")
         kept = {name: schemas[name] for name in names}
         by_id = all(schema.id.column != ROW for schema in kept.values())
         widths = tuple(schema.width for schema in kept.values())
@@ -188,14 +186,22 @@ def _raw(name: str, table: Any, row_ids: str | None) -> RawTable:
 
     if isinstance(table, str | Path):
         raw = read_table(table)
-    elif isinstance(table, np.ndarray):
-        raw = RawTable(name, pa.table({f"column {i}": table[:, i] for i in range(table.shape[1])}))
     else:
-        raw = as_raw_table(table, source=name)
+        raw = table if isinstance(table, RawTable) else RawTable(name, as_arrow(name, table))
     if row_ids is None:
         return raw
     numbered = raw.table.append_column(row_ids, pa.array([str(i) for i in range(raw.table.num_rows)]))
     return RawTable(raw.source, numbered, raw.notes)
+
+
+def as_arrow(name: str, table: Any) -> Any:
+    """An array or a DataFrame as a pyarrow.Table; columns of an array are numbered."""
+    import pyarrow as pa
+
+    if isinstance(table, np.ndarray):
+        require(table.ndim == 2, f"{name}: shape", table.shape, "(rows, columns)")
+        return pa.table({f"column {i}": table[:, i] for i in range(table.shape[1])})
+    return as_raw_table(table, source=name).table
 
 
 def _width(name: str, table: Any) -> int:
@@ -227,9 +233,11 @@ def _numbers(name: str, table: Any, width: int) -> Floats:
     return rows
 
 
-def _same_rows(names: Sequence[str], rows: Sequence[Floats]) -> None:
+def _same_rows(names: Sequence[str], rows: Sequence[npt.NDArray[Any]]) -> None:
     counts = {name: len(part) for name, part in zip(names, rows, strict=True)}
-    require(len(set(counts.values())) == 1, "rows", counts, "as many at every party: row i is the same person everywhere")
+    require(
+        len(set(counts.values())) == 1, "rows", counts, "as many at every party: row i is the same person everywhere"
+    )
 
 
 def _in_order(names: tuple[str, ...], tables: Sequence[ClientTable]) -> Blocks:

@@ -119,7 +119,9 @@ def _check_models(directory: Path) -> np.ndarray:
 def _check_predictions(directory: Path, new: dict[str, np.ndarray], layer: np.ndarray) -> None:
     """What the receiver got is what the released model says of the concatenated rows."""
     with (directory / "predictions.csv").open() as file:
-        rows = {row["customer_id"]: [float(row["yes"])] for row in csv.DictReader(file)}  # one logit, of the second class
+        rows = {
+            row["customer_id"]: [float(row["yes"])] for row in csv.DictReader(file)
+        }  # one logit, of the second class
     assert sorted(rows) == sorted(new["ids"])
     parts, start = [], 0
     for width in WIDTHS.values():
