@@ -68,7 +68,9 @@ def mixed_tables(rows: int, seed: int, first: int = 0) -> dict[str, Any]:
     everybody = rows + rows // 10
     people = np.array([f"person-{first + i}" for i in range(everybody)])
     income, age = random.lognormal(10.3, 0.6, everybody), random.integers(18, 80, everybody)
-    job = random.choice(["clerk", "nurse", "driver", "chef", "teacher", "other"], everybody, p=[0.3, 0.2, 0.2, 0.1, 0.1, 0.1])
+    job = random.choice(
+        ["clerk", "nurse", "driver", "chef", "teacher", "other"], everybody, p=[0.3, 0.2, 0.2, 0.1, 0.1, 0.1]
+    )
     since = random.integers(0, 5000, everybody)
     purchases, share = random.poisson(20, everybody), random.beta(2, 6, everybody)
     abroad, overdraft = random.random(everybody) < 0.3, random.exponential(300, everybody)

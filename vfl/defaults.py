@@ -4,7 +4,7 @@ Chosen with twins on public and made-up tables (``python -m bench.defaults`` pri
 
 - ``clip`` with R = 2·√width. The claim bounds each gradient by γ whatever R is, so a wide R costs no privacy; a narrow one, or
   ``normalise``, takes away what tells rows apart (of one column only the sign is left).
-- Batches of a fifth of the rows, at most 1024 (more only if an epoch had over 250 of them).
+- Batches of a fifth of the rows, at most 1024 (more only if an epoch had over 250 of them); hardly a row is left over.
 - One step for every 30 rows·ε, between 100 and 500: more steps are more noise for few rows, and no gain for many.
 - Learning rate √(rows·ε/4000), between 0.25 and 1; half of it for hidden layers, a tenth for a regression, whose loss is as
   steep far from its minimum as close to it.
@@ -21,7 +21,7 @@ __all__ = ["AUTOMATIC", "NARROW", "table_row_bound", "training_defaults"]
 AUTOMATIC = ("batch_size", "epochs", "learning_rate")  # what `training_defaults` chooses
 NARROW = 4  # columns of a client, up to which `normalise` leaves little but signs
 _LEAST_STEPS, _MOST_STEPS, _ROWS_A_STEP = 100, 500, 30.0
-_FIFTH, _USUAL_BATCH, _MOST_BATCHES = 5, 1024, 250
+_LEAST_BATCHES, _MOST_BATCHES, _USUAL_BATCH = 5, 250, 1024
 _LEAST_RATE, _MOST_RATE, _RATE_ROWS = 0.25, 1.0, 4000.0
 _LARGEST_BOUND = 1024.0
 
@@ -38,8 +38,8 @@ def training_defaults(
     """``batch_size``, ``epochs`` and ``learning_rate`` for ``rows`` training rows at ``epsilon``."""
     require_integer("rows", rows, 1)
     worth = rows * require_real("epsilon", epsilon, 0.0, open_low=True)
-    fifth = _power_of_two(rows / _FIFTH)
-    batch = max(1, min(rows, 16), min(fifth, max(_USUAL_BATCH, _power_of_two(rows / _MOST_BATCHES))))
+    batches = min(_MOST_BATCHES, max(_LEAST_BATCHES, math.ceil(rows / _USUAL_BATCH)))
+    batch = max(1, rows // batches)
     steps = min(_MOST_STEPS, max(_LEAST_STEPS, worth / _ROWS_A_STEP))
     rate = min(_MOST_RATE, max(_LEAST_RATE, math.sqrt(worth / _RATE_ROWS))) / (2 if hidden else 10 if regression else 1)
     return {
@@ -47,8 +47,3 @@ def training_defaults(
         "epochs": max(1, round(steps / (rows // batch))),
         "learning_rate": float(f"{rate:.2g}"),
     }
-
-
-def _power_of_two(number: float) -> int:
-    """The largest one that is not above ``number``; 0 if that is below 1."""
-    return 2 ** int(math.log2(number)) if number >= 1 else 0

@@ -6,9 +6,9 @@ import hashlib
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -38,6 +38,9 @@ from vfl.run_mechanism import calibrate_run, choose_factorisation
 from vfl.tasks import output_count, shared_labels
 from vfl.training import Schedule, TrainingConfig
 
+if TYPE_CHECKING:
+    from protocols.plan.public_rows import PublicRows
+
 __all__ = [
     "MODEL_RELEASE",
     "SUMS_RELEASE",
@@ -49,6 +52,7 @@ __all__ = [
     "joint_scale",
     "joint_slope",
     "plan_run",
+    "with_open_weights",
 ]
 
 MODEL_RELEASE = "global model"
@@ -123,6 +127,9 @@ class Plan:
     client_names: tuple[str, ...]
     client_widths: tuple[int, ...]
     classes: int  # 1 if the label is a number
+    public_rows: PublicRows | None = field(
+        default=None, kw_only=True
+    )  # measured on after every epoch, with open weights
 
     @property
     def outputs(self) -> int:
@@ -144,9 +151,14 @@ class Plan:
         return sum(self.client_widths)
 
     @property
+    def global_parameters(self) -> int:
+        """Coordinates of the global model."""
+        return sum(rows * columns for rows, columns in self.layer_shapes)
+
+    @property
     def parameters(self) -> int:
         """Coordinates of one noised gradient."""
-        return sum(rows * columns for rows, columns in self.layer_shapes)
+        return self.global_parameters
 
     @property
     def layer_shapes(self) -> list[tuple[int, int]]:
@@ -178,13 +190,18 @@ class Plan:
     @property
     def releases(self) -> dict[str, str]:
         """What may be opened, with the claim that covers it."""
-        found = {MODEL_RELEASE: self.claim.paragraph()}
-        if self.opens_sums:
-            found[SUMS_RELEASE] = (
-                f"one of {self.schedule.num_steps} steps, which the claim of the {MODEL_RELEASE} covers all together: "
-                f"{self.claim.headline()}"
-            )
-        return found
+        return {MODEL_RELEASE: self.claim.paragraph()} | self._sums_release
+
+    @property
+    def _sums_release(self) -> dict[str, str]:
+        """With open weights, what every step opens to the servers."""
+        if not self.opens_sums:
+            return {}
+        together = (
+            f"one of {self.schedule.num_steps} steps, which the claim of the {MODEL_RELEASE} covers all together: "
+            f"{self.claim.headline()}"
+        )
+        return {SUMS_RELEASE: together}
 
     @property
     def opens_sums(self) -> bool:
@@ -194,7 +211,11 @@ class Plan:
     def public_parameters(self) -> dict[str, Any]:
         """What all participants compare before anything is shared."""
         training = self.training
+        chosen: dict[str, Any] = {} if training.average == "none" else {"average": training.average}
+        if self.public_rows is not None:
+            chosen["public_rows"] = self.public_rows.digest
         return {
+            **chosen,
             "protocol": self.protocol,
             "rows": self.schedule.num_samples,
             "batch_size": self.schedule.batch_size,
@@ -275,12 +296,14 @@ def _joint_claim(noise: CalibratedNoise) -> Claim:
     )
 
 
-def _open_weights_sentence(steps: int) -> str:
-    return (
-        f"The weights are open while they are trained: the noised gradient sums of all {steps} steps are opened to the three "
-        "servers and may be shown to anybody. The claim is about that whole sequence, and is the same as if only the last "
-        "model were opened"
+def with_open_weights(claim: Claim, steps: int, of: str = "") -> Claim:
+    """A claim that says what is opened on the way; ``of``: whose sums, where that is not everything."""
+    said = (
+        f"The weights are open while they are trained: the noised gradient sums{of} of all {steps} steps are opened to the "
+        "three servers and may be shown to anybody. The claim is about that whole sequence, and is the same as if only the "
+        "last model were opened"
     )
+    return replace(claim, caveats=(*claim.caveats, said))
 
 
 def _start(training: TrainingConfig, width: int, outputs: int) -> GlobalModel:
@@ -311,6 +334,13 @@ def plan_run(protocol: str, federation: PublicFacts, training: TrainingConfig) -
         training.class_weights or training.task,
         "none, and a classification, with hidden layers or explicit gradients",
         "use one layer with factored gradients",
+    )
+    require(
+        training.average == "none" or training.weights == "open",
+        "average",
+        training.average,
+        "'none' with secret weights",
+        "an average of weights that nobody has seen would cost a step each; use open weights",
     )
     joint = training.noise == "joint"
     require(
@@ -388,7 +418,7 @@ def plan_run(protocol: str, federation: PublicFacts, training: TrainingConfig) -
         assumed += ("the range of the target is public, and targets beyond it are moved to its ends",)
     claim = with_delta_checked(noise.claim, schedule.num_samples)
     if training.weights == "open":
-        claim = replace(claim, caveats=(*claim.caveats, _open_weights_sentence(schedule.num_steps)))
+        claim = with_open_weights(claim, schedule.num_steps)
     noise = replace(noise, claim=replace(claim, public=assumed))
     if joint:
         noise = replace(noise, claim=_joint_claim(noise))

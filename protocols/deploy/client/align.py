@@ -10,7 +10,6 @@ import hashlib
 import os
 import secrets
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,11 +22,13 @@ from accel.errors import InvalidArgument
 from accel.files import write_arrays
 from accel.validate import require
 from protocols.deploy.doctor.answerer import Answerer
+from protocols.deploy.net.backoff import Backoff
 from protocols.deploy.net.door import Door, Handler
-from protocols.deploy.net.wire import Channel, Identity, Refused, call, name_of
-from protocols.deploy.records.log import QUIET, Log
+from protocols.deploy.net.wire import Channel, Identity, Refused, call
+from protocols.deploy.records.log import Log
+from protocols.deploy.records.waiting import Waiting
 from refmpc.core.errors import PeerLost, PeerTimeout, RefmpcError
-from refmpc.net.framing import printable
+from refmpc.net.framing import name_of, printable
 from refmpc.net.rendezvous import listen
 from vfl.alignment import AlignmentError, align_as_leader, align_as_member, encode_ids
 from vfl.tables import IdRule, describe_ids
@@ -36,7 +37,6 @@ __all__ = ["Agreed", "Aligner"]
 
 _PATIENCE = 600.0  # seconds for one message of the intersection: long lists take time to blind
 _ATTEMPTS = 5
-_PAUSE = 0.5
 
 Advance = Callable[[int], None]
 
@@ -119,6 +119,7 @@ class Aligner:
         if len(self._names) == 1:
             order = np.argsort(np.frombuffer(os.urandom(8 * len(self._ids)), dtype=np.uint64), kind="stable")
             return Agreed(order, session)
+        backoff = Backoff()
         for left in range(_ATTEMPTS - 1, -1, -1):
             try:
                 if self._identity.name == self._leader.name:
@@ -128,7 +129,7 @@ class Aligner:
                 if not left:
                     raise PeerLost(f"the alignment failed {_ATTEMPTS} times, at last because {error}") from error
                 self._log.warning("the alignment was interrupted, it begins again", reason=str(error))
-                time.sleep(_PAUSE)
+                backoff.wait()
         raise AssertionError("unreachable")
 
     # the label client ----------------------------------------------------------------------------
@@ -166,21 +167,19 @@ class Aligner:
 
     def _lead(self, advance: Advance) -> np.ndarray:
         members = self._names[:-1]
-        said = 0.0
+        waiting = Waiting(self._log)
         with self._changed:
             while missing := [name for name in members if name not in self._arrived]:
-                if time.monotonic() - said > QUIET:
-                    said = time.monotonic()
-                    self._log.info("waiting for clients to align their rows", missing=", ".join(missing))
+                waiting.say(missing)
                 self._changed.wait(1.0)
             self._members = {name: self._arrived.pop(name) for name in members}
         try:
             links = {name: channel.connection for name, channel in self._members.items()}
             name = self._identity.name
-            found = align_as_leader(
+            aligned = align_as_leader(
                 self._ids, links, name=name, pad_to=self._pad_to, timeout=_PATIENCE, advance=advance
             )
-            return found.rows
+            return aligned.rows
         except BaseException:
             self._hang_up()
             raise
@@ -206,11 +205,11 @@ class Aligner:
         with self._call_leader() as channel:
             name = self._identity.name
             link = channel.connection
-            found = align_as_member(
+            aligned = align_as_member(
                 self._ids, link, name=name, clients=self._names, pad_to=self._pad_to, timeout=_PATIENCE, advance=advance
             )
             message, _ = channel.receive()
-            agreed = Agreed(found.rows, str(message.get("session")))
+            agreed = Agreed(aligned.rows, str(message.get("session")))
             require(message.get("rows") == len(agreed.rows), "aligned rows", message.get("rows"), str(len(agreed.rows)))
             self._save(agreed)
             channel.send({"ok": True})
@@ -230,7 +229,7 @@ class Aligner:
 
     def _call_leader(self) -> Channel:
         address = self._meeting_place()
-        said = -QUIET
+        waiting, backoff = Waiting(self._log), Backoff()
         while True:
             try:
                 timeout = self._identity.config.run.timeout
@@ -246,13 +245,11 @@ class Aligner:
                 )
                 return channel
             except (PeerLost, PeerTimeout) as error:
-                if time.monotonic() - said > QUIET:
-                    said = time.monotonic()
-                    self._log.info("waiting for the label client to align rows", reason=str(error))
+                waiting.say([self._leader.name], str(error))
             except Refused as error:
                 if not error.later:
                     raise
-            time.sleep(_PAUSE)
+            backoff.wait()
 
     def kept(self) -> Agreed | None:
         """An earlier alignment of the same ids for the same purpose, if there was one."""

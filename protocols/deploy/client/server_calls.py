@@ -6,17 +6,17 @@ same attempt belong together.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
 from protocols.deploy.net.backoff import Backoff
-from protocols.deploy.net.wire import Channel, Identity, Refused, call, name_of
-from protocols.deploy.records.log import QUIET, Log
+from protocols.deploy.net.wire import Channel, Identity, Refused, call
+from protocols.deploy.records.log import Log
+from protocols.deploy.records.waiting import Waiting
 from refmpc.core.errors import HandshakeError, OutOfStep, PeerLost, PeerTimeout, RefmpcError
-from refmpc.net.framing import Peer
+from refmpc.net.framing import Peer, name_of
 
 __all__ = ["SERVERS", "Beat", "Delivered", "ServerCalls"]
 
@@ -48,7 +48,7 @@ class ServerCalls:
         self._on_beat = on_beat
         self.timeout = identity.config.run.timeout
         self._channels: dict[int, Channel] = {}
-        self._complained: dict[str, float] = {}
+        self._waiting = Waiting(log)
 
     def _compare(self, server: int, theirs: Any) -> None:
         """Refuse a server whose plan differs: before anything is shared with it."""
@@ -105,14 +105,12 @@ class ServerCalls:
                 raise PeerLost(str(error)) from error
             raise
         self._channels[server] = channel
-        self._complained.pop(name_of(server), None)
+        self._waiting.here(server)
         return answer
 
     def _complain(self, why: str) -> None:
-        now = time.monotonic()
-        if now - self._complained.get(why, -QUIET) >= QUIET:
-            self._complained[why] = now
-            self._log.warning("waiting for a server", reason=why)
+        """Servers are called in order: the first that has not answered is the one to wait for."""
+        self._waiting.say([server for server in SERVERS if server not in self._channels][:1], why)
 
     def _hang_up(self) -> None:
         for channel in self._channels.values():

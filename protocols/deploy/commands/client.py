@@ -36,7 +36,7 @@ from protocols.inference.model_file import ReleasedModel, write_model
 from protocols.plan.gl_plan import LayerPlan
 from protocols.plan.run_plan import Plan
 from refmpc import Client
-from refmpc.net.framing import printable
+from refmpc.net.framing import listed, printable
 from vfl.local.lora import LoraLayer, ParallelLora
 from vfl.progress import progress_bar
 
@@ -256,7 +256,7 @@ def _waiting() -> Iterator[Any]:
             if task is None:
                 task = bar.add_task("waiting", total=None)
             progress = message.get("progress") or {}
-            others = ", ".join(map(printable, message.get("missing", ()))) or "the other clients"
+            others = listed(map(printable, message.get("missing", ()))) or "the other clients"
             doing = f"waiting for {others}" if not message.get("complete") else progress.get("phase", "meeting")
             bar.update(task, description=str(doing), completed=progress.get("done", 0), total=progress.get("total"))
 

@@ -34,13 +34,14 @@ from protocols.deploy.client.uplink import UplinkTransport, UploadLost
 from protocols.deploy.commands.client import add_client_options, client_identity, embeddings_for
 from protocols.deploy.config.public_plan import held_out_rows
 from protocols.deploy.config.read import FederationConfig
-from protocols.deploy.net.wire import Channel, Identity, call, name_of
+from protocols.deploy.net.wire import Channel, Identity, call
 from protocols.deploy.records.log import Log
 from protocols.deploy.server.tasks import PREDICTION, TRAINING, prediction_plan
 from protocols.inference.model_file import ReleasedModel, read_model
 from protocols.inference.prediction import OUTPUTS, receive_chunk
 from protocols.plan.scales import EMBEDDING_BITS
 from refmpc import Client
+from refmpc.net.framing import listed, name_of
 from vfl.progress import progress_bar
 from vfl.tasks import classes_of, probabilities, unscaled_targets
 
@@ -254,7 +255,7 @@ class _Sums:
         with self._changed:
             while missing := [n for n in self._others if self._arrived.get(n, ("",))[0] != agreed.session]:
                 good = self._changed.wait(config.run.timeout)
-                require(good, "sums", f"none from {', '.join(missing)}", "those of every client")
+                require(good, "sums", f"none from {listed(missing)}", "those of every client")
         for name in self._others:
             rows = len(self._arrived[name][1])
             require(rows == len(own), f"sums of {name}", f"{rows} rows", f"{len(own)} rows, as aligned")

@@ -26,11 +26,13 @@ from protocols.client.commitment import ColumnsChanged
 from protocols.deploy.config.public_plan import log_claim
 from protocols.deploy.config.read import FederationConfig, ServerEntry, load
 from protocols.deploy.doctor.answerer import Answerer
+from protocols.deploy.net.backoff import Backoff
 from protocols.deploy.net.credentials import load_credentials, own_directory
 from protocols.deploy.net.door import Door
-from protocols.deploy.net.wire import Channel, Identity, Refused, name_of
+from protocols.deploy.net.wire import Channel, Identity, Refused
 from protocols.deploy.records.audit import WITNESS, AuditLog
-from protocols.deploy.records.log import QUIET, Log
+from protocols.deploy.records.log import Log
+from protocols.deploy.records.waiting import Waiting
 from protocols.deploy.server.live import BEAT, LiveTransport
 from protocols.deploy.server.meeting import DONE, READY, Different, Meeting, Met
 from protocols.deploy.server.sessions import Session, SessionStore
@@ -43,13 +45,14 @@ from refmpc import Ledger, Party
 from refmpc.core.errors import HandshakeError, PeerAborted, RefmpcError
 from refmpc.launch.participants import Options, keep_freed_memory, play_party
 from refmpc.net.emulation import PROFILES
+from refmpc.net.framing import listed, name_of
 from refmpc.net.rendezvous import listen
 from refmpc.net.sockets import SocketTransport
 
 __all__ = ["Server", "add_parser", "run"]
 
 _LOG_EVERY = 10.0  # seconds between two lines of progress in the log
-_PAUSE = 0.5  # seconds after an attempt that failed
+_PAUSE = 0.5  # seconds after the first attempt that failed
 
 
 def add_parser(subparsers: Any) -> None:
@@ -97,7 +100,7 @@ class Server:
         self._audit = AuditLog(directory / "audit.jsonl")  # also keeps a second process out of this directory
         self._meeting = Meeting(identity, log, self._audit)
         self._uploading: dict[tuple[str, str], Channel] = {}
-        self._named = time.monotonic() - QUIET + BEAT  # when those who are missing were named last
+        self._waiting, self._between = Waiting(log, silent=BEAT), Backoff(first=_PAUSE)
         self._lock = threading.Lock()
         self.stop = threading.Event()
         entry = self.config.servers[int(str(identity.me))]
@@ -144,7 +147,7 @@ class Server:
             return "has trained"
         progress = training.progress
         if not training.complete:
-            return f"waits for {', '.join(training.missing)}" if training.task.live else "takes uploads"
+            return f"waits for {listed(training.missing)}" if training.task.live else "takes uploads"
         return f"{progress['phase']} {progress['done']} of {progress['total']}" if progress else "waits for servers"
 
     # the main thread -----------------------------------------------------------------------------
@@ -169,9 +172,7 @@ class Server:
         training = self._store.training
         if training is None or training.done or not training.task.live or not training.missing:
             return
-        if time.monotonic() - self._named > QUIET:
-            self._named = time.monotonic()
-            self._log.info("waiting for clients", missing=", ".join(training.missing))
+        self._waiting.say(training.missing)
 
     def _offers(self) -> dict[str, str]:
         """What this server can compute, or (DONE) compute once more with a server that died before it had."""
@@ -201,6 +202,7 @@ class Server:
         try:
             session.computing = True
             self._attempt(session, met)
+            self._between.reset()
         except CannotResume as error:  # it would release something twice: nobody computes until an operator has acted
             if not session.done:  # a server that is done goes on handing out what it has
                 session.failed = str(error)
@@ -209,7 +211,7 @@ class Server:
         except (RefmpcError, ColumnsChanged) as error:
             self._audit.append("attempt failed", attempt=met.attempt, reason=type(error).__name__)
             self._log.warning("the attempt failed, the servers will meet again", reason=str(error))
-            time.sleep(_PAUSE)
+            self._between.wait()
         finally:
             session.computing = False
             session.guests.let_go()

@@ -239,7 +239,7 @@ class _Reader:
                 first == server.id,
                 f"[[server]] {server.id}: port",
                 server.port,
-                f"another host or port than server {first}'s",
+                f"another host or port than server-{first}'s",
             )
 
     def _run(self, table: Mapping[str, Any], width: int) -> RunConfig:
@@ -266,7 +266,7 @@ class _Reader:
             else:
                 given[name] = require_integer(where, value, 1)
         protocol = self._choice("[run] protocol", table.get("protocol", "g_bmf"), PROTOCOLS)
-        given.setdefault("weights", "open" if protocol == "g_bmf" else "secret")
+        given.setdefault("weights", "open")
         regression = given.get("task") == "regression"
         classes = () if regression else self._classes(table.get("classes"))
         require(
@@ -286,11 +286,6 @@ class _Reader:
         except InvalidArgument as error:
             raise InvalidArgument(f"[run] {error}") from None
         self._choice("[run] noise", training.noise, ("distributed",))  # joint noise is not built for deployments yet
-        way_out = (
-            "a secret order is not kept, so a server that dies could not go on; gl_bmf opens its layers' gradients only"
-        )
-        allowed = training.weights == "secret" or protocol == "g_bmf"
-        require(allowed, "[run] weights", training.weights, f"'secret' with protocol {protocol!r}", way_out)
         every = require_integer("[run] checkpoint_every", table.get("checkpoint_every", 0), 0)
         rule = self._choice("[run] row_rule", table.get("row_rule", "clip"), ("clip", "normalise"))
         return RunConfig(

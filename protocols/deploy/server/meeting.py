@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import random
 import secrets
 import select
 import socket
@@ -20,18 +19,20 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from protocols.deploy.net.wire import Channel, Identity, call, name_of
+from protocols.deploy.net.backoff import Backoff
+from protocols.deploy.net.wire import Channel, Identity, call
 from protocols.deploy.records.audit import AuditLog
-from protocols.deploy.records.log import QUIET, Log
+from protocols.deploy.records.log import Log
+from protocols.deploy.records.waiting import Waiting
 from refmpc.core.errors import HandshakeError, RefmpcError
-from refmpc.net.framing import Peer
+from refmpc.net.framing import Peer, name_of
 
 __all__ = ["DONE", "READY", "Different", "Meeting", "Met"]
 
 READY, DONE = "ready", "done"
 _MEETING = 20.0  # seconds for the others to come
 _COMMIT = 5.0  # seconds for them to say what they take, once they have come
-_PAUSE = 0.3  # seconds between two calls
+_PAUSES = 0.2, 1.0  # seconds between two calls, and between two meetings, at first and at most
 _WAKE = 1.0  # seconds after which a server that has not come is told that it is needed
 
 
@@ -72,7 +73,8 @@ class Meeting:
         self._arrived: dict[int, Channel] = {}
         self._lock = threading.Lock()
         self._woken = self._closed = False
-        self._complained: dict[int, tuple[str, float]] = {}
+        self._waiting = Waiting(log)
+        self._between = Backoff(*_PAUSES)
 
     def arrive(self, channel: Channel) -> None:
         """A server with a higher number has called; the newest call counts."""
@@ -124,6 +126,7 @@ class Meeting:
             if self._gather(talks, offer, over):
                 met = self._commit(talks, offer, parameters)
                 if met is not None:
+                    self._between.reset()
                     talks.clear()  # their connections are the attempt's now
                     return met
         except Different:
@@ -133,7 +136,7 @@ class Meeting:
         finally:
             for talk in talks.values():
                 talk.channel.close()
-        time.sleep(random.uniform(0.05, _PAUSE))  # not all at the same pace
+        self._between.wait()
         return None
 
     # offers --------------------------------------------------------------------------------------
@@ -142,6 +145,7 @@ class Meeting:
         """Talk with both others and hear their offers."""
         begun = time.monotonic()
         again = dict.fromkeys(self._others, begun)  # when a peer is called, or rung, next
+        calls = {peer: Backoff(*_PAUSES) for peer in self._others}
         again |= {peer: begun + _WAKE for peer in self._others if peer > self._me}
         while time.monotonic() < begun + _MEETING and not over():
             with self._lock:
@@ -152,7 +156,7 @@ class Meeting:
                 self._begin(talks, peer, channel, offer)
             for peer in self._others:
                 if peer not in talks and time.monotonic() >= again[peer]:
-                    again[peer] = time.monotonic() + (_PAUSE if peer < self._me else 5 * _WAKE)
+                    again[peer] = time.monotonic() + (calls[peer].next_pause() if peer < self._me else 5 * _WAKE)
                     called = self._call(peer, "party" if peer < self._me else "wake")
                     if called is not None and peer < self._me:
                         self._begin(talks, peer, called, offer)
@@ -163,7 +167,7 @@ class Meeting:
                 return True
         for peer in self._others:
             if peer not in talks and not over():
-                self._complain(peer, "it has not come to the meeting")
+                self._waiting.say([peer], "it has not come to the meeting")
         return False
 
     def _begin(self, talks: dict[int, _Talk], peer: int, channel: Channel, offer: Mapping[str, Any]) -> None:
@@ -197,7 +201,7 @@ class Meeting:
                         raise HandshakeError(f"{name_of(peer)} sent no offer of sessions: it runs another version")
                     talk.offer = message
             except (RefmpcError, OSError) as error:
-                self._complain(peer, str(error))
+                self._waiting.say([peer], str(error))
                 talk.channel.close()
                 del talks[peer]
 
@@ -212,16 +216,10 @@ class Meeting:
         try:
             channel, _ = call(self._identity, peer, self._identity.config.addresses[peer], purpose, timeout=_COMMIT)
         except RefmpcError as error:  # also a refusal: its operator may put it right, and this server goes on waiting
-            self._complain(peer, str(error))
+            self._waiting.say([peer], str(error))
             return None
-        self._complained.pop(peer, None)
+        self._waiting.here(peer)
         return channel
-
-    def _complain(self, peer: int, why: str) -> None:
-        before, when = self._complained.get(peer, ("", 0.0))
-        if why != before or time.monotonic() - when > QUIET:
-            self._complained[peer] = why, time.monotonic()
-            self._log.warning("waiting for a server", peer=name_of(peer), reason=why)
 
     # agreement -----------------------------------------------------------------------------------
 

@@ -189,7 +189,7 @@ def test_it_works_in_pipelines_and_searches():
 X, Y = np.zeros((40, 4)), np.arange(40) % 2
 REFUSED = {
     "backend = 'cloud': must be one of": VerticalClassifier(backend="cloud"),
-    "class_weight = 'balanced': must be .*would count the private labels": VerticalClassifier(class_weight="balanced"),
+    "class_weight = 'balanced': must be .*would count the private labels": VerticalClassifier(class_weight="balanced"),  # type: ignore[arg-type]
     "target_range = None: must be .lowest, highest.": VerticalRegressor(),
     "target_range = .3, 1.: must be": VerticalRegressor(target_range=(3, 1)),
     "epsilon = -1": VerticalClassifier(epsilon=-1),

@@ -97,11 +97,13 @@ async def _contributions(party: Any, job: Any) -> np.ndarray:
     shared, values = await _shared(party, plan, rows, labels, layers)
 
     async def lengths(tensor: ArithmeticTensor) -> np.ndarray:
-        return np.linalg.norm(await refmpc.reveal(tensor, release="test"), axis=1)
+        values = await refmpc.reveal(tensor, release="test")
+        assert values is not None
+        return np.linalg.norm(values, axis=1)
 
     if plan.scales.low_round is not None or plan.scales.one_output is not None:
-        updates = await linear_updates(shared, values[0], plan.scales, plan.training.class_weights)
-        return await lengths(shared.embeddings) * await lengths(updates)
+        clipped = await linear_updates(shared, values[0], plan.scales, plan.training.class_weights)
+        return await lengths(shared.embeddings) * await lengths(clipped)
     inputs, errors = await layer_factors(shared, [Weights(value, None) for value in values], plan.scales)
     if plan.training.gradients == "explicit":
         flat, factor = await explicit_clip(inputs[0], errors[0], plan.scales)
@@ -138,7 +140,11 @@ async def _extreme_step(party: Any, job: Any) -> list[np.ndarray]:
     noise = np.zeros(plan.parameters, dtype=np.int64)
     rate = plan.learning_rate(0)
     after = await gradient_step(shared, before, noise, rate, plan.training, plan.scales)
-    return [await refmpc.reveal(layer.velocity, release="test") for layer in after]
+    opened: list[Any] = []
+    for layer in after:
+        assert layer.velocity is not None
+        opened.append(await refmpc.reveal(layer.velocity, release="test"))
+    return opened
 
 
 def extreme_step(plan: Plan, rows: np.ndarray, layers: list[np.ndarray]) -> None:
