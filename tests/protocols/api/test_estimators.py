@@ -121,6 +121,8 @@ def test_columns_are_found_by_name_or_refused():
     shares = model.predict_proba(new)
     turned = {"card": new["card"][list(new["card"])[::-1]], "bank": new["bank"][list(new["bank"])[::-1]]}
     assert np.array_equal(model.predict_proba(turned), shares)
+    mixed_up = {**new, "bank": new["bank"].sample(frac=1, random_state=1)}
+    assert np.array_equal(model.predict_proba(mixed_up), shares)  # rows are in the order of the label party
     with pytest.raises(ValueError, match="job"):
         model.predict({**new, "bank": new["bank"].drop(columns="job")})
     with pytest.raises(ValueError, match="X: parties = 'bank': must be the parties bank, card"):
