@@ -99,13 +99,24 @@ def load(kind: type, path: Path) -> Any:
 
 
 def _from_model(kind: type, model: ReleasedModel) -> Any:
-    """From one party's file: its own schema is known, the others' columns are taken as scaled and bounded already."""
+    """From one party's file: columns of all parties are taken as scaled already, and are brought within their bounds."""
     given = {"target_range": model.target_range} if model.task == "regression" else {}
     wanted = "VerticalRegressor" if model.task == "regression" else "VerticalClassifier"
     require(kind.__name__ == wanted, "path", f"a model for {model.task}", f"one for a {kind.__name__}", f"use {wanted}")
-    estimator = kind(**given)
+    widths = {model.schema.width} if model.schema is not None else set(model.widths)
+    require(
+        model.row_bound is not None and (len(widths) == 1 or model.row_rule == "normalise"),
+        "path",
+        "a model file that does not tell the row bounds of all parties",
+        "a client's own, of this version",
+        "load the folder that save() wrote",
+    )
+    assert model.row_bound is not None
+    estimator = kind(**given, row_rule=model.row_rule)
     estimator.columns_ = Columns(model.clients, model.widths, matrix=False)
-    estimator.row_bounds_ = tuple(np.inf for _ in model.clients)
+    own = widths.pop()
+    shares = [(width / own) ** 0.5 if model.row_rule == "clip" else 1.0 for width in model.widths]
+    estimator.row_bounds_ = tuple(model.row_bound * share for share in shares)
     return adopt(estimator, model, list(model.classes))
 
 
