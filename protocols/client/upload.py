@@ -78,12 +78,13 @@ async def receive_rows(party: Party, plan: Plan, directory: ServerDirectory | No
     """Take in all clients' columns side by side, append the column of ones, and compute the row norms.
 
     ``directory`` keeps what tells a resumed run that a client's columns are still the same; None if the servers have kept
-    the shares themselves (``protocols.deploy``). The shares go straight into their place: memory stays at one copy and a
+    the shares themselves (``protocols.deploy``). Dummies of a secret order come last: zero in every column, that of the ones
+    included, so that whatever is multiplied by them is zero exactly. The shares go straight into their place: memory stays at one copy and a
     chunk.
     """
-    rows = plan.schedule.num_samples
-    shares = np.zeros((2, rows, plan.width + 1), dtype=np.uint64)
-    labels = np.empty((2, rows, plan.outputs), dtype=np.uint64)
+    rows, padded = plan.schedule.num_samples, plan.schedule.num_rows
+    shares = np.zeros((2, padded, plan.width + 1), dtype=np.uint64)
+    labels = np.zeros((2, padded, plan.outputs), dtype=np.uint64)
     if directory is not None:
         check_columns(party, directory, plan.client_names)
     with party.phase("upload"):
@@ -98,17 +99,17 @@ async def receive_rows(party: Party, plan: Plan, directory: ServerDirectory | No
             )
             labels[:, chunk] = refmpc.unseal(own.shares)
             party.report({"phase": "upload", "done": chunk.stop, "total": rows})
-    embeddings = with_ones_column(party, shares)
+    embeddings = with_ones_column(party, shares, rows)
     with party.phase("norms"):
         norms = await squared_norms(embeddings, plan.scales)
     return SharedRows(embeddings, ArithmeticTensor(party, labels, plan.label_bits), norms)
 
 
-def with_ones_column(party: Party, shares: np.ndarray) -> ArithmeticTensor:
-    """[H 1] from shares whose last column is still zero: the public ones are the share x_0."""
+def with_ones_column(party: Party, shares: np.ndarray, records: int) -> ArithmeticTensor:
+    """[H 1] from shares whose last column is still zero: the public ones are the share x_0. Rows beyond ``records`` have none."""
     ones = {0: 0, 2: 1}.get(party.id)
     if ones is not None:
-        shares[ones, :, -1] = 1 << EMBEDDING_BITS
+        shares[ones, :records, -1] = 1 << EMBEDDING_BITS
     return ArithmeticTensor(party, shares, EMBEDDING_BITS)
 
 

@@ -191,6 +191,7 @@ def _launch_beside_mpspdz(options: RunOptions, federation: Federation, console: 
         require(not options.training.hidden, "hidden", options.training.hidden, "empty with MP-SPDZ")
         plain = options.training.task == "classification" and not options.training.class_weights
         require(plain, "task", options.training.task, "classification without class weights with MP-SPDZ")
+        require(options.training.order == "fixed", "order", options.training.order, "fixed with MP-SPDZ")
         require_small(protocol(options.protocol).plan(federation, options.training))
         report = launch(options, federation, console)
         noise = noise_of_the_servers(report.plan, report.directory)

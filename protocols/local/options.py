@@ -13,7 +13,7 @@ from vfl.data.sets import DATA_SETS
 from vfl.dp.factorisation import KINDS
 from vfl.local.config import LOCAL_MODELS
 from vfl.tasks import TASKS
-from vfl.training import AVERAGES, SETTINGS, TrainingConfig
+from vfl.training import AVERAGES, ORDERS, SETTINGS, TrainingConfig
 
 __all__ = ["RunOptions", "parse_options"]
 
@@ -197,18 +197,31 @@ def parse_options(protocol: str, description: str | None, argv: list[str] | None
     if protocol == "g_shuff":
         privacy.add_argument(
             "--accounting",
-            choices=("paper", "proven"),
+            choices=("proven", "any-order", "paper"),
             default=default.accounting,
-            help="which ε calibrates the noise: as if Poisson-sampled (paper), or the bound proven for any order",
+            help="which ε calibrates the noise: that proven for the secret order (default), one proven for any order (no amplification),"
+            " or the paper's, as if batches were Poisson samples, which nothing proves",
         )
     elif protocol in ("g_bmf", "gl_bmf"):
+        if protocol == "g_bmf":
+            privacy.add_argument(
+                "--order",
+                choices=ORDERS,
+                default=default.order,
+                help="fixed (default): everybody knows the batches. secret: rows and dummies are shuffled once, in secret; less noise"
+                " for the same claim",
+            )
         privacy.add_argument(
             "--factorisation",
             choices=KINDS,
             default=default.factorisation,
             help="of the workload",
         )
-        privacy.add_argument("--bands", type=int, help="bands of the factorisation (default: from the batches)")
+        privacy.add_argument(
+            "--bands",
+            type=int,
+            help="bands of the factorisation (default: from the batches, or by σ·RMSE with a secret order)",
+        )
     if protocol == "gl_bmf":
         local = parser.add_argument_group("local models")
         local.add_argument(

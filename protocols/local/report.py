@@ -146,7 +146,11 @@ def print_report(report: RunReport, console: Console) -> None:
     )
     view.add_row(f"test {score_name(task)}", of_model)
     if report.twin_accuracy is not None:
-        twin_noise = "its own order and noise" if plan.protocol == "g_shuff" else "given the servers' noise"
+        twin_noise = "given the servers' noise"
+        if plan.protocol == "g_shuff":
+            twin_noise = "its own order and noise"
+        elif plan.secret_order:
+            twin_noise += ", an order of its own: nobody knows that of the run"
         if plan.training.noise == "joint":
             twin_noise = "noise of its own: nobody knows that of the run"
         view.add_row("plaintext twin", f"{score_in_words(task, report.twin_accuracy, named=False)} ({twin_noise})")
@@ -188,9 +192,10 @@ def estimate(plan: Plan) -> dict[str, float]:
     step = step_cost(plan)
     steps, rows = plan.schedule.num_steps, plan.schedule.num_samples
     upload = 16 * rows * (plan.width + plan.outputs)
-    shuffles = plan.schedule.epochs if plan.protocol == "g_shuff" else 0
-    shuffle = 32 * rows * (plan.width + 1 + plan.outputs + 1)
-    share = 16 * rows * (plan.width + 1 + plan.outputs)
+    padded = plan.schedule.num_rows
+    shuffles = plan.schedule.epochs if plan.protocol == "g_shuff" else int(plan.secret_order)
+    shuffle = 32 * padded * (plan.width + 1 + plan.outputs + 1)
+    share = 16 * padded * (plan.width + 1 + plan.outputs)
     history = 8 * plan.parameters * (plan.factorisation.bands + 128)
     noise = Cost(0, 0)
     if plan.training.noise == "joint":
@@ -204,7 +209,8 @@ def estimate(plan: Plan) -> dict[str, float]:
         "rounds": rounds,
         "bytes": total + shuffles * shuffle,
         "upload_bytes": upload,
-        "shuffle_bytes_per_epoch": shuffle if shuffles else 0,
+        "shuffle_bytes": shuffle if shuffles else 0,
+        "shuffles": shuffles,
         "memory_per_server": share * (2 if shuffles else 1) + history,
         "seconds_lan": rounds * 1e-3 + total / 3 / (1e9 / 8),
         "seconds_wan": rounds * 20e-3 + total / 3 / (200e6 / 8),
@@ -227,8 +233,9 @@ def print_estimate(plan: Plan, options: RunOptions, console: Console, found: dic
     if found.get("noise_bytes"):
         view.add_row("joint noise", f"{size_in_words(found['noise_bytes'])} (in the training's bytes)")
     view.add_row("upload", f"{size_in_words(found['upload_bytes'])} from the clients")
-    if found["shuffle_bytes_per_epoch"]:
-        view.add_row("shuffle", f"{size_in_words(found['shuffle_bytes_per_epoch'])} an epoch (in the training's bytes)")
+    if found.get("shuffles"):
+        often = f"{found['shuffles']:.0f} times " if found["shuffles"] > 1 else ""
+        view.add_row("shuffle", f"{often}{size_in_words(found['shuffle_bytes'])} (in the training's bytes)")
     view.add_row("memory", f"about {size_in_words(found['memory_per_server'])} a server")
     view.add_row(
         "network time", f"LAN {found['seconds_lan']:,.0f} s, WAN {found['seconds_wan']:,.0f} s, computing on top"

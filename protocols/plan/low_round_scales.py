@@ -150,13 +150,15 @@ def plan_low_round(
     return LowRoundScales(classes, logit_bits, logit_bound, bits, clip_bound, clip_bits, delta_bits, weight_bits)
 
 
-def with_low_round(scales: Scales, training: TrainingConfig, noise_std: float, momentum: float) -> Scales:
+def with_low_round(
+    scales: Scales, training: TrainingConfig, batch_size: int, noise_std: float, momentum: float
+) -> Scales:
     """The scales of a step of one layer with factored gradients in 18 rounds (17 with open weights).
 
     ``noise_std`` is that of a coordinate of what is truncated, ``momentum`` what β·v has in it (0 if v is public). A run
     that leaves the finer gradient no room, or the clip factor more loss than 2^-12, keeps ``scales`` and its longer step.
     """
-    sums = (training.batch_size * training.clip_norm + 2 * 2.0**-RELEASE_BITS) / (1 - momentum)
+    sums = (batch_size * training.clip_norm + 2 * 2.0**-RELEASE_BITS) / (1 - momentum)
     gradient_bound = sums + NOISE_DEVIATIONS * noise_std
     (layer,) = scales.layers
     logits = layer.fan_out, EMBEDDING_BITS + scales.weight_bits, scales.logit_bound

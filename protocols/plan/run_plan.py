@@ -34,7 +34,7 @@ from vfl.dp import (
     with_delta_checked,
 )
 from vfl.gradients import GlobalModel
-from vfl.run_mechanism import calibrate_run, choose_factorisation
+from vfl.run_mechanism import calibrate_run, choose_factorisation, choose_schedule
 from vfl.tasks import output_count, shared_labels
 from vfl.training import Schedule, TrainingConfig
 
@@ -177,6 +177,11 @@ class Plan:
         return [part.reshape(shape) for part, shape in zip(np.split(flat, ends), self.layer_shapes, strict=True)]
 
     @property
+    def secret_order(self) -> bool:
+        """Whether rows and dummies are shuffled in secret, and the claim counts on it."""
+        return self.schedule.dummies > 0
+
+    @property
     def server_noise_std(self) -> float:
         """Std, in grid units, of what each server samples for itself: its part of the noise, or the smoothing of a joint
         one."""
@@ -219,6 +224,7 @@ class Plan:
             "protocol": self.protocol,
             "rows": self.schedule.num_samples,
             "batch_size": self.schedule.batch_size,
+            "dummies": self.schedule.dummies,
             "epochs": self.schedule.epochs,
             "widths": list(self.client_widths),
             "classes": self.classes,
@@ -350,7 +356,7 @@ def plan_run(protocol: str, federation: PublicFacts, training: TrainingConfig) -
         "bisr or identity with joint noise",
         "bsr's recursion rounds, which is not local on shares",
     )
-    schedule = training.steps(federation.num_samples)
+    schedule = choose_schedule(protocol, training, federation.num_samples)
     factorisation = choose_factorisation(protocol, training, schedule)
     sizes = (federation.width, *training.hidden, outputs)
     start_norms = [float(np.linalg.norm(layer, 2)) for layer in _start(training, federation.width, outputs).layers]
@@ -359,7 +365,7 @@ def plan_run(protocol: str, federation: PublicFacts, training: TrainingConfig) -
         classes=outputs,
         width=federation.width,
         steps=schedule.num_steps,
-        batch_size=training.batch_size,
+        batch_size=schedule.batch_size,
         # with open weights β·v is public and not part of what is cut
         momentum=0.0 if training.weights == "open" else training.momentum,
         truncated_bits=GRADIENT_BITS - RELEASE_BITS,
@@ -385,7 +391,7 @@ def plan_run(protocol: str, federation: PublicFacts, training: TrainingConfig) -
             scales = replace(scales, one_output=plan_one_output(scales, training))
         elif one_layer:
             truncated_std = noise_std * factorisation.velocity_norm(slack.momentum)
-            scales = with_low_round(scales, training, truncated_std, slack.momentum)
+            scales = with_low_round(scales, training, schedule.batch_size, truncated_std, slack.momentum)
             require(
                 not training.class_weights or scales.low_round is not None,
                 "class_weights",

@@ -120,7 +120,7 @@ class Scales:
     logit_bound: float
     logit_high_bit: int
     overflow_probability: float
-    batch_size: int
+    divisor: float  # records of a batch on average: what sums are divided by
     layers: tuple[LayerScales, ...]
     norm_limit: float | None = None  # of hidden activations and errors; None for one layer
     written_out: OverClip | None = None  # ‖g_j‖²/γ² of a per-sample gradient; explicit gradients only
@@ -178,11 +178,11 @@ class Scales:
 
     def rate_word(self, learning_rate: float) -> int:
         """k for a learning rate."""
-        return round(learning_rate / self.batch_size * 2.0**self.rate_shift)
+        return round(learning_rate / self.divisor * 2.0**self.rate_shift)
 
     def learning_rate_used(self, learning_rate: float) -> float:
         """The learning rate that the integer k stands for."""
-        return self.rate_word(learning_rate) * 2.0**-self.rate_shift * self.batch_size
+        return self.rate_word(learning_rate) * 2.0**-self.rate_shift * self.divisor
 
 
 def plan_scales(
@@ -246,7 +246,7 @@ def plan_scales(
         logit_bound=logit_bound,
         logit_high_bit=logit_high_bit,
         overflow_probability=min(1.0, logits * 2 * float(norm.sf(NOISE_DEVIATIONS))),
-        batch_size=config.batch_size,
+        divisor=schedule.divisor,
         layers=(LayerScales(width, outputs, norms, ERROR_NORM, PROBABILITY_BITS, squared),),
         written_out=written_out,
     )
@@ -265,16 +265,17 @@ def _movement(
     """(row bound with rounding, how far gradients can move the weights, deviation of the noise in one weight)."""
     bounded = row_bound + math.sqrt(width) * 2.0 ** -(EMBEDDING_BITS + 1)  # each column is rounded
     drift = config.learning_rate * config.clip_norm * schedule.num_steps / (1 - config.momentum)
+    drift *= schedule.batch_size / schedule.divisor  # a padded batch may hold more records than the average
     # ranges follow the α, β of the run, whatever workload the factorisation was made for
     error = factorisation.workload_error("final", weight_decay=config.weight_decay, momentum=config.momentum)
-    deviation = config.learning_rate / config.batch_size * noise_std * error
+    deviation = config.learning_rate / schedule.divisor * noise_std * error
     return bounded, drift, deviation
 
 
 def _release_rounding(config: TrainingConfig, schedule: Schedule, entries: int) -> float:
     """How far rounding y in every step can move ‖W‖."""
     units = schedule.num_steps / (1 - config.momentum) * math.sqrt(entries)
-    return config.learning_rate / config.batch_size * units * 2.0**-RELEASE_BITS
+    return config.learning_rate / schedule.divisor * units * 2.0**-RELEASE_BITS
 
 
 def _decay_room(config: TrainingConfig, weight_bound: float) -> float:
@@ -288,12 +289,12 @@ def _log2(value: float) -> float:
 
 def _require_rate(config: TrainingConfig, scales: Scales) -> None:
     word = scales.rate_word(config.learning_rate)
-    exact = config.learning_rate / config.batch_size * 2.0**scales.rate_shift
+    exact = config.learning_rate / scales.divisor * 2.0**scales.rate_shift
     require(
         word >= 1 and abs(word - exact) <= 0.05 * exact,
         "learning_rate",
         config.learning_rate,
-        f"at least {10 * 2.0**-scales.rate_shift * config.batch_size:.3g} at weight_bits = {scales.weight_bits}",
+        f"at least {10 * 2.0**-scales.rate_shift * scales.divisor:.3g} at weight_bits = {scales.weight_bits}",
         "its fixed-point form would be off by more than 5 %: raise it, or train for fewer steps",
     )
 
@@ -329,7 +330,7 @@ def _plan_layers(
             logit_high_bit=LOGIT_BITS + math.ceil(math.log2(2 * found[-1].sum_bound + 64)) + 1,
             # e^-72 a step and layer: the norm of the noise in W
             overflow_probability=schedule.num_steps * len(found) * math.exp(-(NOISE_DEVIATIONS**2) / 2),
-            batch_size=config.batch_size,
+            divisor=schedule.divisor,
             layers=found,
             norm_limit=limit,
         )

@@ -23,11 +23,19 @@ from vfl.gradients import GlobalModel, clipped_gradient, with_ones
 from vfl.local.client import Client
 from vfl.progress import progress_bar
 from vfl.tasks import output_count, score
-from vfl.training import TrainingConfig, first_averaged, halving_steps
+from vfl.training import Schedule, TrainingConfig, first_averaged, halving_steps
 from vfl.twins.mechanisms import NoisePlan
 from vfl.twins.noise import StepNoise
 
-__all__ = ["AdapterRun", "RowsOfStep", "TwinResult", "adapter_parameters", "train_frozen", "train_with_adapters"]
+__all__ = [
+    "AdapterRun",
+    "Rows",
+    "RowsOfStep",
+    "TwinResult",
+    "adapter_parameters",
+    "train_frozen",
+    "train_with_adapters",
+]
 
 Floats = npt.NDArray[np.floating]
 Rows = slice | npt.NDArray[np.int64]
@@ -126,6 +134,7 @@ def train_frozen(
     num_steps: int,
     noise: StepNoise,
     *,
+    schedule: Schedule | None = None,
     clip: bool = True,
     norm_limit: float | None = None,
     initial: GlobalModel | None = None,
@@ -134,7 +143,9 @@ def train_frozen(
     evaluate_every: int = 0,
     progress: bool = False,
 ) -> TwinResult:
-    """Train the global model on frozen embeddings. ``embeddings``/``labels`` replace the clients' (LDP)."""
+    """Train the global model on frozen embeddings. ``embeddings``/``labels`` replace the clients' (LDP). ``schedule``: that of a
+    secret order; by default batches of the aligned rows."""
+    schedule = schedule or config.steps(federation.num_samples)
     started = time.perf_counter()
     model = start_model(federation, config, initial)
     parameters = _Parameters(model, config)
@@ -162,7 +173,7 @@ def train_frozen(
             )
             mean = result.total
             mean += noise(step)
-            mean /= config.batch_size
+            mean /= schedule.divisor
             factor = config.learning_rate_factor(step, num_steps)
             parameters.step(mean, config.learning_rate * factor)
             parameters.note(step, num_steps)
@@ -184,7 +195,7 @@ def train_frozen(
         config,
         curve,
         federation.clients,
-        [config.steps(federation.num_samples).sentence],
+        [schedule.sentence],
         clipped / num_steps,
     )
 

@@ -18,6 +18,7 @@ from accel.validate import require, require_choice
 from vfl.federation import Federation
 from vfl.gradients import GlobalModel, with_ones
 from vfl.progress import progress_bar
+from vfl.run_mechanism import choose_schedule
 from vfl.training import TrainingConfig
 from vfl.twins.engine import AdapterRun, TwinResult
 from vfl.twins.g_shuff import epoch_order
@@ -49,10 +50,18 @@ def train_at_every_epsilon(
     require(not config.hidden, "hidden", config.hidden, "() for several ε at once", "train each ε with its own twin")
     require(len(epsilons) > 0, "epsilons", list(epsilons), "at least one ε")
     require(0 <= average <= 1, "average", average, "from 0 to 1")
-    schedule = config.steps(federation.num_samples)
+    schedule = choose_schedule(method, config, federation.num_samples)
     configs = [config.with_(epsilon=epsilon) for epsilon in epsilons]
     make_plan = plan_matrix_factorisation if method == "g_bmf" else plan_shuffled
     plans = [make_plan(each, schedule) for each in configs]
+    bands = {plan.factorisation.bands for plan in plans}
+    require(
+        len(bands) == 1,
+        "bands",
+        sorted(bands),
+        "the same for all ε that are trained together",
+        "with a secret order each ε has its own best bands: give them, or train each ε alone",
+    )
     runs, classes, dtype = len(plans), federation.classes, np.dtype(config.dtype)
     rows = with_ones(federation.rows().astype(dtype, copy=False))
     lengths = np.sqrt(np.einsum("ij,ij->i", rows, rows))
@@ -68,11 +77,11 @@ def train_at_every_epsilon(
     with progress_bar(f"{method}, {runs} ε", schedule.num_steps, progress) as advance:
         for step in range(schedule.num_steps):
             here: slice | npt.NDArray[np.int64] = schedule.rows(step)
-            if method == "g_shuff":
-                if step % schedule.num_batches == 0:
-                    order = epoch_order(config.seed, schedule.epoch(step), schedule.num_samples)
+            if method == "g_shuff" or schedule.dummies:
+                if step == 0 or (method == "g_shuff" and step % schedule.num_batches == 0):
+                    order = epoch_order(config.seed, schedule.epoch(step), schedule.num_rows)
                 assert order is not None
-                here = schedule.permuted_rows(step, order)
+                here = schedule.records(step, order)
             x = rows[here]
             delta = _softmax_per_run((x @ weights).reshape(-1, runs, classes)) - one_hot[here][:, None, :]
             norms = lengths[here][:, None] * np.sqrt(np.einsum("jrs,jrs->jr", delta, delta))
@@ -81,7 +90,7 @@ def train_at_every_epsilon(
             delta *= factors[:, :, None]
             gradient = x.T @ delta.reshape(len(x), -1)
             gradient += (noise(step).reshape(width, 1, classes) * stds).reshape(width, -1)
-            gradient /= dtype.type(config.batch_size)
+            gradient /= dtype.type(schedule.divisor)
             if config.momentum:
                 velocity *= dtype.type(config.momentum)
                 velocity += gradient
@@ -119,7 +128,7 @@ def train_adapters_at_every_epsilon(
     started = time.perf_counter()
     require(len(epsilons) > 0, "epsilons", list(epsilons), "at least one ε")
     estimated = is_estimated(federation)
-    schedule = config.steps(federation.num_samples)
+    schedule = choose_schedule("gl_bmf", config, federation.num_samples)
     configs = [config.with_(epsilon=epsilon) for epsilon in epsilons]
     plans = [plan_matrix_factorisation(each, schedule, labels_only=estimated) for each in configs]
     dtype, steps = np.dtype(config.dtype), schedule.num_steps

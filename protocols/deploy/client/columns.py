@@ -14,6 +14,7 @@ from protocols.deploy.config.read import ClientEntry, FederationConfig, RunConfi
 from protocols.inference.model_file import ReleasedModel
 from vfl.data.embeddings import embed_own_rows
 from vfl.data.scaling import RowBound, bound_rows, split_row_bound
+from vfl.defaults import NARROW, table_row_bound
 from vfl.local.config import LOCAL_MODELS, LocalModelConfig
 from vfl.local.lora import ParallelLora
 from vfl.tables import (
@@ -32,7 +33,7 @@ from vfl.tables import (
 from vfl.tables.kinds import as_is
 from vfl.tasks import scaled_targets
 
-__all__ = ["OwnColumns", "add_column_options", "client_row_bound", "read_columns", "resolve_schema"]
+__all__ = ["OwnColumns", "add_column_options", "client_row_bound", "read_columns", "resolve_schema", "rule_warning"]
 
 
 @dataclass(frozen=True)
@@ -117,6 +118,17 @@ def client_row_bound(config: FederationConfig, entry: ClientEntry) -> float:
     widths = [client.width for client in clients] if config.run.row_rule == "clip" else None
     bounds = split_row_bound(config.run.row_bound, len(clients), widths)
     return bounds[[client.name for client in clients].index(entry.name)]
+
+
+def rule_warning(config: FederationConfig, entry: ClientEntry) -> str:
+    """A row rule that takes away what this client's columns say; empty if there is none."""
+    if config.run.row_rule != "normalise" or entry.width > NARROW:
+        return ""
+    suited = table_row_bound(sum(client.width for client in config.clients))
+    return (
+        f"[run] row_rule = 'normalise' gives every row of these {entry.width} columns the same norm, and leaves little but signs; agree "
+        f"on row_rule = 'clip' and row_bound = 'auto' ({suited:g})"
+    )
 
 
 def read_columns(

@@ -23,7 +23,7 @@ from accel.files import write_bytes
 from accel.validate import require
 from protocols.client.upload import ClientJob, receive_model, share_columns
 from protocols.deploy.client.align import Aligner
-from protocols.deploy.client.columns import OwnColumns, add_column_options, read_columns
+from protocols.deploy.client.columns import OwnColumns, add_column_options, read_columns, rule_warning
 from protocols.deploy.client.live import train_with_servers
 from protocols.deploy.client.uplink import UplinkTransport, UploadLost
 from protocols.deploy.config.public_plan import log_claim, plan_for
@@ -98,6 +98,9 @@ def run(arguments: argparse.Namespace) -> int:
     log.info("columns read", rows=len(own.ids), width=entry.width, public=own.source)
     for note in own.notes:
         log.warning("something in the file is not used", reason=note)
+    destroyed = rule_warning(config, entry)
+    if destroyed:
+        log.warning("the row rule does not suit this client's columns", reason=destroyed)
     file = Path(arguments.model_out or f"model-{entry.name}.npz")
     with Aligner(
         identity,

@@ -286,6 +286,9 @@ class _Reader:
         except InvalidArgument as error:
             raise InvalidArgument(f"[run] {error}") from None
         self._choice("[run] noise", training.noise, ("distributed",))  # joint noise is not built for deployments yet
+        way_out = "its clients know the batches" if protocol == "gl_bmf" else "its order is always secret"
+        allowed = training.order == "fixed" or protocol == "g_bmf"
+        require(allowed, "[run] order", training.order, f"absent with protocol {protocol!r}", way_out)
         every = require_integer("[run] checkpoint_every", table.get("checkpoint_every", 0), 0)
         rule = self._choice("[run] row_rule", table.get("row_rule", "clip"), ("clip", "normalise"))
         return RunConfig(

@@ -186,7 +186,9 @@ def test_one_partys_file_opens_for_columns_that_are_scaled_already(tmp_path):
     model = mixed(parties=2).set_params(public=None, id_column=None).fit(parts, y)
     model.save(tmp_path)
     with pytest.raises(ValueError, match="does not tell the row bounds of all parties"):
-        VerticalClassifier.load(tmp_path / "model-party-1.npz")  # no schema: whose width its bound belongs to is not said
+        VerticalClassifier.load(
+            tmp_path / "model-party-1.npz"
+        )  # no schema: whose width its bound belongs to is not said
     public = [pandas.DataFrame(part).add_prefix("c") for part in parts]
     scaled = VerticalClassifier(public=public).fit(public, y)
     again = VerticalClassifier.load(scaled.save(tmp_path / "scaled") / "model-party-2.npz")
