@@ -219,3 +219,16 @@ def test_the_claim_says_what_is_taken_as_public():
     plan, _ = make_plan("regression")
     assert any("range of the target is public" in line for line in plan.claim.public)
     assert plan.scales.clip_rounding == 0.0
+
+
+@pytest.mark.parametrize("task", CLASSES)
+def test_dummies_of_a_secret_order_stay_in_every_domain(tmp_path, task):
+    """Rows of zeros fill the batches: ‖[h 1]‖ is 0 there, and their bound is γ, not infinite."""
+    federation = small_federation(40, (4, 3), CLASSES[task])
+    plan = plan_run("g_bmf", federation, small_training(task=task, order="secret", batch_size=40, weights="open"))
+    assert plan.schedule.num_rows > plan.schedule.num_samples
+    with pytest.warns(UserWarning, match="insecure_"):
+        run_secure(plan, federation, tmp_path, insecure_check_ranges=True)
+    zeros = np.zeros((3, plan.width + 1), dtype=np.int64)
+    bounds = evaluate(lambda party, x: clip_bounds(x, plan.scales.one_output), Secret(zeros, EMBEDDING_BITS)).opened
+    assert (0 < bounds.value).all() and (bounds.value <= plan.training.clip_norm).all()
