@@ -56,6 +56,8 @@ OPTIONS = [
     "gradients",
     "bands",
     "jacobian_bound",
+    "task",
+    "class_weights",
 ]
 
 
@@ -115,13 +117,21 @@ def configurations(draw: Any, protocol: str) -> Drawn:
         hidden = draw(st.sampled_from(["", "", "5", "6,4"])) if found["gradients"] == "factored" else ""
         found |= {"hidden": hidden, "noise": draw(st.sampled_from(["distributed", "distributed", "joint"]))}
         found["weights"] = draw(st.sampled_from(["open", "secret"]))
+    classes = draw(st.integers(2, 4))
+    if protocol != "gl_bmf" and found["gradients"] == "factored" and not found["hidden"]:
+        task = draw(st.sampled_from(["classification", "classification", "binary", "regression"]))
+        classes = {"classification": classes, "binary": 2, "regression": 1}[task]
+        found["task"] = task
+        if task != "regression" and draw(st.booleans()):
+            weights = draw(st.lists(st.sampled_from([0.25, 1.0, 5.0]), min_size=classes, max_size=classes))
+            found["class-weights"] = ",".join(map(str, weights))
     if protocol == "g_shuff":
         found["accounting"] = draw(st.sampled_from(["any-order", "any-order", "paper"]))
     else:
         found["factorisation"] = draw(st.sampled_from(["bisr", "bsr", "identity"]))
     widths = tuple(draw(st.lists(st.integers(1, 4), min_size=1, max_size=3)))
     arguments = tuple(f"--{name}={value}" for name, value in found.items())
-    return Drawn(protocol, arguments, batches, widths, draw(st.integers(2, 4)))
+    return Drawn(protocol, arguments, batches, widths, classes)
 
 
 # the claim, recomputed ---------------------------------------------------------------------------
