@@ -92,9 +92,9 @@ def test_a_federation_trains_its_clients_layers_and_predicts_with_them(tmp_path:
     assert len(right) == NEW and right.mean() > 0.75
     layers = {(f"layer gradient of {name}", f"client {name!r}"): plan.schedule.num_steps for name in CLIENTS}
     opened = {**layers, ("noised gradient sums", "all servers"): plan.schedule.num_steps}
-    model = [("global model", to) for to in ("client 'bank'", "client 'card'")]
+    models = [("global model", to) for to in ("client 'bank'", "client 'card'")]
     for name in SERVERS:
-        assert releases(tmp_path, name) == Counter(opened) + Counter(model)
+        assert releases(tmp_path, name) == Counter(opened) + Counter(models)
 
 
 @pytest.mark.heavy
