@@ -13,6 +13,7 @@ from vfl.data.sets import DATA_SETS, EMBEDDED_TABLES
 from vfl.defaults import table_row_bound, training_defaults
 from vfl.dp.factorisation import KINDS
 from vfl.local.config import LOCAL_MODELS
+from vfl.tasks import TASKS
 from vfl.training import AVERAGES, LARGEST_EPSILON, ORDERS, SETTINGS, TrainingConfig
 
 __all__ = ["RunOptions", "parse_options"]
@@ -66,7 +67,8 @@ class RunOptions:
         """The inverse of ``to_dict``."""
         known = {field.name for field in fields(cls)}
         training = dict(values["training"])
-        training["hidden"] = tuple(training["hidden"])
+        for name in ("hidden", "class_weights"):
+            training[name] = tuple(training.get(name, ()))
         rest = {name: value for name, value in values.items() if name in known and name != "training"}
         return cls(training=TrainingConfig(**training), **rest)
 
@@ -93,6 +95,14 @@ def _usual(protocol: str, found: dict[str, Any], training: TrainingConfig, run: 
     rate = MLP_LEARNING_RATE if hidden else training.learning_rate
     usual = {"epochs": training.epochs, "batch_size": training.batch_size, "learning_rate": rate}
     return {"row_rule": run.row_rule, "row_bound": run.row_bound, **usual}
+
+
+def _numbers(text: str) -> tuple[float, ...]:
+    """1,3 as (1.0, 3.0)."""
+    try:
+        return tuple(float(number) for number in text.split(",") if number.strip())
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r}: must be numbers separated by commas, such as 1,3") from None
 
 
 def parse_options(protocol: str, description: str | None, argv: list[str] | None = None) -> RunOptions:
@@ -138,6 +148,19 @@ def parse_options(protocol: str, description: str | None, argv: list[str] | None
         help="explicit builds every per-sample gradient, as the paper does: the reference, 60 times the bytes",
     )
     if protocol in ("g_bmf", "g_shuff", "plain"):
+        train.add_argument(
+            "--task",
+            choices=TASKS,
+            default=default.task,
+            help="classification (default), binary (two classes as one logit: half the bytes) or regression",
+        )
+        train.add_argument(
+            "--class-weights",
+            type=_numbers,
+            default=default.class_weights,
+            metavar="W,W",
+            help="public weights of the classes' gradients, before the clip; not computed from private labels",
+        )
         train.add_argument(
             "--hidden",
             type=_widths,

@@ -50,6 +50,9 @@ _RUN = """\
 protocol = "g_bmf"      # "g_bmf": matrix-factorisation noise; "g_shuff": rows shuffled in secret in every epoch;
                         # "gl_bmf": as g_bmf, and each client trains a layer of its own, so clients stay until the end
 classes = {classes}
+# task = "regression"   # instead of classes: the label is a number. Two classes are one logit (task = "binary") where it can be
+# target_range = [0.0, 100.0] # of that number, public; values beyond it count as its ends
+# class_weights = [1.0, 3.0] # public, of the classes' gradients before the clip; never computed from the private labels
 # privacy: the claim is printed before a run, and kept with the model
 epsilon = 3.0
 delta = 1e-5            # well below one over the number of people
