@@ -174,16 +174,17 @@ def test_held_out_rows_are_evaluated_at_the_label_client_alone(config: Federatio
     file.write_text(file.read_text().replace("held_out = 0.0", "held_out = 0.25"))
     config = load(file)
     random, count = np.random.default_rng(3), 40
-    layer = random.normal(size=(sum(WIDTHS.values()) + 1, 2))
+    layer = random.normal(size=(sum(WIDTHS.values()) + 1, 1))  # two classes are one logit
     values = {name: random.uniform(size=(count, width)) for name, width in WIDTHS.items()}
-    logits = np.column_stack([*values.values(), np.ones(count)]) @ layer
+    layer[-1] = -np.median(np.column_stack(list(values.values())) @ layer[:-1])
+    labels = (np.column_stack([*values.values(), np.ones(count)]) @ layer)[:, 0] > 0
     words = {}
     for name, width in WIDTHS.items():
         with (tmp_path / f"{name}.csv").open("w", newline="") as table:
             writer = csv.writer(table)
             writer.writerow(["id", *(f"x{i}" for i in range(width)), *(["label"] if name == "card" else [])])
             for i, row in enumerate(values[name]):
-                writer.writerow([f"p{i}", *row, *([int(logits[i].argmax())] if name == "card" else [])])
+                writer.writerow([f"p{i}", *row, *([int(labels[i])] if name == "card" else [])])
         entry = config.participant(name)
         assert isinstance(entry, ClientEntry)
         columns = str(tmp_path / f"{name}.csv")

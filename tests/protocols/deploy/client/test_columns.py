@@ -59,7 +59,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[FederationConfig,
     frame().to_csv(folder / "card.csv", index=False)
     given_options = options("--schema", str(folder / "columns.toml"))
     own = read_columns(config, card(config), folder / "card.csv", given_options, label_column="defaulted")
-    layer = np.random.default_rng(2).normal(size=(10, 2))
+    layer = np.random.default_rng(2).normal(size=(10, 1))
     write_model(folder / "model.npz", released(config, plan_for(config, ROWS), [layer], columns=own))
     return config, own, read_model(folder / "model.npz"), folder
 
@@ -70,7 +70,7 @@ def card(config: FederationConfig) -> ClientEntry:
 
 def test_the_models_file_holds_what_new_rows_need(trained: Any) -> None:
     config, own, model, _ = trained
-    assert model.schema == own.schema and model.task == "classification" and model.version == 1
+    assert model.schema == own.schema and model.task == "binary" and model.version == 1
     assert (model.row_bound, model.row_rule) == (client_row_bound(config, card(config)), "clip")
     assert own.outputs.shape == (ROWS, 6) and own.table.columns[2:5] == ("region=n", "region=s", "region=…")
 
