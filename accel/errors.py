@@ -18,6 +18,7 @@ with its traceback. ::
     │   ├── ReleaseRefused, RangeError, NotRecordable
     │   ├── PartyFailed                     what `refmpc.run` raises in the caller; `summary` has no tracebacks
     │   └── protocols …client.uplink.UploadLost
+    ├── vfl.tables.cells.Misread            a cell of a table; shown as a ColumnsError, which names file and column
     ├── vfl.alignment.AlignmentError (RuntimeError)   a client that does not follow the alignment, or went away
     ├── vfl.dp.BudgetExceededError (RuntimeError)     the run would spend more than the ledger allows
     └── bench: MpSpdzError, SpuError (RuntimeError), NotThere   a peer system or data that is not installed

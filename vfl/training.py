@@ -13,6 +13,7 @@ from accel.validate import require, require_choice, require_integer, require_rea
 from vfl.data.sets import usable_rows
 from vfl.dp.allocation import padding
 from vfl.dp.factorisation import KINDS
+from vfl.tasks import check_task
 
 __all__ = ["AVERAGES", "ORDERS", "SETTINGS", "Schedule", "TrainingConfig", "first_averaged", "halving_steps"]
 
@@ -40,6 +41,7 @@ class TrainingConfig:
     ``federation.toml`` say ``open``.
     ``average``: which model a run gives: the last one (``none``), the mean of those of the last fifth of all steps (``fifth``), or
     an ``exponential`` average. It is post-processing; secure runs do it with open weights.
+    ``task`` and ``class_weights`` (public, one for each class, of its rows' gradients before the clip): ``vfl.tasks``.
     """
 
     epochs: int = 40
@@ -61,6 +63,8 @@ class TrainingConfig:
     weights: str = "secret"
     order: str = "fixed"
     average: str = "none"
+    task: str = "classification"
+    class_weights: tuple[float, ...] = ()
     seed: int = 0
     dtype: str = "float64"
 
@@ -86,6 +90,7 @@ class TrainingConfig:
         require_choice("average", self.average, AVERAGES)
         require_choice("dtype", self.dtype, ("float32", "float64"))
         require_integer("seed", self.seed, 0)
+        check_task(self.task, self.class_weights)
 
     def with_(self, **changes: Any) -> TrainingConfig:
         return replace(self, **changes)

@@ -141,14 +141,14 @@ def plot_costs(rows: Sequence[CostRow]) -> str | None:
     rows = [
         row
         for row in rows
-        if row.ours is not None and row.data == rows[0].data and row.pretraining == rows[0].pretraining
+        if row.best is not None and row.data == rows[0].data and row.pretraining == rows[0].pretraining
     ]
     if not rows:
         return None
     figure, axes = _figure(8.6, 2.7, 1, 2)
     place = np.arange(len(rows))
     for axis, what in zip(axes[0], ("seconds", "megabytes"), strict=True):
-        for shift, name, source in ((-0.2, "published", "paper"), (0.2, "ours", "ours")):
+        for shift, name, source in ((-0.2, "published", "paper"), (0.2, "ours", "best")):
             values = [getattr(getattr(row, source), what) for row in rows]
             bars = axis.bar(
                 place + shift, values, 0.38, color=_COLOURS[name], label="paper" if source == "paper" else "ours"

@@ -32,11 +32,12 @@ PATIENCE = 30 * 24 * 3600.0  # a client waits for the model as long as the train
 
 @dataclass(frozen=True)
 class ClientJob:
-    """One client's own columns; nobody else receives this object. Labels only at the label client."""
+    """One client's own columns; nobody else receives this object. Labels (``vfl.tasks.shared_labels``) only at the label
+    client."""
 
     plan: Plan
     embeddings: np.ndarray = field(repr=False)
-    one_hot: np.ndarray | None = field(repr=False)
+    labels: np.ndarray | None = field(repr=False)
 
 
 def _chunks(plan: Plan) -> list[slice]:
@@ -48,8 +49,8 @@ def _columns(job: ClientJob) -> Iterator[np.ndarray]:
     """All that this client is about to share, as ring words, chunk by chunk."""
     for rows in _chunks(job.plan):
         yield encode(job.embeddings[rows], EMBEDDING_BITS, name="embeddings")
-        if job.one_hot is not None:
-            yield encode(job.one_hot[rows], 0, name="labels")
+        if job.labels is not None:
+            yield encode(job.labels[rows], job.plan.label_bits, name="labels")
 
 
 def client_program(client: Client, job: ClientJob) -> list[np.ndarray]:
@@ -63,8 +64,8 @@ def share_columns(client: Client, job: ClientJob, advance: Callable[[int], None]
     """Share all columns, chunk by chunk; ``advance`` is told of the rows that are gone."""
     for rows in _chunks(job.plan):
         client.share(job.embeddings[rows], EMBEDDING_BITS)
-        if job.one_hot is not None:
-            client.share(job.one_hot[rows], 0)
+        if job.labels is not None:
+            client.share(job.labels[rows], job.plan.label_bits)
         advance(rows.stop - rows.start)
 
 
@@ -83,7 +84,7 @@ async def receive_rows(party: Party, plan: Plan, directory: ServerDirectory | No
     """
     rows, padded = plan.schedule.num_samples, plan.schedule.num_rows
     shares = np.zeros((2, padded, plan.width + 1), dtype=np.uint64)
-    labels = np.zeros((2, padded, plan.classes), dtype=np.uint64)
+    labels = np.zeros((2, padded, plan.outputs), dtype=np.uint64)
     if directory is not None:
         check_columns(party, directory, plan.client_names)
     with party.phase("upload"):
@@ -93,22 +94,27 @@ async def receive_rows(party: Party, plan: Plan, directory: ServerDirectory | No
                 part = refmpc.input_from_client(party, name, (chunk.stop - chunk.start, width), EMBEDDING_BITS)
                 shares[:, chunk, start : start + width] = refmpc.unseal(part.shares)
                 start += width
-            one_hot = refmpc.input_from_client(
-                party, plan.client_names[-1], (chunk.stop - chunk.start, plan.classes), 0
+            own = refmpc.input_from_client(
+                party, plan.client_names[-1], (chunk.stop - chunk.start, plan.outputs), plan.label_bits
             )
-            labels[:, chunk] = refmpc.unseal(one_hot.shares)
+            labels[:, chunk] = refmpc.unseal(own.shares)
             party.report({"phase": "upload", "done": chunk.stop, "total": rows})
-    embeddings = with_ones_column(party, shares, rows)
+    embeddings = with_ones_column(party, shares)
     with party.phase("norms"):
-        norms = await squared_norms(embeddings, plan.scales)
-    return SharedRows(embeddings, ArithmeticTensor(party, labels, 0), norms)
+        norms = await squared_norms(
+            embeddings, plan.scales
+        )  # of dummies those of [0 1]: within the domain of every step
+    if padded > rows:
+        shares[:, rows:, -1] = 0
+        embeddings = ArithmeticTensor(party, shares, EMBEDDING_BITS)
+    return SharedRows(embeddings, ArithmeticTensor(party, labels, plan.label_bits), norms)
 
 
-def with_ones_column(party: Party, shares: np.ndarray, records: int) -> ArithmeticTensor:
-    """[H 1] from shares whose last column is still zero: the public ones are the share x_0. Rows beyond ``records`` have none."""
+def with_ones_column(party: Party, shares: np.ndarray) -> ArithmeticTensor:
+    """[H 1] from shares whose last column is still zero: the public ones are the share x_0."""
     ones = {0: 0, 2: 1}.get(party.id)
     if ones is not None:
-        shares[ones, :records, -1] = 1 << EMBEDDING_BITS
+        shares[ones, :, -1] = 1 << EMBEDDING_BITS
     return ArithmeticTensor(party, shares, EMBEDDING_BITS)
 
 

@@ -12,6 +12,7 @@ from protocols.version import add_version_option
 from vfl.data.sets import DATA_SETS
 from vfl.dp.factorisation import KINDS
 from vfl.local.config import LOCAL_MODELS
+from vfl.tasks import TASKS
 from vfl.training import AVERAGES, ORDERS, SETTINGS, TrainingConfig
 
 __all__ = ["RunOptions", "parse_options"]
@@ -65,7 +66,8 @@ class RunOptions:
         """The inverse of ``to_dict``."""
         known = {field.name for field in fields(cls)}
         training = dict(values["training"])
-        training["hidden"] = tuple(training["hidden"])
+        for name in ("hidden", "class_weights"):
+            training[name] = tuple(training.get(name, ()))
         rest = {name: value for name, value in values.items() if name in known and name != "training"}
         return cls(training=TrainingConfig(**training), **rest)
 
@@ -78,6 +80,14 @@ def _widths(text: str) -> tuple[int, ...]:
         raise argparse.ArgumentTypeError(
             f"{text!r}: must be whole numbers separated by commas, such as 128,64"
         ) from None
+
+
+def _numbers(text: str) -> tuple[float, ...]:
+    """1,3 as (1.0, 3.0)."""
+    try:
+        return tuple(float(number) for number in text.split(",") if number.strip())
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r}: must be numbers separated by commas, such as 1,3") from None
 
 
 def parse_options(protocol: str, description: str | None, argv: list[str] | None = None) -> RunOptions:
@@ -119,6 +129,19 @@ def parse_options(protocol: str, description: str | None, argv: list[str] | None
         help="explicit builds every per-sample gradient, as the paper does: the reference, 60 times the bytes",
     )
     if protocol in ("g_bmf", "g_shuff", "plain"):
+        train.add_argument(
+            "--task",
+            choices=TASKS,
+            default=default.task,
+            help="classification (default), binary (two classes as one logit: half the bytes) or regression",
+        )
+        train.add_argument(
+            "--class-weights",
+            type=_numbers,
+            default=default.class_weights,
+            metavar="W,W",
+            help="public weights of the classes' gradients, before the clip; not computed from private labels",
+        )
         train.add_argument(
             "--hidden",
             type=_widths,

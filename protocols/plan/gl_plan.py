@@ -79,6 +79,13 @@ def plan_from_facts(facts: LayerFacts, training: TrainingConfig, bounds: FactorB
     """Calibrate the noise with the slack of the arithmetic that will run, and choose all scales; or refuse."""
     require(training.hidden == (), "hidden", training.hidden, "empty: GL-BMF trains one global layer")
     require(training.noise == "distributed", "noise", training.noise, "'distributed' in GL-BMF")
+    require(
+        training.task == "classification" and not training.class_weights,
+        "task",
+        f"{training.task}{', with class weights' if training.class_weights else ''}",
+        "classification without class weights in GL-BMF",
+        "use g_bmf or g_shuff for one logit, regression and class weights",
+    )
     way_out = "the clients' layers that belong to an averaged model would be averages too, and those are their own"
     require(training.average == "none", "average", training.average, "'none' in GL-BMF", way_out)
     schedule = choose_schedule("gl_bmf", training, facts.num_samples)

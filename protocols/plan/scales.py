@@ -39,6 +39,7 @@ from vfl.training import Schedule, TrainingConfig
 
 if TYPE_CHECKING:
     from protocols.plan.low_round_scales import LowRoundScales
+    from protocols.plan.one_output_scales import OneOutputScales
 
 __all__ = ["NOISE_DEVIATIONS", "LayerScales", "Scales", "plan_scales"]
 
@@ -124,6 +125,7 @@ class Scales:
     norm_limit: float | None = None  # of hidden activations and errors; None for one layer
     written_out: OverClip | None = None  # ‖g_j‖²/γ² of a per-sample gradient; explicit gradients only
     low_round: LowRoundScales | None = None  # of a step of one layer in 18 rounds, where it fits
+    one_output: OneOutputScales | None = None  # of a step of one layer with one output
 
     @property
     def norms(self) -> OverClip:
@@ -133,6 +135,11 @@ class Scales:
     @property
     def norm_bits(self) -> int:
         return self.norms.bits
+
+    @property
+    def row_bits(self) -> int:
+        """Of what is kept of each row's norm: n_j, or with one output b_j = γ/‖[h_j 1]‖."""
+        return self.norm_bits if self.one_output is None else UPDATE_BITS
 
     @property
     def gradient_bits(self) -> int:
@@ -164,7 +171,7 @@ class Scales:
     @property
     def clip_rounding(self) -> float:
         """γ' − γ: what rounding u_l = c·δ_l may add to a clipped contribution, over all layers; 0 where u is exact."""
-        if self.low_round is not None:
+        if self.low_round is not None or self.one_output is not None:
             return 0.0
         squares = sum(layer.fan_out * layer.reach**2 for layer in self.layers)
         return 2.0**-UPDATE_BITS * math.sqrt(squares)
@@ -185,7 +192,7 @@ def plan_scales(
     *,
     row_bound: float,
     width: int,
-    classes: int,
+    outputs: int,
     noise_std: float,
     start_norms: Sequence[float] = (),
 ) -> Scales:
@@ -196,10 +203,10 @@ def plan_scales(
     independent. MLP: norms of matrices, with ``start_norms`` those of the public starting weights.
     """
     if config.hidden:
-        return _plan_layers(config, schedule, factorisation, row_bound, width, classes, noise_std, start_norms)
+        return _plan_layers(config, schedule, factorisation, row_bound, width, outputs, noise_std, start_norms)
     bounded, drift, deviation = _movement(config, schedule, factorisation, row_bound, width, noise_std)
     reach = math.hypot(bounded, 1.0)
-    rounding = _release_rounding(config, schedule, (width + 1) * classes)
+    rounding = _release_rounding(config, schedule, (width + 1) * outputs)
     weight_bound = RATE_ERROR * (drift + NOISE_DEVIATIONS * deviation + rounding)
     logit_bound = reach * weight_bound
     weight_bits = min(
@@ -225,14 +232,14 @@ def plan_scales(
     norms.require_fine("row_bound", row_bound, "scale the rows and the clip norm down: nothing else changes")
     written_out = None
     if config.gradients == "explicit":
-        longest = ERROR_NORM * reach + math.sqrt((width + 1) * classes) * 2.0**-EXPLICIT_BITS
+        longest = ERROR_NORM * reach + math.sqrt((width + 1) * outputs) * 2.0**-EXPLICIT_BITS
         written_out = OverClip(config.clip_norm, longest, EXPLICIT_BITS, MANTISSA_BITS)
         written_out.require_fine(
             "row_bound", row_bound, "use factored gradients, or scale the rows and the clip norm down"
         )
     # a difference of two logits, and the constant that exp adds, must stay inside the compared bits
     logit_high_bit = LOGIT_BITS + math.ceil(math.log2(2 * logit_bound + 64)) + 1
-    logits = schedule.num_steps * schedule.batch_size * classes
+    logits = schedule.num_steps * schedule.batch_size * outputs
     scales = Scales(
         row_bound=bounded,
         weight_bits=weight_bits,
@@ -240,7 +247,7 @@ def plan_scales(
         logit_high_bit=logit_high_bit,
         overflow_probability=min(1.0, logits * 2 * float(norm.sf(NOISE_DEVIATIONS))),
         divisor=schedule.divisor,
-        layers=(LayerScales(width, classes, norms, ERROR_NORM, PROBABILITY_BITS, squared),),
+        layers=(LayerScales(width, outputs, norms, ERROR_NORM, PROBABILITY_BITS, squared),),
         written_out=written_out,
     )
     _require_rate(config, scales)

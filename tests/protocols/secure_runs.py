@@ -25,7 +25,9 @@ def run_secure(
     clients = {
         c.name: (
             client_program,
-            ClientJob(plan, c.embedding_rows(used), c.one_hot_rows(used, plan.classes) if c.is_label_client else None),
+            ClientJob(
+                plan, c.embedding_rows(used), plan.labels_to_share(c.label_rows(used)) if c.is_label_client else None
+            ),
         )
         for c in federation.clients
     }

@@ -50,6 +50,9 @@ _RUN = """\
 protocol = "g_bmf"      # "g_bmf": matrix-factorisation noise; "g_shuff": rows shuffled in secret in every epoch;
                         # "gl_bmf": as g_bmf, and each client trains a layer of its own, so clients stay until the end
 classes = {classes}
+# task = "regression"   # instead of classes: the label is a number. Two classes are one logit (task = "binary") where it can be
+# target_range = [0.0, 100.0] # of that number, public; values beyond it count as its ends
+# class_weights = [1.0, 3.0] # public, of the classes' gradients before the clip; never computed from the private labels
 # privacy: the claim is printed before a run, and kept with the model
 epsilon = 3.0
 delta = 1e-5            # well below one over the number of people
@@ -78,6 +81,7 @@ factorisation = "bisr"  # of the workload, for g_bmf: "bisr", "bsr" or "identity
 # operation
 # weights = "open"      # every noised gradient sum is opened, so that the weights are public while they are trained; same
                         # claim, less work. "secret": only the last model is opened (gl_bmf: and each client's own gradients)
+# average = "fifth"     # with open weights (not gl_bmf): the model is the mean over the last fifth of all steps; or "exponential"
 checkpoint_every = 0    # steps between checkpoints, from which a server that died resumes; 0: none (with open weights, and
                         # in gl_bmf, every step is kept whatever is said here)
 timeout = 60.0          # seconds to wait for a silent peer

@@ -58,7 +58,7 @@ class TrainingTask:
     @property
     def largest_message(self) -> int:
         """Bytes of the largest message that a client may send."""
-        return 8 * CHUNK_ROWS * max(self.plan.classes, *self.plan.client_widths) + _HEAD
+        return 8 * CHUNK_ROWS * max(self.plan.outputs, *self.plan.client_widths) + _HEAD
 
     def messages_of(self, client: str) -> int:
         """How many messages a client sends: a chunk of embeddings each, and of labels."""
@@ -84,7 +84,9 @@ class TrainingTask:
 
     def keep(self, directory: Path, layers: list[np.ndarray]) -> None:
         """What the server's operator finds afterwards."""
-        write_model(directory / MODEL, ReleasedModel(layers))
+        run = self._config.run
+        model = ReleasedModel(layers, run.classes, task=run.training.task, target_range=run.target_range)
+        write_model(directory / MODEL, model)
 
 
 class LiveTrainingTask(TrainingTask):
@@ -147,6 +149,7 @@ def prediction_plan(
         output=output,
         rows=rows,
         training_claim=claim,
+        task=config.run.training.task,
     )
 
 
