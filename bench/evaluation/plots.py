@@ -105,7 +105,6 @@ def plot_noise(num_samples: int, epsilons: Sequence[float], epochs: int = 20) ->
         ("paper", "g_shuff", 1),
         ("paper", "g_bmf", 1),
         ("paper", "g_bmf", 2),
-        ("ours", "g_shuff", 1),
         ("ours", "g_bmf", 1),
     ]
     for preset, method, setting in curves:
