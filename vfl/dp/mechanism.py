@@ -241,20 +241,22 @@ def epsilon_with_slack(
     headline: bool = False,
     participations: int | None = None,
 ) -> tuple[float, float]:
-    """(ε, part of δ that the arithmetic takes): the smallest fixed point of ε = ε(δ − (1+e^ε)·distance).
+    """(ε, part of δ that the arithmetic takes): the smallest fixed point of ε = ε(δ − (1+e^ε)·distance), and what an
+    inexact sampler adds.
 
     When δ does not suffice, a headline is an error and any other figure infinite.
     """
     if slack is None:
         return epsilon_of_delta(delta), 0.0
+    inexact = slack.epsilon_addition(multiplier, participations)
     epsilon = epsilon_of_delta(delta)
     for _ in range(50):
-        addition = slack.delta_addition(min(epsilon, 700.0), overflow)
+        addition = slack.delta_addition(min(epsilon + inexact, 700.0), overflow)  # e to the ε of the whole claim
         if addition >= delta:
             break
         following = epsilon_of_delta(delta - addition)
         if following <= epsilon * (1 + 1e-12):
-            return epsilon + slack.epsilon_addition(multiplier, participations), addition
+            return epsilon + inexact, addition
         epsilon = following
     if headline and slack.delta_addition(WEAK_EPSILON, overflow) < delta:  # δ would do for a smaller ε
         require(

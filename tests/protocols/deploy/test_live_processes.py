@@ -9,6 +9,7 @@ import json
 import time
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -92,9 +93,9 @@ def test_a_federation_trains_its_clients_layers_and_predicts_with_them(tmp_path:
     assert len(right) == NEW and right.mean() > 0.75
     layers = {(f"layer gradient of {name}", f"client {name!r}"): plan.schedule.num_steps for name in CLIENTS}
     opened = {**layers, ("noised gradient sums", "all servers"): plan.schedule.num_steps}
-    model = [("global model", to) for to in ("client 'bank'", "client 'card'")]
+    to_clients: list[Any] = [("global model", to) for to in ("client 'bank'", "client 'card'")]
     for name in SERVERS:
-        assert releases(tmp_path, name) == Counter(opened) + Counter(model)
+        assert releases(tmp_path, name) == Counter(opened) + Counter(to_clients)
 
 
 @pytest.mark.heavy
