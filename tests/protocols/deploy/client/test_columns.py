@@ -70,7 +70,7 @@ def card(config: FederationConfig) -> ClientEntry:
 
 def test_the_models_file_holds_what_new_rows_need(trained: Any) -> None:
     config, own, model, _ = trained
-    assert model.schema == own.schema and model.task == "classification" and model.version == 1
+    assert model.schema == own.schema and model.task == "binary" and model.version == 1
     assert (model.row_bound, model.row_rule) == (client_row_bound(config, card(config)), "clip")
     assert own.outputs.shape == (ROWS, 6) and own.table.columns[2:5] == ("region=n", "region=s", "region=…")
 
