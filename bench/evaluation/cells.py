@@ -82,7 +82,6 @@ def group_cells(cells: Sequence[Cell]) -> list[list[Cell]]:
     jobs: dict[Cell, list[Cell]] = {}
     for cell in cells:
         together = cell.method in _TOGETHER and cell.kind == "utility" and cell.epsilon is not None
-        together = together and SECRET not in cell.variant  # each ε has its own bands
         jobs.setdefault(dataclasses.replace(cell, epsilon=-1.0) if together else cell, []).append(cell)
     return list(jobs.values())
 

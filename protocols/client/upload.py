@@ -99,17 +99,22 @@ async def receive_rows(party: Party, plan: Plan, directory: ServerDirectory | No
             )
             labels[:, chunk] = refmpc.unseal(own.shares)
             party.report({"phase": "upload", "done": chunk.stop, "total": rows})
-    embeddings = with_ones_column(party, shares, rows)
+    embeddings = with_ones_column(party, shares)
     with party.phase("norms"):
-        norms = await squared_norms(embeddings, plan.scales)
+        norms = await squared_norms(
+            embeddings, plan.scales
+        )  # of dummies those of [0 1]: within the domain of every step
+    if padded > rows:
+        shares[:, rows:, -1] = 0
+        embeddings = ArithmeticTensor(party, shares, EMBEDDING_BITS)
     return SharedRows(embeddings, ArithmeticTensor(party, labels, plan.label_bits), norms)
 
 
-def with_ones_column(party: Party, shares: np.ndarray, records: int) -> ArithmeticTensor:
-    """[H 1] from shares whose last column is still zero: the public ones are the share x_0. Rows beyond ``records`` have none."""
+def with_ones_column(party: Party, shares: np.ndarray) -> ArithmeticTensor:
+    """[H 1] from shares whose last column is still zero: the public ones are the share x_0."""
     ones = {0: 0, 2: 1}.get(party.id)
     if ones is not None:
-        shares[ones, :records, -1] = 1 << EMBEDDING_BITS
+        shares[ones, :, -1] = 1 << EMBEDDING_BITS
     return ArithmeticTensor(party, shares, EMBEDDING_BITS)
 
 

@@ -102,7 +102,7 @@ class LayerRun(TrainingRun):
                 client.blocks = self._blocks.get((index, batch))
             shares[:, :, shape.columns] = refmpc.unseal(embeddings.shares)
             clients.append(client)
-        return with_ones_column(self.party, shares, shares.shape[1]), clients
+        return with_ones_column(self.party, shares), clients
 
     def _receive_factors(self, name: str, shape: AdapterShape) -> tuple[ArithmeticTensor, ClientFactors]:
         scales, rows = self.plan.adapters, self.plan.schedule.batch_size
