@@ -6,13 +6,12 @@ import numpy as np
 from numba import njit
 
 from accel.compiled import tiles
-from accel.reference.ring import decode_fixed, gather_rows
+from accel.reference.ring import decode_fixed
 
 __all__ = [
-    "decode_fixed",  # this and gather_rows are single memory-bound passes: numpy's own loops are as fast
+    "decode_fixed",  # a single memory-bound pass: numpy's own loop is as fast
     "dot_pair",
     "encode_fixed",
-    "gather_rows",
     "matmul_each",
     "matmul_pair",
     "product_pair",
@@ -136,7 +135,10 @@ def _matmul(x: np.ndarray, y: np.ndarray, out: np.ndarray) -> None:
 
 
 @njit(cache=True, nogil=True)
-def _random_permutation(words, order):
+def random_permutation(words, order):
+    """See ``accel.reference.ring.random_permutation``."""
+    for i in range(order.size):
+        order[i] = i
     position = 0
     for i in range(order.size - 1, 0, -1):
         choices = np.uint64(i + 1)
@@ -146,13 +148,6 @@ def _random_permutation(words, order):
         j = np.int64(words[position] % choices)
         position += 1
         order[i], order[j] = order[j], order[i]
-
-
-def random_permutation(words: np.ndarray, count: int) -> np.ndarray:
-    """See ``accel.reference.ring.random_permutation``."""
-    order = np.arange(count, dtype=np.int64)
-    _random_permutation(words, order)
-    return order
 
 
 @njit(cache=True, nogil=True)

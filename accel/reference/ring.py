@@ -8,7 +8,6 @@ __all__ = [
     "decode_fixed",
     "dot_pair",
     "encode_fixed",
-    "gather_rows",
     "matmul_each",
     "matmul_pair",
     "product_pair",
@@ -38,22 +37,16 @@ def matmul_pair(x: np.ndarray, y: np.ndarray, addend: np.ndarray | None, out: np
         out += addend
 
 
-def gather_rows(x: np.ndarray, index: np.ndarray) -> np.ndarray:
-    """The rows ``x[index]`` of a matrix."""
-    return np.take(x, index, axis=0)
-
-
-def random_permutation(words: np.ndarray, count: int) -> np.ndarray:
-    """A uniformly random permutation of 0..count−1 from random words (Fisher–Yates). A word that would bias the choice
-    is skipped, which happens with probability below count·2^-64: a few more words than ``count`` are enough."""
-    order = list(range(count))
+def random_permutation(words: np.ndarray, order: np.ndarray) -> None:
+    """A uniformly random permutation of 0..count−1 from random words (Fisher–Yates) into ``order``. A word that would bias
+    the choice is skipped, which happens with probability below count·2^-64: a few more words than ``count`` are enough."""
+    order[:] = np.arange(order.size)
     source = iter(words.tolist())
-    for i in range(count - 1, 0, -1):
+    for i in range(order.size - 1, 0, -1):
         limit = 2**64 - 2**64 % (i + 1)
         word = next(word for word in source if word < limit)
         j = word % (i + 1)
         order[i], order[j] = order[j], order[i]
-    return np.array(order, dtype=np.int64)
 
 
 def encode_fixed(values: np.ndarray, fraction_bits: int, limit: float) -> tuple[np.ndarray, int]:

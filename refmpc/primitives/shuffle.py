@@ -6,17 +6,16 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from accel import kernels
-from accel.prg import Stream
 from accel.validate import require
 from refmpc.core.party import Operation
 from refmpc.core.protocol import Cost, protocol
 from refmpc.core.rounds import gather
 from refmpc.core.tensor import BooleanTensor, SecretTensor
-from refmpc.core.words import seal
+from refmpc.core.words import Words
 
 __all__ = ["shuffle"]
 
+SPARE_WORDS = 64  # for words that would bias a permutation: each is one with probability rows·2^-64
 CHUNK = 1 << 22  # words of one column chunk: all that is in flight besides the old and the new copy
 
 
@@ -61,60 +60,70 @@ async def shuffle(tensors: Sequence[SecretTensor]) -> list[SecretTensor]:
     )
 
 
-def _permutations(operation: Operation, role: int, rows: int) -> dict[str, np.ndarray]:
+def _permutations(operation: Operation, role: int, rows: int) -> dict[str, Words]:
     """The two permutations that this role knows, drawn from its streams."""
+    machine = operation.machine
     names = {0: ("01", "02"), 1: ("12", "01"), 2: ("02", "12")}[role]  # with the next role, with the previous one
-    streams = (operation.stream("next"), operation.stream("previous"))
-    return {
-        name: kernels.random_permutation(stream.words(rows + 64), rows)
-        for name, stream in zip(names, streams, strict=True)
-    }
+    found = {}
+    for name, side in zip(names, ("next", "previous"), strict=True):
+        found[name] = machine.memory(rows, np.int64)
+        machine.call("random_permutation", machine.masks(operation, side, rows + SPARE_WORDS), found[name])
+    return found
 
 
 async def _shuffle_one(
-    operation: Operation, tensor: SecretTensor, role: int, permutations: dict[str, np.ndarray], index: int
+    operation: Operation, tensor: SecretTensor, role: int, permutations: dict[str, Words], index: int
 ) -> SecretTensor:
-    boolean = isinstance(tensor, BooleanTensor)
-    add, subtract = (np.bitwise_xor, np.bitwise_xor) if boolean else (np.add, np.subtract)
-    low = tensor._mask if isinstance(tensor, BooleanTensor) else np.uint64(2**64 - 1)
+    machine = operation.machine
+    add, subtract = ("xor", "xor") if isinstance(tensor, BooleanTensor) else ("add", "subtract")
     rows = len(tensor)
-    flat = operation.machine.unsealed(tensor.flat).reshape(2, rows, tensor.size // rows if rows else 0)
-    result = np.empty(flat.shape, dtype=np.uint64)
+    flat = tensor.flat.reshape(2, rows, tensor.size // rows if rows else 0)
+    result = machine.memory(flat.shape)
+
+    def masks(side: str, shape: tuple[int, ...]) -> Words:
+        words = machine.masks(operation, side, shape[0] * shape[1]).reshape(shape)
+        if isinstance(tensor, BooleanTensor):  # its shares have no bits above their width
+            words = machine.binary("bitwise_and", words, tensor._mask)
+        return words
+
+    def moved(x: Words, name: str, kernel: str, mask: Words) -> Words:
+        """The rows of x under a permutation, and a mask added to them or taken from them."""
+        rows_moved = machine.memory(x.shape)
+        machine.call("take_rows", x, permutations[name], 0, rows_moved)
+        machine.call(kernel, rows_moved, mask, rows_moved)
+        return rows_moved
+
     for columns in _column_chunks(tensor):
         x, out = flat[:, :, columns], result[:, :, columns]
         shape = x.shape[1:]
-
-        def masks(stream: Stream, shape: tuple[int, int] = shape) -> np.ndarray:
-            words = stream.words(shape[0] * shape[1]).reshape(shape)
-            return words & low if boolean else words  # Boolean shares have no bits above their width
-
         first, second = operation.round(), operation.round()
         if role == 0:
-            r, y1 = masks(operation.stream("next")), masks(operation.stream("next"))
-            first.send_previous(add(kernels.gather_rows(add(x[0], x[1]), permutations["01"]), r))
-            b = first.fill_next(np.empty(shape, np.uint64))
+            r, y1 = masks("next", shape), masks("next", shape)
+            first.send_previous(moved(machine.binary(add, x[0], x[1]), "01", add, r))
+            b = first.expect_next(shape)
             await first
-            mine = subtract(kernels.gather_rows(b, permutations["02"]), y1)
+            mine = moved(b, "02", subtract, y1)
             second.send_previous(mine)
-            theirs = second.fill_previous(np.empty(shape, np.uint64))
+            theirs = second.expect_previous(shape)
             await second
-            out[0], out[1] = add(mine, theirs), y1
+            machine.call(add, mine, theirs, out[0])
+            machine.call("copy", y1, out[1])
         elif role == 1:
-            r, y1 = masks(operation.stream("previous")), masks(operation.stream("previous"))
-            s, y2 = masks(operation.stream("next")), masks(operation.stream("next"))
-            once = subtract(kernels.gather_rows(x[1], permutations["01"]), r)
-            first.send_previous(add(kernels.gather_rows(once, permutations["12"]), s))
+            r, y1 = masks("previous", shape), masks("previous", shape)
+            s, y2 = masks("next", shape), masks("next", shape)
+            first.send_previous(moved(moved(x[1], "01", subtract, r), "12", add, s))
             await first
             await second
-            out[0], out[1] = y1, y2
+            machine.call("copy", y1, out[0])
+            machine.call("copy", y2, out[1])
         else:
-            s, y2 = masks(operation.stream("previous")), masks(operation.stream("previous"))
-            a = first.fill_next(np.empty(shape, np.uint64))
+            s, y2 = masks("previous", shape), masks("previous", shape)
+            a = first.expect_next(shape)
             await first
-            once = subtract(kernels.gather_rows(a, permutations["12"]), s)
-            mine = subtract(kernels.gather_rows(once, permutations["02"]), y2)
+            mine = moved(moved(a, "12", subtract, s), "02", subtract, y2)
             second.send_next(mine)
-            theirs = second.fill_next(np.empty(shape, np.uint64))
+            theirs = second.expect_next(shape)
             await second
-            out[0], out[1] = y2, add(mine, theirs)
-    return tensor._like(seal(result).reshape(tensor.shares.shape), operation.history(index))
+            machine.call("copy", y2, out[0])
+            machine.call(add, mine, theirs, out[1])
+    return tensor._like(result.reshape(tensor.shares.shape), operation.history(index))

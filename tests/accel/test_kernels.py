@@ -189,26 +189,32 @@ def test_carry_layer_picks_its_operands(kernels):
 
 @both
 @given(seed=st.integers(0, 2**31), rows=st.integers(1, 9), columns=st.integers(0, 5))
-def test_gather_rows(kernels, seed, rows, columns):
+def test_take_rows(kernels, seed, rows, columns):
     words = random_words(seed, rows, columns)
     index = np.random.default_rng(seed).permutation(rows)
-    assert kernels.gather_rows(words, index).tolist() == [words[i].tolist() for i in index]
+    assert filled(kernels.take_rows, words, index, 0, out=garbage(rows, columns)).tolist() == [
+        words[i].tolist() for i in index
+    ]
+
+
+def permutation(kernels, words: np.ndarray, count: int) -> list[int]:
+    return filled(kernels.random_permutation, words, out=garbage(count, dtype=np.int64)).tolist()
 
 
 @both
 @given(seed=st.integers(0, 2**31), count=st.integers(0, 60))
 def test_random_permutation_is_fisher_yates(kernels, seed, count):
     words = random_words(seed, count + 64)
-    order = kernels.random_permutation(words, count)
-    assert sorted(order.tolist()) == list(range(count))
-    assert order.tolist() == BACKENDS[0].random_permutation(words, count).tolist()
+    order = permutation(kernels, words, count)
+    assert sorted(order) == list(range(count))
+    assert order == permutation(BACKENDS[0], words, count)
 
 
 @both
 def test_random_permutation_skips_a_word_that_would_bias_it(kernels):
     top = 2**64 - 1  # 2^64 mod 3 = 1, so this word is refused for a choice among three
     words = np.array([top, 0, 0, 0], dtype=np.uint64)
-    assert kernels.random_permutation(words, 3).tolist() == kernels.random_permutation(words[1:], 3).tolist()
+    assert permutation(kernels, words, 3) == permutation(kernels, words[1:], 3)
 
 
 @both

@@ -250,7 +250,7 @@ def _unmoved_rows(monkeypatch):
     draw = shuffling._permutations
 
     def unmoved(operation, role, rows):
-        return {name: np.arange(rows) for name in draw(operation, role, rows)}
+        return {name: refmpc.seal(np.arange(rows)) for name in draw(operation, role, rows)}
 
     monkeypatch.setattr(shuffling, "_permutations", unmoved)
 

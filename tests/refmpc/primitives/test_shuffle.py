@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 import refmpc
+from accel import kernels
 from refmpc.core.party import Operation
 from tests.refmpc.harness import Secret, dealers, evaluate, layouts, opened, random_signed, seeds
 
@@ -83,7 +84,7 @@ def many_shuffles(rows, times, monkeypatch, **options):
 
     def noted(operation: Operation, role, count):
         mine = draw(operation, role, count)
-        drawn[operation.number, role] = mine
+        drawn[operation.number, role] = {name: refmpc.unseal(order) for name, order in mine.items()}
         return mine
 
     monkeypatch.setattr(shuffling, "_permutations", noted)
@@ -125,10 +126,10 @@ def test_every_permutation_is_equally_likely(rows, monkeypatch):
 def test_a_biased_shuffle_is_caught(rows, monkeypatch):
     """Planted: rotations instead of permutations."""
 
-    def rotation(words, count):
-        return np.roll(np.arange(count), int(words[0] % np.uint64(count)))
+    def rotation(words, order):
+        order[:] = np.roll(np.arange(order.size), int(words[0] % np.uint64(order.size)))
 
-    monkeypatch.setattr(shuffling.kernels, "random_permutation", rotation)
+    monkeypatch.setattr(kernels, "random_permutation", rotation)
     orders, _ = many_shuffles(rows, 600, monkeypatch, insecure_seed=rows)
     counts = np.bincount(numbered(orders), minlength=len(list(itertools.permutations(range(rows)))))
     assert stats.chisquare(counts).pvalue < 1e-6
@@ -165,7 +166,7 @@ def test_a_permutation_that_is_left_out_is_caught(missing, blind, monkeypatch):
 
     def without(operation, role, rows):
         mine = draw(operation, role, rows)
-        return {name: np.arange(rows) if name == missing else order for name, order in mine.items()}
+        return {name: refmpc.seal(np.arange(rows)) if name == missing else order for name, order in mine.items()}
 
     monkeypatch.setattr(shuffling, "_permutations", without)
     orders, known = many_shuffles(3, 900, monkeypatch, insecure_seed=6)
