@@ -5,11 +5,12 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from accel.reference.bits import carry_layer, packed_size
+from accel.reference.bits import carry_layer, carry_merge, packed_size
 
 __all__ = [
     "and_pair",
-    "carry_layer",  # copies whole planes: numpy's copy is as fast
+    "carry_layer",  # this and carry_merge copy whole planes: numpy's copy is as fast
+    "carry_merge",
     "pack_bits",
     "pack_into",
     "pack_small",
@@ -233,11 +234,9 @@ def _slice_bits(words, planes):
             planes[j, column] = block[j]
 
 
-def slice_bits(words: np.ndarray, width: int) -> np.ndarray:
+def slice_bits(words: np.ndarray, planes: np.ndarray) -> None:
     """See ``accel.reference.bits.slice_bits``."""
-    planes = np.empty((width, -(-words.size // 64)), dtype=np.uint64)
     _slice_bits(np.ascontiguousarray(words), planes)
-    return planes
 
 
 @njit(cache=True, nogil=True)
@@ -252,11 +251,9 @@ def _unslice_bits(planes, words):
             words[column * 64 + i] = block[i]
 
 
-def unslice_bits(planes: np.ndarray, count: int) -> np.ndarray:
+def unslice_bits(planes: np.ndarray, words: np.ndarray) -> None:
     """See ``accel.reference.bits.unslice_bits``."""
-    words = np.empty(count, dtype=np.uint64)
     _unslice_bits(np.ascontiguousarray(planes), words)
-    return words
 
 
 @njit(cache=True, nogil=True)
@@ -265,9 +262,7 @@ def _and_pair(x0, x1, y0, y1, mask, out):
         out[i] = (x0[i] & (y0[i] ^ y1[i])) ^ (x1[i] & y0[i]) ^ mask[i]
 
 
-def and_pair(x0: np.ndarray, x1: np.ndarray, y0: np.ndarray, y1: np.ndarray, mask: np.ndarray) -> np.ndarray:
+def and_pair(x: np.ndarray, y: np.ndarray, mask: np.ndarray, out: np.ndarray) -> None:
     """See ``accel.reference.bits.and_pair``."""
-    out = np.empty(mask.shape, dtype=np.uint64)
-    a, b, c, d, e = (np.ascontiguousarray(words).reshape(-1) for words in (x0, x1, y0, y1, mask))
+    a, b, c, d, e = (np.ascontiguousarray(words).reshape(-1) for words in (x[0], x[1], y[0], y[1], mask))
     _and_pair(a, b, c, d, e, out.reshape(-1))
-    return out

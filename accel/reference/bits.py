@@ -7,6 +7,7 @@ import numpy as np
 __all__ = [
     "and_pair",
     "carry_layer",
+    "carry_merge",
     "pack_bits",
     "pack_into",
     "pack_small",
@@ -57,27 +58,25 @@ def unpack_small(packed: np.ndarray, width: int, count: int) -> np.ndarray:
     return unpack_bits(packed, width, count).astype(np.uint8)
 
 
-def slice_bits(words: np.ndarray, width: int) -> np.ndarray:
-    """Bit slicing: plane j holds bit j of each word, 64 words to a plane word: (width, ⌈n/64⌉)."""
-    count = words.size
-    planes = np.zeros((width, -(-count // 64) * 64), dtype=np.uint8)
-    for j in range(width):
-        planes[j, :count] = (words >> np.uint64(j)) & np.uint64(1)
-    return np.packbits(planes, axis=1, bitorder="little").view(np.uint64)
+def slice_bits(words: np.ndarray, planes: np.ndarray) -> None:
+    """Bit slicing: plane j gets bit j of each word, 64 words to a plane word. ``planes`` is (width, ⌈n/64⌉)."""
+    bits = np.zeros((len(planes), planes.shape[1] * 64), dtype=np.uint8)
+    for j in range(len(planes)):
+        bits[j, : words.size] = (words >> np.uint64(j)) & np.uint64(1)
+    planes[:] = np.packbits(bits, axis=1, bitorder="little").view(np.uint64)
 
 
-def unslice_bits(planes: np.ndarray, count: int) -> np.ndarray:
-    """The inverse of ``slice_bits``: ``count`` words."""
-    words = np.zeros(count, dtype=np.uint64)
+def unslice_bits(planes: np.ndarray, words: np.ndarray) -> None:
+    """The inverse of ``slice_bits``: as many words as there is memory for."""
+    words[:] = 0
     for j, plane in enumerate(planes):
-        bits = np.unpackbits(np.ascontiguousarray(plane).view(np.uint8), count=count, bitorder="little")
+        bits = np.unpackbits(np.ascontiguousarray(plane).view(np.uint8), count=words.size, bitorder="little")
         words |= bits.astype(np.uint64) << np.uint64(j)
-    return words
 
 
-def and_pair(x0: np.ndarray, x1: np.ndarray, y0: np.ndarray, y1: np.ndarray, mask: np.ndarray) -> np.ndarray:
-    """x0·(y0⊕y1) ⊕ x1·y0 ⊕ mask on words: one party's summand of a replicated AND."""
-    return (x0 & (y0 ^ y1)) ^ (x1 & y0) ^ mask
+def and_pair(x: np.ndarray, y: np.ndarray, mask: np.ndarray, out: np.ndarray) -> None:
+    """x0·(y0⊕y1) ⊕ x1·y0 ⊕ mask on pairs of shares of one shape: one party's summand of a replicated AND."""
+    out[:] = (x[0] & (y[0] ^ y[1])) ^ (x[1] & y[0]) ^ mask
 
 
 def carry_layer(
@@ -85,10 +84,22 @@ def carry_layer(
     propagate: np.ndarray,
     high: np.ndarray,
     low: np.ndarray,
-    high_propagate: np.ndarray,
-    low_propagate: np.ndarray,
-) -> tuple[np.ndarray, np.ndarray]:
+    wanted: int,
+    left: np.ndarray,
+    right: np.ndarray,
+) -> None:
     """The operands of one prefix-adder layer on replicated planes (2, width, words): P_high·G_low for the pairs
-    (high, low), and P_high·P_low for the pairs whose propagate is still needed, stacked into one AND."""
-    left = np.concatenate([propagate[:, high], propagate[:, high_propagate]], axis=1)
-    return left, np.concatenate([generate[:, low], propagate[:, low_propagate]], axis=1)
+    (high, low), and P_high·P_low for the last ``wanted`` of them, whose propagate is still needed, in one AND."""
+    pairs = high.size
+    left[:, :pairs], left[:, pairs:] = propagate[:, high], propagate[:, high[pairs - wanted :]]
+    right[:, :pairs], right[:, pairs:] = generate[:, low], propagate[:, low[pairs - wanted :]]
+
+
+def carry_merge(
+    product: np.ndarray, high: np.ndarray, wanted: int, generate: np.ndarray, propagate: np.ndarray
+) -> None:
+    """Take the product of ``carry_layer``'s operands into the planes ``high``: G_high ⊕= P_high·G_low, and P_high·P_low
+    in place of the last ``wanted`` P_high."""
+    pairs = high.size
+    generate[:, high] ^= product[:, :pairs]
+    propagate[:, high[pairs - wanted :]] = product[:, pairs:]

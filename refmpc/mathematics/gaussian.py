@@ -34,7 +34,6 @@ import math
 
 import numpy as np
 
-from accel import kernels
 from accel.gaussian import GridGaussian
 from accel.prg import Stream
 from accel.validate import require_integer, require_real
@@ -42,10 +41,11 @@ from refmpc.core.party import Operation, Party
 from refmpc.core.protocol import Cost, protocol
 from refmpc.core.rounds import gather
 from refmpc.core.tensor import ArithmeticTensor, concatenate
+from refmpc.core.words import seal
 from refmpc.mathematics.gaussian_table import CENTRE_BITS, COEFFICIENT_BITS, TABLE
 from refmpc.mathematics.polynomial import power_levels
 from refmpc.primitives.arithmetic import dot_truncate, multiply_truncate
-from refmpc.primitives.boolean import and_planes, plane_words, sklansky_layers, slice_planes
+from refmpc.primitives.boolean import and_planes, plane_words, sklansky_layers, slice_planes, unslice_planes
 from refmpc.primitives.truncation import truncated_product_cost
 from refmpc.primitives.two_holder import TwoHolderBits, weigh_bits
 
@@ -146,10 +146,12 @@ def _two_holder_bits(operation: Operation, words: np.ndarray, width: int) -> lis
 
 async def _coefficients(operation: Operation, count: int) -> ArithmeticTensor:
     """(degree + 1, count): the coefficients of a random segment, segment k with probability 2^-(k+1)."""
-    planes = slice_planes(_random_words(operation, count), SEGMENT_BITS)
+    machine = operation.machine
+    planes = machine.unsealed(slice_planes(operation, seal(_random_words(operation, count)), SEGMENT_BITS))
     for high, low, _ in sklansky_layers(SEGMENT_BITS):  # plane k becomes the AND of planes 0..k
-        planes[:, high] = await and_planes(operation, planes[:, high], planes[:, low])
-    reached = np.stack([kernels.unslice_bits(share, count) for share in planes])
+        product = await and_planes(operation, seal(planes[:, high]), seal(planes[:, low]))
+        planes[:, high] = machine.unsealed(product)
+    reached = machine.unsealed(unslice_planes(operation, seal(planes), count))
     table = np.array(TABLE, dtype=np.int64).T
     sums = await weigh_bits(_two_holder_bits(operation, reached, SEGMENT_BITS), np.diff(table))
     return sums + table[:, :1]

@@ -13,6 +13,7 @@ from accel.validate import require
 from refmpc.core.party import Operation
 from refmpc.core.protocol import Cost, protocol
 from refmpc.core.tensor import ArithmeticTensor, BooleanTensor
+from refmpc.core.words import Words
 from refmpc.primitives.two_holder import TwoHolderBits, two_holder
 
 __all__ = [
@@ -25,25 +26,23 @@ __all__ = [
     "plane_words",
     "sklansky_layers",
     "slice_planes",
+    "unslice_planes",
 ]
 
 SOURCE_ADDER = "Mohassel, Rindal, CCS 2018 (ABY3, ePrint 2018/403), §5.3; adder after Sklansky 1960"
 
 
-async def _reshare_xor(operation: Operation, summand: np.ndarray) -> np.ndarray:
+async def and_planes(operation: Operation, x: Words, y: Words) -> Words:
+    """AND of replicated planes (2, rows, words): 1 round, 24 bytes a word."""
+    machine = operation.machine
+    message, shares = machine.memory(x.shape[1:]), machine.memory(x.shape)
+    machine.call("and_pair", x, y, operation.zero_share(x.shape[1:], "xor"), message)
     round_ = operation.round()
-    round_.send_previous(summand)
-    shares = np.empty((2, *summand.shape), dtype=np.uint64)
-    shares[0] = summand
+    round_.send_previous(message)
+    machine.call("copy", message, shares[0])
     round_.fill_next(shares[1])
     await round_
     return shares
-
-
-async def and_planes(operation: Operation, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """AND of replicated planes (2, rows, words): 1 round, 24 bytes a word."""
-    mask = operation.machine.unsealed(operation.zero_share(x.shape[1:], "xor"))
-    return await _reshare_xor(operation, kernels.and_pair(x[0], x[1], y[0], y[1], mask))
 
 
 def _and_words_cost(x: BooleanTensor, y: BooleanTensor) -> Cost:
@@ -55,14 +54,17 @@ async def and_words(x: BooleanTensor, y: BooleanTensor) -> BooleanTensor:
     """x & y. 1 round, 3 bits for each bit."""
     require(x.shape == y.shape and x.width == y.width, "y", y, f"a Boolean tensor like x, {x!r}")
     operation = x.party.operation("and_words", x, y)
-    left, right, mask = map(operation.machine.unsealed, (x.shares, y.shares, operation.zero_share(x.shape, "xor")))
-    mine = kernels.and_pair(*left, *right, mask) & np.uint64((1 << x.width) - 1)
+    machine, size = operation.machine, kernels.packed_size(x.size, x.width)
+    shares, message = machine.memory((2, x.size)), machine.memory(size, np.uint8)
+    machine.call("and_pair", x.flat, y.flat, operation.zero_share((x.size,), "xor"), shares[0])
+    machine.call("bitwise_and", shares[0], np.uint64((1 << x.width) - 1), shares[0])
+    machine.call("pack_into", shares[0], x.width, message)
     round_ = operation.round()
-    round_.send_previous(kernels.pack_bits(mine.reshape(-1), x.width))
-    packed = round_.fill_next(np.empty(kernels.packed_size(x.size, x.width), np.uint8))
+    round_.send_previous(message)
+    theirs = round_.expect_next(size, np.uint8)
     await round_
-    theirs = kernels.unpack_bits(packed, x.width, x.size).reshape(x.shape)
-    return BooleanTensor(x.party, np.stack([mine, theirs]), x.width, operation.history())
+    machine.call("unpack_into", theirs, x.width, shares[1])
+    return BooleanTensor(x.party, shares.reshape(2, *x.shape), x.width, operation.history())
 
 
 # from arithmetic shares to the operands of an adder ---------------------------------------------
@@ -70,37 +72,53 @@ async def and_words(x: BooleanTensor, y: BooleanTensor) -> BooleanTensor:
 
 async def _boolean_operands(
     operation: Operation, x: ArithmeticTensor, *, negate_dealt: bool = True
-) -> tuple[np.ndarray, np.ndarray]:
+) -> tuple[Words, Words]:
     """x = c − ρ as two XOR-shared words: c, known to two parties, and −ρ (or ρ), dealt by the third. 1 round, 8 bytes.
 
     Returns flat replicated words (2, n) each.
     """
-    me = x.party.id
-    flat = operation.machine.unsealed(x.flat)
-    known = np.zeros((2, x.size), dtype=np.uint64)
-    dealt = np.zeros((2, x.size), dtype=np.uint64)
+    machine, me, flat = operation.machine, x.party.id, x.flat
+    known, dealt = _zeros(operation, flat.shape), _zeros(operation, flat.shape)
     round_ = operation.round()
     for segment in operation.segments(x.size):
         n, at, role = segment.size, segment.slice, segment.role(me)
         if role == 2:
-            value = flat[0, at] + flat[1, at]
+            value = machine.binary("add", flat[0, at], flat[1, at])
             if not negate_dealt:
-                value = np.uint64(0) - value
-            dealt[1, at] = operation.stream("next").words(n)
-            dealt[0, at] = value ^ dealt[1, at]
+                machine.call("negate", value, value)
+            machine.call("copy", machine.masks(operation, "next", n), dealt[1, at])
+            machine.call("xor", value, dealt[1, at], dealt[0, at])
             round_.send_previous(dealt[0, at])
         else:
-            known[1 - role, at] = flat[1 - role, at]
+            machine.call("copy", flat[1 - role, at], known[1 - role, at])
             if role == 0:
-                dealt[0, at] = operation.stream("previous").words(n)
+                machine.call("copy", machine.masks(operation, "previous", n), dealt[0, at])
             else:
                 round_.fill_next(dealt[1, at])
     await round_
     return known, dealt
 
 
-def slice_planes(words: np.ndarray, width: int = 64) -> np.ndarray:
-    return np.stack([kernels.slice_bits(np.ascontiguousarray(share), width) for share in words])
+def _zeros(operation: Operation, shape: tuple[int, ...]) -> Words:
+    zeros = operation.machine.memory(shape)
+    operation.machine.call("copy", np.uint64(0), zeros)
+    return zeros
+
+
+def slice_planes(operation: Operation, words: Words, width: int = 64) -> Words:
+    """Bit planes (2, width, ⌈n/64⌉) of replicated words (2, n): local."""
+    planes = operation.machine.memory((2, width, plane_words(words.shape[1])))
+    for share, out in zip(words, planes, strict=True):
+        operation.machine.call("slice_bits", share, out)
+    return planes
+
+
+def unslice_planes(operation: Operation, planes: Words, count: int) -> Words:
+    """Replicated words (2, count) of bit planes (2, width, ⌈count/64⌉): local."""
+    words = operation.machine.memory((2, count))
+    for share, out in zip(planes, words, strict=True):
+        operation.machine.call("unslice_bits", share, out)
+    return words
 
 
 def plane_words(count: int) -> int:
@@ -121,22 +139,34 @@ def _carry_tree_planes(width: int) -> tuple[int, int]:
     return rounds, planes
 
 
-async def _top_carry(operation: Operation, generate: np.ndarray, propagate: np.ndarray) -> np.ndarray:
-    """The carry out of the highest bit: (2, words)."""
+async def _top_carry(operation: Operation, generate: Words, propagate: Words) -> Words:
+    """The carry out of the highest bit: (2, 1, words)."""
+    machine = operation.machine
     while generate.shape[1] > 1:
         width = generate.shape[1]
-        high = np.arange(1, width, 2)
-        low = high - 1
-        left, right = kernels.carry_layer(generate, propagate, high, low, high[1:], low[1:])
-        product = await and_planes(operation, left, right)
-        pairs = high.size
-        merged = generate[:, high] ^ product[:, :pairs]
-        both = np.concatenate([propagate[:, :1], product[:, pairs:]], axis=1)  # entry 0 is never used
-        if width % 2:  # the highest bit waits for the next layer
-            merged = np.concatenate([merged, generate[:, -1:]], axis=1)
-            both = np.concatenate([both, propagate[:, -1:]], axis=1)
+        pairs, odd = divmod(width, 2)
+        product = await _and_layer(
+            operation, generate, propagate, np.arange(1, width, 2), np.arange(0, width - 1, 2), pairs - 1
+        )
+        merged, both = (machine.memory((2, pairs + odd, generate.shape[2])) for _ in range(2))
+        machine.call("xor", generate[:, 1::2], product[:, :pairs], merged[:, :pairs])
+        machine.call("copy", propagate[:, :1], both[:, :1])  # entry 0 is never used
+        machine.call("copy", product[:, pairs:], both[:, 1:pairs])
+        if odd:  # the highest bit waits for the next layer
+            machine.call("copy", generate[:, -1:], merged[:, pairs:])
+            machine.call("copy", propagate[:, -1:], both[:, pairs:])
         generate, propagate = merged, both
-    return generate[:, 0]
+    return generate
+
+
+async def _and_layer(
+    operation: Operation, generate: Words, propagate: Words, high: np.ndarray, low: np.ndarray, wanted: int
+) -> Words:
+    """The products of a layer: P_high·G_low for all pairs, P_high·P_low for the last ``wanted`` of them."""
+    machine = operation.machine
+    left, right = (machine.memory((2, high.size + wanted, generate.shape[2])) for _ in range(2))
+    machine.call("carry_layer", generate, propagate, machine.public(high), machine.public(low), wanted, left, right)
+    return await and_planes(operation, left, right)
 
 
 def _carry_sign_cost(x: ArithmeticTensor) -> Cost:
@@ -149,47 +179,45 @@ async def is_negative_by_carry_tree(x: ArithmeticTensor) -> TwoHolderBits:
     """[x < 0] for any x: 8 rounds, about 79 bytes. Exact. The reference for ``is_negative``."""
     operation = x.party.operation("is_negative_by_carry_tree", x)
     known, dealt = await _boolean_operands(operation, x)
-    a, b = slice_planes(known), slice_planes(dealt)
+    a, b = slice_planes(operation, known), slice_planes(operation, dealt)
+    half = operation.machine.binary("xor", a, b)
     generate = await and_planes(operation, a[:, :63], b[:, :63])
-    carry = await _top_carry(operation, generate, a[:, :63] ^ b[:, :63])
-    sign = a[:, 63] ^ b[:, 63] ^ carry
-    words = np.stack([kernels.unslice_bits(share[np.newaxis], x.size) for share in sign])
+    carry = await _top_carry(operation, generate, half[:, :63])
+    words = unslice_planes(operation, operation.machine.binary("xor", half[:, 63:], carry), x.size)
     return two_holder(BooleanTensor(x.party, words.reshape(2, *x.shape), 1, operation.history()))
 
 
 # the full adder ---------------------------------------------------------------------------------
 
 
-def sklansky_layers(width: int) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """For each layer the (high, low) pairs to merge: ``high`` takes in the prefix that ends at ``low``; and which of
-    them still need their propagate afterwards (not those whose group now starts at bit 0)."""
+def sklansky_layers(width: int) -> list[tuple[np.ndarray, np.ndarray, int]]:
+    """For each layer the (high, low) pairs to merge: ``high`` takes in the prefix that ends at ``low``; and how many of
+    them, the last ones, still need their propagate afterwards (not those whose group now starts at bit 0)."""
     layers = []
     span = 1
     while span < width:
         high = np.array([j for j in range(width) if j & span], dtype=np.int64)
-        layers.append((high, (high // span) * span - 1, high >= 2 * span))
+        layers.append((high, (high // span) * span - 1, int((high >= 2 * span).sum())))
         span *= 2
     return layers
 
 
 def _adder_cost(count: int) -> Cost:
     layers = sklansky_layers(63)
-    planes = 63 + sum(high.size + int(wanted.sum()) for high, _, wanted in layers)
+    planes = 63 + sum(high.size + wanted for high, _, wanted in layers)
     return Cost(1 + len(layers), 24 * planes * plane_words(count))
 
 
-async def _add_planes(operation: Operation, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+async def _add_planes(operation: Operation, a: Words, b: Words) -> Words:
     """a + b modulo 2^64 on bit planes (2, 64, words); carries out of bits 0..62 are needed."""
-    half = a ^ b
-    propagate = half[:, :63].copy()
+    machine = operation.machine
+    total = machine.binary("xor", a, b)
+    propagate = machine.copy(total[:, :63])
     generate = await and_planes(operation, a[:, :63], b[:, :63])
     for high, low, wanted in sklansky_layers(63):
-        left, right = kernels.carry_layer(generate, propagate, high, low, high[wanted], low[wanted])
-        product = await and_planes(operation, left, right)
-        generate[:, high] ^= product[:, : high.size]
-        propagate[:, high[wanted]] = product[:, high.size :]
-    total = half
-    total[:, 1:] ^= generate
+        product = await _and_layer(operation, generate, propagate, high, low, wanted)
+        machine.call("carry_merge", product, machine.public(high), wanted, generate, propagate)
+    machine.call("xor", total[:, 1:], generate, total[:, 1:])
     return total
 
 
@@ -202,8 +230,8 @@ async def arithmetic_to_boolean(x: ArithmeticTensor) -> BooleanTensor:
     """All 64 bits of x, XOR-shared. 8 rounds, about 170 bytes. Exact."""
     operation = x.party.operation("arithmetic_to_boolean", x)
     known, dealt = await _boolean_operands(operation, x)
-    planes = await _add_planes(operation, slice_planes(known), slice_planes(dealt))
-    words = np.stack([kernels.unslice_bits(share, x.size) for share in planes])
+    planes = await _add_planes(operation, slice_planes(operation, known), slice_planes(operation, dealt))
+    words = unslice_planes(operation, planes, x.size)
     return BooleanTensor(x.party, words.reshape(2, *x.shape), 64, operation.history())
 
 
@@ -219,39 +247,41 @@ async def boolean_to_arithmetic(x: BooleanTensor, fraction_bits: int = 0) -> Ari
     share, opened to the two holders only. Each of them sees it masked by the outer share it does not know.
     """
     operation = x.party.operation("boolean_to_arithmetic", x, fraction_bits)
-    me = x.party.id
-    flat = operation.machine.unsealed(x.flat)
-    shares = np.empty_like(flat)
-    dealt = np.zeros_like(flat)
+    machine, me, flat = operation.machine, x.party.id, x.flat
+    shares, dealt = machine.memory(flat.shape), _zeros(operation, flat.shape)
     segments = operation.segments(x.size)
     first, last = operation.round(), operation.round()
     for segment in segments:
         n, at, role = segment.size, segment.slice, segment.role(me)
         if role == 2:
-            shares[1, at], dealt[1, at] = operation.stream("next").words(n), operation.stream("next").words(n)
-            shares[0, at] = operation.stream("previous").words(n)
-            dealt[0, at] = (np.uint64(0) - shares[0, at] - shares[1, at]) ^ dealt[1, at]
+            machine.call("copy", machine.masks(operation, "next", n), shares[1, at])
+            machine.call("copy", machine.masks(operation, "next", n), dealt[1, at])
+            machine.call("copy", machine.masks(operation, "previous", n), shares[0, at])
+            machine.call("replicated_rho", shares[0, at], shares[1, at], dealt[0, at])
+            machine.call("xor", dealt[0, at], dealt[1, at], dealt[0, at])
             first.send_previous(dealt[0, at])
         elif role == 0:
-            shares[0, at], dealt[0, at] = operation.stream("previous").words(n), operation.stream("previous").words(n)
+            machine.call("copy", machine.masks(operation, "previous", n), shares[0, at])
+            machine.call("copy", machine.masks(operation, "previous", n), dealt[0, at])
         else:
-            shares[1, at] = operation.stream("next").words(n)
+            machine.call("copy", machine.masks(operation, "next", n), shares[1, at])
             first.fill_next(dealt[1, at])
     await first
-    planes = await _add_planes(operation, slice_planes(flat), slice_planes(dealt))
-    total = np.stack([kernels.unslice_bits(share, x.size) for share in planes])
+    planes = await _add_planes(operation, slice_planes(operation, flat), slice_planes(operation, dealt))
+    total = unslice_planes(operation, planes, x.size)
     pending = []
     for segment in segments:
         at, role = segment.slice, segment.role(me)
         if role == 0:
             last.send_next(total[0, at])
-            pending.append((at, 1, last.fill_next(np.empty(segment.size, np.uint64))))
+            pending.append((at, 1, last.expect_next(segment.size)))
         elif role == 1:
             last.send_previous(total[1, at])
-            pending.append((at, 0, last.fill_previous(np.empty(segment.size, np.uint64))))
+            pending.append((at, 0, last.expect_previous(segment.size)))
     await last
     for at, index, missing in pending:
-        shares[index, at] = total[0, at] ^ total[1, at] ^ missing
+        machine.call("xor", total[0, at], total[1, at], shares[index, at])
+        machine.call("xor", shares[index, at], missing, shares[index, at])
     return ArithmeticTensor(x.party, shares.reshape(2, *x.shape), fraction_bits, operation.history())
 
 
@@ -269,14 +299,13 @@ async def equal(x: ArithmeticTensor, y: ArithmeticTensor) -> TwoHolderBits:
     difference = x - y
     operation = x.party.operation("equal", difference)
     known, dealt = await _boolean_operands(operation, difference, negate_dealt=False)
-    agree = slice_planes(known ^ dealt)
-    ones = np.uint64(0xFFFFFFFFFFFFFFFF)
-    if x.party.id == 0:
-        agree[0] ^= ones
-    elif x.party.id == 2:
-        agree[1] ^= ones
+    machine = operation.machine
+    agree = slice_planes(operation, machine.binary("xor", known, dealt))
+    if x.party.id != 1:  # the share x_0 takes in that bits agree where they do not differ
+        mine = agree[0 if x.party.id == 0 else 1]
+        machine.call("xor", mine, np.uint64(0xFFFFFFFFFFFFFFFF), mine)
     while agree.shape[1] > 1:
         half = agree.shape[1] // 2
         agree = await and_planes(operation, agree[:, :half], agree[:, half:])
-    words = np.stack([kernels.unslice_bits(share, difference.size) for share in agree])
+    words = unslice_planes(operation, agree, difference.size)
     return two_holder(BooleanTensor(x.party, words.reshape(2, *difference.shape), 1, operation.history()))

@@ -158,19 +158,18 @@ def test_packing_small_values_is_the_same_packing(kernels, seed, count, width):
 @given(seed=st.integers(0, 2**31), count=st.integers(0, 200), width=st.integers(1, 64))
 def test_bit_slicing_transposes(kernels, seed, count, width):
     words = random_words(seed, count)
-    planes = kernels.slice_bits(words, width)
-    assert planes.shape == (width, -(-count // 64))
+    planes = filled(kernels.slice_bits, words, out=garbage(width, -(-count // 64)))
     for j in range(0, width, 7):
         for i in range(0, count, 13):
             assert (int(planes[j, i // 64]) >> (i % 64)) & 1 == (int(words[i]) >> j) & 1
-    assert kernels.unslice_bits(planes, count).tolist() == [int(w) % 2**width for w in words]
+    assert filled(kernels.unslice_bits, planes, out=garbage(count)).tolist() == [int(w) % 2**width for w in words]
 
 
 @both
 @given(seed=st.integers(0, 2**31), count=st.integers(0, 70))
 def test_and_pair(kernels, seed, count):
     x0, x1, y0, y1, mask = random_words(seed, 5, count)
-    got = kernels.and_pair(x0, x1, y0, y1, mask)
+    got = filled(kernels.and_pair, np.stack([x0, x1]), np.stack([y0, y1]), mask, out=garbage(count))
     want = [
         (int(a) & (int(c) ^ int(d))) ^ (int(b) & int(c)) ^ int(e)
         for a, b, c, d, e in zip(x0, x1, y0, y1, mask, strict=True)
@@ -182,9 +181,16 @@ def test_and_pair(kernels, seed, count):
 def test_carry_layer_picks_its_operands(kernels):
     generate, propagate = random_words(1, 2, 4, 3), random_words(2, 2, 4, 3)
     high, low = np.array([1, 3]), np.array([0, 2])
-    left, right = kernels.carry_layer(generate, propagate, high, low, high[1:], low[1:])
+    left, right = garbage(2, 3, 3), garbage(2, 3, 3)
+    kernels.carry_layer(generate, propagate, high, low, 1, left, right)
     assert (left == propagate[:, [1, 3, 3]]).all()
     assert (right == np.concatenate([generate[:, [0, 2]], propagate[:, [2]]], axis=1)).all()
+    product, before = random_words(3, 2, 3, 3), (generate.copy(), propagate.copy())
+    kernels.carry_merge(product, high, 1, generate, propagate)
+    assert (generate[:, high] == before[0][:, high] ^ product[:, :2]).all() and (
+        generate[:, low] == before[0][:, low]
+    ).all()
+    assert (propagate[:, 3] == product[:, 2]).all() and (propagate[:, :3] == before[1][:, :3]).all()
 
 
 @both

@@ -16,9 +16,6 @@ from tests.refmpc.harness import Secret, packed, random_signed
 from tests.refmpc.test_cost import EXAMPLES
 
 CALLS = 4  # the first is recorded, at whatever place in the rotation of dealers it begins
-NOT_YET = {  # bit-sliced words are still computed outside kernels: refused, not repeated wrongly
-    *("and_words", "arithmetic_to_boolean", "boolean_to_arithmetic", "equal", "is_negative_by_carry_tree"),
-}
 EAGER_ONLY = {
     "input_from_party",
     "reveal",
@@ -92,7 +89,7 @@ def assert_same_with_and_without(sent, function, secrets, monkeypatch, **options
     assert recorded[2] == eager[2], "other counters"
 
 
-@pytest.mark.parametrize("name", sorted(set(PROTOCOLS) - EAGER_ONLY - NOT_YET))
+@pytest.mark.parametrize("name", sorted(set(PROTOCOLS) - EAGER_ONLY))
 def test_a_recorded_primitive_sends_and_computes_what_it_does_otherwise(name, sent, monkeypatch):
     examples = [example for example in EXAMPLES[name] if all(np.size(s.values) < 20_000 for s in example[0])]
     for secrets, arguments in examples[:: max(1, len(examples) // 4)]:
