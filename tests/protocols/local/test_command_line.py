@@ -41,7 +41,7 @@ def test_options_survive_being_written_to_config_json():
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["--epsilon", "0"], "epsilon = 0.0: must be a finite number in (0, inf)"),
+        (["--epsilon", "0"], "epsilon = 0.0: must be a finite number in (0, 100]"),
         (["--delta", "1"], "delta = 1.0: must be a finite number in (0, 1)"),
         (["--momentum", "1"], "momentum = 1.0: must be"),
         (["--resume", "nowhere"], "no config.json there, so no run to continue"),
