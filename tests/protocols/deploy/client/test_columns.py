@@ -59,7 +59,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[FederationConfig,
     frame().to_csv(folder / "card.csv", index=False)
     given_options = options("--schema", str(folder / "columns.toml"))
     own = read_columns(config, card(config), folder / "card.csv", given_options, label_column="defaulted")
-    layer = np.random.default_rng(2).normal(size=(10, 2))
+    layer = np.random.default_rng(2).normal(size=(10, 1))
     write_model(folder / "model.npz", released(config, plan_for(config, ROWS), [layer], columns=own))
     return config, own, read_model(folder / "model.npz"), folder
 
@@ -70,7 +70,7 @@ def card(config: FederationConfig) -> ClientEntry:
 
 def test_the_models_file_holds_what_new_rows_need(trained: Any) -> None:
     config, own, model, _ = trained
-    assert model.schema == own.schema and model.task == "classification" and model.version == 1
+    assert model.schema == own.schema and model.task == "binary" and model.version == 1
     assert (model.row_bound, model.row_rule) == (client_row_bound(config, card(config)), "clip")
     assert own.outputs.shape == (ROWS, 6) and own.table.columns[2:5] == ("region=n", "region=s", "region=…")
 
@@ -125,7 +125,14 @@ def test_new_rows_are_found_by_name_or_refused(
 
 def test_the_same_constants_may_be_stated_again(trained: Any) -> None:
     config, own, model, folder = trained
-    for words in (["--schema", str(folder / "columns.toml")], ["--public", str(folder / "public.csv")]):
+    assert own.schema is not None
+    turned = folder / "turned.toml"  # the same columns in another order: that of the model holds
+    write_schema(turned, replace(own.schema, columns=own.schema.columns[::-1]))
+    for words in (
+        ["--schema", str(folder / "columns.toml")],
+        ["--schema", str(turned)],
+        ["--public", str(folder / "public.csv")],
+    ):
         new = read_columns(config, card(config), folder / "card.csv", options(*words), with_label=False, model=model)
         np.testing.assert_allclose(new.outputs, own.outputs, atol=1e-6)
     with pytest.raises(
@@ -133,7 +140,6 @@ def test_the_same_constants_may_be_stated_again(trained: Any) -> None:
     ):
         schema = fit_schema(frame().drop(columns="defaulted").assign(age=1.0), id_column="person")
         age = {column.name: column for column in schema.columns}["age"]
-        assert own.schema is not None
         mine = replace(own.schema, columns=tuple(age if c.name == "age" else c for c in own.schema.columns))
         write_schema(folder / "other.toml", mine)
         words = ["--schema", str(folder / "other.toml")]
