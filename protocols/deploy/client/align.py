@@ -10,7 +10,6 @@ import hashlib
 import os
 import secrets
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,10 +21,13 @@ import numpy as np
 from accel.files import write_arrays
 from accel.validate import require
 from protocols.deploy.doctor.answerer import Answerer
+from protocols.deploy.net.backoff import Backoff
 from protocols.deploy.net.door import Door, Handler
 from protocols.deploy.net.wire import Channel, Identity, Refused, call, name_of
-from protocols.deploy.records.log import QUIET, Log
+from protocols.deploy.records.log import Log
+from protocols.deploy.records.waiting import Waiting
 from refmpc.core.errors import PeerLost, PeerTimeout, RefmpcError
+from refmpc.net.framing import printable
 from refmpc.net.rendezvous import listen
 from vfl.alignment import AlignmentError, align_as_leader, align_as_member, encode_ids
 
@@ -61,11 +63,13 @@ class Aligner:
         *,
         listen_on: str | None,
         pad_to: int | None = None,
+        terms: Mapping[str, Any] | None = None,
         handlers: Mapping[str, Handler] | None = None,
     ):
         self._identity, self._kind, self._ids, self._log = identity, kind, ids, log
         encode_ids(ids)  # refuses what cannot be matched, before anybody is called
-        self._tag = hashlib.sha256("\0".join(ids).encode()).hexdigest()
+        words = ["\0".join(ids), *(f"{name} {value}" for name, value in (terms or {}).items())]
+        self._tag = hashlib.sha256("\0\0".join(words).encode()).hexdigest()
         state.mkdir(parents=True, exist_ok=True, mode=0o700)
         state.chmod(0o700)
         self._file = state / f"alignment-{kind}.npz"
@@ -73,6 +77,8 @@ class Aligner:
         self._names = [client.name for client in clients]
         self._leader = clients[-1]
         self._listen_on, self._pad_to = listen_on, pad_to
+        self._terms = {"--pad-to": pad_to, **(terms or {})}  # what all clients must have chosen alike
+        self._waiting = Waiting(log)
         self._handlers = {"align": self._arrive, **(handlers or {})}
         self._arrived: dict[str, Channel] = {}
         self._changed = threading.Condition()
@@ -108,6 +114,7 @@ class Aligner:
         if len(self._names) == 1:
             order = np.argsort(np.frombuffer(os.urandom(8 * len(self._ids)), dtype=np.uint64), kind="stable")
             return Agreed(order, session)
+        backoff = Backoff(_PAUSE)
         for left in range(_ATTEMPTS - 1, -1, -1):
             try:
                 if self._identity.name == self._leader.name:
@@ -117,7 +124,7 @@ class Aligner:
                 if not left:
                     raise PeerLost(f"the alignment failed {_ATTEMPTS} times, at last because {error}") from error
                 self._log.warning("the alignment was interrupted, it begins again", reason=str(error))
-                time.sleep(_PAUSE)
+                backoff.wait()
         raise AssertionError("unreachable")
 
     # the label client ----------------------------------------------------------------------------
@@ -127,10 +134,14 @@ class Aligner:
         if name not in self._names or hello.get("kind") != self._kind:
             channel.answer(refused=f"{self._identity.name} aligns for {self._kind} here")
             return
-        if hello.get("pad_to") != self._pad_to:
-            both = f"{name} has --pad-to {hello.get('pad_to')}, {self._identity.name} has {self._pad_to}"
-            channel.answer(refused=f"{both}: they must agree")
-            return
+        theirs = hello.get("terms")
+        for option, mine in self._terms.items():
+            other = theirs.get(option) if isinstance(theirs, dict) else None
+            if other != mine:
+                both = f"{name} has {option} {printable(str(other), 80)}, {self._identity.name} has {mine}"
+                channel.answer(refused=f"{both}: they must agree")
+                self._log.error("a client differs in what all must have chosen alike", reason=both)
+                return
         if self._agreed is not None:
             channel.answer(
                 refused=f"{self._identity.name} has aligned its rows already: if {name} has lost what it kept of that, "
@@ -148,13 +159,12 @@ class Aligner:
 
     def _lead(self, advance: Advance) -> np.ndarray:
         members = self._names[:-1]
-        said = 0.0
         with self._changed:
             while missing := [name for name in members if name not in self._arrived]:
-                if time.monotonic() - said > QUIET:
-                    said = time.monotonic()
-                    self._log.info("waiting for clients to align their rows", missing=", ".join(missing))
+                for name in missing:
+                    self._waiting.on(name, "to align rows")
                 self._changed.wait(1.0)
+            self._waiting.over()
             self._members = {name: self._arrived.pop(name) for name in members}
         try:
             links = {name: channel.connection for name, channel in self._members.items()}
@@ -212,7 +222,7 @@ class Aligner:
 
     def _call_leader(self) -> Channel:
         address = self._meeting_place()
-        said = -QUIET
+        backoff = Backoff(_PAUSE)
         while True:
             try:
                 timeout = self._identity.config.run.timeout
@@ -223,17 +233,17 @@ class Aligner:
                     "align",
                     timeout=timeout,
                     kind=self._kind,
-                    pad_to=self._pad_to,
+                    terms=self._terms,
                 )
+                self._waiting.over()
                 return channel
             except (PeerLost, PeerTimeout) as error:
-                if time.monotonic() - said > QUIET:
-                    said = time.monotonic()
-                    self._log.info("waiting for the label client to align rows", reason=str(error))
+                self._waiting.on(self._leader.name, f"to align rows: {error}")
             except Refused as error:
                 if not error.later:
                     raise
-            time.sleep(_PAUSE)
+                self._waiting.on(self._leader.name, str(error))
+            backoff.wait()
 
     def forget(self) -> None:
         """The alignment served its purpose: the next call aligns anew."""

@@ -27,7 +27,7 @@ from protocols.deploy.client.live import train_with_servers
 from protocols.deploy.client.uplink import UplinkTransport, UploadLost
 from protocols.deploy.config.public_plan import log_claim, plan_for
 from protocols.deploy.config.read import ClientEntry, FederationConfig, load
-from protocols.deploy.net.credentials import load_credentials, own_directory
+from protocols.deploy.net.credentials import load_credentials, own_directory, validity_warning
 from protocols.deploy.net.wire import Identity
 from protocols.deploy.records.log import Log
 from protocols.deploy.server.tasks import TRAINING
@@ -79,6 +79,8 @@ def client_identity(arguments: argparse.Namespace) -> tuple[Identity, ClientEntr
     identity = Identity(config, entry.name, load_credentials(config, entry.name, arguments.credentials))
     state = Path(arguments.state or own_directory(config, entry.name, arguments.credentials) / "state")
     log = Log(entry.name, None if arguments.log is None else Path(arguments.log))
+    if expiry := validity_warning(identity.credentials.certificate):
+        log.warning("own certificate", reason=expiry)
     return identity, entry, state / identity.configuration[:16], log
 
 

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from accel.validate import require
 from protocols.deploy.client.columns import add_column_options
@@ -23,6 +25,9 @@ from protocols.deploy.config.read import FederationConfig, load
 
 __all__ = ["add_parser", "processes", "run"]
 
+# of the logs, what people want to see
+_SHOWN = {"rows aligned", "upload complete, all servers have it", "all servers agree", "computed and released"}
+_FACTS = ("common", "rows", "rounds", "bytes_sent", "seconds", "peer", "since", "reason", "claim")
 _END = 10.0  # seconds for a server to end after its clients have
 
 
@@ -53,7 +58,8 @@ def run(arguments: argparse.Namespace) -> int:
     console.print(f"{len(commands)} processes; logs and models in {out}")
     with processes(commands, out) as running:
         deadline = None if arguments.timeout is None else time.monotonic() + arguments.timeout
-        failed = _wait(running, deadline)
+        with _Watch(out, list(commands), console) as watch:
+            failed = _wait(running, deadline, watch.look)
     if failed:
         name = failed[0]
         console.print((out / f"{name}.err").read_text()[-4000:], markup=False)
@@ -75,7 +81,7 @@ def _files(config: FederationConfig, text: str) -> dict[str, Path]:
 
 def _server_command(arguments: argparse.Namespace, name: str, out: Path) -> list[str]:
     own = ["--as", name, "--config", arguments.config, "--log", str(out / f"{name}.log")]
-    return [sys.executable, "-m", "protocols.deploy", "server", *own]
+    return [sys.executable, "-m", "protocols.deploy", "server", "--until-trained", *own]
 
 
 def _client_command(
@@ -114,7 +120,56 @@ def processes(commands: dict[str, Sequence[str]] | dict[str, list[str]], out: Pa
                 process.wait()
 
 
-def _wait(running: dict[str, Any], deadline: float | None) -> list[str]:
+class _Watch:
+    """What the participants are doing, for people: a bar where there is a terminal, and what happens, from their logs."""
+
+    def __init__(self, out: Path, names: Sequence[str], console: Console):
+        self._files = {name: out / f"{name}.log" for name in names}
+        self._read = {name: file.stat().st_size if file.exists() else 0 for name, file in self._files.items()}
+        self._console = console
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        self._bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+        self._task = self._bar.add_task("starting", total=None)
+
+    def __enter__(self) -> _Watch:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.look()
+        self._bar.stop()
+
+    def look(self) -> None:
+        """Show what has been logged since the last look."""
+        for name, file in self._files.items():
+            if not file.exists():
+                continue
+            with file.open("rb") as handle:
+                handle.seek(self._read[name])
+                lines = handle.read().splitlines(keepends=True)
+            for line in lines:
+                if not line.endswith(b"\n"):
+                    break  # it is being written
+                self._read[name] += len(line)
+                self._show(name, json.loads(line))
+
+    def _show(self, name: str, record: Mapping[str, Any]) -> None:
+        event = record["event"]
+        if event == "progress":
+            if name == "server-0":  # the three are in step
+                shown = f"{record['phase']} {record['done']} of {record['total']}"
+                self._bar.update(
+                    self._task, description=record["phase"], completed=record["done"], total=record["total"]
+                )
+                if not self._console.is_terminal:
+                    self._console.print(f"server-0: {shown}", markup=False)
+        elif event in _SHOWN or record["level"] != "info":
+            facts = {key: value for key, value in record.items() if key in _FACTS}
+            rest = ", ".join(f"{key} {value}" for key, value in facts.items())
+            self._console.print(f"{name}: {event}{': ' if rest else ''}{rest}", markup=False)
+
+
+def _wait(running: dict[str, Any], deadline: float | None, look: Callable[[], None]) -> list[str]:
     """Until all have ended; who failed, or was not done in time."""
     while any(process.poll() is None for process in running.values()):
         failed = [name for name, process in running.items() if process.poll() not in (None, 0)]
@@ -122,5 +177,6 @@ def _wait(running: dict[str, Any], deadline: float | None) -> list[str]:
             return failed
         if deadline is not None and time.monotonic() > deadline:
             return [name for name, process in running.items() if process.poll() is None]
-        time.sleep(0.1)
+        look()
+        time.sleep(0.2)
     return [name for name, process in running.items() if process.poll() != 0]

@@ -269,7 +269,8 @@ class _Reader:
         )
         allowed = training.weights == "secret" or protocol == "g_bmf"
         require(allowed, "[run] weights", training.weights, f"'secret' with protocol {protocol!r}", way_out)
-        every = require_integer("[run] checkpoint_every", table.get("checkpoint_every", 0), 0)
+        usual = 0 if protocol == "gl_bmf" else RunConfig.checkpoint_every
+        every = require_integer("[run] checkpoint_every", table.get("checkpoint_every", usual), 0)
         return RunConfig(
             training=training,
             classes=self._classes(table.get("classes")),

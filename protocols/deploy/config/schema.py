@@ -104,7 +104,7 @@ class RunConfig:
     protocol: str = "g_bmf"
     row_bound: float = 1.0
     row_rule: str = "normalise"
-    checkpoint_every: int = 0
+    checkpoint_every: int = 100
     timeout: float = 60.0
     layers: LayersConfig | None = None
 

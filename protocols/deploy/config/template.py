@@ -74,8 +74,8 @@ factorisation = "bisr"  # of the workload, for g_bmf: "bisr", "bsr" or "identity
 # operation
 # weights = "open"      # g_bmf: every noised gradient sum is opened, so that the weights are public while they are trained;
                         # same claim, less work. "secret": only the last model is opened (always in g_shuff and gl_bmf)
-checkpoint_every = 0    # steps between checkpoints, from which a server that died resumes; 0: none (gl_bmf, and g_bmf with
-                        # open weights, keep every step whatever is said here)
+# checkpoint_every = 100 # steps between checkpoints, from which a server that died resumes; 0: none (gl_bmf, and g_bmf
+                        # with open weights, keep every step whatever is said here)
 timeout = 60.0          # seconds to wait for a silent peer
 
 [predict]

@@ -62,8 +62,11 @@ class Log:
             line = {"time": now.isoformat(timespec="milliseconds"), "level": level, "who": self._who, "event": event}
             words = json.dumps({**line, **facts}, default=str)
             if self._file is not None:
-                self._file.write(words + "\n")
-                self._file.flush()
+                try:
+                    self._file.write(words + "\n")
+                    self._file.flush()
+                except OSError as error:  # a full disk: whoever looks at stderr shall know, and work goes on
+                    print(f"{words} (not in the log file: {error})", file=sys.stderr, flush=True)
             if self._console.is_terminal:
                 rest = ", ".join(f"{name} {value}" for name, value in facts.items())
                 self._console.print(Text(f"{now:%H:%M:%S} {event}{': ' if rest else ''}{rest}", style=_STYLES[level]))

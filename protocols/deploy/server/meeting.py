@@ -20,9 +20,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from protocols.deploy.net.backoff import Backoff
 from protocols.deploy.net.wire import Channel, Identity, call, name_of
 from protocols.deploy.records.audit import AuditLog
-from protocols.deploy.records.log import QUIET, Log
+from protocols.deploy.records.log import Log
+from protocols.deploy.records.waiting import Waiting
 from refmpc.core.errors import HandshakeError, RefmpcError
 from refmpc.net.framing import Peer
 
@@ -32,6 +34,7 @@ READY, DONE = "ready", "done"
 _MEETING = 20.0  # seconds for the others to come
 _COMMIT = 5.0  # seconds for them to say what they take, once they have come
 _PAUSE = 0.3  # seconds between two calls
+_LONGEST_PAUSE = 5.0  # to a server that is not there
 _WAKE = 1.0  # seconds after which a server that has not come is told that it is needed
 
 
@@ -41,6 +44,10 @@ class Different(HandshakeError):
     def __init__(self, text: str, session: str):
         super().__init__(text)
         self.session = session
+
+
+class _Left(Exception):
+    """A server has ended the meeting, to begin another."""
 
 
 @dataclass(frozen=True)
@@ -65,14 +72,16 @@ class _Talk:
 class Meeting:
     """Meetings of one server with the two others, as often as needed."""
 
-    def __init__(self, identity: Identity, log: Log, audit: AuditLog):
+    def __init__(self, identity: Identity, log: Log, audit: AuditLog, waiting: Waiting):
         assert isinstance(identity.me, int)
         self._identity, self._me, self._log, self._audit = identity, identity.me, log, audit
         self._others: list[int] = [peer for peer in range(3) if peer != self._me]
         self._arrived: dict[int, Channel] = {}
         self._lock = threading.Lock()
         self._woken = self._closed = False
-        self._complained: dict[int, tuple[str, float]] = {}
+        self._waiting = waiting
+        self._came: set[int] = set()  # to this meeting, even if they have left it again
+        self._pauses = {peer: Backoff(_PAUSE, _LONGEST_PAUSE) for peer in self._others}
 
     def arrive(self, channel: Channel) -> None:
         """A server with a higher number has called; the newest call counts."""
@@ -113,6 +122,7 @@ class Meeting:
         this server need not meet anybody any more.
         """
         self._woken = False
+        self._came.clear()
         talks: dict[int, _Talk] = {}
         offer = {
             "offers": dict(offers()),
@@ -152,7 +162,8 @@ class Meeting:
                 self._begin(talks, peer, channel, offer)
             for peer in self._others:
                 if peer not in talks and time.monotonic() >= again[peer]:
-                    again[peer] = time.monotonic() + (_PAUSE if peer < self._me else 5 * _WAKE)
+                    pause = self._pauses[peer].next_pause() if peer < self._me else 5 * _WAKE
+                    again[peer] = time.monotonic() + pause
                     called = self._call(peer, "party" if peer < self._me else "wake")
                     if called is not None and peer < self._me:
                         self._begin(talks, peer, called, offer)
@@ -162,8 +173,8 @@ class Meeting:
             if len(talks) == 2 and all(talk.offer for talk in talks.values()):
                 return True
         for peer in self._others:
-            if peer not in talks and not over():
-                self._complain(peer, "it has not come to the meeting")
+            if peer not in self._came and not over():
+                self._waiting.on(name_of(peer), "it has not come to the meeting")
         return False
 
     def _begin(self, talks: dict[int, _Talk], peer: int, channel: Channel, offer: Mapping[str, Any]) -> None:
@@ -196,15 +207,21 @@ class Meeting:
                     if not good:
                         raise HandshakeError(f"{name_of(peer)} sent no offer of sessions: it runs another version")
                     talk.offer = message
+                    self._came.add(peer)
+                    self._pauses[peer].reset()
+                    self._waiting.over(name_of(peer))
+            except _Left:  # it waits for the third as we do, and will call again: not worth a word
+                talk.channel.close()
+                del talks[peer]
             except (RefmpcError, OSError) as error:
-                self._complain(peer, str(error))
+                self._waiting.on(name_of(peer), str(error))
                 talk.channel.close()
                 del talks[peer]
 
     def _require_open(self, channel: Channel) -> None:
         channel.connection.settimeout(1.0)
         if not socket.socket.recv(channel.connection, 1, socket.MSG_PEEK):  # below TLS: is there anything at all?
-            raise HandshakeError(f"{name_of(channel.peer)} has gone again")
+            raise _Left
         time.sleep(0.02)
 
     def _call(self, peer: int, purpose: str) -> Channel | None:
@@ -212,16 +229,9 @@ class Meeting:
         try:
             channel, _ = call(self._identity, peer, self._identity.config.addresses[peer], purpose, timeout=_COMMIT)
         except RefmpcError as error:  # also a refusal: its operator may put it right, and this server goes on waiting
-            self._complain(peer, str(error))
+            self._waiting.on(name_of(peer), str(error))
             return None
-        self._complained.pop(peer, None)
         return channel
-
-    def _complain(self, peer: int, why: str) -> None:
-        before, when = self._complained.get(peer, ("", 0.0))
-        if why != before or time.monotonic() - when > QUIET:
-            self._complained[peer] = why, time.monotonic()
-            self._log.warning("waiting for a server", peer=name_of(peer), reason=why)
 
     # agreement -----------------------------------------------------------------------------------
 

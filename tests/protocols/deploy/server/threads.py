@@ -38,7 +38,7 @@ class Federation:
         file = directory / "federation.toml"
         text = file.read_text()
         for name, value in {"epochs": 1, "batch_size": 32, **run}.items():
-            text, count = re.subn(rf"(?m)^{name} = .*$", f"{name} = {value}", text)
+            text, count = re.subn(rf"(?m)^(?:# )?{name} = .*$", f"{name} = {value}", text)
             assert count == 1
         file.write_text(text)
         self.directory = directory
