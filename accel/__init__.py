@@ -21,7 +21,8 @@ __all__ = ["backend", "is_compiled", "kernels"]
 
 _PACKAGES = {"numpy": "accel.reference", "numba": "accel.compiled"}
 _FAMILIES = (
-    "additive", "bits", "comparison", "exponential", "two_holder", "local", "noise", "order", "pieces", "ring", "truncation",
+    "additive", "bits", "comparison", "exponential", "two_holder", "local", "noise", "order", "pieces",
+    "projection", "ring", "truncation",
 )  # fmt: skip
 
 

@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, Protocol
 
@@ -14,7 +14,8 @@ import numpy as np
 
 from accel.validate import require
 from protocols.plan.low_round_scales import with_low_round
-from protocols.plan.scales import GRADIENT_BITS, RELEASE_BITS, Scales, plan_scales
+from protocols.plan.row_test import FAULT_CLAIM, RowTest, row_test, upload_release
+from protocols.plan.scales import EMBEDDING_BITS, GRADIENT_BITS, RELEASE_BITS, Scales, plan_scales
 from protocols.step.over_clip import ROOM
 from refmpc.mathematics.gaussian import (
     JOINT_DISTANCE,
@@ -32,6 +33,7 @@ from vfl.dp import (
     NoiseSplit,
     with_delta_checked,
 )
+from vfl.dp.claim import ROW_BOUND_CHECKED, ROW_BOUND_TRUSTED
 from vfl.gradients import GlobalModel
 from vfl.run_mechanism import calibrate_run, choose_factorisation
 from vfl.training import Schedule, TrainingConfig
@@ -121,6 +123,19 @@ class Plan:
     client_names: tuple[str, ...]
     client_widths: tuple[int, ...]
     classes: int
+    client_bounds: tuple[float, ...] = field(default=(), kw_only=True)  # R of each client; nothing: equal parts
+
+    @property
+    def row_test(self) -> RowTest | None:
+        """How the servers test that every row is within its bound; None if they cannot, and clients are trusted with it."""
+        return row_test(self.width, self.scales.row_bound)
+
+    @property
+    def held_bounds(self) -> tuple[float, ...]:
+        """The bound of each client's part of a row as the servers hold it, rounding included."""
+        equal = (self.scales.row_bound - _rounding(self.width)) / math.sqrt(len(self.client_widths))
+        bounds = self.client_bounds or (equal,) * len(self.client_widths)
+        return tuple(bound + _rounding(width) for bound, width in zip(bounds, self.client_widths, strict=True))
 
     @property
     def width(self) -> int:
@@ -163,6 +178,8 @@ class Plan:
     def releases(self) -> dict[str, str]:
         """What may be opened, with the claim that covers it."""
         found = {MODEL_RELEASE: self.claim.paragraph()}
+        if self.row_test is not None:
+            found |= {upload_release(name): FAULT_CLAIM for name in ("", *self.client_names)}
         if self.opens_sums:
             found[SUMS_RELEASE] = (
                 f"one of {self.schedule.num_steps} steps, which the claim of the {MODEL_RELEASE} covers all together: "
@@ -217,6 +234,17 @@ class Plan:
         """η of a step, by the public schedule."""
         training = self.training
         return training.learning_rate * training.learning_rate_factor(step, self.schedule.num_steps)
+
+
+def _rounding(width: int) -> float:
+    """How much longer the rounding of its columns can make a row."""
+    return math.sqrt(width) * 2.0 ** -(EMBEDDING_BITS + 1)
+
+
+def _own_bound(client: PublicShape, equal: float) -> float:
+    """R of a client: what it was given, or an equal part."""
+    bound = getattr(client, "row_bound", None)
+    return float(getattr(bound, "norm", equal))
 
 
 def joint_scale(target_std: float) -> tuple[int, int]:
@@ -344,7 +372,9 @@ def plan_run(protocol: str, federation: PublicFacts, training: TrainingConfig) -
                 overflow_probability=slack.overflow_probability + samples * JOINT_DISTANCE,
             )
         noise = calibrate_run(protocol, training, schedule, factorisation, slack)
-    assumed = (*noise.claim.public, *federation.public_inputs)
+    checked = row_test(federation.width, scales.row_bound) is not None
+    public = (ROW_BOUND_CHECKED if checked and text == ROW_BOUND_TRUSTED else text for text in noise.claim.public)
+    assumed = (*public, *federation.public_inputs)
     if training.hidden:
         assumed += ("the starting weights are public and random, from the seed of the run",)
     claim = with_delta_checked(noise.claim, schedule.num_samples)
@@ -353,6 +383,7 @@ def plan_run(protocol: str, federation: PublicFacts, training: TrainingConfig) -
     noise = replace(noise, claim=replace(claim, public=assumed))
     if joint:
         noise = replace(noise, claim=_joint_claim(noise))
+    equal = federation.row_bound / math.sqrt(len(federation.clients))
     return Plan(
         protocol=protocol,
         training=training,
@@ -363,4 +394,5 @@ def plan_run(protocol: str, federation: PublicFacts, training: TrainingConfig) -
         client_names=tuple(client.name for client in federation.clients),
         client_widths=tuple(client.width for client in federation.clients),
         classes=federation.classes,
+        client_bounds=tuple(_own_bound(client, equal) for client in federation.clients),
     )

@@ -22,6 +22,7 @@ from rich.console import Console
 from accel.files import write_bytes
 from accel.validate import require
 from protocols.client.commitment import ColumnsChanged
+from protocols.client.verification import UploadRefused
 from protocols.deploy.config.public_plan import log_claim
 from protocols.deploy.config.read import FederationConfig, ServerEntry, load
 from protocols.deploy.doctor.answerer import Answerer
@@ -235,6 +236,10 @@ class Server:
                 session.failed = str(error)
             self._audit.append("session failed", session=session.name)
             self._log.error("this training must not go on", reason=str(error))
+        except UploadRefused as error:  # all three servers know; nothing was trained, and clients may begin another one
+            session.failed = f"{error}. When it is mended, start all clients with --align-again"
+            self._audit.append("session failed", session=session.name, refused=list(error.clients))
+            self._log.error("an upload is refused", clients=", ".join(error.clients), reason=str(error))
         except (RefmpcError, ColumnsChanged) as error:
             self._failed(met, error, {"reason": str(error)})
         except OSError as error:  # of this server's own disk, most likely full: it can go on when there is room

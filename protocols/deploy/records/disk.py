@@ -8,12 +8,14 @@ import os
 import shutil
 from pathlib import Path
 
+from accel.errors import PpvflError
+
 __all__ = ["RESERVE", "NoRoom", "explain", "free_bytes", "require_room"]
 
 RESERVE = 64 << 20  # bytes that stay free for logs, checkpoints and others on the same disk
 
 
-class NoRoom(OSError):
+class NoRoom(PpvflError, OSError):
     """The disk is as good as full. Nothing was written; it may work later."""
 
     def __init__(self, directory: Path, free: int, needed: int):

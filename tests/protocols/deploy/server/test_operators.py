@@ -209,3 +209,22 @@ def test_a_wait_is_logged_at_once_and_then_more_and_more_rarely(
     waits.over("bank")
     lines = (tmp_path / "log").read_text().splitlines()
     assert 10 <= len(lines) <= 20 and "no longer waiting" in lines[-1] and waits.words == ""
+
+
+def test_a_client_that_voids_the_others_guarantee_is_refused_by_name(federation: Federation) -> None:
+    """Rows × 1000: the training ended, and the (3, 1e-5) claim was handed out."""
+    for number in range(3):
+        federation.start(number)
+    session = secrets.token_hex(16)
+    outcome: dict[str, Any] = {}
+    threads = [federation.client("bank", session, outcome, scale=1000.0), federation.client("card", session, outcome)]
+    for thread in threads:
+        thread.join(60)
+    for found in outcome.values():
+        assert isinstance(found, HandshakeError) and "client 'bank' shared rows beyond the row bound" in str(found)
+    assert not list(federation.directory.glob("server-*/state/*/training-*/done.json"))
+    session = secrets.token_hex(16)  # aligned again
+    threads = [federation.client(name, session, outcome) for name in ("bank", "card")]
+    for thread in threads:
+        thread.join(60)
+    assert np.array_equal(outcome["bank"][0], outcome["card"][0])
