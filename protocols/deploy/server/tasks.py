@@ -31,6 +31,7 @@ __all__ = [
     "PredictionTask",
     "Task",
     "TrainingTask",
+    "make_task",
     "prediction_plan",
 ]
 

@@ -17,8 +17,9 @@ import pytest
 from protocols.deploy.net.wire import Refused, call
 from protocols.deploy.records.log import Log
 from protocols.deploy.records.waiting import Waiting
-from protocols.deploy.server import meeting, sessions
+from protocols.deploy.server import meeting
 from protocols.deploy.server.sessions import Session
+from protocols.deploy.server.tasks import make_task
 from refmpc.core.errors import HandshakeError
 from tests.protocols.deploy.server.threads import ROWS, Federation, _wait, train_until_a_checkpoint
 from tests.protocols.deploy.wiretap import Relay
@@ -84,7 +85,7 @@ def test_nobody_waits_for_the_plan_of_a_strangers_numbers(
     federation: Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """rows = 10^9 held the lock of the training for 110 s."""
-    begun, go_on, make = threading.Event(), threading.Event(), sessions.make_task
+    begun, go_on, make = threading.Event(), threading.Event(), make_task
 
     def slow(config: Any, facts: Any, trained: Any) -> Any:
         if facts["rows"] == 10**9:
@@ -96,7 +97,7 @@ def test_nobody_waits_for_the_plan_of_a_strangers_numbers(
     server = federation.start(0)
     facts = {"kind": "training", "session": secrets.token_hex(16), "rows": ROWS, "output": None}
     channel, _ = call(federation.identity("bank"), 0, federation.config.addresses[0], "upload", timeout=5.0, **facts)
-    monkeypatch.setattr(sessions, "make_task", slow)
+    monkeypatch.setattr("protocols.deploy.server.sessions.make_task", slow)
     huge = {**facts, "session": secrets.token_hex(16), "rows": 10**9}
     address = federation.config.addresses[0]
     with pytest.raises(Exception, match="greeting"):  # the caller gives up before the plan is made
@@ -136,7 +137,8 @@ def test_a_full_disk_is_a_pause_and_a_sentence(federation: Federation, monkeypat
 
 
 def test_a_server_survives_its_own_full_disk(federation: Federation, monkeypatch: pytest.MonkeyPatch) -> None:
-    finish, failed = Session.finish, []
+    finish = Session.finish
+    failed: list[str] = []
 
     def fail_once(session: Session, attempt: str, outbox: Any) -> None:
         if "server-1" in str(session.directory) and not failed:
