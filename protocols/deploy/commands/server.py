@@ -14,6 +14,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from protocols.deploy.net.credentials import load_credentials, own_directory, va
 from protocols.deploy.net.door import Door
 from protocols.deploy.net.wire import Channel, Identity, name_of
 from protocols.deploy.records.audit import WITNESS, AuditLog
+from protocols.deploy.records.budget import Budgets
 from protocols.deploy.records.disk import explain
 from protocols.deploy.records.log import Log
 from protocols.deploy.records.waiting import Waiting
@@ -49,6 +51,7 @@ from refmpc.launch.participants import Options, keep_freed_memory, play_party
 from refmpc.net.emulation import PROFILES
 from refmpc.net.rendezvous import listen
 from refmpc.net.sockets import SocketTransport
+from vfl.dp.budget import BudgetExceededError
 
 __all__ = ["Server", "add_parser", "run"]
 
@@ -100,6 +103,7 @@ class Server:
         self._identity, self._log = identity, log
         self.config: FederationConfig = identity.config
         self._directory = directory = state / identity.configuration[:16]
+        self._budgets = Budgets(state, self.config)
         self._store = SessionStore(self.config, directory, predictions=predictions)
         self._audit = AuditLog(directory / "audit.jsonl")  # also keeps a second process out of this directory
         self._waiting = Waiting(log)
@@ -138,6 +142,7 @@ class Server:
             self._identity.name,
             state=self._state_in_words,
             directory=self._directory,
+            budget=lambda: [asdict(spent) for spent in self._budgets.spent()],
         )
         timeout = self.config.run.timeout
         with Door(self._identity, self._listener, handlers, self._log, timeout=timeout, doctor=doctor) as self._door:
@@ -208,9 +213,16 @@ class Server:
         offered = [session for session in self._store if session.complete and not session.failed]
         return {session.name: DONE if session.done else READY for session in offered}
 
+    def _compared(self, name: str) -> dict[str, Any]:
+        """What the three servers must agree on before they compute a session: also that nobody's budget is exceeded."""
+        session = self._store[name]
+        training = isinstance(session.task, TrainingTask) and not session.done
+        budget = self._budgets.objection(name, session.task.plan.claim) if training else ""  # type: ignore[union-attr]
+        return {**session.parameters(), "budget": budget}
+
     def _meet_and_compute(self) -> None:
         try:
-            met = self._meeting.hold(self._offers, lambda name: self._store[name].parameters(), self._over)
+            met = self._meeting.hold(self._offers, self._compared, self._over)
         except Different as error:  # nothing was computed: clients may begin another one
             self._store[error.session].failed = str(error)
             self._log.error("the servers cannot compute this session together", reason=str(error))
@@ -229,8 +241,17 @@ class Server:
         if isinstance(session.task, TrainingTask):
             log_claim(self._log, session.task.plan.claim)
         try:
+            if isinstance(session.task, TrainingTask):
+                self._budgets.charge(session.name, session.task.plan.claim, session.columns)
+                self._audit.append("charged", session=session.name, spent=[s.words for s in self._budgets.spent()])
             session.computing = True
             self._attempt(session, met)
+        except BudgetExceededError as error:  # at all three: they have compared
+            session.failed = str(error)
+            self._audit.append("session failed", session=session.name, reason="budget")
+            self._log.error("the budget of a client would be exceeded", reason=str(error))
+            for connection in met.connections.values():
+                connection.close()
         except CannotResume as error:  # it would release something twice: nobody computes until an operator has acted
             if not session.done:  # a server that is done goes on handing out what it has
                 session.failed = str(error)
@@ -238,6 +259,7 @@ class Server:
             self._log.error("this training must not go on", reason=str(error))
         except UploadRefused as error:  # all three servers know; nothing was trained, and clients may begin another one
             session.failed = f"{error}. When it is mended, start all clients with --align-again"
+            self._budgets.refund(session.name)  # the bit on the uploads is all that was opened
             self._audit.append("session failed", session=session.name, refused=list(error.clients))
             self._log.error("an upload is refused", clients=", ".join(error.clients), reason=str(error))
         except (RefmpcError, ColumnsChanged) as error:

@@ -14,6 +14,7 @@ from vfl.training import TrainingConfig
 
 __all__ = [
     "HOST",
+    "BudgetConfig",
     "ClientEntry",
     "ConfigurationError",
     "FederationConfig",
@@ -118,6 +119,15 @@ class PredictConfig:
 
 
 @dataclass(frozen=True)
+class BudgetConfig:
+    """What may be spent in all on each client's people, over all runs of all federations that name the same ``people``."""
+
+    epsilon: float
+    delta: float
+    people: str = "everybody"
+
+
+@dataclass(frozen=True)
 class FederationConfig:
     """The whole file. ``certificates`` maps participants to their public certificate (PEM), if the file holds it."""
 
@@ -126,6 +136,7 @@ class FederationConfig:
     clients: tuple[ClientEntry, ...]
     run: RunConfig
     predict: PredictConfig
+    budget: BudgetConfig | None = None
     certificates: Mapping[str, str] = field(default_factory=dict, repr=False)
     source: str = field(default="federation.toml", compare=False)
 

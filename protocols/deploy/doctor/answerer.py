@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import math
 import socket
 import ssl
 import threading
@@ -50,7 +51,7 @@ _log = logging.getLogger("ppvfl.doctor")
 
 class Answerer:
     """Answers doctors on behalf of participant ``name``. ``state`` says in a word what it is doing; it keeps its state on the
-    disk of ``directory``."""
+    disk of ``directory``, and ``budget`` is what it has recorded as spent."""
 
     def __init__(
         self,
@@ -62,6 +63,7 @@ class Answerer:
         clock: Callable[[], float] = time.time,
         version: str | None = None,
         directory: Path | None = None,
+        budget: Callable[[], list[dict[str, Any]]] = list,
     ):
         self._config = config
         self._credentials = credentials
@@ -70,6 +72,7 @@ class Answerer:
         self._clock = clock
         self._version = version or software_version()
         self._directory = directory or own_directory(config, name)
+        self._budget = budget
         self._places = threading.BoundedSemaphore(_VISITORS)
 
     def answer(self, connection: ssl.SSLSocket, first: Mapping[str, Any], source: str = "a caller") -> None:
@@ -113,6 +116,7 @@ class Answerer:
             "time": self._clock(),
             "state": self._state(),
             "free_bytes": free_bytes(self._directory),
+            "budget": _plain(self._budget()),
         }
 
     def _attend(self, connection: ssl.SSLSocket, source: str, deadline: float) -> None:
@@ -140,6 +144,14 @@ class Answerer:
         _log.warning("doctor from %s refused: %s", source, why)
         with contextlib.suppress(OSError):
             send(connection, {"refused": why}, time.monotonic() + 1.0)
+
+
+def _plain(spent: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Without infinite numbers, which JSON does not have."""
+    return [
+        {name: None if isinstance(value, float) and math.isinf(value) else value for name, value in entry.items()}
+        for entry in spent
+    ]
 
 
 def receive_payload(connection: socket.socket, size: int, deadline: float) -> None:

@@ -41,6 +41,7 @@ from protocols.deploy.net.credentials import (
     unusable_key,
     wrong_role,
 )
+from protocols.deploy.records.budget import Spent
 from protocols.deploy.records.disk import RESERVE, free_bytes
 from protocols.version import software_version
 from refmpc.core.errors import HandshakeError
@@ -65,6 +66,7 @@ PEER_CHECKS = (
     "role",
     "accepts us",
     "disk",
+    "budget",
     "version",
     "configuration",
     "clock",
@@ -132,6 +134,31 @@ def check_disk(name: str, free: Any) -> Finding:
     if free < 20 * RESERVE:
         return Finding(name, "disk", "warning", found, "shares take 16 bytes a value: make room for large uploads")
     return Finding(name, "disk", "ok", found)
+
+
+def check_budget(name: str, spent: Any, epsilon: float) -> Finding:
+    """What a server has recorded as spent on each client's people; a warning if another run like this may not fit."""
+    entries = spent if isinstance(spent, list) else []
+    words, tight = [], False
+    for entry in entries:
+        try:
+            limit, used = entry["limit"], entry["epsilon"]
+            found = Spent(
+                printable(str(entry["client"]), 40),
+                printable(str(entry["people"]), 40),
+                math.inf if used is None else float(used),
+                float(entry["delta"]),
+                math.inf if limit is None else float(limit),
+                int(entry["runs"]),
+            )
+        except (KeyError, TypeError, ValueError):
+            return Finding(name, "budget", "warning", "it tells nothing that can be read", "install the same version")
+        words.append(found.words)
+        tight = tight or (math.isfinite(found.limit) and found.epsilon + epsilon > found.limit)
+    if tight:
+        way_out = "runs compose to less than their sum, but it may be refused: ask for a smaller epsilon"
+        return Finding(name, "budget", "warning", "; ".join(words), way_out)
+    return Finding(name, "budget", "ok", "; ".join(words) or "nothing was spent yet")
 
 
 def check_privacy(config: FederationConfig, name: str) -> Finding:
@@ -253,6 +280,7 @@ class _Visit:
             return
         yield self._ok("accepts us", f"knows {self._name}; {printable(str(facts.get('state', '')), 80)}")
         yield check_disk(self._entry.name, facts.get("free_bytes"))
+        yield check_budget(self._entry.name, facts.get("budget"), self._config.run.training.epsilon)
         yield self._version(facts)
         yield self._configuration(facts)
         yield from self._measure()

@@ -77,6 +77,17 @@ class Session:
         """Whether everybody who gets a result has fetched it."""
         return all((self.directory / "results" / f"{client}.taken").exists() for client in self.task.receivers)
 
+    def note_columns(self, client: str, tag: Any) -> None:
+        """A client's keyed tag of its columns, for the record of what was spent on whom."""
+        if isinstance(tag, str) and re.fullmatch(r"[0-9a-f]{64}", tag):
+            write_bytes(self.directory / f"columns-{client}.tag", tag.encode(), private=True)
+
+    @property
+    def columns(self) -> dict[str, str]:
+        """The tags of all clients that sent one."""
+        files = {client: self.directory / f"columns-{client}.tag" for client in self.task.plan.client_names}
+        return {client: file.read_text() for client, file in files.items() if file.exists()}
+
     def parameters(self) -> dict[str, Any]:
         """What the three servers compare: plan, session, and that they hold the same sharing of every client."""
         uploads = {client: spool.digest for client, spool in self.spools.items()}

@@ -356,7 +356,7 @@ def test_who_is_answered(tmp_path: Path):
         with call(config, bank) as connection:
             facts = ask(connection, purpose="doctor", **{"from": "bank", "to": "server-0"})
             assert facts["version"] == software_version()
-            assert set(facts) == {"from", "version", "hash", "agreed", "time", "state", "free_bytes"}, (
+            assert set(facts) == {"from", "version", "hash", "agreed", "time", "state", "free_bytes", "budget"}, (
                 "public facts only"
             )
         refusals = {
