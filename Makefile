@@ -3,13 +3,25 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
+# Lines of accel, refmpc, vfl, protocols and bench that the tests' own processes ran; kernels compiled by numba, and what
+# runs in processes that tests start, do not count.
+define COVERAGE
+import json
+found = json.load(open("build/coverage.json"))["summary"]
+lines = found["covered_lines"] + found["missing_lines"]
+print(f"coverage: {100 * found['covered_lines'] / lines:.1f} % of {lines} lines (without compiled kernels and child processes)")
+endef
+export COVERAGE
+
 .PHONY: run test test-all lint format docs clean
 
 run: $(VENV)/.installed-run
 	$(BIN)/python -m protocols.g_bmf --twin
 
 test: $(VENV)/.installed-test
-	$(BIN)/python -m pytest -n 2
+	mkdir -p build
+	$(BIN)/python -m slipcover --json --out build/coverage.json -m pytest -n 2
+	@$(BIN)/python -c "$$COVERAGE"
 
 test-all: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -n 2 -m "heavy or not heavy" --timeout 3600

@@ -21,8 +21,8 @@ __all__ = ["backend", "is_compiled", "kernels"]
 
 _PACKAGES = {"numpy": "accel.reference", "numba": "accel.compiled"}
 _FAMILIES = (
-    "additive", "bits", "comparison", "exponential", "two_holder", "local", "noise", "order", "pieces",
-    "projection", "ring", "truncation",
+    "additive", "allocation", "bits", "comparison", "counters", "exponential", "two_holder", "local", "noise", "open_weights",
+    "order", "pieces", "projection", "ring", "truncation",
 )  # fmt: skip
 
 

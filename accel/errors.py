@@ -5,7 +5,7 @@ with its traceback. ::
 
     PpvflError
     ├── InvalidArgument (ValueError)        what a user gave: an option, a file, a value (`require` raises it)
-    │   ├── vfl.data.columns.ColumnsError             a client's file that cannot be used as it is
+    │   ├── vfl.tables.ColumnsError                   a client's file that cannot be used as it is
     │   ├── protocols …config.schema.ConfigurationError   a value in federation.toml
     │   │   └── protocols …net.credentials.RoleError      a certificate of somebody else
     │   ├── protocols …records.audit.AuditError       an audit log that is not what was written

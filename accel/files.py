@@ -14,7 +14,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-__all__ = ["whole_file", "write_arrays", "write_bytes", "write_text"]
+__all__ = ["sync_folder", "whole_file", "write_arrays", "write_bytes", "write_text"]
 
 
 @contextlib.contextmanager
@@ -38,7 +38,7 @@ def whole_file(file: Path, *, private: bool = False) -> Iterator[BinaryIO]:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    _sync_folder(file.parent)
+    sync_folder(file.parent)
 
 
 def write_bytes(file: Path, *pieces: bytes | bytearray, private: bool = False) -> None:
@@ -58,7 +58,8 @@ def write_arrays(file: Path, arrays: Mapping[str, np.ndarray], *, private: bool 
         np.savez(handle, **arrays)  # type: ignore[arg-type]
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
+    """Names that were made, changed or removed in this folder are so on disk when this returns."""
     if os.name != "posix":  # Windows has no way to sync a folder
         return
     descriptor = os.open(folder, os.O_RDONLY)

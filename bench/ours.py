@@ -2,7 +2,9 @@
 
 The time of a repetition is that of the slowest party, from a common start. The training step is the whole step of G-BMF,
 noise included: the thread of a real run makes each step's share of later noise beside the step, and the step ends when
-both are done. For the error the noise, known here to the measurement alone, is subtracted.
+both are done. A repetition is the mean of several steps in a row, after some that are not counted, because a run consists of
+hundreds: the first one records what later ones repeat, and fills caches. For the error the noise, known here to the
+measurement alone, is subtracted.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ from refmpc import ArithmeticTensor, Party, Words
 __all__ = ["OurResult", "measure_ours"]
 
 RELEASE = "benchmark result"
+UNCOUNTED, IN_A_ROW = 3, 5  # steps before a measurement, and of one repetition
 HIGH_BIT = 31  # values below 2^15 at 16 bits: the range of MP-SPDZ's sfix
 
 Call = Callable[[], Coroutine[Any, Any, Any]]
@@ -167,18 +170,21 @@ def _program(
     for workload in workloads:
         step = _Step(party, workload) if workload.program == "step" else None
         call: Call = step if step is not None else _primitive(party, workload)
-        result = party.complete(call())  # compile, fill caches
+        uncounted, calls = (1, 1) if step is None else (UNCOUNTED, IN_A_ROW)
+        for _ in range(uncounted):  # compile, record, fill caches
+            result = party.complete(call())
         times, cpu = [], []
         rounds = sent = 0
         for _ in range(repeat):
             in_step(party)
             before = party.ledger.total()
             begun, busy = time.perf_counter(), time.process_time()
-            result = party.complete(call())
-            times.append(time.perf_counter() - begun)
-            cpu.append(time.process_time() - busy)
+            for _ in range(calls):
+                result = party.complete(call())
+            times.append((time.perf_counter() - begun) / calls)
+            cpu.append((time.process_time() - busy) / calls)
             after = party.ledger.total()
-            rounds, sent = after.rounds - before.rounds, after.bytes_sent - before.bytes_sent
+            rounds, sent = (after.rounds - before.rounds) // calls, (after.bytes_sent - before.bytes_sent) // calls
         noise = None if step is None else step.noise_in_weights()
         opened = _opened(party, result)
         found.append((times, cpu, rounds, sent, opened if party.id == 0 else None, noise))

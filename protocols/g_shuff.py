@@ -2,7 +2,8 @@
 
     python -m protocols.g_shuff
 
-Independent noise in every step, one release at the end: the global model. Its claim carries two numbers: the paper's
+Independent noise in every step; open weights by default, which a run that is resumed within an epoch continues in the same
+secret order (``protocols.server.shuffled_rows``). Its claim carries two numbers: the paper's
 (accounted as if batches were Poisson samples) and the proven one.
 """
 
@@ -37,9 +38,13 @@ async def train(run: TrainingRun, rows: SharedRows) -> list[np.ndarray]:
     """Train on rows that are shared, and release the model."""
     plan = run.plan
     for step in run.steps():
-        if step % plan.schedule.num_batches == 0:  # checkpoints lie at epoch boundaries too
+        epoch, batch = divmod(step, plan.schedule.num_batches)
+        if batch == 0:  # nobody has opened anything of this epoch
             with run.party.phase("shuffle"):
                 rows = await shuffle_rows(rows)
+            run.keep_shuffled(epoch, rows)
+        elif step == run.first_step:  # its order is drawn once
+            rows = run.kept_shuffled(epoch)
         await run.gradient_step(rows.batch(plan.schedule.rows(step)))
     return await run.release()
 

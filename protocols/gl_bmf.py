@@ -3,7 +3,8 @@
     python -m protocols.gl_bmf
 
 Fixed order of batches, correlated noise. In every step each client is told the noised gradient of its own layers, and
-nothing else; at the end all get the global model. With ``--local-update released`` (default) a client applies just
+nothing else; at the end all get the global model. With open weights (default) the noised sums of the global layer are opened
+to the three servers in every step. With ``--local-update released`` (default) a client applies just
 that, and the claim covers features and labels; with ``estimated`` it does as the paper says, and the claim covers
 labels only.
 """
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from protocols.server.gl_training import LayerRun, LayerServerJob
+from protocols.server.gl_training import LayerRun, LayerServerJob, layer_run
 from refmpc import Party
 
 __all__ = ["servers", "train"]
@@ -20,7 +21,7 @@ __all__ = ["servers", "train"]
 
 async def servers(party: Party, job: LayerServerJob) -> np.ndarray:
     """What each server runs."""
-    with LayerRun(party, job) as run:
+    with layer_run(party, job) as run:
         return await train(run)
 
 

@@ -1,4 +1,4 @@
-"""The protocols by name: who plans them, and what the servers run.
+"""The protocols by name: who plans them, and what servers and clients run.
 
 G-BMF and G-Shuff train on rows that were uploaded once; GL-BMF has its clients stay until the end (``live``).
 """
@@ -11,6 +11,7 @@ from typing import Any
 
 from accel.validate import require_choice
 from protocols import g_bmf, g_shuff, gl_bmf
+from protocols.client import gl_client, upload
 from protocols.plan.gl_plan import plan_layer_run
 from protocols.plan.run_plan import Plan, plan_run
 from vfl.federation import Federation
@@ -21,13 +22,14 @@ __all__ = ["PROTOCOLS", "Protocol", "protocol"]
 
 @dataclass(frozen=True)
 class Protocol:
-    """``plan`` makes the public plan of a federation and a training; ``servers`` is what each server runs; ``train`` is the
-    loop in it, given a run. ``live``: whether clients stay while it runs."""
+    """``plan`` makes the public plan of a federation and a training; ``servers`` is what each server runs, ``train`` the
+    loop in it, given a run; ``client`` is what each client runs. ``live``: whether clients stay while it runs."""
 
     name: str
     plan: Callable[[Federation, TrainingConfig], Plan]
     servers: Callable[..., Any]
     train: Callable[..., Any]
+    client: Callable[..., Any]
     live: bool = False
 
 
@@ -39,14 +41,16 @@ PROTOCOLS = {
             lambda federation, training: plan_run("g_bmf", federation, training),
             g_bmf.servers,
             g_bmf.train,
+            upload.client_program,
         ),
         Protocol(
             "g_shuff",
             lambda federation, training: plan_run("g_shuff", federation, training),
             g_shuff.servers,
             g_shuff.train,
+            upload.client_program,
         ),
-        Protocol("gl_bmf", plan_layer_run, gl_bmf.servers, gl_bmf.train, live=True),
+        Protocol("gl_bmf", plan_layer_run, gl_bmf.servers, gl_bmf.train, gl_client.client_program, live=True),
     )
 }
 

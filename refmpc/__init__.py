@@ -62,7 +62,14 @@ from refmpc.primitives.boolean import (
 from refmpc.primitives.comparison import is_negative, maximum, relu, thermometer
 from refmpc.primitives.dealing import Additive, TwoHolder, replicate, summands, truncate_additive
 from refmpc.primitives.io import Client, input_from_client, input_from_party, reveal, reveal_to_client
-from refmpc.primitives.opening import matmul_opening, open_to_client, open_words, opening_bytes, receive_opening
+from refmpc.primitives.opening import (
+    matmul_opening,
+    open_to_client,
+    open_words,
+    opening_bytes,
+    receive_opening,
+    tensor_opening,
+)
 from refmpc.primitives.order import largest_coarse
 from refmpc.primitives.shuffle import shuffle
 from refmpc.primitives.truncation import truncate
@@ -164,6 +171,7 @@ __all__ = [
     "sqrt",
     "stack",
     "summands",
+    "tensor_opening",
     "thermometer",
     "truncate",
     "truncate_additive",

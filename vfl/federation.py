@@ -25,7 +25,8 @@ class Federation:
     """Clients with bounded embeddings, and test rows to measure on (never trained on).
 
     ``row_bound`` is R, which every concatenated row obeys: part of the DP claim. ``public_inputs`` lists
-    what was taken as public (scaling, local models), for the claim.
+    what was taken as public (scaling, local models), for the claim. ``public``: bounded embeddings and labels of rows that are
+    nobody's secret, to measure a run on while it trains.
     """
 
     clients: list[Client]
@@ -36,6 +37,7 @@ class Federation:
     row_bound: float
     public_inputs: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    public: tuple[Floats, npt.NDArray[np.int64]] | None = None
 
     @property
     def num_samples(self) -> int:
@@ -75,6 +77,7 @@ class Federation:
             self.row_bound,
             self.public_inputs,
             self.notes,
+            self.public,
         )
 
     def subset(self, rows: npt.NDArray[np.int64]) -> Federation:

@@ -13,10 +13,14 @@ from accel.validate import require, require_choice, require_integer, require_rea
 from vfl.data.sets import usable_rows
 from vfl.dp.factorisation import KINDS
 
-__all__ = ["SETTINGS", "Schedule", "TrainingConfig"]
+__all__ = ["AVERAGES", "SETTINGS", "Schedule", "TrainingConfig", "first_averaged", "halving_steps"]
+
+AVERAGES = ("none", "fifth", "exponential")
 
 # The paper's two sets of learning parameters: α (weight decay) and β (momentum) of the workload.
 SETTINGS = {1: {"weight_decay": 1.0, "momentum": 0.0}, 2: {"weight_decay": 1.0, "momentum": 0.9}}
+
+LARGEST_EPSILON = 100.0  # beyond it e^ε makes δ of the arithmetic's slack meaningless
 
 
 @dataclass(frozen=True)
@@ -29,7 +33,9 @@ class TrainingConfig:
     ``accounting`` (G-Shuff only): ``paper`` calibrates as if Poisson-sampled, ``proven`` for any order.
     ``weights``: ``open`` (the noised gradient sum of every step is opened, so the weights are public while they are trained;
     same claim, less work) or ``secret`` (only the last model is opened). It changes nothing for the twins. The commands and
-    ``federation.toml`` say ``open`` where it is built.
+    ``federation.toml`` say ``open``.
+    ``average``: which model a run gives: the last one (``none``), the mean of those of the last fifth of all steps (``fifth``), or
+    an ``exponential`` average. It is post-processing; secure runs do it with open weights.
     """
 
     epochs: int = 40
@@ -49,6 +55,7 @@ class TrainingConfig:
     gradients: str = "factored"
     schedule: str = "constant"
     weights: str = "secret"
+    average: str = "none"
     seed: int = 0
     dtype: str = "float64"
 
@@ -57,7 +64,8 @@ class TrainingConfig:
         require_integer("batch_size", self.batch_size, 1)
         require_real("learning_rate", self.learning_rate, 0.0, open_low=True)
         require_real("clip_norm", self.clip_norm, 0.0, open_low=True)
-        require_real("epsilon", self.epsilon, 0.0, open_low=True)
+        way_out = "above 10 a claim says next to nothing; `python -m protocols.plain` trains without privacy"
+        require_real("epsilon", self.epsilon, 0.0, LARGEST_EPSILON, open_low=True, way_out=way_out)
         require_real("delta", self.delta, 0.0, 1.0, open_low=True, open_high=True)
         require_real("momentum", self.momentum, 0.0, 1.0, open_high=True)
         require_real("weight_decay", self.weight_decay, 0.0, 1.0, open_low=True)
@@ -69,6 +77,7 @@ class TrainingConfig:
         require_choice("gradients", self.gradients, ("factored", "explicit"))
         require_choice("schedule", self.schedule, ("constant", "linear", "cosine"))
         require_choice("weights", self.weights, ("open", "secret"))
+        require_choice("average", self.average, AVERAGES)
         require_choice("dtype", self.dtype, ("float32", "float64"))
         require_integer("seed", self.seed, 0)
 
@@ -126,3 +135,13 @@ class Schedule:
     def permuted_rows(self, step: int, order: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """The rows of step ``step`` when this epoch's rows are read in ``order`` (G-Shuff)."""
         return order[self.rows(step)]
+
+
+def first_averaged(num_steps: int) -> int:
+    """The first step whose weights are in the average of the last fifth."""
+    return num_steps - math.ceil(num_steps / 5)
+
+
+def halving_steps(num_steps: int) -> int:
+    """k of the exponential average A ← A + (W − A)/2^k: it forgets over about a tenth of all steps."""
+    return max(1, round(math.log2(max(2.0, num_steps / 10))))

@@ -50,6 +50,28 @@ def pack_words(values, width, out):
         out[position] = pending
 
 
+@njit(cache=True, nogil=True)
+def _pack_bytes_behind(values, width, words, tail):
+    """The same into whole words and the bytes behind them that fill no word."""
+    low = np.uint64(0xFFFFFFFFFFFFFFFF) >> np.uint64(64 - width)
+    pending = np.uint64(0)
+    filled = 0
+    position = 0
+    for i in range(values.size):
+        value = np.uint64(values[i]) & low
+        pending |= value << np.uint64(filled)
+        filled += width
+        if filled >= 64:
+            words[position] = pending
+            position += 1
+            filled -= 64
+            pending = value >> np.uint64(width - filled) if filled > 0 else np.uint64(0)
+    if position < words.size:  # the last values fill all bytes of a word, but not all its bits
+        words[position] = pending
+    for k in range(tail.size):
+        tail[k] = np.uint8(pending >> np.uint64(8 * k))
+
+
 def pack_bits(values: np.ndarray, width: int) -> np.ndarray:
     """See ``accel.reference.bits.pack_bits``."""
     if width in _WHOLE:
@@ -60,21 +82,25 @@ def pack_bits(values: np.ndarray, width: int) -> np.ndarray:
 
 
 @njit(cache=True, nogil=True)
-def unpack_words(words, tail, width, out):
-    """The inverse of ``pack_words``: whole words, and the bytes behind them that fill no word."""
-    low = np.uint64(0xFFFFFFFFFFFFFFFF) >> np.uint64(64 - width)
+def word_behind(words, tail, bit, width):
+    """``width`` bits from ``bit`` on, of whole words and the bytes behind them that fill no word."""
+    at, offset = bit >> 6, bit & 63
     last = np.uint64(0)
     for k in range(tail.size):
         last |= np.uint64(tail[k]) << np.uint64(8 * k)
-    for i in range(out.size):
-        bit = i * width
-        at = bit >> 6
-        offset = bit & 63
-        value = (words[at] if at < words.size else last) >> np.uint64(offset)
-        if offset + width > 64:
-            following = words[at + 1] if at + 1 < words.size else last
-            value |= following << np.uint64(64 - offset)
-        out[i] = value & low
+    value = (words[at] if at < words.size else last) >> np.uint64(offset)
+    if offset + width > 64:
+        value |= (words[at + 1] if at + 1 < words.size else last) << np.uint64(64 - offset)
+    return value & (np.uint64(0xFFFFFFFFFFFFFFFF) >> np.uint64(64 - width))
+
+
+@njit(cache=True, nogil=True)
+def unpack_words(words, tail, width, out):
+    """The inverse of ``pack_words``: whole words, and the bytes behind them that fill no word."""
+    inside = min(out.size, words.size * 64 // width)
+    unpack_whole(words, width, out[:inside])
+    for i in range(inside, out.size):
+        out[i] = word_behind(words, tail, i * width, width)
 
 
 @njit(cache=True, nogil=True)
@@ -105,16 +131,22 @@ def pack_into(values: np.ndarray, width: int, out: np.ndarray) -> None:
     """See ``accel.reference.bits.pack_into``."""
     if values.dtype == np.uint8:
         pack_bytes(values, width, out)
+    elif width in _WHOLE:
+        out.view(_WHOLE[width])[:] = values
     else:
-        out[:] = pack_bits(values, width)
+        whole = out.size // 8 * 8
+        _pack_bytes_behind(values, width, out[:whole].view(np.uint64), out[whole:])
 
 
 def unpack_into(packed: np.ndarray, width: int, out: np.ndarray) -> None:
     """See ``accel.reference.bits.unpack_into``."""
     if out.dtype == np.uint8:
         unpack_bytes(packed, width, out)
+    elif width in _WHOLE:
+        out[:] = packed.view(_WHOLE[width])
     else:
-        out[:] = unpack_bits(packed, width, out.size)
+        whole = packed.size // 8 * 8
+        unpack_words(packed[:whole].view(np.uint64), packed[whole:], width, out)
 
 
 @njit(cache=True, nogil=True)

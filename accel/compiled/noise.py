@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
+import threading
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -68,15 +70,16 @@ def _attempts(words, thresholds, aliases, ceilings, floors, curvature, strip_bit
 def fir_taps(history: np.ndarray, rows: np.ndarray, taps: np.ndarray, largest: int = MOST_INT64) -> np.ndarray:
     """See ``accel.reference.noise.fir_taps``: exact mod 2^64 for every int64 input within ``largest``.
 
-    Where Σ|taps|·largest ≤ 2^53, one float64 matrix product: all sums are integers below 2^53, hence exact in any order.
-    Otherwise z = 2^32·high + low with |high|, |low| < 2^32, each half through such a product, if Σ|taps|·2^32 ≤ 2^53.
-    Larger taps go to the reference. The choice depends on public numbers only.
+    Where Σ|taps|·largest ≤ 2^53 without the first tap, one float64 matrix product: all its sums are integers below 2^53, hence
+    exact in any order; the first tap, usually half of all, is multiplied in integers. Otherwise z = 2^32·high + low with
+    |high|, |low| < 2^32, each half through such a product, if Σ|taps|·2^32 ≤ 2^53. Larger taps go to the reference. The
+    choice depends on public numbers only.
     """
-    total = sum(abs(tap) for tap in taps.tolist())
+    sizes = [abs(tap) for tap in taps.tolist()]
     depth = len(taps) - 1
-    if total * largest <= 1 << 53:
+    if sum(sizes[1:]) * largest <= 1 << 53:
         return _fir_once(history, rows, taps, depth)
-    if total > 1 << 21:
+    if sum(sizes) > 1 << 21:
         return _reference.fir_taps(history, rows, taps)
     out = np.empty(rows.shape, dtype=np.int64)
     z = np.concatenate([history, rows])
@@ -92,14 +95,52 @@ def fir_taps(history: np.ndarray, rows: np.ndarray, taps: np.ndarray, largest: i
 
 
 def _fir_once(history: np.ndarray, rows: np.ndarray, taps: np.ndarray, depth: int) -> np.ndarray:
-    toeplitz = _toeplitz(taps.astype(np.float64), min(_STEPS, len(rows)))
-    z = np.empty((depth + len(rows), rows.shape[1]))
-    z[:depth], z[depth:] = history, rows
+    first = taps[0]
+    toeplitz = _kept_toeplitz(taps.astype(np.float64).tobytes(), min(_STEPS, len(rows)))
+    z = _scratch("rows", depth + len(rows), rows.shape[1])
+    _to_float(history, z[:depth])
+    _to_float(rows, z[depth:])
     out = np.empty(rows.shape, dtype=np.int64)
     for top in range(0, len(rows), _STEPS):
         steps = min(_STEPS, len(rows) - top)
-        out[top : top + steps] = toeplitz[:steps, : steps + depth] @ z[top : top + steps + depth]
+        product = _scratch("product", steps, rows.shape[1])
+        np.matmul(toeplitz[:steps, : steps + depth], z[top : top + steps + depth], out=product)
+        _add_first(product, rows[top : top + steps], first, out[top : top + steps])
     return out
+
+
+_memory = threading.local()  # noise is made in threads, one for each run
+
+
+def _scratch(name: str, rows: int, columns: int) -> np.ndarray:
+    """Memory of this thread for a matrix, the same at every call: fresh pages would cost more than what is done with them."""
+    kept = getattr(_memory, name, None)
+    if kept is None or kept.size < rows * columns:
+        kept = np.empty(rows * columns)
+        setattr(_memory, name, kept)
+    return kept[: rows * columns].reshape(rows, columns)
+
+
+@functools.lru_cache(maxsize=8)
+def _kept_toeplitz(taps: bytes, steps: int) -> np.ndarray:
+    """Of all taps but the first."""
+    later = np.frombuffer(taps).copy()
+    later[0] = 0.0
+    return _toeplitz(later, steps)
+
+
+@njit(cache=True, nogil=True)
+def _to_float(integers, out):
+    for t in range(out.shape[0]):
+        for c in range(out.shape[1]):
+            out[t, c] = np.float64(integers[t, c])
+
+
+@njit(cache=True, nogil=True)
+def _add_first(later, rows, first, out):
+    for t in range(out.shape[0]):
+        for c in range(out.shape[1]):
+            out[t, c] = np.int64(later[t, c]) + first * rows[t, c]
 
 
 def recursive_filter(history: np.ndarray, rows: np.ndarray, coefficients: np.ndarray, bits: int) -> np.ndarray:

@@ -26,6 +26,21 @@ def _product_pair(x, y, out):
         out[i] = x[0, i] * (y[0, i] + y[1, i]) + x[1, i] * y[0, i]
 
 
+@njit(cache=True, nogil=True)
+def _outer_pair(x, y, out):
+    rows, width, columns = out.shape
+    both = np.empty(columns, dtype=np.uint64)
+    first = np.empty(columns, dtype=np.uint64)
+    for row in range(rows):
+        for j in range(columns):
+            first[j] = y[0, row, j]
+            both[j] = first[j] + y[1, row, j]
+        for i in range(width):
+            a, b = x[0, row, i], x[1, row, i]
+            for j in range(columns):
+                out[row, i, j] = a * both[j] + b * first[j]
+
+
 def _as(shares: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     """Shares broadcast to a shape, in one piece of memory."""
     return np.ascontiguousarray(shares if shares.shape[1:] == shape else np.broadcast_to(shares, (2, *shape)))
@@ -33,6 +48,11 @@ def _as(shares: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
 
 def product_pair(x: np.ndarray, y: np.ndarray, addend: np.ndarray | None, out: np.ndarray) -> None:
     """See ``accel.reference.ring.product_pair``."""
+    if out.ndim == 3 and x.shape == (2, *out.shape[:2], 1) and y.shape == (2, out.shape[0], 1, out.shape[2]):
+        _outer_pair(x[..., 0], y[:, :, 0], out)  # every pair of entries of two rows: nothing is written out for it
+        if addend is not None:
+            np.add(out, addend, out)
+        return
     left, right = (_as(shares, out.shape).reshape(2, out.size) for shares in (x, y))
     _product_pair(left, right, out.reshape(-1))
     if addend is not None:
@@ -69,9 +89,40 @@ def matmul_pair(x: np.ndarray, y: np.ndarray, addend: np.ndarray | None, out: np
         _matmul(left[(slice(None), *index)], right[(slice(None), *index)], out[index])
 
 
+_FEW = 4  # rows: the second factor is read once for each, and not turned
+_BLOCK = 1024  # columns whose sums stay in the first-level cache
+
+
+@njit(cache=True, nogil=True)
+def _few_rows(x, y0, y1, out):
+    """out += x0·(y0 + y1) + x1·y0, a stretch of columns at a time, four rows of y in one pass."""
+    inner, columns = y0.shape
+    whole = inner - inner % 4
+    for left in range(0, columns, _BLOCK):
+        right = min(left + _BLOCK, columns)
+        for i in range(out.shape[0]):
+            for l in range(0, whole, 4):
+                a0, a1, a2, a3 = x[0, i, l], x[0, i, l + 1], x[0, i, l + 2], x[0, i, l + 3]
+                b0, b1 = a0 + x[1, i, l], a1 + x[1, i, l + 1]
+                b2, b3 = a2 + x[1, i, l + 2], a3 + x[1, i, l + 3]
+                for j in range(left, right):
+                    out[i, j] += (
+                        b0 * y0[l, j] + a0 * y1[l, j] + b1 * y0[l + 1, j] + a1 * y1[l + 1, j]
+                        + b2 * y0[l + 2, j] + a2 * y1[l + 2, j] + b3 * y0[l + 3, j] + a3 * y1[l + 3, j]
+                    )  # fmt: skip
+            for l in range(whole, inner):
+                a = x[0, i, l]
+                b = a + x[1, i, l]
+                for j in range(left, right):
+                    out[i, j] += b * y0[l, j] + a * y1[l, j]
+
+
 def _matmul(x: np.ndarray, y: np.ndarray, out: np.ndarray) -> None:
     """Adds the product of two pairs of matrices to ``out``."""
     inner, columns = y.shape[1:]
+    if len(out) <= _FEW and columns >= _BLOCK and y[0].flags.c_contiguous:
+        _few_rows(np.ascontiguousarray(x), y[0], y[1], out)
+        return
     if x.strides[1] < x.strides[2] and x[0].T.flags.c_contiguous:
         factors = np.empty((2, inner, columns), dtype=np.uint64)
         np.add(y[0], y[1], out=factors[0])

@@ -24,30 +24,32 @@ __all__ = [
 
 @njit(cache=True, nogil=True)
 def uniform_below(random, bound, out):
-    limit = np.uint8(256 - 256 % bound) if 256 % bound else np.uint8(0)  # 0: nothing is rejected
+    limit = np.uint32(256 - 256 % bound)  # what is not below it is rejected
     inverse = np.uint32((1 << 16) // bound + 1)  # exact quotient for bytes
     modulus = np.uint32(bound)
+    residues, kept = np.empty(32, dtype=np.uint8), np.empty(32, dtype=np.uint8)
     found = np.int64(0)
     i = 0
-    while i + 16 <= random.size and found + 16 <= out.size:
+    while i + 32 <= random.size and found + 32 <= out.size:
         rejected = np.uint8(0)
-        for k in range(16):
-            rejected |= np.uint8(limit != 0 and random[i + k] >= limit)
-        if rejected == 0:  # the usual case, which LLVM turns into vector code
-            for k in range(16):
-                byte = np.uint32(random[i + k])
-                out[found + k] = byte - modulus * ((byte * inverse) >> np.uint32(16))
-            found += 16
+        for k in range(32):  # LLVM turns this into vector code
+            byte = np.uint32(random[i + k])
+            residues[k] = byte - modulus * ((byte * inverse) >> np.uint32(16))
+            kept[k] = np.uint8(byte < limit)
+            rejected |= np.uint8(byte >= limit)
+        if rejected == 0:
+            for k in range(32):
+                out[found + k] = residues[k]
+            found += 32
         else:
-            for k in range(16):
-                byte = np.uint32(random[i + k])
-                out[found] = byte - modulus * ((byte * inverse) >> np.uint32(16))
-                found += np.int64(limit == 0 or random[i + k] < limit)
-        i += 16
+            for k in range(32):
+                out[found] = residues[k]
+                found += np.int64(kept[k])
+        i += 32
     while i < random.size and found < out.size:
         byte = np.uint32(random[i])
         out[found] = byte - modulus * ((byte * inverse) >> np.uint32(16))
-        found += np.int64(limit == 0 or random[i] < limit)
+        found += np.int64(byte < limit)
         i += 1
     return found
 

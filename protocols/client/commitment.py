@@ -28,6 +28,7 @@ from accel.files import write_arrays
 from protocols.server.checkpoint import ServerDirectory
 from refmpc import Client, Party
 from refmpc.core.rounds import Round
+from refmpc.net.framing import listed, title
 
 __all__ = ["ColumnsChanged", "check_columns", "commit_to_columns"]
 
@@ -107,7 +108,7 @@ def _others(party: Party, differs: np.ndarray) -> np.ndarray:
 def _require_equal(clients: Sequence[str], differs: np.ndarray) -> None:
     changed = [name for name, verdict in zip(clients, differs, strict=True) if verdict]
     if changed:
-        who = " and ".join(f"client {name!r}" for name in changed)
+        who = listed(map(title, changed))
         raise ColumnsChanged(
             f"{who} came back with different columns; restore that data (rows, order, local model) or start a new run",
             changed,

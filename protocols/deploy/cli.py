@@ -18,6 +18,8 @@ COMMANDS: dict[str, str] = {
     "init": "write federation.toml, keys and certificates",
     "key": "make a key and certificate (or signing request) for one participant",
     "pin": "write a participant's certificate and fingerprint into the file",
+    "schema": "write columns.toml for a client's file",
+    "check": "look at one's own file before connecting",
     "doctor": "check files, peers, certificates, versions, clocks and links",
     "server": "run one of the three servers",
     "client": "take part with a file of columns",

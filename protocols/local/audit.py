@@ -4,7 +4,7 @@
 
 Every record is a canary with a column of its own: there, it has the largest row in that column, so its gradient is the
 worst one, clipped to γ; absent, it has one unit of the grid there, so it contributes nothing but stays findable. With open
-weights (G-BMF and G-Shuff, unless asked otherwise) every server sees all noised, cut gradient sums y_t. With secret ones
+weights (unless asked otherwise) every server sees all noised, cut gradient sums y_t. With secret ones
 the observer is told more than any server: it adds up the shares of all weights after every step, which gives the y_t. It
 subtracts the noise that one server drew itself, and looks at each canary's own column,
 where no other record contributes. What is left there is the canary's contribution and the two honest servers' noise,
@@ -31,7 +31,7 @@ import numpy.typing as npt
 
 import refmpc
 from accel.validate import require_choice, require_integer, require_real
-from protocols.client.upload import ClientJob, client_program, receive_rows
+from protocols.client.upload import ClientJob, receive_rows
 from protocols.local.gl_launch import client_jobs, server_jobs
 from protocols.noise.server_noise import insecure_total_noise
 from protocols.plan.gl_plan import LayerPlan, plan_layer_run
@@ -39,7 +39,7 @@ from protocols.plan.run_plan import Plan, plan_run
 from protocols.plan.scales import EMBEDDING_BITS, RELEASE_BITS
 from protocols.registry import PROTOCOLS
 from protocols.server.checkpoint import ServerDirectory
-from protocols.server.gl_training import LayerRun
+from protocols.server.gl_training import OpenLayerRun, SecretLayerRun
 from protocols.server.open_training import OpenTrainingRun
 from protocols.server.training import ServerJob, TrainingRun
 from protocols.step.global_step import SharedRows
@@ -101,7 +101,7 @@ class ObservedOpenRun(OpenTrainingRun):
         self.seen.sums.append(sums.copy())
 
 
-class ObservedLayerRun(LayerRun):
+class ObservedLayerRun(SecretLayerRun):
     """The same for GL-BMF."""
 
     def __init__(self, party: Party, job: Any):
@@ -116,6 +116,24 @@ class ObservedLayerRun(LayerRun):
         return openings
 
 
+class ObservedOpenLayerRun(OpenLayerRun):
+    """GL-BMF with open weights: the rows used, all that is opened to servers, and this server's words for clients."""
+
+    def __init__(self, party: Party, job: Any):
+        super().__init__(party, job)
+        self.seen = Observation([], [], [])
+
+    async def step(self, embeddings: ArithmeticTensor, labels: ArithmeticTensor, clients: Any) -> list[refmpc.Words]:
+        self.seen.rows.append(_words(embeddings))
+        openings = await super().step(embeddings, labels, clients)
+        self.seen.words.append([refmpc.unseal(words) for words in openings[1:]])
+        return openings
+
+    def _move(self, step: int, sums: np.ndarray) -> None:
+        super()._move(step, sums)
+        self.seen.sums.append(sums.copy())
+
+
 def _words(tensor: ArithmeticTensor) -> np.ndarray:
     return np.array(refmpc.unseal(tensor.first))
 
@@ -128,7 +146,7 @@ async def _servers(party: Party, job: ServerJob) -> Observation:
 
 
 async def _layer_servers(party: Party, job: Any) -> Observation:
-    with ObservedLayerRun(party, job) as run:
+    with (ObservedOpenLayerRun if job.plan.opens_sums else ObservedLayerRun)(party, job) as run:
         await PROTOCOLS[job.plan.protocol].train(run)
     return run.seen
 
@@ -186,7 +204,7 @@ def _run(plan: Plan, federation: Federation, directory: Path) -> list[Observatio
         program, jobs = _servers, [ServerJob(plan, directory / f"server-{i}", 0) for i in range(3)]
         clients = {
             client.name: (
-                client_program,
+                PROTOCOLS[plan.protocol].client,
                 ClientJob(
                     plan,
                     client.embedding_rows(),
@@ -259,13 +277,13 @@ def protocol_scores(
     """Runs of 256 canaries each until there are ``trials``; the corrupted server changes from run to run.
 
     ``noise_scale`` below 1 plants the fault that the audit must see: servers draw that much of the calibrated noise.
-    ``seed`` fixes which canaries are there; noise and masks are always fresh. About half a second a run. ``weights``: open
-    where that is built, unless given.
+    ``seed`` fixes which canaries are there; noise and masks are always fresh. About half a second a run. ``weights``: open,
+    unless given.
     """
     require_choice("protocol", protocol, PROTOCOLS)
     require_real("noise_scale", noise_scale, 0, open_low=True)
     runs = math.ceil(require_integer("trials", trials, 1) / CANARIES)
-    plan = _plan(protocol, epsilon, delta, weights or ("secret" if protocol == "gl_bmf" else "open"))
+    plan = _plan(protocol, epsilon, delta, weights or "open")
     weak = replace(plan, noise=replace(plan.noise, noise_multiplier=noise_scale * plan.noise.noise_multiplier))
     coins = np.random.default_rng(seed)
     values, worlds, opened = [], [], []

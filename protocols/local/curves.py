@@ -1,7 +1,8 @@
 """``curves.png`` of a run: what may be drawn without spending privacy.
 
-Counts and rates of the transport, and the public schedule of noise and learning rate. Neither loss nor accuracy along the
-way: the servers never see them, and opening one in every step would be a release that the claim does not cover.
+Counts and rates of the transport, and the public schedule of noise and learning rate. Loss and accuracy along the way on
+public rows only, where weights are open: on private ones the servers never see them, and opening one in every step would be a
+release that the claim does not cover.
 """
 
 from __future__ import annotations
@@ -15,21 +16,27 @@ from typing import Any
 import numpy as np
 
 from protocols.plan.run_plan import Plan
+from protocols.server.open_training import PUBLIC_ROWS
 
 __all__ = ["Timeline", "curve_title", "draw_curves"]
 
 
 @dataclass
 class Timeline:
-    """Seconds, steps done and bytes sent by all servers, as reported while training."""
+    """Seconds, steps done and bytes sent by all servers, as reported while training; and (epoch, accuracy, loss) on public
+    rows, with the epoch that was best."""
 
     seconds: list[float] = field(default_factory=list)
     steps: list[int] = field(default_factory=list)
     bytes: list[int] = field(default_factory=list)
+    curve: list[list[float]] = field(default_factory=list)
+    best_epoch: int | None = None
     _sent: dict[Any, int] = field(default_factory=dict)
 
     def listen(self, peer: Any, message: dict[str, Any]) -> None:
         """Take a report of a server."""
+        if message["phase"] == PUBLIC_ROWS and peer == 0:
+            self.curve, self.best_epoch = message["curve"], message["best"]
         if message["phase"] != "training":
             return
         self._sent[peer] = message.get("bytes", 0)
@@ -52,6 +59,8 @@ def curve_title(plan: Plan) -> str:
     said = "Neither loss nor accuracy is released on the way."
     if plan.opens_sums:
         said = "The weights of every step are open, neither loss nor accuracy on private rows is."
+    if plan.public_rows is not None:
+        said += f" Below: {len(plan.public_rows)} public rows."
     return f"{plan.protocol}, the whole run: {plan.claim.headline()}. {said}"
 
 
@@ -68,20 +77,28 @@ def draw_curves(plan: Plan, timeline: Timeline, file: Path) -> bool:
     noise = plan.noise.outsider_std * plan.factorisation.noise_norms()[: len(steps)] / plan.training.batch_size
     used = [plan.scales.learning_rate_used(plan.learning_rate(step)) for step in range(len(steps))]
     rate_steps, rates = timeline.rates()
-    figure, axes = plt.subplots(2, 2, figsize=(9, 6), sharex=True, layout="constrained")
-    panels = (
+    measured = bool(timeline.curve)
+    figure, axes = plt.subplots(2 + measured, 2, figsize=(9, 6 + 3 * measured), sharex=True, layout="constrained")
+    panels: list[tuple[Any, Any, Any, str]] = [
         (axes[0, 0], timeline.steps, np.array(timeline.bytes) / 1e6, "MB sent by the servers since the start"),
         (axes[0, 1], rate_steps, rates, "steps per second"),
         (axes[1, 0], steps + 1, noise, "std of the noise, one coordinate of the mean gradient"),
         (axes[1, 1], steps + 1, used, "learning rate"),
-    )
+    ]
+    if measured:
+        epochs, accuracies, losses = np.array(timeline.curve).T
+        ends = epochs * plan.schedule.num_batches
+        panels += [
+            (axes[2, 0], ends, accuracies, "accuracy on public rows"),
+            (axes[2, 1], ends, losses, "loss on them"),
+        ]
     for axis, across, up, title in panels:
         axis.plot(across, up, color="#33658a", linewidth=1.5, marker="." if len(across) < 30 else None)
         axis.set_title(title, fontsize=10, loc="left")
         axis.set_ylim(0, 1.1 * max(up, default=0) or 1)
         axis.grid(alpha=0.3)
         axis.spines[["top", "right"]].set_visible(False)
-    for axis in axes[1]:
+    for axis in axes[-1]:
         axis.set_xlim(0, plan.schedule.num_steps)
         axis.set_xlabel("step")
     figure.suptitle("\n".join(textwrap.wrap(curve_title(plan), 100)), fontsize=10)

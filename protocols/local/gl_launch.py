@@ -10,9 +10,8 @@ from rich.console import Console
 
 import refmpc
 from accel.files import write_arrays
-from accel.validate import require, require_integer
-from protocols import gl_bmf
-from protocols.client.gl_client import LayerClientJob, TrainedClient, client_program
+from accel.validate import require, require_choice, require_integer
+from protocols.client.gl_client import LayerClientJob, TrainedClient
 from protocols.local.launch import Command, execute, run_directory
 from protocols.local.launch import main as main_of_protocol
 from protocols.local.options import RunOptions
@@ -20,8 +19,10 @@ from protocols.local.report import RunReport
 from protocols.noise.server_noise import insecure_total_noise
 from protocols.plan.gl_plan import LayerPlan, plan_layer_run
 from protocols.plan.gl_shapes import JacobianShape
+from protocols.registry import protocol
 from protocols.server.checkpoint import ServerDirectory
 from protocols.server.gl_training import LayerServerJob
+from protocols.server.open_training import durability
 from protocols.step.cost import step_cost
 from vfl.data.sets import load_data
 from vfl.federation import Federation, build_federation
@@ -73,9 +74,9 @@ def make_federation(options: RunOptions) -> Federation:
     )
 
 
-def server_jobs(plan: LayerPlan, directory: Path, keep: bool) -> list[LayerServerJob]:
+def server_jobs(plan: LayerPlan, directory: Path, keep: bool, synced: bool = True) -> list[LayerServerJob]:
     """What each server gets."""
-    return [LayerServerJob(plan, directory / f"server-{i}", keep) for i in range(3)]
+    return [LayerServerJob(plan, directory / f"server-{i}", keep, synced) for i in range(3)]
 
 
 def client_directory(directory: Path, name: str) -> Path:
@@ -89,7 +90,7 @@ def client_jobs(
     """What each client gets: its own columns, blocks and layers."""
     return {
         client.name: (
-            client_program,
+            protocol(plan.protocol).client,
             LayerClientJob(plan, client.fresh(), directory and client_directory(directory, client.name)),
         )
         for client in federation.clients
@@ -107,6 +108,7 @@ def launch(options: RunOptions, federation: Federation, console: Console) -> Run
         "the directory of a run with --checkpoint-every",
         "without checkpoints its releases are not on disk, and releasing again would spend the claim twice",
     )
+    synced = require_choice("durability", options.durability, ("process", "power")) == "power"
     directory = run_directory(options)
     way_on = (
         f"continue with: python -m protocols.gl_bmf --resume {directory}"
@@ -117,8 +119,8 @@ def launch(options: RunOptions, federation: Federation, console: Console) -> Run
         options,
         plan,
         directory,
-        gl_bmf.servers,
-        server_jobs(plan, directory, keep),
+        protocol(plan.protocol).servers,
+        server_jobs(plan, directory, keep, synced),
         client_jobs(plan, federation, directory if keep else None),
         console,
         way_on,
@@ -148,16 +150,18 @@ def launch(options: RunOptions, federation: Federation, console: Console) -> Run
         twin,
         result.ledgers,
         seconds,
-        (*federation.notes, *_notes(plan, keep)),
+        (*federation.notes, *_notes(plan, keep, synced)),
         timeline,
     )
 
 
-def _notes(plan: LayerPlan, keep: bool) -> list[str]:
+def _notes(plan: LayerPlan, keep: bool, synced: bool) -> list[str]:
     written_out = sum(isinstance(shape, JacobianShape) for shape in plan.shapes)
     how = f", Jacobians of {written_out} clients written out" if written_out else ""
     notes = [f"local update: {plan.local_update.kind}{how}; each client gets the gradient of its own layers only"]
-    if keep:
+    if plan.opens_sums:
+        notes.append(durability(plan, int(keep), synced))
+    elif keep:
         notes.append(
             "all three servers have every release on disk before any of them sends its part (files and names synced)"
         )

@@ -17,11 +17,12 @@ import refmpc
 from accel.errors import InvalidArgument, PpvflError
 from accel.files import write_text
 from accel.validate import require, require_choice, require_integer
-from protocols.client.upload import ClientJob, client_program
+from protocols.client.upload import ClientJob
 from protocols.local.curves import Timeline
 from protocols.local.leaving import leaving
 from protocols.local.options import RunOptions, parse_options
 from protocols.local.progress import ProgressBars
+from protocols.local.public_split import measured_plan, set_aside, with_public
 from protocols.local.report import RunReport, estimate, print_estimate, print_report, write_report
 from protocols.local.run_log import RunLog
 from protocols.noise.server_noise import insecure_total_noise
@@ -29,7 +30,7 @@ from protocols.plan.run_plan import Plan
 from protocols.registry import protocol
 from protocols.server.begun import require_same_run
 from protocols.server.checkpoint import ServerDirectory
-from protocols.server.open_training import durability, require_can_keep
+from protocols.server.open_training import durability
 from protocols.server.training import ServerJob
 from refmpc.launch.processes import start_ahead
 from vfl.data.sets import load_data, load_embeddings
@@ -61,31 +62,43 @@ def make_federation(options: RunOptions) -> Federation:
         data = load_data(
             options.data, num_clients=options.clients, data_root=options.data_root, seed=options.training.seed
         )
-    return build_federation(
-        data,
+    federation = build_federation(
+        set_aside(data, options),
         LocalModelConfig(kind=options.local_model, weights=options.local_weights),
         row_bound=options.row_bound,
         row_rule=options.row_rule,
         seed=options.training.seed,
     )
+    return with_public(federation, len(data.test_labels))
+
+
+def _plan(options: RunOptions, federation: Federation) -> Plan:
+    plan = protocol(options.protocol).plan(federation, options.training)
+    require(
+        not (options.twin and options.patience),
+        "patience",
+        options.patience,
+        "0 with --twin",
+        "the twin trains to the end",
+    )
+    return measured_plan(plan, federation, options.patience)
 
 
 def launch(options: RunOptions, federation: Federation, console: Console) -> RunReport:
     """Run one protocol to its end. Everything that can be refused is refused before a value is shared."""
-    plan = protocol(options.protocol).plan(federation, options.training)
+    chosen = protocol(options.protocol)
+    plan = _plan(options, federation)
     every = require_integer("checkpoint_every", options.checkpoint_every, 0)
-    require_can_keep(options.protocol, options.training.weights, every)
     synced = require_choice("durability", options.durability, ("process", "power")) == "power"
-    if options.protocol == "g_shuff" and every:
-        # within an epoch the order is one secret permutation: only its boundaries can be resumed from
+    if options.protocol == "g_shuff" and every and not plan.opens_sums:
+        # within an epoch the order is one secret permutation that is not kept: only its boundaries can be resumed from
         batches = plan.schedule.num_batches
         every = max(batches, every // batches * batches)
     directory = run_directory(options)
-    servers = protocol(options.protocol).servers
     used = slice(0, plan.schedule.num_samples)
     clients = {
         client.name: (
-            client_program,
+            chosen.client,
             ClientJob(
                 plan,
                 client.embedding_rows(used),
@@ -99,7 +112,7 @@ def launch(options: RunOptions, federation: Federation, console: Console) -> Run
     way_on = f"continue with: python -m protocols.{options.protocol} --resume {directory}"
     if plan.opens_sums and not every:
         way_on = "start a new run; with --checkpoint-every it could be continued"
-    result, seconds, timeline = execute(options, plan, directory, servers, jobs, clients, console, way_on)
+    result, seconds, timeline = execute(options, plan, directory, chosen.servers, jobs, clients, console, way_on)
     layers: list[np.ndarray] = result.outputs[0]
     accuracy = GlobalModel(layers).accuracy(federation.test_rows(), federation.test_labels)
     twin = _twin_accuracy(options, plan, federation, directory) if options.twin else None
@@ -201,7 +214,8 @@ class Command:
 
 
 def _estimate(options: RunOptions, federation: Federation) -> tuple[Plan, dict[str, float]]:
-    plan = protocol(options.protocol).plan(federation, options.training)
+    chosen = protocol(options.protocol)
+    plan = chosen.plan(federation, options.training)
     return plan, estimate(plan)
 
 

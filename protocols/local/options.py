@@ -12,7 +12,7 @@ from protocols.version import add_version_option
 from vfl.data.sets import DATA_SETS
 from vfl.dp.factorisation import KINDS
 from vfl.local.config import LOCAL_MODELS
-from vfl.training import SETTINGS, TrainingConfig
+from vfl.training import AVERAGES, SETTINGS, TrainingConfig
 
 __all__ = ["RunOptions", "parse_options"]
 
@@ -49,6 +49,8 @@ class RunOptions:
     checkpoint_every: int = 0
     durability: str = "process"
     twin: bool = False
+    public_fraction: float = 0.0
+    patience: int = 0
     plot: bool = False
     json: bool = False
     estimate: bool = False
@@ -127,13 +129,36 @@ def parse_options(protocol: str, description: str | None, argv: list[str] | None
     train.add_argument(
         "--seed", type=int, default=default.seed, help="splits, an MLP's start, the twin; never masks or noise"
     )
-    if protocol in ("g_bmf", "g_shuff"):
+    if protocol in ("g_bmf", "g_shuff", "gl_bmf"):
         train.add_argument(
             "--weights",
             choices=("open", "secret"),
             default="open",
             help="open (default): every noised gradient sum is opened, so weights are public while training; same claim, fewer"
             " rounds and bytes. secret: only the last model is opened",
+        )
+    if protocol in ("g_bmf", "g_shuff"):
+        train.add_argument(
+            "--average",
+            choices=AVERAGES,
+            default=default.average,
+            help="give the mean of the models of the last fifth of all steps, or an exponential average, instead of the last one"
+            " (open weights; costs no privacy)",
+        )
+        train.add_argument(
+            "--public-fraction",
+            type=float,
+            default=run.public_fraction,
+            metavar="F",
+            help="declare this part of the training rows public: they are not trained on, and accuracy and loss on them are"
+            " measured after every epoch (open weights; costs no privacy)",
+        )
+        train.add_argument(
+            "--patience",
+            type=int,
+            default=run.patience,
+            metavar="EPOCHS",
+            help="stop when so many epochs have not raised the accuracy on the public rows, and give the best model",
         )
     privacy = parser.add_argument_group("privacy")
     privacy.add_argument("--epsilon", type=float, default=default.epsilon)
@@ -197,7 +222,7 @@ def parse_options(protocol: str, description: str | None, argv: list[str] | None
     where.add_argument("--timeout", type=float, default=run.timeout, help="seconds to wait for a silent peer")
     where.add_argument("--out", default=run.out, metavar="DIR", help="runs are kept here (default runs/)")
     where.add_argument("--checkpoint-every", type=int, default=0, metavar="STEPS", help="0: no checkpoints")
-    if protocol in ("g_bmf", "g_shuff"):
+    if protocol in ("g_bmf", "g_shuff", "gl_bmf"):
         where.add_argument(
             "--durability",
             choices=("process", "power"),

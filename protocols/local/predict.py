@@ -177,7 +177,7 @@ def _server_jobs(
     for i in range(3):
         folder = ServerDirectory(run.directory / f"server-{i}")
         last = training.schedule.num_steps
-        require(last in folder.steps(), f"checkpoints of server {i}", folder.steps(), f"with that of step {last}")
+        require(last in folder.steps(), f"checkpoints of server-{i}", folder.steps(), f"with that of step {last}")
         jobs.append(PredictionServerJob(plan, checkpoint=folder.path / f"checkpoint-{last:08d}.npz"))
     return plan, jobs
 

@@ -75,9 +75,24 @@ class RunReport:
             "claim": json.loads(self.plan.claim.to_json()),
             "phases": self.phases(),
             "weights": training.weights,
+            "average": training.average,
+            "public_rows": self.on_public_rows(),
             "releases": _counted(self.ledgers[0].releases),
             "seconds": self.seconds,
             "notes": [*self.notes, self.plan.schedule.sentence],
+        }
+
+    def on_public_rows(self) -> dict[str, Any] | None:
+        """The learning curve, and where the run ended because of it."""
+        rows, curve = self.plan.public_rows, self.timeline.curve
+        if rows is None or not curve:
+            return None
+        return {
+            "rows": len(rows),
+            "curve": [{"epoch": int(epoch), "accuracy": right, "loss": loss} for epoch, right, loss in curve],
+            "patience": rows.patience,
+            "best_epoch": self.timeline.best_epoch,
+            "stopped_early": len(curve) < self.plan.schedule.epochs,
         }
 
 
@@ -127,6 +142,14 @@ def print_report(report: RunReport, console: Console) -> None:
         if plan.training.noise == "joint":
             twin_noise = "noise of its own: nobody knows that of the run"
         view.add_row("plaintext twin", f"{report.twin_accuracy:.2%} ({twin_noise})")
+    if (measured := report.on_public_rows()) is not None:
+        first, last = measured["curve"][0], measured["curve"][-1]
+        text = f"{first['accuracy']:.2%} after epoch 1, {last['accuracy']:.2%} after epoch {last['epoch']}"
+        if plan.public_rows is not None and plan.public_rows.patience:
+            text += f" of {plan.schedule.epochs}; the model is that of epoch {measured['best_epoch']}"
+        view.add_row(f"{measured['rows']} public rows", text)
+    if plan.training.average != "none":
+        view.add_row("average", {"fifth": "of the last fifth of all steps"}.get(plan.training.average, "exponential"))
     if plan.training.hidden:
         sizes = " → ".join(map(str, (plan.width, *plan.training.hidden, plan.classes)))
         view.add_row(

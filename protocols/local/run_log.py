@@ -52,7 +52,10 @@ class RunLog:
         if peer != 0:
             return
         phase, done, total = message["phase"], message["done"], message["total"]
-        if phase not in self._phases:
+        if "curve" in message:
+            _, accuracy, loss = message["curve"][-1]
+            self.line(f"{phase}: accuracy {accuracy:.2%}, loss {loss:.4g} after epoch {done:,} of {total:,}")
+        elif phase not in self._phases:
             self._phases.add(phase)
             self.line(f"{phase}: {done:,} of {total:,}")
         elif phase == "training" and 10 * done // total > self._tenth:

@@ -8,7 +8,7 @@ from typing import Any
 from accel.validate import require
 from protocols.plan.gl_scales import AdapterScales, FactorBounds, plan_layer_scales
 from protocols.plan.gl_shapes import AdapterShape, JacobianShape, LayerFacts, public_facts
-from protocols.plan.run_plan import MODEL_RELEASE, Plan
+from protocols.plan.run_plan import MODEL_RELEASE, Plan, with_open_weights
 from protocols.plan.scales import GRADIENT_BITS, RELEASE_BITS
 from vfl.dp import CalibratedNoise, Claim, FixedPointSlack, labels_only_claim, with_delta_checked
 from vfl.federation import Federation
@@ -37,11 +37,6 @@ class LayerPlan(Plan):
     joint_claim: Claim
 
     @property
-    def global_parameters(self) -> int:
-        """Coordinates of the global layer."""
-        return (self.width + 1) * self.classes
-
-    @property
     def parameters(self) -> int:
         """Coordinates of one noise row: the global layer, then each client's shared layers."""
         return self.global_parameters + sum(shape.parameters for shape in self.shapes)
@@ -52,9 +47,10 @@ class LayerPlan(Plan):
 
     @property
     def releases(self) -> dict[str, str]:
-        """One layer gradient per client and step, and the global model at the end, under one claim."""
+        """One layer gradient per client and step, with open weights the global sums too, and the global model at the end, under
+        one claim."""
         text = self.claim.paragraph()
-        return {MODEL_RELEASE: text} | {layer_release(name): text for name in self.client_names}
+        return {MODEL_RELEASE: text} | self._sums_release | {layer_release(name): text for name in self.client_names}
 
     def public_parameters(self) -> dict[str, Any]:
         """What all participants compare before anything is shared."""
@@ -83,13 +79,8 @@ def plan_from_facts(facts: LayerFacts, training: TrainingConfig, bounds: FactorB
     """Calibrate the noise with the slack of the arithmetic that will run, and choose all scales; or refuse."""
     require(training.hidden == (), "hidden", training.hidden, "empty: GL-BMF trains one global layer")
     require(training.noise == "distributed", "noise", training.noise, "'distributed' in GL-BMF")
-    require(
-        training.weights == "secret",
-        "weights",
-        training.weights,
-        "'secret' in GL-BMF",
-        "open weights are built for G-BMF and G-Shuff",
-    )
+    way_out = "the clients' layers that belong to an averaged model would be averages too, and those are their own"
+    require(training.average == "none", "average", training.average, "'none' in GL-BMF", way_out)
     schedule = training.steps(facts.num_samples)
     shapes = tuple(client.shape(training.gradients) for client in facts.clients)
     for client, shape in zip(facts.clients, shapes, strict=True):
@@ -111,7 +102,8 @@ def plan_from_facts(facts: LayerFacts, training: TrainingConfig, bounds: FactorB
             width=facts.width,
             steps=schedule.num_steps,
             batch_size=training.batch_size,
-            momentum=training.momentum,
+            # with open weights β·v is public and not part of what is cut
+            momentum=0.0 if training.weights == "open" else training.momentum,
             truncated_bits=GRADIENT_BITS - RELEASE_BITS,
             coordinates=parameters,
             clip_rounding=clip_rounding,
@@ -136,6 +128,8 @@ def plan_from_facts(facts: LayerFacts, training: TrainingConfig, bounds: FactorB
     )
     claim = labels_only_claim(noise.claim) if facts.update.kind == "estimated" else noise.claim
     claim = with_delta_checked(claim, schedule.num_samples)
+    if training.weights == "open":
+        claim = with_open_weights(claim, schedule.num_steps, of=" of the global layer")
     limits = adapters.bounds
     kept = []
     if any(isinstance(shape, AdapterShape) for shape in shapes):

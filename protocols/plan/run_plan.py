@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -38,6 +38,9 @@ from vfl.gradients import GlobalModel
 from vfl.run_mechanism import calibrate_run, choose_factorisation
 from vfl.training import Schedule, TrainingConfig
 
+if TYPE_CHECKING:
+    from protocols.plan.public_rows import PublicRows
+
 __all__ = [
     "MODEL_RELEASE",
     "SUMS_RELEASE",
@@ -49,6 +52,7 @@ __all__ = [
     "joint_scale",
     "joint_slope",
     "plan_run",
+    "with_open_weights",
 ]
 
 MODEL_RELEASE = "global model"
@@ -89,10 +93,11 @@ class PublicFacts(Protocol):
 
 @dataclass(frozen=True)
 class PublicClient:
-    """What the others know of a client."""
+    """What the others know of a client. ``bound``: its part of the row bound; None: an equal part."""
 
     name: str
     width: int
+    bound: float | None = None
 
 
 @dataclass(frozen=True)
@@ -123,6 +128,9 @@ class Plan:
     client_names: tuple[str, ...]
     client_widths: tuple[int, ...]
     classes: int
+    public_rows: PublicRows | None = field(
+        default=None, kw_only=True
+    )  # measured on after every epoch, with open weights
     client_bounds: tuple[float, ...] = field(default=(), kw_only=True)  # R of each client; nothing: equal parts
 
     @property
@@ -143,9 +151,14 @@ class Plan:
         return sum(self.client_widths)
 
     @property
+    def global_parameters(self) -> int:
+        """Coordinates of the global model."""
+        return sum(rows * columns for rows, columns in self.layer_shapes)
+
+    @property
     def parameters(self) -> int:
         """Coordinates of one noised gradient."""
-        return sum(rows * columns for rows, columns in self.layer_shapes)
+        return self.global_parameters
 
     @property
     def layer_shapes(self) -> list[tuple[int, int]]:
@@ -177,15 +190,19 @@ class Plan:
     @property
     def releases(self) -> dict[str, str]:
         """What may be opened, with the claim that covers it."""
-        found = {MODEL_RELEASE: self.claim.paragraph()}
-        if self.row_test is not None:
-            found |= {upload_release(name): FAULT_CLAIM for name in ("", *self.client_names)}
-        if self.opens_sums:
-            found[SUMS_RELEASE] = (
-                f"one of {self.schedule.num_steps} steps, which the claim of the {MODEL_RELEASE} covers all together: "
-                f"{self.claim.headline()}"
-            )
-        return found
+        tests = {} if self.row_test is None else {upload_release(n): FAULT_CLAIM for n in ("", *self.client_names)}
+        return {MODEL_RELEASE: self.claim.paragraph()} | tests | self._sums_release
+
+    @property
+    def _sums_release(self) -> dict[str, str]:
+        """With open weights, what every step opens to the servers."""
+        if not self.opens_sums:
+            return {}
+        together = (
+            f"one of {self.schedule.num_steps} steps, which the claim of the {MODEL_RELEASE} covers all together: "
+            f"{self.claim.headline()}"
+        )
+        return {SUMS_RELEASE: together}
 
     @property
     def opens_sums(self) -> bool:
@@ -195,7 +212,11 @@ class Plan:
     def public_parameters(self) -> dict[str, Any]:
         """What all participants compare before anything is shared."""
         training = self.training
+        chosen: dict[str, Any] = {} if training.average == "none" else {"average": training.average}
+        if self.public_rows is not None:
+            chosen["public_rows"] = self.public_rows.digest
         return {
+            **chosen,
             "protocol": self.protocol,
             "rows": self.schedule.num_samples,
             "batch_size": self.schedule.batch_size,
@@ -243,8 +264,10 @@ def _rounding(width: int) -> float:
 
 def _own_bound(client: PublicShape, equal: float) -> float:
     """R of a client: what it was given, or an equal part."""
-    bound = getattr(client, "row_bound", None)
-    return float(getattr(bound, "norm", equal))
+    bound = (
+        client.bound if isinstance(client, PublicClient) else getattr(getattr(client, "row_bound", None), "norm", None)
+    )
+    return equal if bound is None else float(bound)
 
 
 def joint_scale(target_std: float) -> tuple[int, int]:
@@ -285,12 +308,14 @@ def _joint_claim(noise: CalibratedNoise) -> Claim:
     )
 
 
-def _open_weights_sentence(steps: int) -> str:
-    return (
-        f"The weights are open while they are trained: the noised gradient sums of all {steps} steps are opened to the three "
-        "servers and may be shown to anybody. The claim is about that whole sequence, and is the same as if only the last "
-        "model were opened"
+def with_open_weights(claim: Claim, steps: int, of: str = "") -> Claim:
+    """A claim that says what is opened on the way; ``of``: whose sums, where that is not everything."""
+    said = (
+        f"The weights are open while they are trained: the noised gradient sums{of} of all {steps} steps are opened to the "
+        "three servers and may be shown to anybody. The claim is about that whole sequence, and is the same as if only the "
+        "last model were opened"
     )
+    return replace(claim, caveats=(*claim.caveats, said))
 
 
 def _start(training: TrainingConfig, width: int, classes: int) -> GlobalModel:
@@ -311,6 +336,13 @@ def plan_run(protocol: str, federation: PublicFacts, training: TrainingConfig) -
         training.gradients,
         "'factored' with hidden layers",
         "explicit gradients are the reference for one layer",
+    )
+    require(
+        training.average == "none" or training.weights == "open",
+        "average",
+        training.average,
+        "'none' with secret weights",
+        "an average of weights that nobody has seen would cost a step each; use open weights",
     )
     joint = training.noise == "joint"
     require(
@@ -379,7 +411,7 @@ def plan_run(protocol: str, federation: PublicFacts, training: TrainingConfig) -
         assumed += ("the starting weights are public and random, from the seed of the run",)
     claim = with_delta_checked(noise.claim, schedule.num_samples)
     if training.weights == "open":
-        claim = replace(claim, caveats=(*claim.caveats, _open_weights_sentence(schedule.num_steps)))
+        claim = with_open_weights(claim, schedule.num_steps)
     noise = replace(noise, claim=replace(claim, public=assumed))
     if joint:
         noise = replace(noise, claim=_joint_claim(noise))

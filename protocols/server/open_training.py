@@ -12,11 +12,12 @@ from dataclasses import replace
 import numpy as np
 
 import refmpc
-from accel.validate import require
 from protocols.noise.joint_noise import MOST_ROWS
 from protocols.plan.run_plan import MODEL_RELEASE, SUMS_RELEASE, Plan
 from protocols.server.checkpoint import confirm_on_disk
+from protocols.server.iterates import Iterates
 from protocols.server.opened import OpenedSteps, agree_on_opened
+from protocols.server.shuffled_rows import ShuffledRows
 from protocols.server.training import ServerJob, TrainingRun
 from protocols.step.global_step import SharedRows
 from protocols.step.open_step import step_words
@@ -25,24 +26,15 @@ from refmpc import ArithmeticTensor, Party, Words
 from refmpc.core.words import seal, unseal
 from refmpc.primitives.opening import unbiased_addend, word_type
 
-__all__ = ["OpenTrainingRun", "durability", "require_can_keep", "training_run"]
+__all__ = ["PUBLIC_ROWS", "STATE_EVERY", "OpenTrainingRun", "durability", "own_addend", "public_inputs", "training_run"]
+
+PUBLIC_ROWS = "public rows"  # the phase of reports about them
+STATE_EVERY = 100  # steps after which the state is written anew, where nobody says otherwise
 
 
 def training_run(party: Party, job: ServerJob) -> TrainingRun:
     """The run that the plan asks for."""
     return OpenTrainingRun(party, job) if job.plan.opens_sums else TrainingRun(party, job)
-
-
-def require_can_keep(protocol: str, weights: str, checkpoint_every: int) -> None:
-    """Refuse checkpoints of G-Shuff with open weights: within an epoch the order is a secret permutation that nobody keeps,
-    and an epoch that is begun again would open other sums under the same noise."""
-    require(
-        checkpoint_every == 0 or protocol != "g_shuff" or weights == "secret",
-        "checkpoint_every",
-        checkpoint_every,
-        "0 in g_shuff with open weights",
-        "its secret order is not kept, so an epoch cannot be resumed; use weights = 'secret' to keep checkpoints",
-    )
 
 
 def durability(plan: Plan, checkpoint_every: int, synced: bool) -> str:
@@ -70,20 +62,30 @@ def public_inputs(party: Party, model: Sequence[PublicLayer], plan: Plan) -> tup
 
 
 def own_addend(party: Party, noise: np.ndarray, plan: Plan) -> np.ndarray:
-    """What this server adds to its summands: its noise at the gradients' scale, and what makes the cut unbiased."""
+    """What this server adds to its summands: its noise at the gradients' scale, and what makes the cut of the global sums
+    unbiased (a client adds that itself)."""
     lifted: np.ndarray = noise.view(np.uint64) << np.uint64(plan.scales.noise_shift)
-    return lifted + unbiased_addend(party, plan.scales.truncated_bits)
+    lifted[: plan.global_parameters] += unbiased_addend(party, plan.scales.truncated_bits)
+    return lifted
 
 
 class OpenTrainingRun(TrainingRun):
     """State of the training at one server. ``model`` is public and the same at all three."""
 
     def __init__(self, party: Party, job: ServerJob):
-        require_can_keep(job.plan.protocol, job.plan.training.weights, job.checkpoint_every)
-        self._opened = OpenedSteps(job.directory, word_type(job.plan.scales.truncated_bits), synced=job.synced)
+        plan = job.plan
+        kind = word_type(plan.scales.truncated_bits)
+        self._opened = OpenedSteps(job.directory, kind, plan.parameters, synced=job.synced)
         self._last_sums: np.ndarray | None = None  # opened since the last state was kept
+        self._shuffled = ShuffledRows(job.directory, plan.fingerprint)
         self.model: list[PublicLayer] = []
-        super().__init__(party, job, keeps_releases=job.checkpoint_every > 0)
+        self.iterates = Iterates(plan)
+        self._done = 0  # steps whose sums are in the model
+        try:
+            super().__init__(party, job, keeps_releases=job.checkpoint_every > 0)
+        except BaseException:
+            self._opened.close()
+            raise
         self._recorded_words = party.recorded(self._secret_words)
 
     def __exit__(self, *exception: object) -> None:
@@ -93,16 +95,18 @@ class OpenTrainingRun(TrainingRun):
     # going on ------------------------------------------------------------------------------------
 
     def _is_finished(self) -> bool:
-        return self._opened.last_state == self.plan.schedule.num_steps
+        return self._opened.finished
 
     def _agree(self) -> int:
         plan = self.plan
         self.model = public_start(plan.start, plan.scales, plan.training.momentum)
         position, have_state = agree_on_opened(self.party, self.directory, self._opened, plan.schedule.num_steps)
         if position == 0:
+            self._opened.discard()
             return 0
         kept = self._opened.resume(position, from_state=have_state)
         self._restore(kept.state)
+        self._done = kept.step
         for step, sums in enumerate(kept.sums, kept.step):
             self._move(step, sums)
         if kept.words is not None:  # all three have theirs on disk: sent again, word for word
@@ -115,10 +119,12 @@ class OpenTrainingRun(TrainingRun):
     def _flat(self) -> np.ndarray:
         parts = [layer.values for layer in self.model]
         parts += [layer.velocity for layer in self.model if layer.velocity is not None]
-        return np.concatenate([part.reshape(-1) for part in parts])
+        return np.concatenate([*(part.reshape(-1) for part in parts), self.iterates.flat()])
 
     def _restore(self, flat: np.ndarray) -> None:
-        size = self.plan.parameters
+        size = self.plan.global_parameters
+        flat, rest = np.split(flat, [len(flat) - self.iterates.size])
+        self.iterates.restore(rest)
         values = self.plan.unflatten(flat[:size])
         velocities = self.plan.unflatten(flat[size:]) if len(flat) > size else [None] * len(values)
         self.model = [PublicLayer(*both) for both in zip(values, velocities, strict=True)]
@@ -132,6 +138,9 @@ class OpenTrainingRun(TrainingRun):
             head, layers = public_inputs(self.party, self.model, plan)
             parts = await self._recorded_words(rows, layers, head, own_addend(self.party, noise, plan))
             words = np.concatenate([unseal(part).reshape(-1) for part in parts])
+        await self._keep_and_open(step, words)
+
+    async def _keep_and_open(self, step: int, words: np.ndarray) -> None:
         if self._every:
             with self.party.phase("checkpoint"):
                 await self._keep(step, words)
@@ -152,30 +161,62 @@ class OpenTrainingRun(TrainingRun):
         self._opened.mark(step)
 
     async def _open(self, words: np.ndarray) -> np.ndarray:
-        return await refmpc.open_words(self.party, seal(words), self.plan.scales.truncated_bits, SUMS_RELEASE)
+        """The sums of the global model, of all that this server has words of."""
+        own = seal(words[: self.plan.global_parameters])
+        return await refmpc.open_words(self.party, own, self.plan.scales.truncated_bits, SUMS_RELEASE)
 
     def _move(self, step: int, sums: np.ndarray) -> None:
         plan = self.plan
         word = plan.scales.rate_word(plan.learning_rate(step))
         self.model = moved(self.model, plan.unflatten(sums), word, plan.training)
         self._last_sums = sums
+        self._done = step + 1
+        known = len(self.iterates.curve)
+        self.iterates.note(step, self.model)
+        if len(self.iterates.curve) > known:
+            self._report_curve()
+
+    def _report_curve(self) -> None:
+        """The learning curve on public rows, as it is now."""
+        if self.iterates.curve:
+            curve = [[point.epoch, point.accuracy, point.loss] for point in self.iterates.curve]
+            found = {"done": len(curve), "total": self.plan.schedule.epochs, "curve": curve}
+            self.party.report({"phase": PUBLIC_ROWS, **found, "best": self.iterates.best_epoch})
+
+    @property
+    def has_stopped(self) -> bool:
+        """Whether the public rows say that going on is of no use."""
+        return self.iterates.has_stopped
 
     def _checkpoint(self, step: int) -> int:
         self._last_sums = None
         return self._opened.keep_state(step, self._flat())
+
+    # a secret order ------------------------------------------------------------------------------
+
+    def keep_shuffled(self, epoch: int, rows: SharedRows) -> None:
+        """The rows of an epoch whose order nobody knows, before its first step is computed."""
+        if self._every:
+            self._shuffled.save(epoch, vars(rows))
+
+    def kept_shuffled(self, epoch: int) -> SharedRows:
+        """The rows of an epoch that has opened something: its order is drawn once."""
+        return SharedRows(**self._shuffled.load(self.party, epoch))
 
     # the end -------------------------------------------------------------------------------------
 
     async def release(self) -> list[np.ndarray]:
         """Hand the model over to the clients; the servers have it."""
         last, bits = self.plan.schedule.num_steps, self.plan.scales.weight_bits
-        if self.first_step < last:
-            self._opened.keep_state(last, self._flat())
+        self._opened.finish(self._done, self._flat())
+        self._report_curve()
+        self._shuffled.discard()
         if self._joint is not None:
             self._joint.forget_before(last + self.plan.factorisation.bands + MOST_ROWS)
-        flat = np.concatenate([layer.values.reshape(-1) for layer in self.model])
+        layers = self.iterates.released(self.model)
+        flat = np.concatenate([layer.reshape(-1) for layer in layers])
         zeros = ArithmeticTensor(self.party, np.zeros((2, len(flat)), dtype=np.uint64), 0)
         with self.party.phase("release"):
             for name in self.plan.client_names:
                 refmpc.reveal_to_client((zeros + flat).reinterpret(bits), name, MODEL_RELEASE)
-        return [layer.values * 2.0**-bits for layer in self.model]
+        return [layer * 2.0**-bits for layer in layers]

@@ -22,6 +22,7 @@ from typing import BinaryIO
 
 import numpy as np
 
+from accel.files import sync_folder
 from protocols.server.checkpoint import KEEP, CannotResume, ServerDirectory, exchanged
 from protocols.server.releases import require_nothing_lost
 from refmpc import Party
@@ -29,7 +30,7 @@ from refmpc import Party
 __all__ = ["OpenedSteps", "Resumed", "agree_on_opened"]
 
 _HEAD = struct.Struct("<4sQQI")  # kind, step, bytes that follow, their checksum
-_STATE, _WORDS, _MARK = b"stat", b"word", b"mark"
+_STATE, _WORDS, _MARK, _END = b"stat", b"word", b"mark", b"done"
 _SIGNED = {np.dtype(np.uint32): np.int32, np.dtype(np.uint64): np.int64}
 
 
@@ -55,19 +56,22 @@ class Resumed:
 class OpenedSteps:
     """The files of one server. Positions count steps: position p is the state before step p."""
 
-    def __init__(self, directory: Path, word_type: type[np.unsignedinteger], *, synced: bool):
+    def __init__(self, directory: Path, word_type: type[np.unsignedinteger], words: int, *, synced: bool):
+        """``words``: how many a server sends in a step; what follows them in a record are the opened sums of the one before."""
         self._directory, self._synced = directory, synced
-        self._word_type = np.dtype(word_type)
+        self._word_type, self._words = np.dtype(word_type), words
         self._handle: BinaryIO | None = None
         self.written = self.marked = self.last_state = 0
+        self.finished = False  # whether the last state is that of the end
         for position in self._positions():
             for record in self._records(position):
+                self.finished = record.kind == _END
                 if record.kind == _STATE:
                     self.last_state = position
                     self.written, self.marked = max(self.written, position), max(self.marked, position)
                 elif record.kind == _WORDS:
                     self.written = max(self.written, record.step + 1)
-                else:
+                elif record.kind == _MARK:
                     self.marked = max(self.marked, record.step + 1)
 
     # writing -------------------------------------------------------------------------------------
@@ -95,6 +99,14 @@ class OpenedSteps:
             self._append(_MARK, step, b"")
             self.marked = step + 1
 
+    def finish(self, position: int, state: np.ndarray) -> None:
+        """Nothing is computed after ``position``: the state there is what the run gives."""
+        if not self.finished:
+            if self.last_state < position or self._handle is None:
+                self.keep_state(position, state)
+            self._append(_END, position, b"")
+            self.finished = True
+
     def close(self) -> None:
         """Nothing more is written."""
         if self._handle is not None:
@@ -102,6 +114,17 @@ class OpenedSteps:
             self._handle = None
 
     # going on ------------------------------------------------------------------------------------
+
+    def discard(self) -> None:
+        """The run begins anew: what this server has written was sent by nobody, and must not be taken for words of the new
+        attempt."""
+        self.close()
+        for file in self._directory.glob("opened-*.log"):
+            file.unlink()
+        if self._synced:
+            sync_folder(self._directory)
+        self.written = self.marked = self.last_state = 0
+        self.finished = False
 
     def resume(self, position: int, *, from_state: bool) -> Resumed:
         """Go back to ``position``, which all three have; what this server has beyond was sent by nobody, and is removed.
@@ -127,14 +150,23 @@ class OpenedSteps:
             return Resumed(start, state, [], None)
         if [record.step for record in kept] != list(range(start, position)):
             raise CannotResume(f"{self._file(start)} lacks steps before {position}; bring it back, or start a new run")
-        words, sums = [], []
-        for record in kept:
-            both = np.frombuffer(record.content, dtype=self._word_type)
-            size = len(both) if record.step == start else len(both) // 2
-            words.append(both[:size])
-            if record.step > start:
-                sums.append(both[size:].view(_SIGNED[self._word_type]).astype(np.int64))
-        return Resumed(start, state, sums, words[-1])
+        sums = [self._divided(record)[1] for record in kept if record.step > start]
+        return Resumed(start, state, sums, self._divided(kept[-1])[0])
+
+    def words(self, step: int) -> np.ndarray:
+        """This server's words of ``step``, one of the last, which all three have written: to be sent again."""
+        for position in reversed(self._positions()):
+            for record in self._records(position):
+                if record.kind == _WORDS and record.step == step:
+                    return self._divided(record)[0]
+        raise CannotResume(
+            f"{self._directory}: the words of step {step} are missing, which this server may have sent: bring its file back, "
+            "or start a new run"
+        )
+
+    def _divided(self, record: _Record) -> tuple[np.ndarray, np.ndarray]:
+        both = np.frombuffer(record.content, dtype=self._word_type)
+        return both[: self._words], both[self._words :].view(_SIGNED[self._word_type]).astype(np.int64)
 
     # files ---------------------------------------------------------------------------------------
 
@@ -169,12 +201,9 @@ class OpenedSteps:
         self._handle = os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT, 0o600), "wb")
         self._handle.truncate(end)
         self._handle.seek(end)
-        if self._synced:
-            folder = os.open(self._directory, os.O_RDONLY)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
+        if self._synced:  # what was cut off must not come back either: it belongs to an attempt that is over
+            os.fsync(self._handle.fileno())
+            sync_folder(self._directory)
 
     def _append(self, kind: bytes, step: int, content: bytes) -> None:
         assert self._handle is not None

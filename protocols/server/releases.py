@@ -28,10 +28,11 @@ from pathlib import Path
 
 import numpy as np
 
-from accel.files import write_arrays, write_bytes
+from accel.files import sync_folder, write_arrays, write_bytes
 from protocols.server.checkpoint import KEEP, CannotResume, ServerDirectory, confirm_on_disk, exchanged
 from protocols.step.global_step import Weights
 from refmpc import Party
+from refmpc.net.framing import listed, name_of
 
 __all__ = ["Releases", "agree_on_step", "require_nothing_lost"]
 
@@ -110,6 +111,7 @@ def agree_on_step(party: Party, directory: ServerDirectory, releases: Releases, 
     require_nothing_lost(step, released, last_kept, [bool(by_server[server][0]) for server in range(3)], last)
     directory.discard_after(step)
     releases.discard_after(step)
+    sync_folder(directory.path)  # what is gone must not come back: the next attempt has other shares of the same steps
     return step
 
 
@@ -121,14 +123,14 @@ def require_nothing_lost(
     ``last_kept``: the latest state of each server.
     """
     if step < released:
-        behind = [f"server {server}" for server, kept in last_kept.items() if kept < released]
+        behind = [name_of(server) for server, kept in last_kept.items() if kept < released]
         raise CannotResume(
-            f"{' and '.join(behind) or 'one of the servers'} no longer has the state after step {released}, which was "
+            f"{listed(behind or ['one of the servers'])} no longer has the state after step {released}, which was "
             f"released: computing it again would release other values under the same noise; {WAY_OUT}"
         )
-    keyless = [f"server {server}" for server in range(3) if not has_key[server]]
+    keyless = [name_of(server) for server in range(3) if not has_key[server]]
     if keyless and step < last and any(last_kept.values()):
         raise CannotResume(
-            f"{' and '.join(keyless)} has lost its noise key (noise.key): the noise of later steps must fit that of the steps "
+            f"{listed(keyless)} has lost its noise key (noise.key): the noise of later steps must fit that of the steps "
             f"before; {WAY_OUT}"
         )

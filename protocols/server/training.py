@@ -99,6 +99,8 @@ class TrainingRun:
                 oldest = self._checkpoint(step)
                 if self._joint is not None:
                     self._joint.forget_before(oldest)
+            if self.has_stopped:
+                return
             self.party.step = step
             yield step
             now = time.monotonic()
@@ -106,6 +108,11 @@ class TrainingRun:
                 reported = now
                 sent = self.party.ledger.total().bytes_sent
                 self.party.report({"phase": "training", "done": step + 1, "total": total, "bytes": sent})
+
+    @property
+    def has_stopped(self) -> bool:
+        """Whether the run ends before its last step: only one with open weights may."""
+        return False
 
     def _checkpoint(self, step: int) -> int:
         """Keep the state before ``step``; returns the oldest step that is kept."""
@@ -136,6 +143,13 @@ class TrainingRun:
         with self.party.phase("training"):
             rate = rate_input(self.party, self.plan.learning_rate(self.party.step), self.plan.scales)
             self.layers = await self._recorded_step(rows, self.layers, noise, rate)
+
+    def keep_shuffled(self, epoch: int, rows: SharedRows) -> None:
+        """Nothing is opened within an epoch here: one that is begun again may be shuffled again."""
+
+    def kept_shuffled(self, epoch: int) -> SharedRows:
+        """Checkpoints lie between epochs here."""
+        raise AssertionError("a run with secret weights does not go on within an epoch")
 
     async def release(self) -> list[np.ndarray]:
         """Open the model, all layers: its shares lie on all three disks before, and all three know that it is released."""

@@ -12,6 +12,7 @@ from protocols.plan.scales import EMBEDDING_BITS, RELEASE_BITS
 from protocols.step.gl_step import BlockOutputs, ClientFactors, layer_step
 from protocols.step.global_step import SharedRows, Weights, gradient_step
 from protocols.step.jacobians import ClientJacobian
+from protocols.step.open_gl_step import open_layer_step, public_block
 from protocols.step.open_step import step_words
 from protocols.step.public_weights import widest_head
 from refmpc import ArithmeticTensor, Cost, Party
@@ -27,7 +28,8 @@ def step_cost(plan: Plan) -> Cost:
     Takes as long as three servers compute on one batch, one after the other: under a second at the paper's sizes.
     """
     if isinstance(plan, LayerPlan):
-        return refmpc.dry_run(_layer_step, plan)["main"]
+        step = _open_layer_step if plan.opens_sums else _layer_step
+        return refmpc.dry_run(step, plan, releases=plan.releases)["main"]
     if plan.opens_sums:
         return refmpc.dry_run(_open_step, plan, releases=plan.releases)["main"]
     return refmpc.dry_run(_global_step, plan)["main"]
@@ -75,6 +77,17 @@ async def _layer_step(party: Party, plan: LayerPlan) -> None:
     clients = [_client(party, plan, shape) for shape in plan.shapes]
     noise = np.zeros(plan.parameters, dtype=np.int64)
     await layer_step(rows.embeddings, rows.labels, clients, weights, noise, plan.learning_rate(0), plan)
+
+
+async def _open_layer_step(party: Party, plan: LayerPlan) -> None:
+    rows, (shape,) = _rows(party, plan), plan.layer_shapes
+    clients = [_client(party, plan, shape) for shape in plan.shapes]
+    zeros = np.zeros(shape, dtype=np.int64)
+    blocks = [public_block(zeros[own.columns], plan.scales.weight_bits, plan.adapters) for own in plan.shapes]
+    head = widest_head(shape, plan.scales.logit_bound)
+    addend = np.zeros(plan.parameters, dtype=np.uint64)
+    words, *_ = await open_layer_step(rows.embeddings, rows.labels, clients, head, blocks, addend, plan)
+    await refmpc.open_words(party, words, plan.scales.truncated_bits, SUMS_RELEASE)
 
 
 def _client(party: Party, plan: LayerPlan, shape: AdapterShape | JacobianShape) -> ClientFactors | ClientJacobian:

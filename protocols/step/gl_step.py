@@ -11,6 +11,8 @@ Formulas (proofs §4.6), for client i with W̃_i its rows of W, and a, U already
 
 Layers without factors, and everything under ``explicit``, are written out sample by sample (``protocols.step.jacobians``) and join
 the same clip. Which rounding costs what is in ``protocols.plan.gl_scales``.
+
+With open weights the products with W are public matrices here: ``protocols.step.open_gl_step``.
 """
 
 from __future__ import annotations
@@ -44,16 +46,21 @@ from protocols.step.jacobians import (
     sample_opening,
 )
 from protocols.step.over_clip import norms_over_clip
+from protocols.step.public_weights import PublicMatrix, times_weights
 from refmpc import ArithmeticTensor, Words, seal
 from refmpc.mathematics.normalise import MANTISSA_BITS
 
 __all__ = [
     "BlockOutputs",
     "ClientFactors",
+    "Clipped",
     "WeightProducts",
     "block_norms",
     "clip_factors",
+    "clipped_parts",
     "layer_step",
+    "openings",
+    "products_with_updates",
     "weight_products",
 ]
 
@@ -79,10 +86,11 @@ class ClientFactors:
 
 @dataclass
 class WeightProducts:
-    """W-only products of one client: W̃ (d_i×S), M̂ (S×S), K (Lr×S), and ‖a_j‖²/γ² (B). Jacobians need W̃ alone."""
+    """W-only products of one client: W̃ (d_i×S), M̂ (S×S), K (Lr×S), and ‖a_j‖²/γ² (B). Jacobians need W̃ alone.
+    With open weights W̃ and M̂ are public."""
 
-    block: ArithmeticTensor
-    gram: ArithmeticTensor | None = None
+    block: ArithmeticTensor | PublicMatrix
+    gram: ArithmeticTensor | PublicMatrix | None = None
     up_weights: ArithmeticTensor | None = None
     projected_norms: ArithmeticTensor | None = None
 
@@ -123,10 +131,10 @@ async def weight_products(
 async def _up_norms(
     errors: ArithmeticTensor, products: WeightProducts, scales: AdapterScales
 ) -> tuple[ArithmeticTensor, None]:
-    """‖W̃δ_j‖²‖a_j‖²/γ², rounded up. 6 rounds."""
+    """‖W̃δ_j‖²‖a_j‖²/γ², rounded up. 6 rounds, 5 if M̂ is public."""
     assert products.gram is not None and products.projected_norms is not None
     fine = scales.curvature_bits + ROUND_UP
-    turned = await refmpc.matmul_truncate(errors, products.gram, PROBABILITY_BITS + scales.gram_bits - fine)
+    turned = await times_weights(errors, products.gram, PROBABILITY_BITS + scales.gram_bits - fine)
     cut = PROBABILITY_BITS + fine - scales.curvature_bits
     curvature = await refmpc.dot_truncate(errors, turned, cut) + 2 * 2.0**-scales.curvature_bits
     cut = scales.curvature_bits + scales.projected_norm_bits - MANTISSA_BITS
@@ -188,6 +196,73 @@ async def clip_factors(
     return factor.reshape(-1, 1), dict(zip(down, found[: len(down)], strict=True)), found[len(down) :]
 
 
+@dataclass
+class Clipped:
+    """A step when its clip is done: c (B×1), u, and what each client's opening is made of."""
+
+    factor: ArithmeticTensor
+    updates: ArithmeticTensor | None  # None with explicit gradients
+    layers: dict[int, ArithmeticTensor]  # T, by client
+    samples: dict[int, Samples]  # written out, by client
+    written_out: Samples | None  # the global gradient, with explicit gradients
+
+
+async def clipped_parts(
+    embeddings: ArithmeticTensor,
+    errors: ArithmeticTensor,
+    norms: ArithmeticTensor | None,
+    clients: Sequence[ClientFactors | ClientJacobian],
+    products: Sequence[WeightProducts],
+    plan: LayerPlan,
+) -> Clipped:
+    """The clip, over the global layer and all clients' layers together. ``norms`` None: explicit gradients."""
+    factored = {i: client for i, client in enumerate(clients) if isinstance(client, ClientFactors)}
+    written = {i: client for i, client in enumerate(clients) if isinstance(client, ClientJacobian)}
+    samples = [layer_samples(errors, products[i].block, client, plan) for i, client in written.items()]
+    if norms is None:
+        samples.append(global_samples(embeddings, errors, plan))
+    factor, at_layers, found = await clip_factors(
+        errors, norms, list(factored.values()), [products[i] for i in factored], plan.adapters, samples
+    )
+    wanted = [*at_layers.values(), *([] if norms is None else [errors])]
+    clipped = await refmpc.gather(*(clipped_updates(factor, each) for each in wanted))
+    updates = None if norms is None else clipped.pop()
+    whose = list(factored)
+    layers = {whose[place]: layer for place, layer in zip(at_layers, clipped, strict=True)}
+    by_client = dict(zip(written, found, strict=False))
+    return Clipped(factor, updates, layers, by_client, found[-1] if norms is None else None)
+
+
+def products_with_updates(
+    clipped: Clipped, clients: Sequence[ClientFactors | ClientJacobian], scales: AdapterScales
+) -> list[Coroutine[Any, Any, ArithmeticTensor]]:
+    """P = uᵀA of every client with factors. 2 rounds."""
+    if clipped.updates is None:
+        return []
+    cut, turned = UPDATE_BITS + scales.projected_bits - scales.product_bits, clipped.updates.T
+    return [refmpc.matmul_truncate(turned, c.projected, cut) for c in clients if isinstance(c, ClientFactors)]
+
+
+def openings(
+    clipped: Clipped,
+    clients: Sequence[ClientFactors | ClientJacobian],
+    products: Sequence[WeightProducts],
+    sums: Sequence[ArithmeticTensor],
+    noise: np.ndarray,
+    plan: LayerPlan,
+) -> list[Words]:
+    """This server's words of every client's layer gradient: nothing is sent."""
+    found, left, bits = [], iter(sums), plan.scales.truncated_bits
+    for i, (client, part) in enumerate(zip(clients, plan.noise_slices(), strict=True)):
+        if isinstance(client, ClientJacobian):
+            found.append(sample_opening(clipped.factor, clipped.samples[i], noise[part], bits))
+        else:
+            found.append(
+                _layer_opening(client, products[i].block, next(left), clipped.layers.get(i), noise[part], bits)
+            )
+    return found
+
+
 async def layer_step(
     embeddings: ArithmeticTensor,
     labels: ArithmeticTensor,
@@ -212,53 +287,33 @@ async def layer_step(
         *([] if explicit else [squared_norms(embeddings, scales)]),
     )
     norms = None if explicit else products.pop()
-
-    # clip, over the global layer and all clients' layers together
-    factored = {i: client for i, client in enumerate(clients) if isinstance(client, ClientFactors)}
-    written = {i: client for i, client in enumerate(clients) if isinstance(client, ClientJacobian)}
-    samples = [layer_samples(errors, products[i].block, client, plan) for i, client in written.items()]
-    if explicit:
-        samples.append(global_samples(embeddings, errors, plan))
-    factor, at_layers, found = await clip_factors(
-        errors, norms, list(factored.values()), [products[i] for i in factored], layers, samples
-    )
-    wanted = [*at_layers.values(), *([] if explicit else [errors])]
-    clipped = await refmpc.gather(*(clipped_updates(factor, each) for each in wanted))
-    updates = None if explicit else clipped.pop()
+    clipped = await clipped_parts(embeddings, errors, norms, clients, products, plan)
 
     # backward, with each server's own noise
     (addend,) = own_addends(noise, [weights], training.momentum, scales)
     bits = scales.truncated_bits
-    if updates is None:
-        velocity = await clipped_sum(factor, found[-1], bits, addend, weights.values.shape)
-        sums = []
+    if clipped.updates is None:
+        assert clipped.written_out is not None
+        total = clipped_sum(clipped.factor, clipped.written_out, bits, addend, weights.values.shape)
     else:
-        cut = UPDATE_BITS + layers.projected_bits - layers.product_bits
-        velocity, *sums = await refmpc.gather(
-            refmpc.matmul_truncate(embeddings.T, updates, bits, addend=addend),
-            *(refmpc.matmul_truncate(updates.T, client.projected, cut) for client in factored.values()),
-        )
-    parts = plan.noise_slices()
-    openings = {i: sample_opening(factor, each, noise[parts[i]], bits) for i, each in zip(written, found, strict=False)}
-    clipped_layers = dict(zip(at_layers, clipped, strict=True))
-    for place, (i, client) in enumerate(factored.items()):
-        layer = clipped_layers.get(place)
-        openings[i] = _layer_opening(client, products[i].block, sums[place], layer, noise[parts[i]], bits)
+        total = refmpc.matmul_truncate(embeddings.T, clipped.updates, bits, addend=addend)
+    velocity, *sums = await refmpc.gather(total, *products_with_updates(clipped, clients, layers))
+    words = openings(clipped, clients, products, sums, noise, plan)
 
     (after,) = await updated([weights], [velocity], learning_rate, training, scales)
-    return after, [openings[i] for i in range(len(clients))]
+    return after, words
 
 
 def _layer_opening(
     client: ClientFactors,
-    block: ArithmeticTensor,
+    block: ArithmeticTensor | PublicMatrix,
     sums: ArithmeticTensor,
     clipped: ArithmeticTensor | None,
     noise: np.ndarray,
     bits: int,
 ) -> Words:
     """This server's words of W̃(uᵀA) and TᵀX of every layer, noised and cut, in the flat layout: nothing is sent."""
-    shape, machine = client.shape, block.party.machine
+    shape, machine = client.shape, sums.party.machine
     rank, width = shape.rank, shape.width
     own, up_places, start = seal(noise).view(np.uint64), [], 0
     for block_width in shape.block_widths:
@@ -268,7 +323,11 @@ def _layer_opening(
     addend = machine.memory((width, rank * len(columns)))
     for here, place in zip(columns, up_places, strict=True):
         machine.call("copy", own[place].reshape(width, rank), addend[:, here])
-    up = refmpc.matmul_opening(block, sums, bits, addend=addend)
+    if isinstance(block, PublicMatrix):
+        product = refmpc.matmul_public(sums.T, block.words.transpose()).T
+        up = refmpc.tensor_opening(product.reinterpret(sums.fraction_bits + block.bits), bits, addend=addend)
+    else:
+        up = refmpc.matmul_opening(block, sums, bits, addend=addend)
     found = machine.memory(own.size, up.dtype)
     for layer, (here, place) in enumerate(zip(columns, up_places, strict=True)):
         machine.call("copy", up[:, here], found[place].reshape(width, rank))

@@ -17,6 +17,7 @@ from protocols.plan.gl_shapes import JacobianShape
 from protocols.plan.scales import EXPLICIT_BITS, PROBABILITY_BITS
 from protocols.step.global_step import written_out
 from protocols.step.over_clip import norms_over_clip
+from protocols.step.public_weights import PublicMatrix, times_weights
 from refmpc import ArithmeticTensor
 
 __all__ = [
@@ -46,12 +47,12 @@ class Samples:
 
 
 async def layer_samples(
-    errors: ArithmeticTensor, block: ArithmeticTensor, client: ClientJacobian, plan: LayerPlan
+    errors: ArithmeticTensor, block: ArithmeticTensor | PublicMatrix, client: ClientJacobian, plan: LayerPlan
 ) -> Samples:
-    """g_j = J_jᵀ(W̃δ_j). 6 rounds."""
+    """g_j = J_jᵀ(W̃δ_j). 6 rounds, 5 if W̃ is public."""
     scales, batch = plan.adapters, len(errors)
     cut = PROBABILITY_BITS + scales.block_bits - scales.signal_bits
-    signal = await refmpc.matmul_truncate(errors, block.T, cut)
+    signal = await times_weights(errors, block.T, cut)
     cut = scales.signal_bits + scales.jacobian_bits - scales.sample_bits
     found = await refmpc.matmul_truncate(signal.reshape(batch, 1, client.shape.width), client.jacobian, cut)
     found = found.reshape(batch, client.shape.parameters)

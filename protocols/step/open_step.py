@@ -25,7 +25,7 @@ from refmpc import ArithmeticTensor, TwoHolderBits, Words
 from refmpc.core.words import seal
 from vfl.training import TrainingConfig
 
-__all__ = ["clipped_updates_from_logits", "step_words"]
+__all__ = ["clipped_updates_from_logits", "errors_from_logits", "step_words"]
 
 
 async def _hidden_layer(
@@ -54,7 +54,7 @@ async def _hidden_errors(
     return found
 
 
-async def _errors_from_logits(logits: ArithmeticTensor, labels: ArithmeticTensor, head: Head) -> ArithmeticTensor:
+async def errors_from_logits(logits: ArithmeticTensor, labels: ArithmeticTensor, head: Head) -> ArithmeticTensor:
     """δ = softmax(z) − y at 18 bits, from logits within the bound of this step. 11 rounds, 14 beyond 12
     classes."""
     return await refmpc.softmax(logits, PROBABILITY_BITS, head.high_bit) - labels
@@ -70,7 +70,7 @@ async def clipped_updates_from_logits(
     if scales.low_round is not None:
         here = replace(scales.low_round, logit_bits=head.logit_bits, logit_bound=head.logit_bound)
         return await low_round.clipped_updates(logits, rows.labels, rows.norms, here)
-    errors = await _errors_from_logits(logits, rows.labels, head)
+    errors = await errors_from_logits(logits, rows.labels, head)
     factor = await clip_factors([errors], [rows.embeddings], rows.norms, scales)
     return await clipped_updates(factor, errors)
 
@@ -87,7 +87,7 @@ async def _factors(
     logits = refmpc.matmul_public(inputs[-1], head.words).reinterpret(head.logit_bits)
     if not active:
         return inputs, [await clipped_updates_from_logits(logits, rows, head, scales)]
-    last = await _errors_from_logits(logits, rows.labels, head)
+    last = await errors_from_logits(logits, rows.labels, head)
     errors = await _hidden_errors(last, layers, active, scales)
     factor = await clip_factors(errors, inputs, rows.norms, scales)
     return inputs, await refmpc.gather(*(clipped_updates(factor, delta) for delta in errors))
@@ -110,7 +110,7 @@ async def step_words(
     cut, own = scales.truncated_bits, seal(addend).view(np.uint64)
     if training.gradients == "explicit":
         logits = refmpc.matmul_public(rows.embeddings, head.words).reinterpret(head.logit_bits)
-        errors = await _errors_from_logits(logits, rows.labels, head)
+        errors = await errors_from_logits(logits, rows.labels, head)
         flat, factor = await explicit_clip(rows.embeddings, errors, scales)
         return [refmpc.matmul_opening(factor.reshape(1, -1), flat, cut, own.reshape(1, -1))]
     inputs, updates = await _factors(rows, layers, head, scales)

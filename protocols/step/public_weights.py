@@ -18,13 +18,28 @@ from dataclasses import dataclass
 
 import numpy as np
 
+import refmpc
+from accel import kernels
 from accel.validate import require
 from protocols.plan.scales import DECAY_BITS, EMBEDDING_BITS, HEAD_BITS, Scales
 from protocols.step.over_clip import ROOM
+from refmpc import ArithmeticTensor
 from refmpc.core.exact import ceil_log2
 from vfl.training import TrainingConfig
 
-__all__ = ["Head", "PublicLayer", "moved", "norm_above", "public_start", "rounded_head", "widest_head"]
+__all__ = [
+    "Head",
+    "PublicLayer",
+    "PublicMatrix",
+    "centred",
+    "moved",
+    "norm_above",
+    "public_start",
+    "rounded",
+    "rounded_head",
+    "times_weights",
+    "widest_head",
+]
 
 FEWEST_HEAD_BITS = 6
 MOMENTUM_BITS = 20  # of β̂
@@ -38,6 +53,26 @@ class PublicLayer:
 
     values: np.ndarray
     velocity: np.ndarray | None
+
+
+@dataclass(frozen=True)
+class PublicMatrix:
+    """A matrix that everybody knows: integers at ``bits``."""
+
+    words: np.ndarray
+    bits: int
+
+    @property
+    def T(self) -> PublicMatrix:
+        return PublicMatrix(self.words.transpose(), self.bits)
+
+
+async def times_weights(x: ArithmeticTensor, matrix: ArithmeticTensor | PublicMatrix, cut: int) -> ArithmeticTensor:
+    """x@matrix less ``cut`` bits: 2 rounds if the matrix is shared, 1 if it is public."""
+    if isinstance(matrix, ArithmeticTensor):
+        return await refmpc.matmul_truncate(x, matrix, cut)
+    exact = refmpc.matmul_public(x, matrix.words).reinterpret(x.fraction_bits + matrix.bits)
+    return await refmpc.truncate(exact, cut)
 
 
 @dataclass(frozen=True)
@@ -71,25 +106,21 @@ def public_start(start: Sequence[np.ndarray], scales: Scales, momentum: float) -
 def norm_above(columns: np.ndarray) -> int:
     """An integer that is at least the largest norm of a column of integers; above it by 2 and, for columns longer than
     about 2^24, by what rounding their entries up costs."""
-    largest = int(np.abs(columns).max(initial=0))
     keep = (62 - ceil_log2(max(1, len(columns)))) // 2  # bits whose squares add up in 64
-    shift = max(0, largest.bit_length() + 1 - keep)
-    rounded = (np.abs(columns) + ((1 << shift) - 1)) >> shift
-    squares = int((rounded * rounded).sum(axis=0).max(initial=0))
-    return (math.isqrt(squares) + 1) << shift
+    shift = max(0, kernels.largest_absolute(columns).bit_length() + 1 - keep)
+    return (math.isqrt(kernels.largest_square_sum(columns, shift)) + 1) << shift
 
 
-def _rounded(values: np.ndarray, bits: int) -> np.ndarray:
+def rounded(values: np.ndarray, bits: int) -> np.ndarray:
     """values/2^bits, to the nearest integer."""
     return values if bits == 0 else (values + (1 << (bits - 1))) >> bits
 
 
 def rounded_head(values: np.ndarray, weight_bits: int, reach: float) -> Head:
     """W̃ of the last layer: as fine as the softmax takes and the ring holds. ``reach`` bounds ‖[h 1]‖."""
-    centred = values - _rounded_mean(values)
     longest = math.ceil(reach * 2.0**REACH_BITS)
     for bits in range(min(HEAD_BITS, weight_bits), FEWEST_HEAD_BITS - 1, -1):
-        words = _rounded(centred, weight_bits - bits)
+        words = centred(values, weight_bits - bits)
         bound = norm_above(words) * longest >> (REACH_BITS + bits)
         head = Head(words, bits, float(1 << bound.bit_length()))  # few different ones: steps are recorded for each
         if head.high_bit <= ROOM:
@@ -112,10 +143,12 @@ def widest_head(shape: tuple[int, int], logit_bound: float) -> Head:
     return head
 
 
-def _rounded_mean(values: np.ndarray) -> np.ndarray:
-    """The mean over classes, rounded, as a column."""
-    classes = values.shape[1]
-    return np.floor_divide(2 * values.sum(axis=1, keepdims=True) + classes, 2 * classes)
+def centred(values: np.ndarray, bits: int) -> np.ndarray:
+    """Less the mean over classes, rounded, then over 2^bits to the nearest integer: the softmax of products with it is the
+    same but for the rounding."""
+    found = np.empty_like(values)
+    kernels.centred_rounded(values, bits, found)
+    return found
 
 
 def moved(
@@ -128,11 +161,11 @@ def moved(
     for layer, y in zip(layers, sums, strict=True):
         velocity = y
         if layer.velocity is not None:
-            velocity = _rounded(beta * layer.velocity, MOMENTUM_BITS) + y
-        values = layer.values if training.weight_decay == 1.0 else _rounded(alpha * layer.values, DECAY_BITS)
+            velocity = rounded(beta * layer.velocity, MOMENTUM_BITS) + y
+        values = layer.values if training.weight_decay == 1.0 else rounded(alpha * layer.values, DECAY_BITS)
         values = values - rate_word * velocity
         require(
-            int(np.abs(values).max()) < LARGEST,
+            kernels.largest_absolute(values) < LARGEST,
             "weights",
             "larger than 64 bits hold",
             "those of a training that does not diverge",

@@ -41,19 +41,21 @@ async def check_product(
     y: ArithmeticTensor | np.ndarray,
     product: Callable[[Any, Any], Any],
     limit: int,
-    addend: Words | None = None,
+    addend: np.ndarray | None = None,
 ) -> None:
     """Open x, y (a tensor, or public ring words) and the addends of all parties, and raise unless −limit ≤ product(x, y)
-    + addends < limit everywhere, as integers (in units of the product's scale). Addends may be shares: their sum is taken
-    modulo 2^64, like that of all shares."""
+    + addends < limit everywhere, as integers (in units of the product's scale). Sealed addends may hold shares: their sum
+    is taken modulo 2^64, like that of all shares; others are numbers of their own, noise say, and add up as integers."""
     left = await _open(operation, x.first)
     right = y.view(np.int64) if isinstance(y, np.ndarray) else await _open(operation, y.first)
     value = np.asarray(product(left.astype(np.float64), right.astype(np.float64)))
     residue = np.asarray(product(left.view(np.uint64), right.view(np.uint64)))
-    own = seal(np.zeros(value.shape, dtype=np.uint64)) if addend is None else addend
-    added = await _open(operation, own)
-    value = value + added.astype(np.float64)
-    signed = np.asarray(residue + added.view(np.uint64)).view(np.int64)
+    own = np.zeros(value.shape, dtype=np.uint64) if addend is None else addend
+    each = await _open_each(operation, seal(own).view(np.uint64))
+    added = np.asarray(each[0] + each[1] + each[2])
+    numbers = [added] if isinstance(own, Words) else each
+    value = value + sum(number.view(np.int64).astype(np.float64) for number in numbers)
+    signed = np.asarray(residue + added).view(np.int64)
     wrapped = np.abs(value - signed.astype(np.float64)) > _WRAPPED
     if wrapped.any():
         position = tuple(int(i) for i in np.unravel_index(int(np.argmax(wrapped)), wrapped.shape))

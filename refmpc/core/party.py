@@ -263,7 +263,11 @@ class Party:
 
     @contextlib.contextmanager
     def inside_recorded(self, inputs: int) -> Iterator[int]:
-        """Codes and histories count from here on; yields what they all grow by: step, first operation, ``inputs``."""
+        """Codes and histories count from here on; yields what they all grow by: step, first operation, ``inputs``.
+
+        Numbers are left out up to a multiple of three, so that the rotation of dealers begins at the same place in every
+        call, and one program serves all."""
+        self._operations += -self._operations % 3
         salt = mix(self._step, self._operations, inputs)
         self._begun, self._salt = self._operations, (salt >> 20) & 0xFFFFFFFF
         try:

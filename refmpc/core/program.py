@@ -3,8 +3,8 @@
 ``party.recorded(step)`` gives a function of the same arguments. Its first call runs ``step`` and takes notes of everything
 that passes the machine: draws, kernels, rounds. Later calls do the same again, with fresh masks, on new inputs.
 
-*Programs* are kept by what is public: shapes, layouts and scales of the inputs, public arguments, and the place in the
-rotation of dealers. Every array among the arguments is an *input*: inside it is sealed, so nothing can be read from it and
+*Programs* are kept by what is public: shapes, layouts and scales of the inputs, and public arguments. Every call begins at the
+same place in the rotation of dealers. Every array among the arguments is an *input*: inside it is sealed, so nothing can be read from it and
 frozen. What a kernel or a round is given must be an input, or memory that an instruction filled; anything else is refused,
 and so are releases, messages to clients, inputs and streams of this party alone. Masks come from draws alone: every call
 draws under its own step and operation numbers, as it would without recording, so no mask is ever used twice.
@@ -269,7 +269,7 @@ class Recorded:
 
     def _run(self, arguments: tuple[Any, ...], inputs: Inputs) -> tuple[Program | None, Any]:
         """The result, and the program in whose memory it lies, if it does."""
-        party, key = self._party, (inputs.key, self._party.operations % 3)
+        party, key = self._party, inputs.key
         if self._runs_as_it_is or inputs.overlap:
             return None, self._once(party.machine, inputs.sealed(arguments))
         if key not in self._programs and len(self._programs) < MOST_PROGRAMS:

@@ -7,6 +7,7 @@ values, which must be hashable.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -22,6 +23,7 @@ from refmpc.primitives.two_holder import TwoHolderBits
 
 __all__ = ["Inputs", "Leaf", "rebuilt", "regions"]
 
+_HOLDERS = (ArithmeticTensor, BooleanTensor, TwoHolderBits, Additive, TwoHolder, np.ndarray)
 _INPUT = name_digest("input of a recorded step")
 
 
@@ -82,7 +84,7 @@ class Leaf:
 
 def rebuilt(value: Any, replace: Callable[[Leaf], Any]) -> Any:
     """A structure with every array in it replaced."""
-    if isinstance(value, ArithmeticTensor | BooleanTensor | TwoHolderBits | Additive | TwoHolder | np.ndarray):
+    if isinstance(value, _HOLDERS):
         return replace(Leaf(value))
     kind = type(value)
     if kind is list or kind is tuple:
@@ -104,11 +106,11 @@ def _holds_arrays(value: Any) -> bool:
 
 def _describe(value: Any, leaves: list[Leaf]) -> Any:
     """A key for what is public about a structure; collects what holds arrays."""
-    if isinstance(value, ArithmeticTensor | BooleanTensor | TwoHolderBits | Additive | TwoHolder | np.ndarray):
+    if isinstance(value, _HOLDERS):
         leaf = Leaf(value)
         leaves.append(leaf)
         return leaf.describe()
-    kind = type(value)
+    kind: Any = type(value)
     if kind is list or kind is tuple:
         return (kind, *(_describe(item, leaves) for item in value))
     if kind is dict:
@@ -116,8 +118,7 @@ def _describe(value: Any, leaves: list[Leaf]) -> Any:
     if kind is slice:
         return (kind, value.start, value.stop, value.step)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        names = (field.name for field in dataclasses.fields(value))
-        return (kind, *((name, _describe(getattr(value, name), leaves)) for name in names))
+        return (kind, *[_describe(getattr(value, name), leaves) for name in _field_names(kind)])
     try:
         hash(value)
     except TypeError:
@@ -128,9 +129,17 @@ def _describe(value: Any, leaves: list[Leaf]) -> Any:
     return (kind, value)
 
 
+@functools.cache
+def _field_names(kind: type) -> tuple[str, ...]:
+    return tuple(field.name for field in dataclasses.fields(kind))
+
+
 def regions(array: np.ndarray) -> list[tuple[int, int]]:
     """Where an array lies: its two shares for themselves, as other memory may lie between them."""
-    pieces: Iterable[np.ndarray] = [array] if array.flags.c_contiguous or array.ndim < 2 else array
+    if array.flags.c_contiguous:
+        start = array.__array_interface__["data"][0]
+        return [(start, start + array.nbytes)] if array.size else []
+    pieces: Iterable[np.ndarray] = [array] if array.ndim < 2 else array
     return [byte_bounds(piece) for piece in pieces if piece.size]
 
 
@@ -141,10 +150,10 @@ class Inputs:
         leaves: list[Leaf] = []
         shape = _describe(arguments, leaves)
         self.arrays: list[np.ndarray] = [unseal(leaf.words) for leaf in leaves]
-        places = [array.__array_interface__["data"][0] for array in self.arrays]
+        known: dict[tuple[int, tuple[int, ...]], int] = {}
         first = [
-            next(j for j in range(i + 1) if places[j] == place and self.arrays[j].shape == self.arrays[i].shape)
-            for i, place in enumerate(places)
+            known.setdefault((array.__array_interface__["data"][0], array.shape), i)
+            for i, array in enumerate(self.arrays)
         ]
         self.key = (shape, tuple(first))  # which arguments are the same array is public, and part of a program
         self.digest = mix(*(leaf.public_digest() for leaf in leaves))

@@ -6,6 +6,8 @@ import contextlib
 import ctypes
 import inspect
 import sys
+import threading
+import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,6 +30,7 @@ __all__ = [
     "keep_freed_memory",
     "play_client",
     "play_party",
+    "traceback_text",
 ]
 
 LATER = 3.0  # seconds after the time-out in which a party whose peers failed must have ended
@@ -94,6 +97,19 @@ def _public_reason(error: BaseException) -> str:
     if type(error) in (PeerTimeout, PeerLost, PeerAborted, OutOfStep):
         return str(error)
     return type(error).__name__
+
+
+_FORMATTING = threading.Lock()
+
+
+def traceback_text() -> str:
+    """The traceback of the error that is being handled.
+
+    One thread at a time: Python parses the failing lines to mark columns in them, and its parser counts its depth for all
+    threads together. When three parties failed at once it could raise "AST constructor recursion depth mismatch" instead.
+    """
+    with _FORMATTING:
+        return traceback.format_exc()
 
 
 def explain(failures: Mapping[Peer, tuple[BaseException, str]]) -> PartyFailed:

@@ -10,7 +10,6 @@ import functools
 import secrets
 import threading
 import time
-import traceback
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ import numpy as np
 from accel.validate import require, require_choice, require_real
 from refmpc.core.ledger import Ledger
 from refmpc.launch import participants
-from refmpc.launch.participants import Options, Outcomes, explain, hanging, play_client, play_party
+from refmpc.launch.participants import Options, Outcomes, explain, hanging, play_client, play_party, traceback_text
 from refmpc.launch.processes import run_processes
 from refmpc.net.emulation import NetworkProfile, network_profile
 from refmpc.net.framing import Peer, ThreadTransport, thread_links
@@ -139,7 +138,7 @@ def _run_threads(
             else:
                 results[peer] = play_client(str(peer), transport, *clients[str(peer)])
         except BaseException as error:
-            failures[peer] = error, traceback.format_exc()
+            failures[peer] = error, traceback_text()
         finally:
             transport.close()
 

@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from refmpc.net.framing import Peer
+from refmpc.net.framing import Peer, name_of
 from refmpc.net.tls import Credentials
 
 __all__ = [
@@ -124,8 +124,8 @@ def fingerprint_of(certificate: x509.Certificate) -> str:
 def make_credentials(peers: Iterable[Peer], directory: Path) -> dict[Peer, Credentials]:
     """Fresh certificates for all ``peers`` of a run on one machine, each pinning the others."""
     names = list(peers)
-    files = {  # a client's name may be no file name, or that of a party
-        peer: make_certificate(f"party-{peer}" if isinstance(peer, int) else f"client-{number}", directory)
+    files = {  # a client's name may be no file name, or that of a server
+        peer: make_certificate(name_of(peer) if isinstance(peer, int) else f"client-{number}", directory)
         for number, peer in enumerate(names)
     }
     trusted = directory / "trusted.crt"

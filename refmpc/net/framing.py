@@ -35,6 +35,8 @@ __all__ = [
     "ThreadTransport",
     "Transport",
     "as_bytes",
+    "listed",
+    "name_of",
     "named",
     "printable",
     "thread_links",
@@ -53,8 +55,19 @@ GRACE = 0.3  # seconds in which a peer that gave up at the same moment may still
 
 
 def title(peer: Peer) -> str:
-    """How messages to people call a participant."""
-    return f"party {peer}" if isinstance(peer, int) else f"client {peer!r}"
+    """How sentences call a participant: by its name, a client as such."""
+    return name_of(peer) if isinstance(peer, int) else f"client {peer!r}"
+
+
+def name_of(peer: Peer) -> str:
+    """The one name of a participant, in files, logs and folders: ``server-0``, or a client's own."""
+    return f"server-{peer}" if isinstance(peer, int) else str(peer)
+
+
+def listed(names: Iterable[str]) -> str:
+    """Several names in a sentence: "a", "a and b", "a, b and c"."""
+    every = list(names)
+    return " and ".join([", ".join(every[:-1]), every[-1]] if len(every) > 1 else every)
 
 
 def printable(text: str, limit: int = ABORT_BYTES) -> str:
@@ -169,7 +182,7 @@ class Framing:
             self.seconds_waiting += self._lines[peer].wait_for_arrival(sent_at, size)
 
     def _timed_out(self, peers: Iterable[Peer], operation: str, doing: str) -> PeerTimeout:
-        names = " and ".join(f"{title(peer)} (message {self._received[peer] + 1})" for peer in peers)
+        names = listed(f"{title(peer)} (message {self._received[peer] + 1})" for peer in peers)
         return PeerTimeout(
             f"{names} {doing} in '{operation}' for {self.timeout:g} s: it hangs, is stopped or its network is down"
         )

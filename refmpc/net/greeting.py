@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hmac
 import json
+import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,7 +15,7 @@ from accel.validate import require
 from refmpc.net.framing import Peer, printable, title
 from refmpc.net.tls import MAX_MESSAGE
 
-__all__ = ["PROTOCOL_VERSION", "Greeting", "first_difference"]
+__all__ = ["PROTOCOL_VERSION", "Greeting", "first_difference", "must_agree"]
 
 PROTOCOL_VERSION = 1
 
@@ -59,7 +61,10 @@ class Greeting:
         that differs."""
 
         def differs(name: str, got: str, want: str) -> str:
-            return f"{title(peer)} has {name} = {printable(got, 200)}, {title(me)} has {printable(want, 200)}: they must agree"
+            theirs_and_ours = (
+                f"{title(peer)} has {name} = {printable(got, 200)}, {title(me)} has {printable(want, 200)}"
+            )
+            return f"{theirs_and_ours}: {must_agree(got, want)}"
 
         version = theirs.get("version")
         if version != PROTOCOL_VERSION:
@@ -76,6 +81,24 @@ class Greeting:
             name, got, want = different
             return True, differs(f"parameter {name!r}", got, want)
         return True, ""
+
+
+_REAL = re.compile(r"-?\d+(?:\.\d+(?:e[+-]?\d+)?|e[+-]?\d+)")
+_LAST_DIGITS = 1e-9  # relative: what libraries and processors may differ by, and no choice of a user does
+
+
+def must_agree(got: str, want: str) -> str:
+    """What to do about two values of a parameter. Equality is exact on purpose: a bound that differs in its last digit may
+    become another integer in the ring. Who has only other libraries or another processor is told so."""
+    skeletons = [_REAL.sub("#", text) for text in (got, want)]
+    numbers = [[float(number) for number in _REAL.findall(text)] for text in (got, want)]
+    same_kind = skeletons[0] == skeletons[1] and numbers[0] != numbers[1]
+    if same_kind and all(math.isclose(*pair, rel_tol=_LAST_DIGITS) for pair in zip(*numbers, strict=True)):
+        return (
+            "they differ in the last digits only, as libraries or processors do: install the same versions on both sides, "
+            "on processors of one kind"
+        )
+    return "they must agree"
 
 
 def first_difference(theirs: Mapping[str, Any], mine: Mapping[str, Any]) -> tuple[str, str, str] | None:

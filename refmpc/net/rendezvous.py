@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 
 from refmpc.core.errors import HandshakeError, PeerAborted, PeerLost, PeerTimeout, RefmpcError
 from refmpc.net.admission import PATIENCE, Admission, Caller
-from refmpc.net.framing import Peer, printable, title
+from refmpc.net.framing import Peer, listed, printable, title
 from refmpc.net.greeting import Greeting
 from refmpc.net.tls import (
     LENGTH,
@@ -425,4 +425,4 @@ class _Door:
 
 
 def _titles(peers: Collection[Peer]) -> str:
-    return " and ".join(sorted(map(title, peers)))
+    return listed(sorted(map(title, peers)))

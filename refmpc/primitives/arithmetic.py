@@ -139,7 +139,7 @@ async def _truncated(
     if x.party.insecure_check_ranges:
         from refmpc.core.debug import check_product
 
-        await check_product(operation, x, y, _IN_THE_CLEAR[summand], 2**62, own)
+        await check_product(operation, x, y, _IN_THE_CLEAR[summand], 2**62, addend)
     shares = await truncate_summands(operation, z.reshape(-1), bits)
     return ArithmeticTensor(x.party, shares.reshape(2, *shape), max(0, scale - bits), operation.history())
 

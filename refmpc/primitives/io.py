@@ -18,7 +18,7 @@ from refmpc.core.party import Operation, Party
 from refmpc.core.protocol import Cost, protocol
 from refmpc.core.tensor import ArithmeticTensor, BooleanTensor, SecretTensor
 from refmpc.core.words import Words, seal, unseal
-from refmpc.net.framing import Peer, Transport
+from refmpc.net.framing import Peer, Transport, title
 
 __all__ = ["Client", "input_from_client", "input_from_party", "reveal", "reveal_to_client"]
 
@@ -129,7 +129,7 @@ def reveal_to_client(x: ArithmeticTensor, client: str, release: str) -> None:
     party = x.party
     require(isinstance(x, ArithmeticTensor), "x", x, "an arithmetic tensor", "convert it with boolean_to_arithmetic")
     party.machine.leave(f"the release {release!r}")
-    party.ledger.record(release, x.size, f"client {client!r}")
+    party.ledger.record(release, x.size, title(client))
     operation = party.operation("reveal_to_client", x, client, release)
     masked = party.machine.binary("add", x.first, operation.zero_share(x.shape))
     party.send("reveal_to_client", client, [unseal(masked)])
@@ -152,7 +152,7 @@ async def reveal(x: SecretTensor, release: str, to: int | None = None) -> np.nda
     if to is not None:
         require_integer("to", to, 0, 2)
     party.machine.leave(f"the release {release!r}")
-    party.ledger.record(release, x.size, "all servers" if to is None else f"server {to}")
+    party.ledger.record(release, x.size, "all servers" if to is None else title(to))
     operation = party.operation("reveal", x, release, to)
     missing = await _missing_share(operation, x, to)
     if missing is None:

@@ -27,7 +27,8 @@ from accel.validate import require, require_integer
 from refmpc.core.party import Party
 from refmpc.core.protocol import Cost, protocol
 from refmpc.core.tensor import ArithmeticTensor
-from refmpc.core.words import Words, seal, unseal
+from refmpc.core.words import Words, unseal
+from refmpc.net.framing import title
 from refmpc.primitives.arithmetic import matmul_shape, matmul_summand, own_addend
 from refmpc.primitives.io import Client
 
@@ -39,6 +40,7 @@ __all__ = [
     "open_words",
     "opening_bytes",
     "receive_opening",
+    "tensor_opening",
     "unbiased_addend",
     "word_type",
 ]
@@ -66,12 +68,30 @@ def matmul_opening(x: ArithmeticTensor, y: ArithmeticTensor, bits: int, addend: 
     if x.party.insecure_check_ranges:
         from refmpc.core.debug import check_product
 
-        x.party.complete(check_product(operation, x, y, np.matmul, 2**62, own))
+        x.party.complete(check_product(operation, x, y, np.matmul, 2**62, addend))
     machine = operation.machine
     z, words = machine.memory(shape), machine.memory(shape, kind)
     matmul_summand(x, y, operation.zero_share(shape), z)
+    addend = None if own is None else machine.contiguous(own).reshape(-1)
+    machine.call("cut_words", z.reshape(-1), addend, bits, words.reshape(-1))
+    return words
+
+
+def tensor_opening(x: ArithmeticTensor, bits: int, addend: np.ndarray | None = None) -> Words:
+    """This server's words of (x + all servers' addends)/2^bits for shared x: as ``matmul_opening``, whose domain and error it
+    has, for a product with public integers. Local, nothing is opened yet."""
+    kind = word_type(bits)
+    own = own_addend(x.shape, addend)
+    operation = x.party.operation("tensor_opening", x, bits)
+    machine = operation.machine
+    z, words = machine.memory(x.shape), machine.memory(x.shape, kind)
+    machine.call("add", x.first, operation.zero_share(x.shape), z)
     if own is not None:
         machine.call("add", z, own, z)
+    if x.party.insecure_check_ranges:
+        from refmpc.core.debug import check_words
+
+        x.party.complete(check_words(operation, z, -(2**62), 2**62))
     machine.call("shift_right", z, np.uint64(bits), z)
     machine.call("copy", z, words)
     return words
@@ -80,7 +100,7 @@ def matmul_opening(x: ArithmeticTensor, y: ArithmeticTensor, bits: int, addend: 
 def open_to_client(party: Party, words: np.ndarray, client: str, release: str) -> None:
     """Send this server's words to the client: the moment of the release, which the ledger records first."""
     party.machine.leave(f"the release {release!r}")
-    party.ledger.record(release, words.size, f"client {client!r}")
+    party.ledger.record(release, words.size, title(client))
     party.send("open_to_client", client, [unseal(words)])
 
 
@@ -132,11 +152,14 @@ async def open_words(party: Party, words: Words, bits: int, release: str) -> np.
     party.machine.leave(f"the release {release!r}")
     party.ledger.record(release, words.size, "all servers")
     operation = party.operation("open_words", words.size, bits, release)
-    mine, width = unseal(words).astype(np.uint64), 64 - bits
-    packed = seal(kernels.pack_bits(mine, width))
+    mine, width = np.ascontiguousarray(unseal(words)), 64 - bits
+    packed = operation.machine.memory(kernels.packed_size(mine.size, width), np.uint8)
+    kernels.pack_into(mine, width, unseal(packed))
     round_ = operation.round()
     round_.send_next(packed)
     round_.send_previous(packed)
     others = round_.expect_next(packed.shape, np.uint8), round_.expect_previous(packed.shape, np.uint8)
     await round_
-    return added_words([mine, *(kernels.unpack_bits(unseal(other), width, mine.size) for other in others)], bits)
+    sums = np.empty(mine.size, dtype=np.int64)
+    kernels.add_packed(mine, *map(unseal, others), width, sums)
+    return sums

@@ -67,6 +67,10 @@ def test_product_pair_is_the_replicated_product(kernels, seed, count):
     assert int(whole[0]) == (sum(want) - sum(map(int, mask[1:]))) % 2**64
     outer = filled(kernels.product_pair, x[:, :, np.newaxis], y[:, np.newaxis], None, out=garbage(count, count))
     assert (outer == x0[:, np.newaxis] * (y0 + y1) + x1[:, np.newaxis] * y0).all()
+    rows = x.reshape(2, 1, count, 1), y.reshape(2, 1, 1, count)
+    start = random_words(seed + 3, 1, count, count)
+    every = filled(kernels.product_pair, *rows, start, out=garbage(1, count, count))
+    assert np.array_equal(every[0], outer + start[0])
 
 
 @both
@@ -100,7 +104,18 @@ def test_each_share_times_a_public_matrix(kernels, n, k, m):
 @both
 @pytest.mark.parametrize("flip", [False, True])
 @pytest.mark.parametrize(
-    "n,k,m", [(16, 8, 5), (17, 9, 6), (33, 40, 13), (15, 7, 4), (1, 1, 1), (48, 16, 26), (3, 64, 11)]
+    "n,k,m",
+    [
+        (16, 8, 5),
+        (17, 9, 6),
+        (33, 40, 13),
+        (15, 7, 4),
+        (1, 1, 1),
+        (48, 16, 26),
+        (3, 64, 11),
+        (1, 7, 1025),
+        (4, 5, 2050),
+    ],
 )
 def test_tiles_meet_at_their_edges_and_stay_inside(kernels, n, k, m, flip):
     """Sizes around whole tiles; the result lies between guards that must survive."""

@@ -160,8 +160,9 @@ def test_fir_taps_equal_python_integers(name, seed, bands, steps, big):
 @given(seed=st.integers(0, 10**6), bits=st.integers(0, 21), steps=st.integers(1, 130))
 def test_one_product_is_exact_up_to_its_bound(name, seed, bits, steps):
     rng = np.random.default_rng(seed)
-    taps = np.array([2**bits - 2 ** (bits - 1) if bits else 1, *([-(2 ** (bits - 1))] if bits else [])])
-    largest = 2**53 // int(np.abs(taps).sum())
+    later = [2**bits, -(2 ** (bits - 1))] if bits else [1]
+    taps = np.array([int(rng.integers(-(2**21), 2**21)), *later])  # the first one does not go into the product
+    largest = 2**53 // int(np.abs(taps[1:]).sum())
     z = rng.choice([-largest, largest, largest - 1, 1, 0], (len(taps) - 1 + steps, 3)).astype(np.int64)
     history, rows = z[: len(taps) - 1], z[len(taps) - 1 :]
     assert np.array_equal(accel.backend(name).fir_taps(history, rows, taps, largest), python_fir(history, rows, taps))

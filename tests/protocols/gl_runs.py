@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -16,6 +17,8 @@ from protocols.plan.scales import RELEASE_BITS
 from protocols.server import gl_training
 from tests.protocols.conftest import lora_federation
 from vfl.federation import Federation
+from vfl.local.client import Client
+from vfl.local.lora import ParallelLora
 from vfl.training import TrainingConfig
 from vfl.twins import TwinResult, train_gl_bmf
 
@@ -36,7 +39,7 @@ WIDTHS, BLOCKS, CLASSES = (5, 4), ((3, 4), (6,)), 3
 
 
 def make(
-    local_update: str = "released", momentum: float = 0.0, local: dict | None = None, **changes
+    local_update: str = "released", momentum: float = 0.0, local: dict[str, Any] | None = None, **changes: Any
 ) -> tuple[Federation, LayerPlan]:
     """Two clients, three layers, six steps; noise small enough that gradients are seen next to it."""
     local = {"local_learning_rate": 0.5, **(local or {})}
@@ -56,12 +59,17 @@ def run_secure(plan: LayerPlan, federation: Federation, directory: Path, keep: b
     )
 
 
+def lora_of(client: Client) -> ParallelLora:
+    assert client.lora is not None
+    return client.lora
+
+
 def adapters_of(clients) -> np.ndarray:
     """All U and V of some clients, flat."""
     return np.concatenate([part.ravel() for c in clients for l in c.lora.layers for part in (l.up, l.down)])
 
 
-def trained(result, twin: TwinResult) -> list:
+def trained(result, twin: TwinResult) -> list[Client]:
     """The twin's clients, with the layers that the secure run has trained."""
     clients = [client.fresh() for client in twin.clients]
     for client in clients:
@@ -96,12 +104,12 @@ def parameter_bound(plan: LayerPlan, federation: Federation, noise: np.ndarray, 
     training, classes = plan.training, plan.classes
     steps = plan.schedule.num_steps
     states = [train_gl_bmf(federation, training, noise=noise, num_steps=k) for k in range(1, steps + 1)]
-    omega = max(np.linalg.norm(s.model.layers[0], 2) for s in states) + 0.05
-    layers = [l for s in states for c in s.clients for l in c.lora.layers]
-    depth = max(len(c.lora.layers) for c in federation.clients)
-    mu = math.sqrt(depth) * max(np.linalg.norm(l.up, 2) for l in layers) + 0.05
-    nu = math.sqrt(depth) * max(np.linalg.norm(l.down, 2) for l in layers) + 0.05
-    s = federation.clients[0].lora.scale
+    omega = max(float(np.linalg.norm(s.model.layers[0], 2)) for s in states) + 0.05
+    layers = [l for s in states for c in s.clients for l in lora_of(c).layers]
+    depth = max(len(lora_of(c).layers) for c in federation.clients)
+    mu = math.sqrt(depth) * max(float(np.linalg.norm(l.up, 2)) for l in layers) + 0.05
+    nu = math.sqrt(depth) * max(float(np.linalg.norm(l.down, 2)) for l in layers) + 0.05
+    s = lora_of(federation.clients[0]).scale
     radius = min(c.row_bound.norm for c in federation.clients)
     reach = math.hypot(plan.scales.row_bound, 1.0)
 
@@ -112,7 +120,7 @@ def parameter_bound(plan: LayerPlan, federation: Federation, noise: np.ndarray, 
         root = math.sqrt(2)
         up = s * (root * nu * e + omega * nu * d_delta + root * omega * da)
         down = s * math.sqrt(depth) * (root * (omega + mu) * e + mu * omega * (d_delta + root * dh / radius))
-        return reach * d_delta + root * dh + len(federation.clients) * (up + down)
+        return float(reach * d_delta + root * dh + len(federation.clients) * (up + down))
 
     fresh = gradient_moves(2.0**-12, math.sqrt(classes) * 2.0**-14, math.sqrt(plan.width) * 2.0**-15)
     fresh += training.clip_norm * (2.0**-14 + 2.0**-18 + 2.0**-11) + plan.adapters.clip_rounding
@@ -122,12 +130,12 @@ def parameter_bound(plan: LayerPlan, federation: Federation, noise: np.ndarray, 
     if estimated:
         root_b = math.sqrt(training.batch_size)
         lam = float(plan.local_update.regularisation)
-        y = training.clip_norm + np.linalg.norm(noise, axis=1).max() / training.batch_size
+        y = training.clip_norm + float(np.linalg.norm(noise, axis=1).max()) / training.batch_size
         g = y / (2 * math.sqrt(lam))
         dm = s * root_b * (1 + (nu + mu) * (nu + mu) * s / radius)  # per unit of E
         slope = s * root_b * (nu + mu)
-        growth = growth + slope * (growth / (2 * math.sqrt(lam)) + 2.25 * dm * y / lam) + 2 * s * root_b * g
-        fresh = fresh + slope * fresh / (2 * math.sqrt(lam))
+        growth += slope * (growth / (2 * math.sqrt(lam)) + 2.25 * dm * y / lam) + 2 * s * root_b * g
+        fresh += slope * fresh / (2 * math.sqrt(lam))
     distance = 0.0
     for _ in range(steps):
         distance = (1 + rate * growth) * distance + rate * fresh
@@ -147,13 +155,16 @@ def crash_once(monkeypatch, where: str, server: int, step: int) -> None:
             left.pop()
             raise Crash
 
-    write, send = gl_training.LayerRun.release_gradients, refmpc.open_to_client
+    send = refmpc.open_to_client
     sent: dict[tuple[int, int], int] = defaultdict(int)
 
-    async def release(self, at, openings):
-        die(self.party, "before writing")
-        await write(self, at, openings)
-        die(self.party, "after sending")
+    def dying(write):
+        async def release(self, at, openings):
+            die(self.party, "before writing")
+            await write(self, at, openings)
+            die(self.party, "after sending")
+
+        return release
 
     def open_(party, words, client, release):
         sent[party.id, party.step] += 1
@@ -163,5 +174,6 @@ def crash_once(monkeypatch, where: str, server: int, step: int) -> None:
             die(party, "between the clients")
         send(party, words, client, release)
 
-    monkeypatch.setattr(gl_training.LayerRun, "release_gradients", release)
+    for run in (gl_training.SecretLayerRun, gl_training.OpenLayerRun):
+        monkeypatch.setattr(run, "release_gradients", dying(run.release_gradients))
     monkeypatch.setattr(refmpc, "open_to_client", open_)

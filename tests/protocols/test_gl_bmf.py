@@ -15,7 +15,11 @@ from protocols.client.gl_client import client_program
 from protocols.local.gl_launch import client_jobs, layer_estimate, main
 from protocols.plan.gl_plan import plan_layer_run
 from protocols.plan.gl_scales import FactorBounds
+from protocols.plan.scales import RELEASE_BITS
+from protocols.server.gl_training import OpenLayerRun
 from protocols.step.cost import step_cost
+from protocols.step.public_weights import moved as moved_layers
+from protocols.step.public_weights import public_start
 from refmpc.core.errors import PartyFailed
 from tests.protocols.conftest import small_federation
 from tests.protocols.gl_runs import adapters_of, crash_once, difference, make, parameter_bound, run_secure, trained
@@ -26,10 +30,14 @@ from vfl.local.client import make_clients
 from vfl.training import TrainingConfig
 from vfl.twins import train_gl_bmf
 
+WEIGHTS = pytest.mark.parametrize("weights", ["open", "secret"])
 
+
+@WEIGHTS
 @pytest.mark.parametrize("momentum", [0.0, 0.5], ids=["plain", "momentum"])
-def test_weights_and_adapters_are_the_twins(tmp_path, momentum):
-    federation, plan = make(momentum=momentum, local={"local_learning_rate": 0.1}, epochs=1, learning_rate=0.1)
+def test_weights_and_adapters_are_the_twins(tmp_path, momentum, weights):
+    local = {"local_learning_rate": 0.1}
+    federation, plan = make(momentum=momentum, local=local, epochs=1, learning_rate=0.1, weights=weights)
     result = run_secure(plan, federation, tmp_path)
     noise = noise_of_the_servers(plan, tmp_path)
     twin = train_gl_bmf(federation, plan.training, noise=noise)
@@ -41,10 +49,10 @@ def test_weights_and_adapters_are_the_twins(tmp_path, momentum):
         assert (result.client_outputs[name].model == result.outputs[0]).all()
 
 
-@pytest.mark.parametrize("rule", ["clip", "normalise"])
-def test_adapters_follow_gradients_and_not_only_noise(tmp_path, rule):
+@pytest.mark.parametrize(("rule", "weights"), [("clip", "secret"), ("normalise", "secret"), ("normalise", "open")])
+def test_adapters_follow_gradients_and_not_only_noise(tmp_path, rule, weights):
     """Tighter than any worst case: after six steps all parameters agree to 1 % of what the gradients have moved them."""
-    federation, plan = make(local={"rule": rule}, learning_rate=2.0)
+    federation, plan = make(local={"rule": rule}, learning_rate=2.0, weights=weights)
     result = run_secure(plan, federation, tmp_path)
     noise = noise_of_the_servers(plan, tmp_path)
     twin = train_gl_bmf(federation, plan.training, noise=noise)
@@ -87,8 +95,9 @@ def test_claims_of_both_local_updates():
     assert slack["clip rounding"] == make(epsilon=8.0)[1].adapters.clip_rounding > 0
 
 
-def test_the_ledger_holds_exactly_the_declared_releases_and_costs(tmp_path):
-    federation, plan = make()
+@WEIGHTS
+def test_the_ledger_holds_exactly_the_declared_releases_and_costs(tmp_path, weights):
+    federation, plan = make(weights=weights)
     result = run_secure(plan, federation, tmp_path)
     steps = plan.schedule.num_steps
     step = [
@@ -96,18 +105,74 @@ def test_the_ledger_holds_exactly_the_declared_releases_and_costs(tmp_path):
         for name, shape in zip(plan.client_names, plan.shapes, strict=True)
     ]
     model = [("global model", f"client {name!r}", plan.global_parameters) for name in plan.client_names]
+    if weights == "open":
+        step = [("noised gradient sums", "all servers", plan.global_parameters), *step]
+        assert f"sums of the global layer of all {steps} steps are opened" in plan.claim.paragraph()
+    else:
+        model.append(("global model", "all servers", plan.global_parameters))
+        assert "opened to the three servers" not in plan.claim.paragraph()
     for ledger in result.ledgers:
         found = [(r.name, r.receiver, r.elements) for r in ledger.releases]
-        assert found == step * steps + model + [("global model", "all servers", plan.global_parameters)]
-        assert all("differentially private" in r.claim for r in ledger.releases)
+        assert found == step * steps + model
+        assert all("differentially private" in r.claim or plan.claim.headline() in r.claim for r in ledger.releases)
     counted = step_cost(plan)
     total = {
         name: sum(ledger.phases[name].bytes_sent for ledger in result.ledgers) for name in result.ledgers[0].phases
     }
     assert result.ledgers[0].phases["training"].rounds == steps * counted.rounds
-    assert total["training"] == steps * counted.bytes
     assert total["layer gradients"] == steps * 12 * sum(shape.parameters for shape in plan.shapes)
-    assert layer_estimate(plan)["bytes"] == total["training"] + total["layer gradients"]
+    if weights == "secret":
+        assert total["training"] == steps * counted.bytes
+        assert layer_estimate(plan)["bytes"] == total["training"] + total["layer gradients"]
+    else:  # bytes depend on how large logits can be in each step, which is public
+        assert 0.8 * steps * counted.bytes < total["training"] <= steps * counted.bytes
+        secret = step_cost(make()[1])
+        assert counted.rounds < secret.rounds and counted.bytes < secret.bytes
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"momentum": 0.9}, {"gradients": "explicit"}], ids=["plain", "momentum", "explicit"]
+)
+def test_open_sums_are_the_twins_gradients_and_what_everybody_computes_from_them_is_the_model(
+    tmp_path, monkeypatch, changes
+):
+    """Step by step, at the very weights and layers that were used: the sums that servers open, and those that clients get.
+    The model is an exact function of the opened sequence."""
+    momentum = changes.pop("momentum", 0.0)
+    federation, plan = make(momentum=momentum, weights="open", **changes)
+    sums: dict[int, dict[int, np.ndarray]] = defaultdict(dict)
+    told: dict[str, list[np.ndarray]] = defaultdict(list)
+    move, receive = OpenLayerRun._move, protocols.client.gl_client.receive_opening
+
+    def noting(self, step, opened):
+        sums[self.party.id][step] = opened.copy()
+        move(self, step, opened)
+
+    def noted(client, *arguments, **options):
+        told[client.name].append(receive(client, *arguments, **options))
+        return told[client.name][-1]
+
+    monkeypatch.setattr(OpenLayerRun, "_move", noting)
+    monkeypatch.setattr(protocols.client.gl_client, "receive_opening", noted)
+    result = run_secure(plan, federation, tmp_path)
+    noise = noise_of_the_servers(plan, tmp_path)
+    model = public_start(plan.start, plan.scales, momentum)
+    clients, size = federation.fresh().clients, plan.global_parameters
+    for step in range(plan.schedule.num_steps):
+        assert all((sums[server][step] == sums[0][step]).all() for server in range(3))
+        twin = train_gl_bmf(federation, plan.training, noise=noise, num_steps=step + 1)
+        before = train_gl_bmf(federation, plan.training, noise=noise, num_steps=step) if step else None
+        mine = np.concatenate([sums[0][step] * 2.0**-RELEASE_BITS, *(told[c.name][step] for c in clients)])
+        previous = plan.start[0] if before is None else before.model.layers[0]
+        if not momentum:  # what the twin's weights moved by is its sum
+            moved = (
+                (previous - twin.model.layers[0]).reshape(-1) * plan.training.batch_size / plan.training.learning_rate
+            )
+            assert np.abs(mine[:size] - moved).max() <= 0.02 * np.abs(moved).max()
+        model = moved_layers(model, plan.unflatten(sums[0][step]), plan.scales.rate_word(0.5), plan.training)
+        rest = mine[size:] - noise[step][size:]
+        assert np.linalg.norm(rest) <= plan.training.batch_size * plan.training.clip_norm * 1.01
+    assert (result.outputs[0] == model[0].values * 2.0**-plan.scales.weight_bits).all()
 
 
 def test_a_step_of_the_papers_size_stays_within_its_budget():
@@ -122,9 +187,11 @@ def test_a_step_of_the_papers_size_stays_within_its_budget():
     federation = Federation(clients, 10, labels[:0], [], [], 1.0)
     plan = plan_layer_run(federation, TrainingConfig(epochs=20, learning_rate=0.5))
     found = layer_estimate(plan)
-    assert found["rounds_per_step"] <= 36
+    assert found["rounds_per_step"] <= 31
     once = found["upload_bytes"] / plan.schedule.num_steps  # X and labels spread over the run
-    assert found["bytes"] / plan.schedule.num_steps + once <= 12.1e6  # half the rounds for one percent more bytes
+    # The first budget was 12 MB in 70 rounds. The low-round softmax and clip factor cost 40 kB more and save 39 rounds,
+    # which is less time on every link with more than 80 Mbit/s and 0.1 ms.
+    assert found["bytes"] / plan.schedule.num_steps + once <= 12.05e6
     assert plan.adapters.clip_rounding <= 2e-4 * plan.training.clip_norm
 
 
@@ -185,9 +252,9 @@ def test_what_does_not_fit_is_refused_before_anything_is_shared():
 
 
 @pytest.mark.parametrize("where", ["before writing", "after writing", "between the clients", "after sending"])
-@pytest.mark.parametrize("server", [0, 1])
-def test_after_a_crash_no_step_is_released_with_two_values(tmp_path, monkeypatch, where, server):
-    federation, plan = make(epochs=1, momentum=0.5)
+@pytest.mark.parametrize(("server", "weights"), [(0, "secret"), (1, "open")])
+def test_after_a_crash_no_step_is_released_with_two_values(tmp_path, monkeypatch, where, server, weights):
+    federation, plan = make(epochs=1, momentum=0.5, weights=weights)
     seen: dict[tuple[str, int], list[np.ndarray]] = defaultdict(list)
     receive = refmpc.receive_opening
     count: dict[str, int] = defaultdict(int)
@@ -240,8 +307,9 @@ def test_a_server_that_has_not_written_the_last_step_means_nobody_opened_the_mod
     assert len(opened) == 6 and all((value == opened[0]).all() for value in opened)
 
 
-def test_a_run_without_checkpoints_is_not_begun_again(tmp_path):
-    federation, plan = make(epochs=1)
+@WEIGHTS
+def test_a_run_without_checkpoints_is_not_begun_again(tmp_path, weights):
+    federation, plan = make(epochs=1, weights=weights)
     run_secure(plan, federation, tmp_path)
     with pytest.raises(PartyFailed, match="fresh for a run without checkpoints"):
         run_secure(plan, federation, tmp_path)

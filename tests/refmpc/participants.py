@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
-import traceback
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from refmpc.launch.participants import traceback_text
 from refmpc.net.framing import ThreadTransport, thread_links
 from refmpc.net.greeting import Greeting
 from refmpc.net.rendezvous import connect_client, connect_party, listen
@@ -24,7 +24,7 @@ def all_end(works: Mapping[Any, Callable[[], Any]], within: float = PATIENCE) ->
         try:
             outcomes[name] = works[name]()
         except Exception as error:
-            error.text = traceback.format_exc()  # type: ignore[attr-defined]
+            error.text = traceback_text()  # type: ignore[attr-defined]
             outcomes[name] = error
 
     threads = [threading.Thread(target=play, args=(name,), daemon=True) for name in works]
@@ -53,7 +53,7 @@ def meet(
     for name, greeting in greetings.items():
         if isinstance(name, int):
 
-            def work(name: int = name, greeting: Greeting = greeting) -> Any:
+            def work(name: Any = name, greeting: Greeting = greeting) -> Any:
                 try:
                     return connect_party(
                         name,
@@ -68,7 +68,7 @@ def meet(
                     listeners[name].close()
         else:
 
-            def work(name: str = name, greeting: Greeting = greeting) -> Any:
+            def work(name: Any = name, greeting: Greeting = greeting) -> Any:
                 return connect_client(name, addresses, greeting, credentials=mine.get(name), timeout=timeout)
 
         works[name] = work

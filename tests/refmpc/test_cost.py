@@ -10,8 +10,9 @@ import pytest
 
 import refmpc
 from refmpc import PROTOCOLS
+from refmpc.core.party import SMALL
 from refmpc.primitives.dealing import at_holders, held, row_segments, summands
-from tests.refmpc.harness import SMALL, Secret, evaluate, random_signed
+from tests.refmpc.harness import Secret, evaluate, random_signed
 
 shuffling = sys.modules["refmpc.primitives.shuffle"]  # the module: refmpc.shuffle is its function
 
@@ -245,7 +246,7 @@ EXAMPLES = {
     ],
     "shuffle": [
         *[([fixed(n, 3)], lambda party, x: ([x],)) for n in (0, 1, 2, 65)],
-        ([fixed(7), fixed(7, 2, 2), boolean(7, 3, width=1)], lambda party, *tensors: (tensors,)),
+        ([fixed(7), fixed(7, 2, 2), boolean(7, 3, width=1)], lambda party, *tensors: (list(tensors),)),
         ([fixed(7, 0)], lambda party, x: ([x],)),
     ],
     "reveal": [([fixed(n)], lambda party, x, to=to: (x, "example", to)) for n in COUNTS for to in (None, 0, 1, 2)],
@@ -321,7 +322,8 @@ def test_selection_is_no_dearer_than_its_aim(count):
     assert rounds <= 2 and size <= 40 * count
 
 
-# per element: bytes of MP-SPDZ (the least of its back ends) where it has the function; exact bytes (vectors of 960), rounds
+# Per element: bytes of MP-SPDZ (the least of its back ends) where it has the function; exact bytes (vectors of 960), rounds.
+# The bytes of 1/x, division and roots were 389 to 554, in 17 to 19 rounds: they doubled for fewer than half the rounds.
 MATHEMATICS = {
     "reciprocal on 2^-8..2^8": (refmpc.reciprocal, lambda party, x: (x, 2.0**-8, 2.0**8), 905, 772, 7),
     "divide": (refmpc.divide, lambda party, x: (x, x, 2.0**-8, 2.0**8), 905, 806, 9),

@@ -74,6 +74,7 @@ def reached(party, x, additive):
 
 
 PERMUTATIONS = tuple((pair, 1, 0) for pair in range(3))  # they stand still here: the masks alone must hide the rows
+WEIGHTS, CUT = np.array([1, 2, 1]), 1
 CASES = {
     "replicate": Case(lambda party, x: refmpc.replicate(at_holders(x)), ("arithmetic",), FAR),
     "truncate_additive": Case(
@@ -210,9 +211,14 @@ CASES = {
         ("arithmetic",) * 2,
         ((3 << 20, 4 << 20), (2 << 20, 6 << 20)),
     ),
+    # two secrets with one sum
+    "open_words of a tensor": Case(
+        lambda party, x, y: refmpc.open_words(party, refmpc.tensor_opening(x + y, CUT).reshape(-1), CUT, "example"),
+        ("arithmetic",) * 2,
+        ((3 << 20, 4 << 20), (6 << 20, 1 << 20)),
+    ),
     "reveal": Case(lambda party, x: refmpc.reveal(x, "example", to=1), ("arithmetic",), FAR, learns=(1,)),
 }
-WEIGHTS, CUT = np.array([1, 2, 1]), 1
 
 
 def opened_product(x, y):

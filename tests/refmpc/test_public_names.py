@@ -12,7 +12,7 @@ NAMES = """
     log lookup matmul matmul_opening matmul_public matmul_truncate maximum multiply multiply_truncate octave
     open_to_client open_words opening_bytes polynomial probabilities receive_opening reciprocal reciprocal_narrow
     relu replicate reveal reveal_to_client run scale_rows seal select shuffle softmax spline_times sqrt stack
-    summands thermometer truncate truncate_additive two_holder unseal weigh_bits weigh_reached where
+    summands tensor_opening thermometer truncate truncate_additive two_holder unseal weigh_bits weigh_reached where
 """
 
 

@@ -159,7 +159,9 @@ def watch_streams(monkeypatch: Any) -> None:
     monkeypatch.setattr(Operation, "uniform_below", watched_uniform)
 
 
-def _shares(kind: Any, secret: int, constant_for: int | None, shape: tuple[int, ...], rng: np.random.Generator) -> list:
+def _shares(
+    kind: Any, secret: int, constant_for: int | None, shape: tuple[int, ...], rng: np.random.Generator
+) -> list[Any]:
     """Three replicated share pairs; constant over the elements, and the same two for ``constant_for``, or random."""
     if isinstance(kind, tuple):
         return [np.full(shape, secret) if i == kind[1] else None for i in range(3)]
@@ -229,6 +231,8 @@ def observe(
 
 
 def _word_blocks(name: str, values: np.ndarray, modulus: int) -> list[Block]:
+    if values.size % (COUNT // 64):
+        return []  # of no element: a sum over all of them
     planes = values.dtype == np.uint64 and values.size % COUNT != 0
     if planes:  # bit-sliced words: one bit of 64 elements each
         rows = values.reshape(-1, COUNT // 64)

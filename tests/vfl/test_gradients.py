@@ -76,7 +76,8 @@ def test_agrees_with_opacus(hidden):
             linear.bias.copy_(torch.from_numpy(layer[-1].copy()))
         modules += [linear] if i == len(model.layers) - 1 else [linear, torch.nn.ReLU()]
     wrapped = grad_sample.GradSampleModule(torch.nn.Sequential(*modules), loss_reduction="sum")
-    loss = torch.nn.functional.cross_entropy(wrapped(torch.from_numpy(rows)), torch.from_numpy(labels), reduction="sum")
+    inputs = torch.from_numpy(rows).requires_grad_()  # opacus warns of inputs without
+    loss = torch.nn.functional.cross_entropy(wrapped(inputs), torch.from_numpy(labels), reduction="sum")
     loss.backward()
     expected = []
     for module in wrapped._module:

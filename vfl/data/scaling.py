@@ -7,6 +7,7 @@ the per-record claim would be void (proofs §10.1). Constants are stated (pixel 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -172,11 +173,15 @@ def bound_jacobians(jacobians: Floats, norm: float) -> Floats:
     return (jacobians * factors[:, None, None]).astype(jacobians.dtype)
 
 
-def split_row_bound(row_bound: float, num_clients: int) -> tuple[float, ...]:
-    """Each client's R_i = R/√N: Σ R_i² = R², so that the concatenated row obeys R whatever the clients hold."""
+def split_row_bound(row_bound: float, num_clients: int, widths: Sequence[int] | None = None) -> tuple[float, ...]:
+    """Each client's R_i with Σ R_i² = R², so that the concatenated row obeys R whatever the clients hold: R/√N, or with
+    ``widths`` R·√(w_i/Σw), so that a client with one column does not get the room of fifty."""
     require_real("row_bound", row_bound, 0.0, open_low=True)
     require_integer("num_clients", num_clients, 1)
-    return (row_bound / num_clients**0.5,) * num_clients
+    if widths is None:
+        return (row_bound / num_clients**0.5,) * num_clients
+    require(len(widths) == num_clients and min(widths) >= 1, "widths", list(widths), f"{num_clients} positive numbers")
+    return tuple(row_bound * (width / sum(widths)) ** 0.5 for width in widths)
 
 
 def row_bound_from_public(public_rows: Floats, quantile: float = 0.95) -> float:

@@ -29,6 +29,19 @@ __all__ = [
 ]
 
 DATA_SETS = ("digits", "breast_cancer", "cifar10", "cifar100", "emnist", "ocr_letters")
+# where torchvision looks for these sets, under its root
+_IMAGE_FILES = {
+    "cifar10": ("cifar-10-batches-py", (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch", "batches.meta")),
+    "cifar100": ("cifar-100-python", ("train", "test", "meta")),
+    "emnist": (
+        "EMNIST/raw",
+        tuple(
+            f"emnist-letters-{part}-{what}-ubyte"
+            for part in ("train", "test")
+            for what in ("images-idx3", "labels-idx1")
+        ),
+    ),
+}
 
 Array = npt.NDArray[np.generic]
 
@@ -212,10 +225,12 @@ def _load_torchvision(
     seed: int,
     download: bool,
 ) -> VerticalData:
+    require(data_root is not None, "data_root", None, "a folder", f"pass --data-root DIR with {_files_of(name)}")
+    root = Path(str(data_root))
+    if not download:
+        _require_files(name, root)
     from vfl.data.vision import read_torchvision
 
-    require(data_root is not None, "data_root", None, "a folder", "pass --data-root DIR (torchvision's root)")
-    root = Path(str(data_root))
     (x_train, y_train), (x_test, y_test) = read_torchvision(name, root, download)
     classes = {"cifar10": 10, "cifar100": 100, "emnist": 26}[name]
     notes: list[str] = []
@@ -249,6 +264,21 @@ def _load_torchvision(
         value_range=(0.0, 255.0),
         notes=tuple(notes),
     )
+
+
+def _files_of(name: str) -> str:
+    folder, files = _IMAGE_FILES[name]
+    return f"{folder}/ and in it {', '.join(files)}"
+
+
+def _require_files(name: str, root: Path) -> None:
+    """Name what is missing, before torch is loaded."""
+    folder, files = _IMAGE_FILES[name]
+    missing = [file for file in files if not (root / folder / file).exists()]
+    allowed = (
+        f"a folder with {folder}/ ({name} as its authors publish it, unpacked); missing there: {', '.join(missing)}"
+    )
+    require(not missing, "data_root", str(root), allowed)
 
 
 def _public_cifar100(root: Path) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]] | None:

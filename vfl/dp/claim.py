@@ -18,6 +18,7 @@ __all__ = [
     "ROW_BOUND_CHECKED",
     "ROW_BOUND_TRUSTED",
     "WARNING",
+    "WEAK_EPSILON",
     "ZERO_OUT",
     "Claim",
     "DeltaWarning",
@@ -40,6 +41,7 @@ OUTSIDE_EVERY_CLAIM = (
 )
 
 
+WEAK_EPSILON = 10.0
 WARNING = "WARNING: "  # begins a caveat that must be shown before a run, not only kept with it
 _PROVEN_EPSILON = "proven_epsilon"
 
@@ -226,7 +228,13 @@ def labels_only_claim(claim: Claim, local_update: str = "estimated") -> Claim:
 
 
 def with_delta_checked(claim: Claim, num_samples: int) -> Claim:
-    """``claim`` as it is if δ < 1/n; else with a caveat, and a ``DeltaWarning`` for who runs the command."""
+    """``claim`` as it is if δ < 1/n and ε ≤ 10; else with a caveat, and for δ a ``DeltaWarning`` for who runs the command."""
+    if claim.epsilon > WEAK_EPSILON:
+        sentence = (
+            f"epsilon = {claim.epsilon:.4g} is above {WEAK_EPSILON:g}: whoever knows everything but one record may become e^ε times "
+            "surer of it, which is next to no protection; up to about 3 is usual, and 8 is much"
+        )
+        claim = dataclasses.replace(claim, caveats=(WARNING + sentence, *claim.caveats))
     if claim.delta * num_samples < 1:
         return claim
     better = 10.0 ** (math.floor(-math.log10(num_samples)) - 1)

@@ -33,8 +33,8 @@ class NoiseFilter:
     Integers (``next_block``): rows at scale f_z in, filtered rows at scale f_z + tap_bits out, exact
     modulo 2^64. Floats (``next_block_float``): the same filter for the plaintext twin. One filter does
     one of the two. ``largest`` is a public bound of the integers. Memory: (bands−1)·width words. Cost: one float64
-    matrix product of bands+63 terms an entry where Σ|taps|·largest ≤ 2^53, two where not; blocks of 64 rows are the
-    cheapest, single rows pay a copy of the history.
+    matrix product of bands+63 terms an entry where Σ|taps|·largest ≤ 2^53 without the first tap, else two; blocks of 64
+    rows are the cheapest, single rows pay a copy of the history.
     """
 
     def __init__(self, factorisation: Factorisation, width: int, largest: int = 1 << 63):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from accel.errors import InvalidArgument
 from accel.validate import require, require_choice, require_real
 from vfl.dp import calibration
-from vfl.dp.claim import ZERO_OUT, Claim, Figure
+from vfl.dp.claim import WEAK_EPSILON, ZERO_OUT, Claim, Figure
 from vfl.dp.factorisation import Factorisation
 from vfl.dp.slack import DEFAULT_NOISE_BITS, FixedPointSlack
 
@@ -254,6 +254,14 @@ def epsilon_with_slack(
         if following <= epsilon * (1 + 1e-12):
             return epsilon + slack.epsilon_addition(multiplier, participations), addition
         epsilon = following
+    if headline and slack.delta_addition(WEAK_EPSILON, overflow) < delta:  # δ would do for a smaller ε
+        require(
+            False,
+            "epsilon",
+            float(f"{epsilon:.4g}"),
+            f"so small that e^ε times the distance of the arithmetic from real numbers stays below delta = {delta:g}",
+            f"above {WEAK_EPSILON:g} a claim says next to nothing anyway",
+        )
     require(
         not headline,
         "delta",

@@ -22,7 +22,7 @@ from vfl.federation import Federation
 from vfl.gradients import GlobalModel, clipped_gradient, with_ones
 from vfl.local.client import Client
 from vfl.progress import progress_bar
-from vfl.training import TrainingConfig
+from vfl.training import TrainingConfig, first_averaged, halving_steps
 from vfl.twins.mechanisms import NoisePlan
 from vfl.twins.noise import StepNoise
 
@@ -76,6 +76,20 @@ class _Parameters:
         model.layers = model.unflatten(self.flat)
         self.velocity = np.zeros_like(self.flat)
         self.config = config
+        self._average = np.zeros_like(self.flat)
+
+    def note(self, step: int, num_steps: int) -> None:
+        """Take the weights after ``step`` into the average, if one is asked for."""
+        kind, first = self.config.average, first_averaged(num_steps)
+        if kind == "fifth" and step >= first:
+            self._average += (self.flat - self._average) / (step - first + 1)
+        elif kind == "exponential":
+            self._average += (self.flat - self._average) / (1 if step == 0 else 2 ** halving_steps(num_steps))
+
+    def finish(self) -> None:
+        """The model becomes its average, if one is asked for."""
+        if self.config.average != "none":
+            self.flat[:] = self._average
 
     def step(self, mean_gradient: Floats, learning_rate: float) -> None:
         if self.config.momentum:
@@ -148,10 +162,12 @@ def train_frozen(
             mean /= config.batch_size
             factor = config.learning_rate_factor(step, num_steps)
             parameters.step(mean, config.learning_rate * factor)
+            parameters.note(step, num_steps)
             clipped += float((result.clip_factors < 1).mean()) if len(result.clip_factors) else 0.0
             advance(1)
             if evaluate_every and (step + 1) % (per_epoch * evaluate_every) == 0:
                 curve.append(((step + 1) // per_epoch, _accuracy(model, test, federation.test_labels)))
+    parameters.finish()
     accuracy = _accuracy(model, test, federation.test_labels)
     return TwinResult(
         method,

@@ -18,24 +18,25 @@ from typing import Any
 
 import numpy as np
 
+from accel.errors import InvalidArgument
 from accel.files import write_arrays
 from accel.validate import require
 from protocols.deploy.doctor.answerer import Answerer
 from protocols.deploy.net.backoff import Backoff
 from protocols.deploy.net.door import Door, Handler
-from protocols.deploy.net.wire import Channel, Identity, Refused, call, name_of
+from protocols.deploy.net.wire import Channel, Identity, Refused, call
 from protocols.deploy.records.log import Log
 from protocols.deploy.records.waiting import Waiting
 from refmpc.core.errors import PeerLost, PeerTimeout, RefmpcError
-from refmpc.net.framing import printable
+from refmpc.net.framing import name_of, printable
 from refmpc.net.rendezvous import listen
 from vfl.alignment import AlignmentError, align_as_leader, align_as_member, encode_ids
+from vfl.tables import IdRule, describe_ids
 
 __all__ = ["Agreed", "Aligner"]
 
 _PATIENCE = 600.0  # seconds for one message of the intersection: long lists take time to blind
 _ATTEMPTS = 5
-_PAUSE = 0.5
 
 Advance = Callable[[int], None]
 
@@ -64,6 +65,7 @@ class Aligner:
         listen_on: str | None,
         pad_to: int | None = None,
         terms: Mapping[str, Any] | None = None,
+        id_form: str = IdRule().form,
         handlers: Mapping[str, Handler] | None = None,
     ):
         self._identity, self._kind, self._ids, self._log = identity, kind, ids, log
@@ -76,7 +78,7 @@ class Aligner:
         clients = identity.config.ordered_clients
         self._names = [client.name for client in clients]
         self._leader = clients[-1]
-        self._listen_on, self._pad_to = listen_on, pad_to
+        self._listen_on, self._pad_to, self._id_form = listen_on, pad_to, id_form
         self._terms = {"--pad-to": pad_to, **(terms or {})}  # what all clients must have chosen alike
         self._waiting = Waiting(log)
         self._handlers = {"align": self._arrive, **(handlers or {})}
@@ -107,6 +109,13 @@ class Aligner:
             self._save(agreed)
             self._announce(agreed)
         self._agreed = agreed
+        if not len(agreed.rows):
+            self.forget()  # other files may have rows in common
+            raise InvalidArgument(
+                f"no person is in every client's file: none of the {describe_ids(self._ids)} here is at all the others; check "
+                "that the files are about the same people, that --id is the right column, and that ids are written alike "
+                "([id] rule in columns.toml)"
+            )
         return agreed
 
     def _align(self, advance: Advance) -> Agreed:
@@ -114,7 +123,7 @@ class Aligner:
         if len(self._names) == 1:
             order = np.argsort(np.frombuffer(os.urandom(8 * len(self._ids)), dtype=np.uint64), kind="stable")
             return Agreed(order, session)
-        backoff = Backoff(_PAUSE)
+        backoff = Backoff()
         for left in range(_ATTEMPTS - 1, -1, -1):
             try:
                 if self._identity.name == self._leader.name:
@@ -142,6 +151,13 @@ class Aligner:
                 channel.answer(refused=f"{both}: they must agree")
                 self._log.error("a client differs in what all must have chosen alike", reason=both)
                 return
+        if hello.get("id_form") != self._id_form:
+            channel.answer(
+                refused=f"{name} writes ids in {printable(str(hello.get('id_form')))} form, {self._identity.name} in {self._id_form} "
+                "form, so that the same person could have two: [id] rule = 'verbatim' in columns.toml must be at all clients "
+                "or at none"
+            )
+            return
         if self._agreed is not None:
             channel.answer(
                 refused=f"{self._identity.name} has aligned its rows already: if {name} has lost what it kept of that, "
@@ -169,10 +185,10 @@ class Aligner:
         try:
             links = {name: channel.connection for name, channel in self._members.items()}
             name = self._identity.name
-            found = align_as_leader(
+            aligned = align_as_leader(
                 self._ids, links, name=name, pad_to=self._pad_to, timeout=_PATIENCE, advance=advance
             )
-            return found.rows
+            return aligned.rows
         except BaseException:
             self._hang_up()
             raise
@@ -198,11 +214,11 @@ class Aligner:
         with self._call_leader() as channel:
             name = self._identity.name
             link = channel.connection
-            found = align_as_member(
+            aligned = align_as_member(
                 self._ids, link, name=name, clients=self._names, pad_to=self._pad_to, timeout=_PATIENCE, advance=advance
             )
             message, _ = channel.receive()
-            agreed = Agreed(found.rows, str(message.get("session")))
+            agreed = Agreed(aligned.rows, str(message.get("session")))
             require(message.get("rows") == len(agreed.rows), "aligned rows", message.get("rows"), str(len(agreed.rows)))
             self._save(agreed)
             channel.send({"ok": True})
@@ -222,7 +238,7 @@ class Aligner:
 
     def _call_leader(self) -> Channel:
         address = self._meeting_place()
-        backoff = Backoff(_PAUSE)
+        backoff = Backoff()
         while True:
             try:
                 timeout = self._identity.config.run.timeout
@@ -234,6 +250,7 @@ class Aligner:
                     timeout=timeout,
                     kind=self._kind,
                     terms=self._terms,
+                    id_form=self._id_form,
                 )
                 self._waiting.over()
                 return channel
@@ -244,6 +261,10 @@ class Aligner:
                     raise
                 self._waiting.on(self._leader.name, str(error))
             backoff.wait()
+
+    def kept(self) -> Agreed | None:
+        """An earlier alignment of the same ids for the same purpose, if there was one."""
+        return self._load()
 
     def forget(self) -> None:
         """The alignment served its purpose: the next call aligns anew."""

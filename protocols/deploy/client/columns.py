@@ -10,25 +10,43 @@ import numpy as np
 
 from accel.errors import InvalidArgument
 from accel.validate import require
+from protocols.deploy.config.public_plan import client_bounds
 from protocols.deploy.config.read import ClientEntry, FederationConfig
-from vfl.data.columns import ClientTable, read_client_file
+from protocols.inference.model_file import ReleasedModel
 from vfl.data.embeddings import embed_own_rows
-from vfl.data.scaling import RowBound, bound_rows, split_row_bound
+from vfl.data.scaling import RowBound, bound_rows
 from vfl.local.config import LOCAL_MODELS, LocalModelConfig
 from vfl.local.lora import ParallelLora
+from vfl.tables import (
+    ClientTable,
+    IdRule,
+    Label,
+    Number,
+    RawTable,
+    Schema,
+    TableReport,
+    apply_schema,
+    fit_schema,
+    read_schema,
+    read_table,
+)
+from vfl.tables.kinds import as_is
 
-__all__ = ["OwnColumns", "add_column_options", "read_columns"]
+__all__ = ["OwnColumns", "add_column_options", "client_row_bound", "read_columns", "resolve_schema"]
 
 
 @dataclass(frozen=True)
 class OwnColumns:
     """A file, and how its columns become embeddings: ``outputs`` of the local model, each row brought within ``bound``.
-    ``source`` says what was taken as public."""
+    ``source`` says what was taken as public; ``local_model`` is the frozen model's fingerprint."""
 
     table: ClientTable
     outputs: np.ndarray = field(repr=False)
     bound: RowBound
     source: str
+    schema: Schema | None = field(default=None, repr=False)
+    local_model: str = ""
+    report: TableReport | None = field(default=None, repr=False)
 
     def embeddings(self, rows: np.ndarray, layers: ParallelLora | None = None) -> np.ndarray:
         """What this client shares of these rows: from its frozen local model, or with the layers that it has trained."""
@@ -42,6 +60,16 @@ class OwnColumns:
     @property
     def ids(self) -> tuple[str, ...]:
         return self.table.ids
+
+    @property
+    def id_form(self) -> str:
+        """How ids are written, which all clients compare (``vfl.tables.ids``)."""
+        return IdRule().form if self.schema is None else self.schema.id.form
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What this client should know about its own file."""
+        return () if self.report is None else self.report.notes
 
     def one_hot(self, rows: np.ndarray, classes: tuple[str, ...]) -> np.ndarray:
         """Labels of these rows as one-hot rows."""
@@ -68,8 +96,11 @@ class OwnColumns:
 def add_column_options(parser: argparse.ArgumentParser) -> None:
     """Options on a client's file, for all commands that read one."""
     group = parser.add_argument_group("columns")
-    group.add_argument("--id", default="id", metavar="COLUMN", help="column that names the person (default id)")
+    group.add_argument("--id", metavar="COLUMN", help="column that names the person (default: the schema's, or id)")
     scaling = group.add_mutually_exclusive_group()
+    scaling.add_argument(
+        "--schema", metavar="FILE", help="columns.toml, which `ppvfl schema` writes: kinds, ranges and fill rules"
+    )
     scaling.add_argument("--public", metavar="FILE", help="public rows with the same columns, to scale by")
     scaling.add_argument("--value-range", metavar="LOW,HIGH", help="stated range of all columns, to scale by")
     scaling.add_argument("--scaled", action="store_true", help="the columns are embeddings, or scaled, already")
@@ -78,22 +109,26 @@ def add_column_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--local-width", type=int, metavar="N", help="output width of the local model")
 
 
+def client_row_bound(config: FederationConfig, entry: ClientEntry) -> float:
+    """This client's part R_i of the row bound."""
+    return client_bounds(config)[[client.name for client in config.ordered_clients].index(entry.name)]
+
+
 def read_columns(
     config: FederationConfig,
     entry: ClientEntry,
     file: str | Path,
     arguments: argparse.Namespace,
     *,
-    label_column: str | None,
+    label_column: str | None = None,
+    with_label: bool = True,
+    model: ReleasedModel | None = None,
 ) -> OwnColumns:
-    """Read, scale, embed and bound the rows of one client."""
-    require(
-        arguments.scaled or arguments.public is not None or arguments.value_range is not None,
-        "scaling",
-        "none",
-        "by public constants, since anything fitted on private rows would void the claim",
-        "give --public FILE, --value-range LOW,HIGH or --scaled",
-    )
+    """Read, scale, embed and bound the rows of one client.
+
+    ``label_column``: the label client's, if it is not the schema's. ``with_label`` False: new rows, whose label is not known. ``model``: the
+    file whose schema and constants hold; options that say something else are refused.
+    """
     require(
         config.run.layers is None or arguments.local_model == "identity",
         "--local-model",
@@ -101,40 +136,149 @@ def read_columns(
         "'identity' with gl_bmf, where a layer reads the scaled columns themselves",
         "embed the rows beforehand and give them with --scaled",
     )
-    table = read_client_file(file, id_column=arguments.id, label_column=label_column)
-    public = None
-    if arguments.public is not None:
-        other = read_client_file(arguments.public, id_column=arguments.id, forbidden_column=None)
-        missing = [name for name in table.columns if name not in other.columns]
+    known = None if model is None else model.schema
+    stated = read_schema(arguments.schema) if arguments.schema is not None else known
+    id_column = arguments.id or ("id" if stated is None else stated.id.column)
+    if entry.label and label_column is None and (stated is None or stated.label is None):
+        label_column = "label"
+    with_label = with_label and entry.label
+    raw = read_table(file, id_column=id_column, label_column=_label_name(stated, label_column) if with_label else None)
+    schema = resolve_schema(arguments, raw, label_column, known)
+    require(entry.label or schema.label is None, "[label]", "given", f"absent at {entry.name}, which has no labels")
+    if entry.label and schema.label is not None:
         require(
-            not missing, f"{other.source}: columns", f"without {', '.join(missing[:5])}", "those of the private file"
+            not schema.label.classes or set(schema.label.classes) == set(config.run.classes),
+            "[label] classes",
+            ", ".join(schema.label.classes),
+            f"those of {config.source}: {', '.join(config.run.classes)}",
         )
-        public = other.features[:, [other.columns.index(name) for name in table.columns]]
-    outputs, source = embed_own_rows(
-        table.features,
-        LocalModelConfig(arguments.local_model, arguments.local_width, weights=arguments.local_weights),
-        name=table.source,
-        public=public,
-        value_range=_value_range(arguments.value_range),
-        are_embeddings=arguments.scaled,
-    )
+    table, report = apply_schema(schema, raw, with_label=with_label)
+    local = LocalModelConfig(arguments.local_model, arguments.local_width, weights=arguments.local_weights)
+    outputs, embedded = embed_own_rows(table.features, local, name=table.source, are_embeddings=True)
     width = outputs.shape[1]
     require(
         width == entry.width,
-        f"{table.source}: columns after the local model",
+        f"{table.source}: columns after scaling and the local model",
         width,
         f"{entry.width}, the width of {entry.name} in {config.source}",
-        "drop columns, or agree on another width with everybody",
+        "drop columns, or agree on another width with everybody (`ppvfl check` prints it)",
     )
-    bound = split_row_bound(config.run.row_bound, len(config.clients))[0]
-    return OwnColumns(table, outputs.astype(np.float64), RowBound(bound, config.run.row_rule), source)
+    fingerprint = "" if local.kind == "identity" else local.fingerprint()
+    bound = RowBound(client_row_bound(config, entry), config.run.row_rule)
+    if model is not None and model.version > 0:
+        _same_as_trained(model, fingerprint, bound)
+    return OwnColumns(
+        table, outputs.astype(np.float64), bound, f"{embedded}; {schema.source}", schema, fingerprint, report
+    )
 
 
-def _value_range(text: str | None) -> tuple[float, float] | None:
-    if text is None:
-        return None
+def resolve_schema(
+    arguments: argparse.Namespace, raw: RawTable, label_column: str | None = None, known: Schema | None = None
+) -> Schema:
+    """The schema that the options mean for this file: columns.toml, public rows, a stated range, or none. ``known`` is that of
+    a model: it holds by itself, and what the options say must agree with it."""
+    given = (arguments.schema, arguments.public, arguments.value_range, arguments.scaled or None)
+    if all(option is None for option in given):
+        require(
+            known is not None,
+            "scaling",
+            "none",
+            "by public constants, since anything fitted on private rows would void the claim",
+            "give --schema FILE (`ppvfl schema` writes it), --public FILE, --value-range LOW,HIGH or --scaled",
+        )
+        assert known is not None
+        return _with_id(known, arguments.id)
+    if arguments.schema is not None:
+        schema = _with_id(read_schema(arguments.schema), arguments.id)
+        label = schema.label
+        require(
+            label_column is None or label is None or label.column == label_column,
+            "--label-column",
+            label_column,
+            f"{label.column!r}, as in {arguments.schema}, or absent" if label else "",
+        )
+        if label_column is not None and label is None:
+            schema = Schema(schema.columns, schema.id, Label(label_column), schema.ignored, schema.source)
+    else:
+        schema = _schema_of_options(arguments, raw, label_column, known)
+    if known is not None:
+        _refuse_other_constants(schema, known)
+        return _with_id(known, arguments.id or schema.id.column)
+    return schema
+
+
+def _schema_of_options(
+    arguments: argparse.Namespace, raw: RawTable, label_column: str | None, known: Schema | None
+) -> Schema:
+    """--public, --value-range or --scaled: all columns of the file but id and label (of new rows: those of the model)."""
+    rule = IdRule(arguments.id or "id") if known is None else _with_id(known, arguments.id).id
+    label = Label(label_column) if label_column is not None and known is None else None
+    apart = (rule.column, label_column)
+    names = [name for name in raw.names if name not in apart] if known is None else [c.name for c in known.columns]
+    require(len(names) >= 1, f"{raw.source}: columns", "none", f"at least one feature beside {rule.column!r}")
+    if arguments.public is not None:
+        public = read_table(arguments.public, id_column=rule.column)
+        missing = [name for name in names if name not in public.names]
+        require(
+            not missing, f"{public.source}: columns", f"without {', '.join(missing[:5])}", "those of the private file"
+        )
+        chosen = RawTable(public.source, public.table.select(names), public.notes)
+        return fit_schema(chosen, id_column=rule.column, id_rule=rule.rule, label=label)
+    if arguments.scaled:
+        return Schema(
+            tuple(as_is(name) for name in names), rule, label, source="scaled beforehand, as its owner states"
+        )
+    low, high = _value_range(arguments.value_range)
+    columns = tuple(Number(n, centre=low, spread=high - low, limit=1.0, fill="refuse") for n in names)
+    return Schema(columns, rule, label, source=f"stated range {low:g}..{high:g}")
+
+
+def _with_id(schema: Schema, column: str | None) -> Schema:
+    """The id may have another name in the file of new rows."""
+    if column is None or column == schema.id.column:
+        return schema
+    rule = IdRule(column, schema.id.rule, schema.id.missing)
+    ignored = tuple(name for name in schema.ignored if name != column)
+    return Schema(schema.columns, rule, schema.label, ignored, schema.source)
+
+
+def _refuse_other_constants(given: Schema, known: Schema) -> None:
+    """New rows must be scaled as those that the model was trained on."""
+    theirs, ours = ({c.name: c.as_dict() for c in schema.columns} for schema in (given, known))
+    other = sorted(name for name in theirs.keys() | ours.keys() if theirs.get(name) != ours.get(name))
+    require(
+        not other,
+        "scaling of these columns",
+        ", ".join(other[:10]),
+        "as when the model was trained",
+        "leave out --schema, --public, --value-range and --scaled: the model's file holds the constants",
+    )
+
+
+def _same_as_trained(model: ReleasedModel, fingerprint: str, bound: RowBound) -> None:
+    require(
+        fingerprint == model.local_model,
+        "--local-model",
+        "another one, or other weights",
+        "the one with which the model was trained",
+        "its kind, width and weights must be the same",
+    )
+    if model.row_bound is not None:
+        same = (model.row_bound, model.row_rule) == (bound.norm, bound.rule)
+        trained = f"{model.row_bound:g} and {model.row_rule!r}, with which the model was trained"
+        require(same, "row bound and rule of this client", f"{bound.norm:g} and {bound.rule}", trained)
+
+
+def _label_name(schema: Schema | None, label_column: str | None) -> str | None:
+    if label_column is not None:
+        return label_column
+    return None if schema is None or schema.label is None else schema.label.column
+
+
+def _value_range(text: str) -> tuple[float, float]:
     try:
         low, high = (float(item) for item in text.split(","))
     except ValueError:
         raise InvalidArgument(f"--value-range {text!r} must be two numbers, LOW,HIGH, such as 0,1") from None
+    require(bool(np.isfinite([low, high]).all()) and low < high, "--value-range", text, "LOW,HIGH with LOW below HIGH")
     return low, high

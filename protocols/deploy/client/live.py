@@ -20,19 +20,21 @@ import numpy as np
 
 from accel.validate import require
 from protocols.client.commitment import ColumnsChanged
-from protocols.client.gl_client import LayerClientJob, TrainedClient, client_program, receive_end
+from protocols.client.gl_client import LayerClientJob, TrainedClient, receive_end
 from protocols.deploy.client.columns import OwnColumns
 from protocols.deploy.client.server_calls import SERVERS, Beat, ServerCalls
 from protocols.deploy.config.public_plan import local_update, starting_layers
 from protocols.deploy.net.backoff import Backoff
-from protocols.deploy.net.wire import Identity, name_of
+from protocols.deploy.net.wire import Identity
 from protocols.deploy.records.log import Log
 from protocols.deploy.server.live import HANDOVER
 from protocols.deploy.server.tasks import TRAINING
 from protocols.plan.gl_plan import LayerPlan
+from protocols.registry import protocol
 from refmpc import Client
 from refmpc.core.errors import OutOfStep, PeerAborted, PeerLost, PeerTimeout
 from refmpc.launch.participants import play_client
+from refmpc.net.framing import listed, name_of
 from refmpc.net.sockets import SocketTransport
 from vfl.local.client import Client as LocalClient
 
@@ -152,7 +154,7 @@ class LiveCalls(ServerCalls):
                 return False
             until = min(until, time.monotonic() + HANDOVER) if named else until
             if len(named) < 3 and time.monotonic() > until:
-                others = ", ".join(name_of(server) for server in SERVERS if server not in named)
+                others = listed(name_of(server) for server in SERVERS if server not in named)
                 raise PeerLost(f"{others} did not begin the attempt that another server began")
         if len(set(named.values())) > 1:
             raise PeerLost("the servers named different attempts")  # one has met the others anew
@@ -166,7 +168,8 @@ class LiveCalls(ServerCalls):
         connections: dict[Any, socket.socket] = {s: channel.connection for s, channel in self._channels.items()}
         transport = SocketTransport(connections, self.timeout)
         try:
-            trained: TrainedClient = play_client(self._identity.name, transport, client_program, _anew(job))[0]
+            program = protocol(job.plan.protocol).client
+            trained: TrainedClient = play_client(self._identity.name, transport, program, _anew(job))[0]
             return trained
         finally:
             transport.close()

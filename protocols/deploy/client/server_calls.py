@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from protocols.deploy.net.backoff import Backoff
-from protocols.deploy.net.wire import Channel, Identity, Refused, call, name_of
+from protocols.deploy.net.wire import Channel, Identity, Refused, call
 from protocols.deploy.records.log import Log
 from protocols.deploy.records.waiting import Waiting
 from refmpc.core.errors import HandshakeError, OutOfStep, PeerLost, PeerTimeout, RefmpcError
-from refmpc.net.framing import Peer, printable
+from refmpc.net.framing import Peer, name_of, printable
 
 __all__ = ["SERVERS", "Beat", "Delivered", "ServerCalls"]
 

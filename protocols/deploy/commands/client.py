@@ -13,6 +13,7 @@ import json
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ from protocols.inference.model_file import ReleasedModel, write_model
 from protocols.plan.gl_plan import LayerPlan
 from protocols.plan.run_plan import Plan
 from refmpc import Client
-from refmpc.net.framing import printable
+from refmpc.net.framing import listed, printable
 from vfl.local.lora import LoraLayer, ParallelLora
 from vfl.progress import progress_bar
 
@@ -97,12 +98,20 @@ def run(arguments: argparse.Namespace) -> int:
         f"absent at {entry.name}",
         f"{config.label_client.name} holds the labels",
     )
-    label = (arguments.label_column or "label") if entry.label else None
-    own = read_columns(config, entry, arguments.columns, arguments, label_column=label)
+    own = read_columns(config, entry, arguments.columns, arguments, label_column=arguments.label_column)
     log.info("columns read", rows=len(own.ids), width=entry.width, public=own.source)
+    for note in own.notes:
+        log.warning("something in the file is not used", reason=note)
     file = Path(arguments.model_out or f"model-{entry.name}.npz")
     with Aligner(
-        identity, TRAINING, own.ids, state, log, listen_on=arguments.listen, pad_to=arguments.pad_to
+        identity,
+        TRAINING,
+        own.ids,
+        state,
+        log,
+        id_form=own.id_form,
+        listen_on=arguments.listen,
+        pad_to=arguments.pad_to,
     ).open() as aligner:
         with progress_bar("aligning rows", 2 * len(own.ids)) as advance:
             agreed = aligner.agree(advance, again=arguments.align_again)
@@ -119,12 +128,14 @@ def run(arguments: argparse.Namespace) -> int:
                     agreed.session,
                     log,
                     state,
-                    on_model=lambda trained: write_model(file, released(config, plan, [trained.model], trained.layers)),
+                    on_model=lambda trained: write_model(
+                        file, released(config, plan, [trained.model], trained.layers, own)
+                    ),
                     on_beat=on_beat,
                 )
         else:
             layers = take_part(identity, plan, own, agreed.rows, agreed.session, log, state)
-            write_model(file, released(config, plan, layers))
+            write_model(file, released(config, plan, layers, columns=own))
     _print(arguments, config, plan, file, len(agreed.rows))
     return 0
 
@@ -203,13 +214,23 @@ class _Shared:
 
 
 def released(
-    config: FederationConfig, plan: Plan, layers: Sequence[np.ndarray], own: Mapping[str, np.ndarray] | None = None
+    config: FederationConfig,
+    plan: Plan,
+    layers: Sequence[np.ndarray],
+    own: Mapping[str, np.ndarray] | None = None,
+    columns: OwnColumns | None = None,
 ) -> ReleasedModel:
     """What goes into this client's file. ``own``: the layers it has trained itself (GL-BMF), without which the model is of no
-    use here; how they came about (velocities) is not needed any more."""
+    use here; how they came about (velocities) is not needed any more. ``columns``: how it reads its columns, for new rows."""
     local = {name: array for name, array in (own or {}).items() if "velocity" not in name}
-    return ReleasedModel(
+    model = ReleasedModel(
         layers, config.run.classes, plan.client_names, plan.client_widths, plan.claim.paragraph(), local
+    )
+    if columns is None:
+        return model
+    bound = columns.bound
+    return replace(
+        model, schema=columns.schema, row_bound=bound.norm, row_rule=bound.rule, local_model=columns.local_model
     )
 
 
@@ -240,7 +261,7 @@ def _waiting() -> Iterator[Any]:
             if task is None:
                 task = bar.add_task("waiting", total=None)
             progress = message.get("progress") or {}
-            others = ", ".join(map(printable, message.get("missing", ()))) or "the other clients"
+            others = listed(map(printable, message.get("missing", ()))) or "the other clients"
             doing = f"waiting for {others}" if not message.get("complete") else progress.get("phase", "meeting")
             bar.update(task, description=str(doing), completed=progress.get("done", 0), total=progress.get("total"))
 

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from accel.files import write_text
-from accel.validate import require, require_integer
+from accel.validate import require, require_integer, require_real
 from protocols.deploy.commands.key import refuse_overwriting
 from protocols.deploy.commands.pin import with_pin
 from protocols.deploy.config.read import FederationConfig, configuration_hash, load, parse, split_address
@@ -38,6 +38,13 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.add_argument("--widths", default="", metavar="N,…", help="columns of each client (default 32 each)")
     parser.add_argument("--classes", default="2", metavar="N or NAME,…", help="number of classes, or their label texts")
+    parser.add_argument(
+        "--held-out",
+        type=float,
+        default=0.2,
+        metavar="SHARE",
+        help="of the common rows, which takes no part and is kept for an evaluation (default 0.2)",
+    )
     parser.add_argument("--name", default="example", help="of the federation")
     parser.add_argument(
         "--dir", default="federation", metavar="DIR", help="where everything goes (default federation/)"
@@ -66,6 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
         servers,
         [(name, require_integer("--widths", int(w), 1), a) for name, w, a in zip(names, given, alignment, strict=True)],
         int(classes[0]) if number else classes,
+        require_real("--held-out", arguments.held_out, 0.0, 0.5),
     )
     directory = Path(arguments.dir)
     keys = "none" if arguments.no_keys else "requests" if arguments.csr else "certificates"

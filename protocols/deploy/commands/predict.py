@@ -4,6 +4,10 @@ The clients align the new rows, share their embeddings, and the servers (`ppvfl 
 the receiver learns predictions; servers learn nothing but the number of rows. With ``--clear`` no server takes part:
 the other clients send the receiver their sums of the first layer, which tell it more about their columns than a
 prediction does.
+
+Columns are found by name and scaled as when the model was trained: the model's file holds names and constants. With
+``--held-out`` the rows are those of the training file that ``[run] held_out`` kept apart, and the label client, if it receives
+predictions, compares them with its labels and writes a report; ``--evaluate`` does this with labelled new rows.
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ import json
 import sys
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,15 +30,19 @@ from accel.files import write_text
 from accel.validate import require
 from protocols.deploy.client.align import Agreed, Aligner
 from protocols.deploy.client.columns import OwnColumns, add_column_options, read_columns
+from protocols.deploy.client.evaluation import evaluation_output, print_evaluation
 from protocols.deploy.client.uplink import UplinkTransport, UploadLost
 from protocols.deploy.commands.client import add_client_options, client_identity, embeddings_for
-from protocols.deploy.net.wire import Channel, Identity, call, name_of
+from protocols.deploy.config.public_plan import held_out_rows
+from protocols.deploy.config.read import FederationConfig
+from protocols.deploy.net.wire import Channel, Identity, call
 from protocols.deploy.records.log import Log
-from protocols.deploy.server.tasks import PREDICTION, prediction_plan
+from protocols.deploy.server.tasks import PREDICTION, TRAINING, prediction_plan
 from protocols.inference.model_file import ReleasedModel, read_model
 from protocols.inference.prediction import OUTPUTS, receive_chunk
 from protocols.plan.scales import EMBEDDING_BITS
 from refmpc import Client
+from refmpc.net.framing import listed, name_of
 from vfl.gradients import softmax
 from vfl.progress import progress_bar
 
@@ -48,6 +57,12 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--output", choices=OUTPUTS, default="label", help="what is opened (default label)")
     parser.add_argument("--out", metavar="FILE", help="CSV with ids and predictions, at the receiver (default: stdout)")
     parser.add_argument("--clear", action="store_true", help="without servers, see above (at all clients)")
+    parser.add_argument(
+        "--held-out", action="store_true", help="the training file's rows that took no part (at all clients)"
+    )
+    parser.add_argument("--evaluate", action="store_true", help="compare with the label column, at the label client")
+    parser.add_argument("--label-column", metavar="COLUMN", help="labels to compare with (default: the model's)")
+    parser.add_argument("--report", metavar="FILE", help="where the report goes (default evaluation-NAME.html)")
     add_column_options(parser)
 
 
@@ -55,10 +70,28 @@ def run(arguments: argparse.Namespace) -> int:
     """Take part in one prediction; the receiver writes the result."""
     identity, entry, state, log = client_identity(arguments)
     config, receiver = identity.config, identity.config.predict.receiver
-    own = read_columns(config, entry, arguments.columns, arguments, label_column=None)
     file = Path(arguments.model or f"model-{entry.name}.npz")
-    model = read_model(file, "--model")
-    require(len(model.classes) > 0, "--model", str(file), "the file that `ppvfl client` wrote")
+    model = _read_model(file, config, log)
+    evaluate = entry.label and receiver == entry.name and (arguments.evaluate or arguments.held_out)
+    require(
+        evaluate or not arguments.evaluate,
+        "--evaluate",
+        entry.name,
+        f"at {config.label_client.name}, which has the labels, and with it as [predict] receiver (now {receiver})",
+    )
+    if arguments.held_out or arguments.evaluate:
+        arguments.output = evaluation_output(model)
+    own = read_columns(
+        config,
+        entry,
+        arguments.columns,
+        arguments,
+        label_column=arguments.label_column,
+        with_label=evaluate,
+        model=model,
+    )
+    for note in own.notes:
+        log.warning("something in the file is not used", reason=note)
     leader = config.label_client.name
     require(
         not arguments.clear or receiver == leader,
@@ -66,24 +99,26 @@ def run(arguments: argparse.Namespace) -> int:
         receiver,
         f"with [predict] receiver = {leader!r}: only the label client listens for the others",
     )
+    chosen = _held_out(identity, own, state, log) if arguments.held_out else np.arange(len(own.ids))
     kind = f"{PREDICTION}-in-the-clear" if arguments.clear else PREDICTION
     sums = _Sums(identity, model.layers)
     aligner = Aligner(
         identity,
         kind,
-        own.ids,
+        [own.ids[row] for row in chosen],
         state,
         log,
+        id_form=own.id_form,
         listen_on=arguments.listen,
         pad_to=arguments.pad_to,
         terms={"--output": arguments.output},
         handlers={"sums": sums.take},
     )
     with aligner.open():
-        with progress_bar("aligning rows", 2 * len(own.ids)) as advance:
+        with progress_bar("aligning rows", 2 * len(chosen)) as advance:
             agreed = aligner.agree(advance, again=arguments.align_again)
-        log.info("rows aligned", common=len(agreed.rows), of=len(own.ids), from_disk=agreed.from_disk)
-        require(len(agreed.rows) >= 1, "common rows", 0, "at least one id that every client has")
+        log.info("rows aligned", common=len(agreed.rows), of=len(chosen), from_disk=agreed.from_disk)
+        agreed = replace(agreed, rows=chosen[agreed.rows])
         embeddings = embeddings_for(config, own, agreed.rows, model)
         if arguments.clear:
             found = sums.predict(embeddings, agreed, arguments.output)
@@ -93,8 +128,52 @@ def run(arguments: argparse.Namespace) -> int:
     if found is None:
         log.info("done: the predictions went to the receiver", receiver=receiver)
         return 0
+    if evaluate:
+        report = Path(arguments.report or f"evaluation-{entry.name}.html")
+        print_evaluation(own, agreed.rows, found, model, report, held_out=arguments.held_out, as_json=arguments.json)
+        if arguments.out is None:
+            return 0
     _write(arguments, own, agreed, found, model.classes)
     return 0
+
+
+def _read_model(file: Path, config: FederationConfig, log: Log) -> ReleasedModel:
+    """This client's file of this federation's model."""
+    model = read_model(file, "--model")
+    require(len(model.classes) > 0, "--model", str(file), "the file that `ppvfl client` wrote")
+    clients = config.ordered_clients
+    trained = dict(zip(model.clients, model.widths, strict=True))
+    require(
+        trained == {client.name: client.width for client in clients} and model.classes == config.run.classes,
+        "--model",
+        f"{file}, of clients and widths {trained} and classes {', '.join(model.classes)}",
+        f"a model of the federation in {config.source}",
+    )
+    if model.schema is None:
+        log.warning(
+            "the model's file knows no names of columns",
+            reason="it was written by an older version: columns are taken in the order of the file, and must be scaled as in the "
+            "training; train again to have this checked",
+        )
+    return model
+
+
+def _held_out(identity: Identity, own: OwnColumns, state: Path, log: Log) -> np.ndarray:
+    """This client's rows that were aligned for the training and took no part in it."""
+    config = identity.config
+    kept = Aligner(identity, TRAINING, own.ids, state, log, listen_on=None).kept()
+    require(
+        kept is not None,
+        "--held-out",
+        own.table.source,
+        "the file of the training, with the --state in which its alignment is kept",
+    )
+    assert kept is not None
+    count = held_out_rows(config, len(kept.rows))
+    require(
+        count >= 1, "[run] held_out", config.run.held_out, "above 0 before the training, so that rows are kept apart"
+    )
+    return kept.rows[len(kept.rows) - count :]
 
 
 def _with_servers(
@@ -174,7 +253,7 @@ class _Sums:
         with self._changed:
             while missing := [n for n in self._others if self._arrived.get(n, ("",))[0] != agreed.session]:
                 good = self._changed.wait(config.run.timeout)
-                require(good, "sums", f"none from {', '.join(missing)}", "those of every client")
+                require(good, "sums", f"none from {listed(missing)}", "those of every client")
         for name in self._others:
             rows = len(self._arrived[name][1])
             require(rows == len(own), f"sums of {name}", f"{rows} rows", f"{len(own)} rows, as aligned")
@@ -203,7 +282,7 @@ def _write(
         return
     text = io.StringIO()
     writer = csv.writer(text)
-    writer.writerow([arguments.id, *header])
+    writer.writerow([arguments.id or ("id" if own.schema is None else own.schema.id.column), *header])
     writer.writerows([name, *row] for name, row in zip(ids, rows, strict=True))
     if arguments.out is None:
         sys.stdout.write(text.getvalue())

@@ -1,7 +1,7 @@
 """``ppvfl run``: a whole federation on this machine, for trying out: the same commands as on many hosts, as processes.
 
 Every participant is its own process with its own key and its own state, over mutual TLS. All keys lie on one machine,
-so nothing is hidden from whoever owns it.
+so nothing is hidden from whoever owns it. ``--schema``, ``--public`` and ``--id`` take one value for all clients, or NAME=VALUE,… .
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ __all__ = ["add_parser", "processes", "run"]
 # of the logs, what people want to see
 _SHOWN = {"rows aligned", "upload complete, all servers have it", "all servers agree", "computed and released"}
 _FACTS = ("common", "rows", "rounds", "bytes_sent", "seconds", "peer", "since", "reason", "claim")
+EVALUATION = "evaluation"  # folder of the outputs of a prediction of the held-out rows
 _END = 10.0  # seconds for a server to end after its clients have
 
 
@@ -36,11 +37,16 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser("run", help="all participants on this machine", description=__doc__)
     parser.add_argument("--config", default="federation.toml", metavar="FILE", help="as `ppvfl init` writes it")
     parser.add_argument("--columns", required=True, metavar="NAME=FILE,…", help="one file for each client")
-    parser.add_argument("--label-column", default="label", metavar="COLUMN", help="in the label client's file")
+    parser.add_argument(
+        "--label-column", metavar="COLUMN", help="in the label client's file (default: schema's, or label)"
+    )
     parser.add_argument(
         "--out", default="runs/federation", metavar="DIR", help="models and logs (default runs/federation)"
     )
     parser.add_argument("--timeout", type=float, metavar="SECONDS", help="give up after this time")
+    parser.add_argument(
+        "--evaluate", action="store_true", help="then predict the held-out rows on shares, and write a report"
+    )
     add_column_options(parser)
 
 
@@ -59,7 +65,17 @@ def run(arguments: argparse.Namespace) -> int:
     with processes(commands, out) as running:
         deadline = None if arguments.timeout is None else time.monotonic() + arguments.timeout
         with _Watch(out, list(commands), console) as watch:
-            failed = _wait(running, deadline, watch.look)
+            waited = {name: running[name] for name in files} if arguments.evaluate else running
+            failed = _wait(waited, deadline, running, watch.look)
+        if arguments.evaluate and not failed:
+            (out / EVALUATION).mkdir(exist_ok=True)
+            asking = {
+                f"{EVALUATION}/{name}": _predict_command(config, arguments, name, file, out)
+                for name, file in files.items()
+            }
+            with processes(asking, out) as predicting, _Watch(out, list(asking), console) as watch:
+                servers = {server.name: running[server.name] for server in config.servers}
+                failed = _wait(predicting, deadline, {**servers, **predicting}, watch.look)
     if failed:
         name = failed[0]
         console.print((out / f"{name}.err").read_text()[-4000:], markup=False)
@@ -67,6 +83,8 @@ def run(arguments: argparse.Namespace) -> int:
         return 1
     last = config.ordered_clients[-1].name
     console.print((out / f"{last}.out").read_text().strip(), markup=False)
+    if arguments.evaluate:
+        console.print((out / EVALUATION / f"{last}.out").read_text().strip(), markup=False)
     return 0
 
 
@@ -81,22 +99,53 @@ def _files(config: FederationConfig, text: str) -> dict[str, Path]:
 
 def _server_command(arguments: argparse.Namespace, name: str, out: Path) -> list[str]:
     own = ["--as", name, "--config", arguments.config, "--log", str(out / f"{name}.log")]
-    return [sys.executable, "-m", "protocols.deploy", "server", "--until-trained", *own]
+    own += [] if arguments.evaluate else ["--until-trained"]
+    return [sys.executable, "-m", "protocols.deploy", "server", *own]
 
 
 def _client_command(
     config: FederationConfig, arguments: argparse.Namespace, name: str, file: Path, out: Path
 ) -> list[str]:
     own = ["--as", name, "--config", arguments.config, "--log", str(out / f"{name}.log")]
-    own += ["--columns", str(file), "--id", arguments.id, "--model-out", str(out / f"model-{name}.npz")]
-    if name == config.label_client.name:
+    own += ["--columns", str(file), "--model-out", str(out / f"model-{name}.npz")]
+    if name == config.label_client.name and arguments.label_column is not None:
         own += ["--label-column", arguments.label_column]
-    for option in ("public", "value_range", "local_model", "local_weights", "local_width"):
+    for option in ("id", "schema", "public", "value_range"):
+        own += _option(config, option, getattr(arguments, option), name)
+    return [sys.executable, "-m", "protocols.deploy", "client", *own, *_model_options(arguments)]
+
+
+def _predict_command(
+    config: FederationConfig, arguments: argparse.Namespace, name: str, file: Path, out: Path
+) -> list[str]:
+    own = ["--as", name, "--config", arguments.config, "--log", str(out / f"{name}.log"), "--held-out"]
+    own += ["--columns", str(file), "--model", str(out / f"model-{name}.npz")]
+    if name == config.label_client.name:
+        own += ["--report", str(out / "evaluation.html")]
+    own += _option(config, "id", arguments.id, name)
+    return [sys.executable, "-m", "protocols.deploy", "predict", *own, *_model_options(arguments, scaled=False)]
+
+
+def _model_options(arguments: argparse.Namespace, *, scaled: bool = True) -> list[str]:
+    words = ["--scaled"] if scaled and arguments.scaled else []
+    for option in ("local_model", "local_weights", "local_width"):
         value = getattr(arguments, option)
         if value is not None:
-            own += [f"--{option.replace('_', '-')}", str(value)]
-    own += ["--scaled"] if arguments.scaled else []
-    return [sys.executable, "-m", "protocols.deploy", "client", *own]
+            words += [f"--{option.replace('_', '-')}", str(value)]
+    return words
+
+
+def _option(config: FederationConfig, option: str, given: str | None, name: str) -> list[str]:
+    """One value for all clients, or NAME=VALUE,… ; nothing for a client that is not named."""
+    if given is None:
+        return []
+    values = {client.name: given for client in config.clients}
+    word = f"--{option.replace('_', '-')}"
+    if "=" in given:
+        values = {key.strip(): value.strip() for key, _, value in (item.partition("=") for item in given.split(","))}
+        known = [client.name for client in config.clients]
+        require(set(values) <= set(known), word, given, f"NAME=VALUE,… of {', '.join(known)}")
+    return [word, values[name]] if values.get(name) else []
 
 
 @contextlib.contextmanager
@@ -169,14 +218,16 @@ class _Watch:
             self._console.print(f"{name}: {event}{': ' if rest else ''}{rest}", markup=False)
 
 
-def _wait(running: dict[str, Any], deadline: float | None, look: Callable[[], None]) -> list[str]:
-    """Until all have ended; who failed, or was not done in time."""
-    while any(process.poll() is None for process in running.values()):
-        failed = [name for name, process in running.items() if process.poll() not in (None, 0)]
+def _wait(
+    waited: dict[str, Any], deadline: float | None, watched: dict[str, Any], look: Callable[[], None]
+) -> list[str]:
+    """Until all of ``waited`` have ended; who of ``watched`` failed, or who was not done in time."""
+    while any(process.poll() is None for process in waited.values()):
+        failed = [name for name, process in watched.items() if process.poll() not in (None, 0)]
         if failed:
             return failed
         if deadline is not None and time.monotonic() > deadline:
-            return [name for name, process in running.items() if process.poll() is None]
+            return [name for name, process in waited.items() if process.poll() is None]
         look()
         time.sleep(0.2)
-    return [name for name, process in running.items() if process.poll() != 0]
+    return [name for name, process in waited.items() if process.poll() != 0]

@@ -30,7 +30,7 @@ from protocols.deploy.doctor.answerer import Answerer
 from protocols.deploy.net.backoff import Backoff
 from protocols.deploy.net.credentials import load_credentials, own_directory, validity_warning
 from protocols.deploy.net.door import Door
-from protocols.deploy.net.wire import Channel, Identity, name_of
+from protocols.deploy.net.wire import Channel, Identity
 from protocols.deploy.records.audit import WITNESS, AuditLog
 from protocols.deploy.records.budget import Budgets
 from protocols.deploy.records.disk import explain
@@ -49,6 +49,7 @@ from refmpc import Ledger, Party
 from refmpc.core.errors import HandshakeError, PeerAborted, RefmpcError
 from refmpc.launch.participants import Options, keep_freed_memory, play_party
 from refmpc.net.emulation import PROFILES
+from refmpc.net.framing import name_of
 from refmpc.net.rendezvous import listen
 from refmpc.net.sockets import SocketTransport
 from vfl.dp.budget import BudgetExceededError

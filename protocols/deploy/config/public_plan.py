@@ -11,16 +11,22 @@ from protocols.deploy.records.log import Log
 from protocols.plan.gl_plan import LayerPlan, plan_from_facts
 from protocols.plan.gl_shapes import AdapterShape, LayerFacts, PublicLayers, start_digest
 from protocols.plan.run_plan import Plan, PublicClient, PublicFederation, plan_run
+from vfl.data.scaling import split_row_bound
+from vfl.defaults import training_defaults
 from vfl.dp.claim import WARNING, Claim
 from vfl.local.client import LocalUpdate, initial_layers
 from vfl.local.lora import ParallelLora
+from vfl.training import TrainingConfig
 
 __all__ = [
+    "client_bounds",
+    "held_out_rows",
     "layer_plan_for",
     "local_update",
     "log_claim",
     "plan_for",
     "starting_layers",
+    "training_for",
 ]
 
 _PUBLIC_INPUTS = ("each client states that its scaling and its local model come from public data only",)
@@ -32,13 +38,41 @@ def plan_for(config: FederationConfig, rows: int) -> Plan:
     if run.layers is not None:
         return layer_plan_for(config, rows)
     public = PublicFederation(
-        clients=tuple(PublicClient(client.name, client.width) for client in config.ordered_clients),
-        num_samples=rows,
+        clients=tuple(
+            PublicClient(client.name, client.width, bound)
+            for client, bound in zip(config.ordered_clients, client_bounds(config), strict=True)
+        ),
+        num_samples=rows - held_out_rows(config, rows),
         classes=len(run.classes),
         row_bound=run.row_bound,
         public_inputs=_PUBLIC_INPUTS,
     )
-    return plan_run(run.protocol, public, run.training)
+    return plan_run(run.protocol, public, training_for(config, rows))
+
+
+def held_out_rows(config: FederationConfig, rows: int) -> int:
+    """How many of the common rows, the last of the aligned order, take no part in the training. Public: it looks at no value."""
+    return int(config.run.held_out * rows)
+
+
+def training_for(config: FederationConfig, rows: int) -> TrainingConfig:
+    """The parameters of a training on ``rows`` common rows: what the file leaves open follows from public sizes."""
+    run = config.run
+    if not run.automatic:
+        return run.training
+    used = rows - held_out_rows(config, rows)
+    chosen = training_defaults(used, run.training.epsilon, hidden=bool(run.training.hidden))
+    if "batch_size" not in run.automatic and "epochs" in run.automatic:  # as many steps, in batches as stated
+        steps = int(chosen["epochs"]) * (used // int(chosen["batch_size"]))
+        chosen["epochs"] = max(1, round(steps / max(1, used // run.training.batch_size)))
+    return run.training.with_(**{name: chosen[name] for name in run.automatic})
+
+
+def client_bounds(config: FederationConfig) -> tuple[float, ...]:
+    """The parts of the row bound, in the order of the columns: by width with ``clip``, the same for all with ``normalise``."""
+    clients = config.ordered_clients
+    widths = [client.width for client in clients] if config.run.row_rule == "clip" else None
+    return tuple(split_row_bound(config.run.row_bound, len(clients), widths))
 
 
 def log_claim(log: Log, claim: Claim) -> None:
@@ -48,7 +82,7 @@ def log_claim(log: Log, claim: Claim) -> None:
         log.warning("the epsilon that was asked for is not proven", claim=claim.headline())
     for caveat in claim.caveats:
         if caveat.startswith(WARNING):
-            log.warning("delta is too large", reason=caveat.removeprefix(WARNING))
+            log.warning("the privacy parameters say little", reason=caveat.removeprefix(WARNING))
 
 
 # GL-BMF ------------------------------------------------------------------------------------------
@@ -64,8 +98,9 @@ def layer_plan_for(config: FederationConfig, rows: int) -> LayerPlan:
         shape = AdapterShape(columns, (client.width,), _layers(config).rank, update.parts == "UV")
         digest = start_digest([(layer.up, layer.down) for layer in lora.layers])
         clients.append(PublicLayers(client.name, columns, run.row_rule, shape.parameters, shape, lora.scale, digest))
-    facts = LayerFacts(tuple(clients), rows, len(run.classes), run.row_bound, update, _PUBLIC_INPUTS)
-    return plan_from_facts(facts, run.training)
+    used = rows - held_out_rows(config, rows)
+    facts = LayerFacts(tuple(clients), used, len(run.classes), run.row_bound, update, _PUBLIC_INPUTS)
+    return plan_from_facts(facts, training_for(config, rows))
 
 
 def local_update(config: FederationConfig) -> LocalUpdate:

@@ -31,6 +31,7 @@ from protocols.deploy.config.schema import (
     did_you_mean,
     split_address,
 )
+from vfl.defaults import AUTOMATIC, table_row_bound
 from vfl.training import TrainingConfig
 
 __all__ = [
@@ -52,6 +53,7 @@ __all__ = [
 
 FORMAT = 1  # of the file; raised when an older version could misread it
 PROTOCOLS = ("g_bmf", "g_shuff", "gl_bmf")
+AUTO = "auto"  # a value that follows from public sizes
 _NAME = re.compile(r"[a-z][a-z0-9_-]{0,31}")
 _RESERVED = re.compile(r"server-?\d*|federation|certificates?|run|runs")
 # what the plaintext twins and single-machine runs need, and a federation does not
@@ -68,10 +70,11 @@ def agreed_values(config: FederationConfig) -> dict[str, Any]:
         values[f"{client.name}: place"] = place
         for name in ("width", "label", "fingerprint"):
             values[f"{client.name}: {name}"] = getattr(client, name)
-    apart = ("training", "timeout", "layers")
+    apart = ("training", "timeout", "layers", "automatic")
     run = {name: value for name, value in asdict(config.run).items() if name not in apart}
     run |= asdict(config.run.layers) if config.run.layers is not None else {}
     shared = {name: value for name, value in training.items() if name not in _NOT_SHARED}
+    shared |= dict.fromkeys(config.run.automatic, AUTO)
     values |= {f"[run] {name}": value for name, value in (run | shared).items()}
     values |= {f"[budget] {name}": value for name, value in (asdict(config.budget) if config.budget else {}).items()}
     values |= {f"[predict] {name}": value for name, value in asdict(config.predict).items()}
@@ -144,7 +147,7 @@ class _Reader:
         )
         clients = tuple(self._client(entry, i) for i, entry in enumerate(self._tables("client")))
         self._together(servers, clients)
-        run = self._run(self._table("run"))
+        run = self._run(self._table("run"), sum(client.width for client in clients))
         predict = self._table("predict", optional=True)
         self._known("[predict]", predict, ("receiver", "maximum_rows"))
         label = next(client.name for client in clients if client.label)
@@ -255,17 +258,18 @@ class _Reader:
                 first == server.id,
                 f"[[server]] {server.id}: port",
                 server.port,
-                f"another host or port than server {first}'s",
+                f"another host or port than server-{first}'s",
             )
 
-    def _run(self, table: Mapping[str, Any]) -> RunConfig:
+    def _run(self, table: Mapping[str, Any], width: int) -> RunConfig:
         names = {f.name: f for f in fields(TrainingConfig) if f.name not in _NOT_SHARED}
-        own = [f.name for f in fields(RunConfig) if f.name not in ("training", "layers")]
+        own = [f.name for f in fields(RunConfig) if f.name not in ("training", "layers", "automatic")]
         own += [f.name for f in fields(LayersConfig)]
         self._known("[run]", table, (*own, *names))
         default = TrainingConfig()
         given: dict[str, Any] = {}
-        for name in names.keys() & table.keys():
+        automatic = tuple(name for name in AUTOMATIC if table.get(name, AUTO) == AUTO)
+        for name in (names.keys() & table.keys()) - set(automatic):
             value, usual = table[name], getattr(default, name)
             where = f"[run] {name}"
             if isinstance(usual, float):
@@ -278,33 +282,34 @@ class _Reader:
             else:
                 given[name] = require_integer(where, value, 1)
         protocol = self._choice("[run] protocol", table.get("protocol", "g_bmf"), PROTOCOLS)
-        given.setdefault("weights", "open" if protocol == "g_bmf" else "secret")
+        given.setdefault("weights", "open")
         try:
             training = TrainingConfig(**given)
         except InvalidArgument as error:
             raise InvalidArgument(f"[run] {error}") from None
         self._choice("[run] noise", training.noise, ("distributed",))  # joint noise is not built for deployments yet
-        way_out = (
-            "a secret order is not kept, so a server that dies could not go on; gl_bmf opens its layers' gradients only"
-        )
-        allowed = training.weights == "secret" or protocol == "g_bmf"
-        require(allowed, "[run] weights", training.weights, f"'secret' with protocol {protocol!r}", way_out)
         usual = 0 if protocol == "gl_bmf" else RunConfig.checkpoint_every
         every = require_integer("[run] checkpoint_every", table.get("checkpoint_every", usual), 0)
+        rule = self._choice("[run] row_rule", table.get("row_rule", "clip"), ("clip", "normalise"))
         return RunConfig(
             training=training,
             classes=self._classes(table.get("classes")),
             protocol=protocol,
-            row_bound=require_real(
-                "[run] row_bound", self._real("[run] row_bound", table.get("row_bound", 1.0)), 2**-10, 2**10
-            ),
-            row_rule=self._choice("[run] row_rule", table.get("row_rule", "normalise"), ("clip", "normalise")),
+            row_bound=self._row_bound(table.get("row_bound", AUTO), rule, width),
+            row_rule=rule,
+            held_out=require_real("[run] held_out", self._real("[run] held_out", table.get("held_out", 0.0)), 0.0, 0.5),
             checkpoint_every=every,
             timeout=require_real(
                 "[run] timeout", self._real("[run] timeout", table.get("timeout", 60.0)), 1.0, 86400.0
             ),
             layers=self._layers(table, protocol, training, every),
+            automatic=automatic,
         )
+
+    def _row_bound(self, given: Any, rule: str, width: int) -> float:
+        if given == AUTO:
+            return table_row_bound(width) if rule == "clip" else 1.0
+        return require_real("[run] row_bound", self._real("[run] row_bound", given), 2**-10, 2**10)
 
     def _layers(
         self, table: Mapping[str, Any], protocol: str, training: TrainingConfig, every: int

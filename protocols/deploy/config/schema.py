@@ -98,16 +98,20 @@ class LayersConfig:
 @dataclass(frozen=True)
 class RunConfig:
     """What is trained. ``training`` is what the twins take; ``classes`` are the label texts, in the order of the outputs;
-    ``layers`` is there if and only if the clients train layers of their own (protocol gl_bmf)."""
+    ``layers`` is there if and only if the clients train layers of their own (protocol gl_bmf). ``held_out``: the share of the
+    common rows, the last of the aligned order, that takes no part and is kept for an evaluation. ``automatic``: which of batch size,
+    epochs and learning rate follow from the number of rows and ε (``vfl.defaults``), whatever ``training`` says."""
 
     training: TrainingConfig
     classes: tuple[str, ...]
     protocol: str = "g_bmf"
     row_bound: float = 1.0
-    row_rule: str = "normalise"
+    row_rule: str = "clip"
+    held_out: float = 0.0
     checkpoint_every: int = 100
     timeout: float = 60.0
     layers: LayersConfig | None = None
+    automatic: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

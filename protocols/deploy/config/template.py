@@ -31,7 +31,7 @@ fingerprint = ""
 
 _CLIENTS = """\
 # The clients hold the data. Columns are put side by side in this order, those of the label client last.
-# width: number of columns that the client shares (outputs of its local model, if it has one). alignment: where the label
+# width: number of columns that the client shares (`ppvfl check` prints it; outputs of its local model, if it has one). alignment: where the label
 # client listens for the other clients while ids are matched (private set intersection); the others only call.
 """
 
@@ -54,12 +54,14 @@ classes = {classes}
 epsilon = 3.0
 delta = 1e-5            # well below one over the number of people
 clip_norm = 1.0         # bound on each person's gradient
-row_bound = 1.0         # bound on the norm of each person's row, all clients together
-row_rule = "normalise"  # how rows are brought within it: "normalise" or "clip"
-# training
-epochs = 40
-batch_size = 128
-learning_rate = 2.0
+row_bound = "auto"      # bound on the norm of each person's row, all clients together; "auto": 2·√(sum of widths)
+row_rule = "clip"       # how rows are brought within it: "clip" (long ones are shrunk) or "normalise" (all have this norm, which
+                        # suits embeddings and images; of a client's one or two columns it leaves little but signs)
+# training; "auto": from the number of common rows and epsilon, at about 100 to 500 steps (docs/choosing-a-mechanism.md)
+epochs = "auto"
+batch_size = "auto"
+learning_rate = "auto"
+held_out = {held_out}          # share of the common rows that takes no part, for `ppvfl predict --held-out`
 schedule = "constant"   # or "linear", "cosine"
 momentum = 0.0
 weight_decay = 1.0      # 1 means none: the weights are multiplied by it at every step
@@ -72,10 +74,10 @@ factorisation = "bisr"  # of the workload, for g_bmf: "bisr", "bsr" or "identity
 # local_learning_rate = 0.05
 # local_update = "released" # or "estimated", the paper's: the claim then covers labels only, not features
 # operation
-# weights = "open"      # g_bmf: every noised gradient sum is opened, so that the weights are public while they are trained;
-                        # same claim, less work. "secret": only the last model is opened (always in g_shuff and gl_bmf)
-# checkpoint_every = 100 # steps between checkpoints, from which a server that died resumes; 0: none (gl_bmf, and g_bmf
-                        # with open weights, keep every step whatever is said here)
+# weights = "open"      # every noised gradient sum is opened, so that the weights are public while they are trained; same
+                        # claim, less work. "secret": only the last model is opened (gl_bmf: and each client's own gradients)
+# checkpoint_every = 100 # steps between checkpoints, from which a server that died resumes; 0: none (with open weights,
+                        # and in gl_bmf, every step is kept whatever is said here)
 timeout = 60.0          # seconds to wait for a silent peer
 
 [predict]
@@ -85,9 +87,9 @@ maximum_rows = 100000   # of one request
 # What may be spent in all on each client's people, over all runs that name the same people: every server keeps the sum and
 # refuses a run that would exceed it. Without this section the sum is kept and shown, and nothing is refused.
 # [budget]
-# epsilon = 10.0
-# delta = 1e-5
-# people = "everybody"    # whose data it is; another word for a federation about other people
+#   epsilon = 10.0
+#   delta = 1e-5
+#   people = "everybody"  # whose data it is; another word for a federation about other people
 """
 
 
@@ -96,6 +98,7 @@ def federation_text(
     servers: Sequence[tuple[str, int]],
     clients: Sequence[tuple[str, int, str]],
     classes: int | Sequence[str],
+    held_out: float = 0.0,
 ) -> str:
     """``servers`` are (host, port), ``clients`` (name, width, alignment address); the last client holds the labels."""
     quoted = json.dumps  # the escapes of JSON are those of TOML's basic strings
@@ -108,5 +111,5 @@ def federation_text(
     shown = str(classes) if isinstance(classes, int) else quoted(list(classes))
     comment = 'labels 0, 1, …; or the label texts, ["no", "yes"]' if isinstance(classes, int) else "the label texts"
     receiver = quoted(clients[-1][0]) if clients else '""'
-    parts.append(_RUN.format(classes=f"{shown} # {comment}", receiver=receiver))
+    parts.append(_RUN.format(classes=f"{shown} # {comment}", receiver=receiver, held_out=held_out))
     return "".join(parts)

@@ -19,12 +19,12 @@ from typing import Any, NoReturn
 
 from protocols.deploy.doctor.answerer import PURPOSE as DOCTOR
 from protocols.deploy.doctor.answerer import Answerer
-from protocols.deploy.net.wire import Channel, Identity, caller_of, name_of, notice_silence
+from protocols.deploy.net.wire import Channel, Identity, caller_of, notice_silence
 from protocols.deploy.records.disk import explain
 from protocols.deploy.records.log import Log
 from refmpc.core.errors import RefmpcError
 from refmpc.net.admission import PATIENCE, STRANGERS, Admission, Caller
-from refmpc.net.framing import Peer, printable
+from refmpc.net.framing import Peer, name_of, printable
 from refmpc.net.tls import parse, receive, send, set_socket_options, shake_hands, tls_context, wrap_in_tls
 
 __all__ = ["Door", "Handler"]

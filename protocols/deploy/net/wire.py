@@ -22,8 +22,8 @@ import numpy as np
 
 from protocols.deploy.config.read import FederationConfig, configuration_hash
 from refmpc.core.errors import HandshakeError, PeerLost, PeerTimeout
-from refmpc.net.framing import Peer, printable
-from refmpc.net.greeting import first_difference
+from refmpc.net.framing import Peer, name_of, printable
+from refmpc.net.greeting import first_difference, must_agree
 from refmpc.net.tls import (
     MAX_MESSAGE,
     Credentials,
@@ -37,7 +37,7 @@ from refmpc.net.tls import (
     wrong_pin,
 )
 
-__all__ = ["VERSION", "Channel", "Identity", "Refused", "call", "caller_of", "name_of", "notice_silence"]
+__all__ = ["VERSION", "Channel", "Identity", "Refused", "call", "caller_of", "notice_silence"]
 
 VERSION = 1  # of the messages between participants
 _FRAME = struct.Struct("<IQ")
@@ -110,12 +110,7 @@ class Identity:
         if different is None:
             return ""
         name, got, want = different[0], printable(different[1], 200), printable(different[2], 200)
-        return f"{name_of(peer)} has {name} = {got}, {self.name} has {want}: they must agree"
-
-
-def name_of(peer: Peer) -> str:
-    """As in federation.toml: ``server-0``, or a client's name."""
-    return f"server-{peer}" if isinstance(peer, int) else str(peer)
+        return f"{name_of(peer)} has {name} = {got}, {self.name} has {want}: {must_agree(*different[1:])}"
 
 
 def caller_of(connection: ssl.SSLSocket, credentials: Credentials) -> Peer | None:

@@ -7,14 +7,12 @@ import json
 import sys
 import threading
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 
-__all__ = ["QUIET", "Log"]
-
-QUIET = 30.0  # seconds between two lines on somebody who is waited for
+__all__ = ["Log"]
 
 _BURST = 20  # lines of one kind a minute; more are counted and summed up
 _STYLES = {"info": "", "warning": "yellow", "error": "red"}
@@ -30,10 +28,10 @@ class Log:
     def __init__(self, who: str, file: Path | None = None):
         self._who = who
         self._console = Console(stderr=True)
-        self._file: TextIO | None = None
+        self._file = file
         if file is not None:
             file.parent.mkdir(parents=True, exist_ok=True)
-            self._file = file.open("a", encoding="utf-8")
+            file.touch()  # a place that cannot be written to is refused before anything else is done
         self._lock = threading.Lock()
         self._minute: dict[str, tuple[int, int]] = {}
 
@@ -63,8 +61,8 @@ class Log:
             words = json.dumps({**line, **facts}, default=str)
             if self._file is not None:
                 try:
-                    self._file.write(words + "\n")
-                    self._file.flush()
+                    with self._file.open("a", encoding="utf-8") as file:  # opened for every line: it may be rotated
+                        file.write(words + "\n")
                 except OSError as error:  # a full disk: whoever looks at stderr shall know, and work goes on
                     print(f"{words} (not in the log file: {error})", file=sys.stderr, flush=True)
             if self._console.is_terminal:

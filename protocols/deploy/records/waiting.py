@@ -11,11 +11,11 @@ import threading
 import time
 from dataclasses import dataclass, field
 
-from protocols.deploy.records.log import QUIET, Log
+from protocols.deploy.records.log import Log
 
 __all__ = ["Wait", "Waiting"]
 
-_LONGEST = 300.0  # seconds between two lines on the same wait
+QUIET, _LONGEST = 30.0, 300.0  # seconds between two lines on the same wait, at first and at most
 
 
 @dataclass
@@ -25,7 +25,7 @@ class Wait:
     whom: str
     why: str
     since: datetime.datetime = field(default_factory=lambda: datetime.datetime.now(datetime.UTC))
-    begun: float = field(default_factory=time.monotonic)
+    begun: float = field(default_factory=lambda: time.monotonic())
     next_line: float = 0.0
     pause: float = QUIET
 

@@ -22,9 +22,9 @@ from typing import Any
 
 import numpy as np
 
-from protocols.deploy.net.wire import Channel, name_of
+from protocols.deploy.net.wire import Channel
 from refmpc.core.errors import HandshakeError, PeerLost
-from refmpc.net.framing import Peer
+from refmpc.net.framing import Peer, listed, name_of
 from refmpc.net.sockets import SocketTransport
 
 __all__ = ["BEAT", "HANDOVER", "Guests", "LiveTransport"]
@@ -127,7 +127,7 @@ class Guests:
             )()  # cut: its thread still uses it, and closes it
         if away:
             self.let_go()
-            raise PeerLost(f"{' and '.join(away)} did not come to the attempt")
+            raise PeerLost(f"{listed(away)} did not come to the attempt")
         return {name: channel.connection for name, channel in self._playing.items()}
 
     def let_go(self) -> None:

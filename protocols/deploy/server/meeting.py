@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import random
 import secrets
 import select
 import socket
@@ -21,20 +20,19 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from protocols.deploy.net.backoff import Backoff
-from protocols.deploy.net.wire import Channel, Identity, call, name_of
+from protocols.deploy.net.wire import Channel, Identity, call
 from protocols.deploy.records.audit import AuditLog
 from protocols.deploy.records.log import Log
 from protocols.deploy.records.waiting import Waiting
 from refmpc.core.errors import HandshakeError, RefmpcError
-from refmpc.net.framing import Peer
+from refmpc.net.framing import Peer, name_of
 
 __all__ = ["DONE", "READY", "Different", "Meeting", "Met"]
 
 READY, DONE = "ready", "done"
 _MEETING = 20.0  # seconds for the others to come
 _COMMIT = 5.0  # seconds for them to say what they take, once they have come
-_PAUSE = 0.3  # seconds between two calls
-_LONGEST_PAUSE = 5.0  # to a server that is not there
+_PAUSES = 0.2, 1.0  # seconds between two calls, and between two meetings, at first and at most
 _WAKE = 1.0  # seconds after which a server that has not come is told that it is needed
 
 
@@ -81,7 +79,7 @@ class Meeting:
         self._woken = self._closed = False
         self._waiting = waiting
         self._came: set[int] = set()  # to this meeting, even if they have left it again
-        self._pauses = {peer: Backoff(_PAUSE, _LONGEST_PAUSE) for peer in self._others}
+        self._between = Backoff(*_PAUSES)
 
     def arrive(self, channel: Channel) -> None:
         """A server with a higher number has called; the newest call counts."""
@@ -134,6 +132,7 @@ class Meeting:
             if self._gather(talks, offer, over):
                 met = self._commit(talks, offer, parameters)
                 if met is not None:
+                    self._between.reset()
                     talks.clear()  # their connections are the attempt's now
                     return met
         except Different:
@@ -143,7 +142,7 @@ class Meeting:
         finally:
             for talk in talks.values():
                 talk.channel.close()
-        time.sleep(random.uniform(0.05, _PAUSE))  # not all at the same pace
+        self._between.wait()
         return None
 
     # offers --------------------------------------------------------------------------------------
@@ -152,6 +151,7 @@ class Meeting:
         """Talk with both others and hear their offers."""
         begun = time.monotonic()
         again = dict.fromkeys(self._others, begun)  # when a peer is called, or rung, next
+        calls = {peer: Backoff(*_PAUSES) for peer in self._others}
         again |= {peer: begun + _WAKE for peer in self._others if peer > self._me}
         while time.monotonic() < begun + _MEETING and not over():
             with self._lock:
@@ -162,8 +162,7 @@ class Meeting:
                 self._begin(talks, peer, channel, offer)
             for peer in self._others:
                 if peer not in talks and time.monotonic() >= again[peer]:
-                    pause = self._pauses[peer].next_pause() if peer < self._me else 5 * _WAKE
-                    again[peer] = time.monotonic() + pause
+                    again[peer] = time.monotonic() + (calls[peer].next_pause() if peer < self._me else 5 * _WAKE)
                     called = self._call(peer, "party" if peer < self._me else "wake")
                     if called is not None and peer < self._me:
                         self._begin(talks, peer, called, offer)
@@ -208,7 +207,6 @@ class Meeting:
                         raise HandshakeError(f"{name_of(peer)} sent no offer of sessions: it runs another version")
                     talk.offer = message
                     self._came.add(peer)
-                    self._pauses[peer].reset()
                     self._waiting.over(name_of(peer))
             except _Left:  # it waits for the third as we do, and will call again: not worth a word
                 talk.channel.close()

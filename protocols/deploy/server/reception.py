@@ -10,7 +10,7 @@ from typing import Any
 from accel.errors import InvalidArgument
 from accel.validate import require
 from protocols.deploy.config.read import FederationConfig
-from protocols.deploy.net.wire import Channel, Refused, name_of
+from protocols.deploy.net.wire import Channel, Refused
 from protocols.deploy.records.audit import AuditLog
 from protocols.deploy.records.disk import NoRoom, explain, require_room
 from protocols.deploy.records.log import Log
@@ -18,6 +18,7 @@ from protocols.deploy.server.live import BEAT
 from protocols.deploy.server.sessions import Session, SessionStore
 from protocols.deploy.server.spool import Spool
 from protocols.deploy.server.tasks import TRAINING
+from refmpc.net.framing import name_of
 
 __all__ = ["Reception"]
 

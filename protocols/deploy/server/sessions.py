@@ -109,8 +109,9 @@ class Session:
         if self.taken:
             shutil.rmtree(self.directory / "upload", ignore_errors=True)
             (self.directory / "server" / "noise.key").unlink(missing_ok=True)
-            for words in (self.directory / "server").glob("release-*.npz"):
-                words.unlink()
+            for pattern in ("release-*.npz", "opened-*.log", "shuffled-*.npz"):
+                for words in (self.directory / "server").glob(pattern):
+                    words.unlink()
 
 
 class SessionStore:

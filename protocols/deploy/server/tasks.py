@@ -20,7 +20,7 @@ from protocols.plan.gl_plan import LayerPlan
 from protocols.plan.run_plan import Plan
 from protocols.registry import protocol
 from protocols.server.gl_training import LayerServerJob
-from protocols.server.open_training import durability, training_run
+from protocols.server.open_training import STATE_EVERY, durability, training_run
 from protocols.server.training import ServerJob
 from refmpc import Party
 
@@ -36,7 +36,6 @@ __all__ = [
 ]
 
 TRAINING, PREDICTION = "training", "prediction"
-STATE_EVERY = 100  # steps, with open weights
 _HEAD = 1 << 12  # bytes of a message besides its values
 
 

@@ -57,7 +57,7 @@ def init(hosts: dict[str, Host], directory: Path, port: int, **run: object) -> N
     words += ["--alignment", ",".join(f"{hosts[name].address}:{port + 10 + i}" for i, name in enumerate(CLIENTS))]
     words += ["--clients", ",".join(CLIENTS), "--widths", ",".join(str(WIDTHS[name]) for name in CLIENTS)]
     subprocess.run(words, cwd=directory, check=True, capture_output=True, env={"PYTHONPATH": str(_root())})
-    short = {"epochs": 2, "batch_size": 50, "timeout": 30.0}
+    short = {"epochs": 2, "batch_size": 50, "timeout": 30.0, "held_out": 0.0}
     change(directory / "federation" / "federation.toml", **short | run)
 
 

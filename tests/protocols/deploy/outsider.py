@@ -63,6 +63,11 @@ def made_up(config: FederationConfig, directory: Path, *, age: int = 0) -> Crede
     return Credentials(directory / CERTIFICATE, directory / KEY, trusted, pinned)
 
 
+def knocking(address: tuple[str, int]) -> str:
+    socket.create_connection(address, timeout=TIMEOUT).close()
+    return "hung up"
+
+
 def calling(identity: Identity, server: int, purpose: str) -> str:
     address = identity.config.addresses[server]
     facts = {"kind": "training", "session": secrets.token_hex(16), "rows": 300, "output": None}
@@ -81,7 +86,7 @@ def attempts(config: FederationConfig, stolen: Path, work: Path) -> dict[str, st
     address = config.addresses[0]
     bank = load_credentials(config, "bank", stolen)
     everybody: dict[str, Callable[[], str]] = {
-        "port scan": lambda: str(socket.create_connection(address, timeout=TIMEOUT).close()),
+        "port scan": lambda: knocking(address),
         "garbage": lambda: bytes_to(address, b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" + bytes(range(256)) * 40),
         "no certificate": lambda: without_certificate(address),
         "another authority": lambda: calling(Identity(config, "bank", made_up(config, work / "other")), 0, "upload"),

@@ -9,6 +9,7 @@ import json
 import time
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from protocols.deploy.config.public_plan import layer_plan_for
 from protocols.deploy.config.read import load
 from protocols.deploy.records.audit import compare, read_log
 from protocols.inference.model_file import read_model
+from protocols.server.opened import OpenedSteps
 from tests.protocols.deploy.commands_at_hosts import (
     CLIENTS,
     NEW,
@@ -31,7 +33,7 @@ from tests.protocols.deploy.commands_at_hosts import (
 from tests.protocols.deploy.hosts import Processes, loopback
 from vfl.data.scaling import bound_rows
 
-PUBLIC = {"protocol": "gl_bmf", "epsilon": 20.0, "row_rule": "clip"}
+PUBLIC = {"protocol": "gl_bmf", "epsilon": 20.0, "row_rule": "clip", "row_bound": 1.0, "held_out": 0.0}
 
 
 def start_client(run: Processes, name: str) -> None:
@@ -48,7 +50,9 @@ def expected_logits(directory: Path, values: np.ndarray) -> np.ndarray:
         model = read_model(directory / f"model-{name}.npz")
         up, down, (layer,) = model.local["up_0"], model.local["down_0"], model.layers
         assert up.shape == (width, 8) and np.abs(up).max() > 1e-4  # trained: it starts at zero
-        parts.append(bound_rows(scaled + bound_rows(scaled, 1.0, "normalise") @ down.T @ up.T, 0.5**0.5, "clip"))
+        assert model.row_bound is not None and np.isclose(model.row_bound, (width / sum(WIDTHS.values())) ** 0.5)
+        unit = bound_rows(scaled, 1.0, "normalise")
+        parts.append(bound_rows(scaled + unit @ down.T @ up.T, model.row_bound, "clip"))
     return np.column_stack([*parts, np.ones(len(values))]) @ layer
 
 
@@ -88,9 +92,9 @@ def test_a_federation_trains_its_clients_layers_and_predicts_with_them(tmp_path:
     right = got.argmax(axis=1) == (new["values"][:, 0] + new["values"][:, 5] > 1)
     assert len(right) == NEW and right.mean() > 0.75
     layers = {(f"layer gradient of {name}", f"client {name!r}"): plan.schedule.num_steps for name in CLIENTS}
-    model = [("global model", to) for to in ("client 'bank'", "client 'card'", "all servers")]
+    to_all: list[Any] = [("global model", to) for to in ("client 'bank'", "client 'card'", "all servers")]
     for name in SERVERS:
-        assert releases(tmp_path, name) == Counter(layers) + Counter(model)
+        assert releases(tmp_path, name) == Counter(layers) + Counter(to_all)
 
 
 @pytest.mark.heavy
@@ -138,11 +142,11 @@ def test_a_server_and_a_client_are_killed_and_each_step_is_released_once(tmp_pat
 
 
 def _wait_for_step(directory: Path, step: int) -> None:
-    """Until a server has a checkpoint of this step, or a later one."""
+    """Until a server has written this step, or a later one."""
     until = time.monotonic() + 60
     while True:
-        files = (directory / "federation" / "server-0" / "state").glob("*/training-*/server/checkpoint-*.npz")
-        if any(int(file.stem.split("-")[1]) >= step for file in files):
+        folders = (directory / "federation" / "server-0" / "state").glob("*/training-*/server")
+        if any(OpenedSteps(folder, np.uint32, 0, synced=False).written >= step for folder in folders):
             return
         assert time.monotonic() < until, f"no checkpoint of step {step}"
         time.sleep(0.02)

@@ -26,7 +26,14 @@ def audited(protocol: str, noise_scale: float = 1.0, trials: int = TRIALS, weigh
 
 
 @pytest.mark.parametrize(
-    ("protocol", "weights"), [("g_bmf", "open"), ("g_bmf", "secret"), ("g_shuff", "open"), ("gl_bmf", None)]
+    ("protocol", "weights"),
+    [
+        ("g_bmf", "open"),
+        ("g_bmf", "secret"),
+        ("g_shuff", "open"),
+        ("gl_bmf", "open"),
+        pytest.param("gl_bmf", "secret", marks=pytest.mark.heavy),
+    ],
 )
 def test_the_claim_stands_and_half_the_noise_is_refuted(protocol, weights):
     kept, halved = audited(protocol, weights=weights), audited(protocol, 0.5, weights=weights)

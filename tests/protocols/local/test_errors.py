@@ -63,9 +63,9 @@ def test_a_party_that_fails_shows_its_traceback_only_for_a_bug(fault):
         refmpc.run(failing_party, [fault] * 3, parties="threads")
     caught.value.add_note("continue with: …")
     text = str(leaving("g_bmf", caught.value))
-    assert "continue with: …" in text and "party 0 failed" in text
-    assert ("Traceback of party" in text) == (fault == "bug")
-    assert "Traceback" not in caught.value.summary and "Traceback of party" in str(caught.value)
+    assert "continue with: …" in text and "server-0 failed" in text
+    assert ("Traceback of server-" in text) == (fault == "bug")
+    assert "Traceback" not in caught.value.summary and "Traceback of server-" in str(caught.value)
 
 
 def test_nothing_of_ours_raises_a_plain_error():

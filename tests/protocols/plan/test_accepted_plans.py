@@ -33,6 +33,7 @@ from tests.protocols.conftest import lora_federation, small_federation
 from tests.protocols.secure_runs import noise_of_the_servers, run_secure
 from tests.protocols.step import test_gl_jacobians, test_gl_step
 from tests.protocols.step.agreement import twin_and_bound
+from tests.protocols.step.gl_inputs import make_inputs, on_grid, secure_sum, step_bound
 from tests.protocols.step.worst_rows import contributions, extreme_step, extreme_weights, worst_rows
 from vfl.dp import calibration
 from vfl.dp.mechanism import NoiseSplit
@@ -215,7 +216,7 @@ def check_joint(plan: LayerPlan) -> None:
     if plan.training.gradients == "explicit":
         rng, scales = np.random.default_rng(1), plan.adapters
         rows, weights = worst_rows(plan, rng, batch + 4)[:batch, :-1], rng.normal(size=(plan.width + 1, plan.classes))
-        weights = test_gl_step.on_grid(weights * weight_norm / np.linalg.norm(weights), scales.block_bits)
+        weights = on_grid(weights * weight_norm / np.linalg.norm(weights), scales.block_bits)
         jacobians = []
         for shape in plan.shapes:
             whole = rng.normal(size=(batch, shape.width, shape.parameters))
@@ -225,30 +226,28 @@ def check_joint(plan: LayerPlan) -> None:
                 * lengths[:, :, None]
                 / np.linalg.norm(whole, 2, axis=(1, 2))[:, None, None]
             )
-            jacobians.append(test_gl_step.on_grid(whole, scales.jacobian_bits))
-        inputs = rows, rng.integers(0, plan.classes, batch), weights, jacobians
-        result = checked(test_gl_jacobians.clip_only, (plan, inputs), releases)
+            jacobians.append(on_grid(whole, scales.jacobian_bits))
+        explicit = rows, rng.integers(0, plan.classes, batch), weights, jacobians
+        result = checked(test_gl_jacobians.clip_only, (plan, explicit), releases)
         factor, *samples = result.outputs[0]
         norms = np.sqrt(sum((each**2).sum(axis=1) for each in samples))
         assert (factor[:, 0] * norms).max() <= gamma
         return
-    inputs = test_gl_step.make_inputs(plan, weight_norm, 1)
+    inputs = make_inputs(plan, weight_norm, 1)
     for index in range(len(plan.shapes)):
         bounds, own = plan.adapters.bounds, inputs.projected[index]
         own = own * (0.99 * bounds.projected * lengths / np.linalg.norm(own, axis=1, keepdims=True))
-        inputs.projected[index] = test_gl_step.on_grid(own, plan.adapters.projected_bits)
+        inputs.projected[index] = on_grid(own, plan.adapters.projected_bits)
         up = inputs.up[index] * 0.99 * bounds.up / np.linalg.norm(inputs.up[index])
-        inputs.up[index] = test_gl_step.on_grid(up, plan.adapters.up_bits)
+        inputs.up[index] = on_grid(up, plan.adapters.up_bits)
         inputs.row_factors[index][:] = bounds.row_factor
-    inputs.rows = test_gl_step.on_grid(
-        worst_rows(plan, np.random.default_rng(2), batch + 4)[:batch, :-1], EMBEDDING_BITS
-    )
+    inputs.rows = on_grid(worst_rows(plan, np.random.default_rng(2), batch + 4)[:batch, :-1], EMBEDDING_BITS)
     result = checked(test_gl_step.clip_only, (plan, inputs), releases)
     ratio, _ = test_gl_step.clip_ratio(plan, inputs, result.outputs[0])
     assert ratio.max() <= 1.0
     if plan.training.weight_decay == 1.0:  # the sum is read from the change of W
-        found, _ = test_gl_step.secure_sum(plan, inputs)
-        bound = test_gl_step.step_bound(plan, inputs)
+        found, _ = secure_sum(plan, inputs)
+        bound = step_bound(plan, inputs)
         assert np.linalg.norm(found - test_gl_step.float_sum(plan, inputs)) <= bound
 
 

@@ -13,7 +13,7 @@ __all__ = ["run_until_crash"]
 
 
 def run_until_crash(plan, federation, directory, monkeypatch, crash_at, servers=g_bmf.servers, every=2):
-    """The run with checkpoints every two steps, in which party 1 fails before step ``crash_at``."""
+    """The run with checkpoints every two steps, in which server-1 fails before step ``crash_at``."""
     real = TrainingRun.gradient_step
 
     async def failing(self, rows):
@@ -24,5 +24,5 @@ def run_until_crash(plan, federation, directory, monkeypatch, crash_at, servers=
     with monkeypatch.context() as patch:
         patch.setattr(TrainingRun, "gradient_step", failing)
         patch.setattr("tests.protocols.secure_runs.ServerJob", lambda plan, path, _: ServerJob(plan, path, every))
-        with pytest.raises(refmpc.PartyFailed, match="party 1 failed: OSError: power cut"):
+        with pytest.raises(refmpc.PartyFailed, match="server-1 failed: OSError: power cut"):
             run_secure(plan, federation, directory, servers)

@@ -19,7 +19,7 @@ from protocols.client import gl_client, upload
 from protocols.server.checkpoint import ServerDirectory
 from protocols.server.opened import OpenedSteps
 
-PROGRAMS = {"g_bmf": upload.client_program, "gl_bmf": gl_client.client_program}
+PROGRAMS: dict[str, Callable[..., Any]] = {"g_bmf": upload.client_program, "gl_bmf": gl_client.client_program}
 
 
 def _die_once(marker: Path) -> None:
@@ -64,13 +64,13 @@ def _server(victim: int, step: int, marker: Path, party: Any, job: Any) -> Any:
             _die_once(marker)
         return oldest
 
-    ServerDirectory.save = save  # type: ignore[method-assign]  # in a process of its own
-    OpenedSteps.keep_state = keep  # type: ignore[method-assign]
+    ServerDirectory.save = save  # type: ignore[method-assign,assignment]  # in a process of its own
+    OpenedSteps.keep_state = keep  # type: ignore[method-assign,assignment]
     return g_bmf.servers(party, job)
 
 
 def _gl_server(victim: int, step: int, clients: int, marker: Path, party: Any, job: Any) -> Any:
-    real, sent = refmpc.open_to_client, []
+    real, sent = refmpc.open_to_client, list[int]()
 
     def open_to_client(at: Any, *arguments: Any) -> None:
         if at.id == victim and at.step == step and len(sent) == clients:
@@ -78,7 +78,7 @@ def _gl_server(victim: int, step: int, clients: int, marker: Path, party: Any, j
         real(at, *arguments)
         sent.extend([step] if at.step == step else [])
 
-    refmpc.open_to_client = open_to_client  # in a process of its own
+    refmpc.open_to_client = open_to_client  # type: ignore[assignment]  # in a process of its own
     return gl_bmf.servers(party, job)
 
 

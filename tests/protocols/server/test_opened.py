@@ -5,84 +5,22 @@ from __future__ import annotations
 import json
 import shutil
 import threading
-from collections import defaultdict
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-from protocols import g_shuff
 from protocols.local import launch
 from protocols.plan.run_plan import plan_run
+from protocols.server.open_training import OpenTrainingRun
 from protocols.server.opened import OpenedSteps
 from refmpc.core.errors import PartyFailed
-from refmpc.core.party import Party
 from tests.protocols.conftest import small_federation
-from tests.protocols.secure_runs import run_secure, small_training
+from tests.protocols.secure_runs import noise_of_the_servers, run_secure, small_training, weight_bound
+from tests.protocols.server.watch import Crash, Watch
+from vfl.twins import train_g_bmf
 
 STEPS = 6
-OPERATIONS = ("open_words", "the words are written", "agree on what was opened", "reveal_to_client")
-
-
-class Crash(Exception):
-    """What a test makes a server die of."""
-
-
-class Watch:
-    """Points at which a server may die: around every record it appends and every message that opens or agrees. ``sent``
-    holds all words that were ever sent, by server and step; a word that is sent before all three have written theirs is
-    noted in ``too_early``."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, run: Path):
-        self.points: dict[int, list[str]] = defaultdict(list)
-        self.kill: tuple[int, int] | None = None  # server, number of the point
-        self.dies_at: tuple[int, str] | None = None  # server, name of the point
-        self.sent: dict[tuple[int, int], list[np.ndarray]] = defaultdict(list)
-        self.too_early: list[str] = []
-        self.run = run
-        self._lock = threading.Lock()
-        append, exchange = OpenedSteps._append, Party._exchange
-
-        def appending(opened: OpenedSteps, kind: bytes, step: int, content: bytes) -> None:
-            server, what = int(opened._directory.name[-1]), f"{kind.decode()} {step}"
-            self._point(server, f"before {what}")
-            append(opened, kind, step, content)
-            self._point(server, f"after {what}")
-
-        def exchanging(
-            party: Party, operation: str, sends: dict[Any, Any], receives: dict[Any, Any], *code: int
-        ) -> None:
-            if operation not in OPERATIONS:
-                exchange(party, operation, sends, receives, *code)
-                return
-            self._point(party.id, f"before {operation} {party.step}")
-            if operation == "open_words":
-                self._note(party, sends)
-            exchange(party, operation, sends, receives, *code)
-            self._point(party.id, f"after {operation} {party.step}")
-
-        monkeypatch.setattr(OpenedSteps, "_append", appending)
-        monkeypatch.setattr(Party, "_exchange", exchanging)
-
-    def _point(self, server: int, name: str) -> None:
-        with self._lock:
-            self.points[server].append(name)
-            now = server, len(self.points[server]) - 1
-        if now == self.kill or (server, name) == self.dies_at:
-            raise Crash(name)
-
-    def _note(self, party: Party, sends: dict[Any, list[np.ndarray]]) -> None:
-        with self._lock:
-            for parts in sends.values():
-                self.sent[party.id, party.step] += [part.copy() for part in parts]
-        for server in range(3):
-            disk = OpenedSteps(self.run / f"server-{server}", np.uint32, synced=False)
-            if disk.written <= party.step or (server == party.id and disk.marked <= party.step):
-                self.too_early.append(f"step {party.step} of server {party.id}: server {server} is not ready")
-
-    def two_values(self) -> list[tuple[int, int]]:
-        return [key for key, found in self.sent.items() if any(not np.array_equal(found[0], more) for more in found)]
 
 
 @pytest.fixture
@@ -158,7 +96,7 @@ def test_a_server_that_lost_what_was_opened_ends_the_run(plan_and_federation, tm
         file.unlink()
     else:
         file.write_bytes(file.read_bytes()[:-200])  # an older copy: words of step 3 are gone
-    with pytest.raises(PartyFailed, match=r"server 2 no longer has the state after step \d, which was released"):
+    with pytest.raises(PartyFailed, match=r"server-2 no longer has the state after step \d, which was released"):
         run_secure(plan, federation, run, every=2)
 
 
@@ -192,16 +130,6 @@ def test_without_checkpoints_no_round_is_spent_on_them_and_with_them_one_a_step(
     assert all(file.stat().st_mode & 0o077 == 0 for file in (tmp_path / "3" / "server-0").glob("opened-*.log"))
 
 
-def test_g_shuff_with_open_weights_keeps_no_checkpoints(tmp_path):
-    federation = small_federation(96, (5, 4), 4)
-    plan = plan_run("g_shuff", federation, small_training(weights="open"))
-    with pytest.raises(PartyFailed, match="checkpoint_every = 3: must be 0 in g_shuff with open weights"):
-        run_secure(plan, federation, tmp_path, g_shuff.servers, every=3)
-    words = ["--checkpoint-every", "3", "--out", str(tmp_path), "--parties", "threads"]
-    with pytest.raises(SystemExit, match="its secret order is not kept"):
-        launch.main("g_shuff", None, words)
-
-
 @pytest.mark.parametrize(
     "words", [[], ["--checkpoint-every", "4"], ["--checkpoint-every", "4", "--durability", "power"]]
 )
@@ -215,3 +143,43 @@ def test_the_folder_says_what_was_open_and_what_was_kept(tmp_path, capsys, words
     assert sums["times"] == report["steps"] == 11
     wanted = {0: "the run cannot be resumed", 2: "kill -9", 4: "a power failure (fsync)"}[len(words)]
     assert wanted in claim and any(wanted in note for note in report["notes"])
+
+
+def test_words_of_an_attempt_that_is_over_are_never_opened_with_those_of_the_next(plan_and_federation, tmp_path):
+    """Server 0 has written its words of step 0 when server 1 dies; the next attempt dies when the two others have written
+    theirs, and server 0 has not: what lies at server 0 does not belong to them."""
+    plan, federation = plan_and_federation
+    run = tmp_path / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        watch = Watch(patch, run)
+        watch.dies_at = 1, "before stat 0"
+        with pytest.raises(PartyFailed, match="Crash"):
+            run_secure(plan, federation, run, every=2)
+        watch.dies_at = None
+        waiting = threading.Event()
+        real = OpenTrainingRun._keep
+
+        async def dying(self: OpenTrainingRun, step: int, words: np.ndarray) -> None:
+            if self.party.id == 0:
+                waiting.wait(20)
+                raise Crash
+            await real(self, step, words)
+
+        append = OpenedSteps._append
+        written = []
+
+        def noting(opened: OpenedSteps, kind: bytes, step: int, content: bytes) -> None:
+            append(opened, kind, step, content)
+            written.append(kind)
+            if written.count(b"word") == 2:
+                waiting.set()
+
+        with pytest.MonkeyPatch.context() as second:
+            second.setattr(OpenTrainingRun, "_keep", dying)
+            second.setattr(OpenedSteps, "_append", noting)
+            with pytest.raises(PartyFailed, match="Crash"):
+                run_secure(plan, federation, run, every=2)
+        assert waiting.is_set()
+        result = run_secure(plan, federation, run, every=2)
+    twin = train_g_bmf(federation, plan.training, noise=noise_of_the_servers(plan, run))
+    assert np.abs(result.outputs[0][0] - twin.model.layers[0]).max() <= weight_bound(plan)

@@ -137,8 +137,8 @@ def run_g(plan, federation, directory, every: int = 0, servers=g_bmf.servers):
 def runner(protocol: str) -> Callable[[Path], Any]:
     """A small run of a protocol that can be started in a directory as often as one likes."""
     if protocol == "gl_bmf":
-        federation, plan = make(epochs=1, momentum=0.5)
-        return lambda directory: run_gl(plan, federation, directory, keep=True)
+        layers, layer_plan = make(epochs=1, momentum=0.5)
+        return lambda directory: run_gl(layer_plan, layers, directory, keep=True)
     federation = small_federation(96, (5, 4), 4)
     plan = plan_run(protocol, federation, small_training(learning_rate=0.2))
     servers = {"g_bmf": g_bmf.servers, "g_shuff": g_shuff.servers}[protocol]
@@ -193,7 +193,7 @@ def test_a_finished_run_never_releases_a_second_model(tmp_path, monkeypatch, pro
     if lost == "the noise key":  # nothing is left to be computed with it
         assert (model_of(run(tmp_path / "run")) == first).all()
     else:
-        with pytest.raises(PartyFailed, match=rf"server {victim} .*released.*start a new run"):
+        with pytest.raises(PartyFailed, match=rf"server-{victim} .*released.*start a new run"):
             run(tmp_path / "run")
     assert watch.two_values() == []
     left = {file.name for i in range(3) if i != victim for file in (tmp_path / "run" / f"server-{i}").iterdir()}
@@ -227,7 +227,7 @@ def test_a_server_without_its_noise_key_does_not_go_on_with_other_noise(tmp_path
         shutil.rmtree(tmp_path / "run" / "server-2")
     else:
         (tmp_path / "run" / "server-2" / "noise.key").unlink()
-    with pytest.raises(PartyFailed, match="server 2 has lost its noise key"):
+    with pytest.raises(PartyFailed, match="server-2 has lost its noise key"):
         run(tmp_path / "run")
 
 

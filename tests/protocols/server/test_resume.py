@@ -95,7 +95,7 @@ def test_a_server_that_has_not_written_the_release_means_nobody_opened_it(federa
     with monkeypatch.context() as patch:
         patch.setattr(ServerDirectory, "save", failing)
         patch.setattr("protocols.server.training.release_model", watching)
-        with pytest.raises(refmpc.PartyFailed, match="party 2 failed: OSError: disk full"):
+        with pytest.raises(refmpc.PartyFailed, match="server-2 failed: OSError: disk full"):
             run_secure(plan, federation, tmp_path)
     assert opened == []
 

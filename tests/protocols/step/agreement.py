@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from protocols.plan.run_plan import Plan
@@ -50,12 +52,13 @@ def contribution_errors(plan: Plan, model: GlobalModel, rows: np.ndarray, labels
         cut = np.sqrt(through.shape[1]) * 2.0 ** -scales.layers[depth - 1].error_bits
         error = error * (norms[depth] + gaps[depth]) + size(deltas[depth]) * gaps[depth] + cut + undecided
         delta_errors.insert(0, error)
-    squares, excess = 0.0, 0.0
-    for layer, a, d, da, dd in zip(scales.layers, inputs, deltas, input_errors, delta_errors, strict=True):
+    squares: Any = 0.0
+    excess: Any = 0.0
+    for scale, a, d, da, dd in zip(scales.layers, inputs, deltas, input_errors, delta_errors, strict=True):
         squares = squares + (size(a) * dd + (size(d) + dd) * da) ** 2
         n = (size(a) / plan.training.clip_norm) ** 2
-        excess = excess + 2 * 2.0**-layer.norm_bits * size(d) ** 2 + 2.0**-layer.square_bits * (n + 1)
-        excess = excess + rounded_up(layer.norms) * n * size(d) ** 2
+        excess = excess + 2 * 2.0**-scale.norm_bits * size(d) ** 2 + 2.0**-scale.square_bits * (n + 1)
+        excess = excess + rounded_up(scale.norms) * n * size(d) ** 2
     gamma = plan.training.clip_norm
     return np.minimum(np.sqrt(squares), 2 * gamma) + gamma * (factor_loss(plan) + excess / 2)
 

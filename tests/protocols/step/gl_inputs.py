@@ -9,6 +9,7 @@ import numpy as np
 
 import refmpc
 from protocols.plan.gl_plan import LayerPlan
+from protocols.plan.gl_shapes import AdapterShape
 from protocols.plan.scales import EMBEDDING_BITS, RELEASE_BITS
 from protocols.step.gl_step import (
     BlockOutputs,
@@ -17,11 +18,23 @@ from protocols.step.gl_step import (
     layer_step,
 )
 from protocols.step.global_step import Weights
+from protocols.step.open_gl_step import open_layer_step, public_block
 from protocols.step.over_clip import OverClip
+from protocols.step.public_weights import rounded_head
 from refmpc import ArithmeticTensor
 from vfl.gradients import with_ones
 
-__all__ = ["Inputs", "make_inputs", "on_grid", "rounded_up", "secure_sum", "shared_inputs", "step_bound", "within"]
+__all__ = [
+    "Inputs",
+    "adapter_shapes",
+    "make_inputs",
+    "on_grid",
+    "rounded_up",
+    "secure_sum",
+    "shared_inputs",
+    "step_bound",
+    "within",
+]
 
 
 @dataclass
@@ -41,6 +54,11 @@ def on_grid(values: np.ndarray, bits: int) -> np.ndarray:
     return np.trunc(values * 2.0**bits) * 2.0**-bits
 
 
+def adapter_shapes(plan: LayerPlan) -> list[AdapterShape]:
+    """The shapes of a plan with LoRA layers."""
+    return [shape for shape in plan.shapes if isinstance(shape, AdapterShape)]
+
+
 def within(rows: np.ndarray, bound: float) -> np.ndarray:
     return rows * np.minimum(1.0, bound / np.maximum(np.linalg.norm(rows, axis=-1, keepdims=True), 1e-12))
 
@@ -54,7 +72,7 @@ def make_inputs(plan: LayerPlan, weight_norm: float, seed: int = 0) -> Inputs:
     found.labels = rng.integers(0, plan.classes, batch)
     weights = rng.normal(size=(plan.width + 1, plan.classes))
     found.weights = on_grid(weights * weight_norm / np.linalg.norm(weights), scales.block_bits)
-    for shape in plan.shapes:
+    for shape in adapter_shapes(plan):
         size = 10.0 ** rng.uniform(-2, 0)
         projected = within(rng.normal(size=(batch, shape.stacked_rank)) * size, bounds.projected)
         found.projected.append(on_grid(projected, scales.projected_bits))
@@ -108,16 +126,25 @@ async def one_step(party, job):
     plan, inputs = job
     embeddings, labels, weights, clients = await shared_inputs(party, plan, inputs)
     noise = np.zeros(plan.parameters, dtype=np.int64)
+    if plan.opens_sums:
+        bits = plan.scales.weight_bits
+        public = np.rint(inputs.weights * 2.0**bits).astype(np.int64)
+        head = rounded_head(public, bits, plan.scales.layers[-1].reach)
+        blocks = [public_block(public[shape.columns], bits, plan.adapters) for shape in plan.shapes]
+        with party.phase("step"):
+            words = await open_layer_step(embeddings, labels, clients, head, blocks, noise, plan)
+            await refmpc.open_words(party, words[0], plan.scales.truncated_bits, "test")
+        return None, [refmpc.unseal(part) for part in words]
     with party.phase("step"):
         after, openings = await layer_step(embeddings, labels, clients, Weights(weights, None), noise, 1.0, plan)
     return await refmpc.reveal(after.values, release="test"), [refmpc.unseal(words) for words in openings]
 
 
 def secure_sum(plan: LayerPlan, inputs: Inputs, **options):
-    """The clipped sum that the servers compute, flat, from the change of W and from the openings."""
+    """The clipped sum that the servers compute, flat, from the change of W (secret weights) and from the openings."""
     result = refmpc.run(one_step, [(plan, inputs)] * 3, releases={"test": "no claim"}, timeout=60, **options)
     rate = plan.scales.learning_rate_used(1.0) / plan.schedule.batch_size
-    parts = [(inputs.weights - result.outputs[0][0]).reshape(-1) / rate]
+    parts = [] if plan.opens_sums else [(inputs.weights - result.outputs[0][0]).reshape(-1) / rate]
     bits = plan.scales.truncated_bits
     for words in zip(*(openings for _, openings in result.outputs), strict=True):
         total = sum(w.astype(np.uint64) for w in words)
@@ -148,7 +175,7 @@ def step_bound(plan: LayerPlan, inputs: Inputs) -> float:
         (reach * e_delta) ** 2,
         2.0**-26 + 2 * (2.0**-plan.scales.norm_bits + reach**2 / gamma**2 * rounded_up(plan.scales.norms)),
     )
-    for i, shape in enumerate(plan.shapes):
+    for i, shape in enumerate(adapter_shapes(plan)):
         a = np.linalg.norm(inputs.projected[i], axis=1).max()
         moved += (omega * a * e_delta) ** 2
         curvature = 2 * omega**2

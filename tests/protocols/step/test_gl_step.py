@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,15 +19,24 @@ from protocols.plan.scales import EMBEDDING_BITS, RELEASE_BITS
 from protocols.step.cost import step_cost
 from protocols.step.gl_step import clip_factors, weight_products
 from protocols.step.global_step import SharedRows, logit_errors, squared_norms
+from protocols.step.public_weights import rounded_head
 from tests.protocols.conftest import lora_federation
-from tests.protocols.step.gl_inputs import Inputs, make_inputs, on_grid, secure_sum, shared_inputs, step_bound
+from tests.protocols.step.gl_inputs import (
+    Inputs,
+    adapter_shapes,
+    make_inputs,
+    on_grid,
+    secure_sum,
+    shared_inputs,
+    step_bound,
+)
 from vfl.gradients import AdapterFactors, GlobalModel, clipped_gradient, with_ones
 from vfl.training import TrainingConfig
 
 
 def float_sum(plan: LayerPlan, inputs: Inputs) -> np.ndarray:
     adapters = []
-    for i, shape in enumerate(plan.shapes):
+    for i, shape in enumerate(adapter_shapes(plan)):
         for l, x in enumerate(inputs.blocks[i]):
             here = slice(l * shape.rank, (l + 1) * shape.rank)
             scaled = inputs.row_factors[i][:, None] * x
@@ -40,13 +50,25 @@ def float_sum(plan: LayerPlan, inputs: Inputs) -> np.ndarray:
     ).total
 
 
-def make_plan(widths=(5, 4), blocks=((3, 4), (6,)), classes=4, batch=16, clip=1.0, parts="UV", rule="clip", **changes):
+def make_plan(
+    widths=(5, 4),
+    blocks=((3, 4), (6,)),
+    classes=4,
+    batch=16,
+    clip=1.0,
+    parts="UV",
+    rule="clip",
+    weights="secret",
+    **changes,
+):
     federation = lora_federation(batch, widths, blocks, classes, parts=parts, rule=rule, **changes)
-    training = TrainingConfig(epochs=1, batch_size=batch, learning_rate=1.0, clip_norm=clip, epsilon=8.0)
+    training = TrainingConfig(
+        epochs=1, batch_size=batch, learning_rate=1.0, clip_norm=clip, epsilon=8.0, weights=weights
+    )
     return plan_layer_run(federation, training)
 
 
-@settings(max_examples=8)
+@settings(max_examples=10)
 @given(
     widths=st.lists(st.integers(1, 7), min_size=1, max_size=3),
     layers=st.integers(1, 3),
@@ -55,20 +77,22 @@ def make_plan(widths=(5, 4), blocks=((3, 4), (6,)), classes=4, batch=16, clip=1.
     clip=st.sampled_from([0.2, 1.0, 5.0]),
     parts=st.sampled_from(["U", "UV"]),
     rule=st.sampled_from(["clip", "normalise"]),
+    weights=st.sampled_from(["open", "secret"]),
     seed=st.integers(0, 1000),
 )
-def test_one_step_is_the_float_gradient(widths, layers, classes, rank, clip, parts, rule, seed):
+def test_one_step_is_the_float_gradient(widths, layers, classes, rank, clip, parts, rule, weights, seed):
     blocks = tuple(tuple(2 + (i + l) % 4 for l in range(layers)) for i in range(len(widths)))
-    plan = make_plan(tuple(widths), blocks, classes, 8, clip, parts, rule, rank=rank)
+    plan = make_plan(tuple(widths), blocks, classes, 8, clip, parts, rule, weights, rank=rank)
     inputs = make_inputs(plan, min(1.5, 0.7 * plan.adapters.weight_bound), seed)
     found, _ = secure_sum(plan, inputs)
     expected = float_sum(plan, inputs)
     assert np.linalg.norm(found - expected) <= step_bound(plan, inputs)
 
 
-def test_the_bound_of_one_step_says_something():
+@pytest.mark.parametrize("weights", ["open", "secret"])
+def test_the_bound_of_one_step_says_something(weights):
     """Every part of the gradient is larger than the bound, so a part left out or swapped would be noticed."""
-    plan = make_plan()
+    plan = make_plan(weights=weights)
     inputs = make_inputs(plan, 1.2, 3)
     bound, expected = step_bound(plan, inputs), float_sum(plan, inputs)
     found, result = secure_sum(plan, inputs)
@@ -82,16 +106,23 @@ def test_the_bound_of_one_step_says_something():
         assert np.linalg.norm(expected[start : start + size]) > bound
         start += size
     assert start == plan.parameters
+    if weights == "open":  # the bound of this step's logits decides on bytes
+        head = rounded_head(
+            np.rint(inputs.weights * 2.0**plan.scales.weight_bits).astype(np.int64),
+            plan.scales.weight_bits,
+            plan.scales.layers[-1].reach,
+        )
+        plan = replace(plan, scales=replace(plan.scales, logit_bound=head.logit_bound))
     counted = step_cost(plan)
     assert result.ledgers[0].phases["step"].rounds == counted.rounds
     assert sum(ledger.phases["step"].bytes_sent for ledger in result.ledgers) == counted.bytes
 
 
-@pytest.mark.parametrize("clip", [0.02, 0.2])
-def test_the_contribution_of_every_sample_is_clipped_over_all_parts(clip):
+@pytest.mark.parametrize(("clip", "weights"), [(0.02, "open"), (0.02, "secret"), (0.2, "open"), (0.2, "secret")])
+def test_the_contribution_of_every_sample_is_clipped_over_all_parts(clip, weights):
     """One row in the batch, everything at its bound, a tiny clip norm: the release stays within γ' and its rounding."""
     for seed in range(4):
-        plan = make_plan(batch=1, clip=clip)
+        plan = make_plan(batch=1, clip=clip, weights=weights)
         inputs = make_inputs(plan, plan.adapters.weight_bound * 0.9, seed)
         found, _ = secure_sum(plan, inputs)
         rounding = math.sqrt(plan.parameters) * 1.5 * 2.0**-RELEASE_BITS
@@ -118,7 +149,7 @@ def clip_ratio(plan: LayerPlan, inputs: Inputs, opened: list[np.ndarray]) -> tup
     count, clip = len(plan.shapes), plan.training.clip_norm
     assert factor.max() <= 1.0
     squares = ((inputs.rows**2).sum(axis=1) + 1) * (errors**2).sum(axis=1)
-    for i, (shape, block, t) in enumerate(zip(plan.shapes, rest[:count], rest[count:], strict=True)):
+    for i, (shape, block, t) in enumerate(zip(adapter_shapes(plan), rest[:count], rest[count:], strict=True)):
         squares += ((errors @ block.T) ** 2).sum(axis=1) * (inputs.projected[i] ** 2).sum(axis=1)
         for l, x in enumerate(inputs.blocks[i]):
             here = slice(l * shape.rank, (l + 1) * shape.rank)
@@ -143,7 +174,8 @@ def coarser(scales: AdapterScales, bits: dict[str, int]) -> AdapterScales:
         for name in ("projected_norms", "block_norms")
         if f"{name[:-1]}_bits" in bits
     }
-    return replace(scales, **norms, **bits)
+    changed: dict[str, Any] = {**norms, **bits}
+    return replace(scales, **changed)
 
 
 @pytest.mark.parametrize("changed", [PLANNED, COARSE, COARSE_NORMS], ids=["planned", "coarse", "coarse norms"])
@@ -179,9 +211,10 @@ def test_no_rounding_makes_the_clip_factor_too_large(monkeypatch, way, changed):
     assert largest > (0.9 if changed else 0.999)
 
 
-def test_factors_at_all_their_bounds_stay_in_range():
+@pytest.mark.parametrize("weights", ["open", "secret"])
+def test_factors_at_all_their_bounds_stay_in_range(weights):
     """The debug mode opens every operand and raises at the first that leaves its domain."""
-    plan = make_plan(rule="normalise", clip=0.5)
+    plan = make_plan(rule="normalise", clip=0.5, weights=weights)
     inputs = make_inputs(plan, plan.adapters.weight_bound * 0.95, 1)
     for i in range(len(plan.shapes)):
         inputs.row_factors[i][:] = plan.adapters.bounds.row_factor

@@ -19,7 +19,6 @@ from protocols.step.cost import step_cost
 from protocols.step.public_weights import Head, PublicLayer, moved, norm_above, public_start, rounded_head
 from refmpc.core.words import unseal
 from tests.protocols.conftest import small_federation
-from tests.protocols.gl_runs import make
 from tests.protocols.secure_runs import noise_of_the_servers, run_secure, small_training, weight_bound
 from vfl.gradients import GlobalModel, clipped_gradient, with_ones
 from vfl.twins import train_g_bmf, train_g_shuff
@@ -182,7 +181,8 @@ def test_the_declared_cost_of_a_step_is_what_it_costs(federation, tmp_path, monk
 
 def test_no_operation_leaves_its_domain(federation, tmp_path):
     plan = open_plan(federation, epochs=2, momentum=0.9)
-    run_secure(plan, federation, tmp_path, insecure_check_ranges=True)
+    with pytest.warns(UserWarning, match="insecure_check_ranges is set"):
+        run_secure(plan, federation, tmp_path, insecure_check_ranges=True)
 
 
 def test_joint_noise_goes_with_open_weights(tmp_path):
@@ -250,8 +250,3 @@ def test_a_smaller_bound_of_the_logits_takes_fewer_bytes(federation):
     near, far = (step_cost(replace(plan, scales=replace(plan.scales, logit_bound=bound))) for bound in (1.0, 2.0**14))
     assert near.bytes < far.bytes and near.rounds == far.rounds
     assert Head(np.zeros((1, 2), np.int64), 16, 1.0).high_bit == 38
-
-
-def test_gl_bmf_refuses_open_weights():
-    with pytest.raises(ValueError, match="weights = 'open': must be 'secret' in GL-BMF"):
-        make(weights="open")

@@ -92,7 +92,9 @@ async def _contributions(party: Any, job: Any) -> np.ndarray:
     shared, values = await _shared(party, plan, rows, labels, layers)
 
     async def lengths(tensor: ArithmeticTensor) -> np.ndarray:
-        return np.linalg.norm(await refmpc.reveal(tensor, release="test"), axis=1)
+        values = await refmpc.reveal(tensor, release="test")
+        assert values is not None
+        return np.linalg.norm(values, axis=1)
 
     if plan.scales.low_round is not None:
         return await lengths(shared.embeddings) * await lengths(await linear_updates(shared, values[0], plan.scales))
@@ -132,7 +134,11 @@ async def _extreme_step(party: Any, job: Any) -> list[np.ndarray]:
     noise = np.zeros(plan.parameters, dtype=np.int64)
     rate = plan.learning_rate(0)
     after = await gradient_step(shared, before, noise, rate, plan.training, plan.scales)
-    return [await refmpc.reveal(layer.velocity, release="test") for layer in after]
+    opened: list[Any] = []
+    for layer in after:
+        assert layer.velocity is not None
+        opened.append(await refmpc.reveal(layer.velocity, release="test"))
+    return opened
 
 
 def extreme_step(plan: Plan, rows: np.ndarray, layers: list[np.ndarray]) -> None:

@@ -79,6 +79,8 @@ def test_noise_counts():
         evaluate(
             lambda party, x: program(party, x, 2**62 if party.id else 0), Secret([0], 20), insecure_check_ranges=True
         )
+    with pytest.raises(refmpc.PartyFailed, match="'multiply_truncate' left its domain"):  # 3·2^62 is −2^62 in the ring
+        evaluate(lambda party, x: program(party, x, 2**62), Secret([0], 20), insecure_check_ranges=True)
 
 
 def test_addends_may_be_shares():

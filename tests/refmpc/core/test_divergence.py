@@ -86,7 +86,7 @@ def test_a_party_with_other_public_arguments_is_noticed_at_once(name, odd):
         evaluate(program, X, Y, timeout=5)
     assert ended == []
     assert set(failure.value.tracebacks) == {0, 1, 2}
-    named = [re.search(r"party (\d) is out of step", text) for text in failure.value.tracebacks.values()]
+    named = [re.search(r"server-(\d) is out of step", text) for text in failure.value.tracebacks.values()]
     assert any(named)
 
 
@@ -133,6 +133,7 @@ def test_a_party_whose_input_is_refused_may_try_again(source, bad):
         lambda x, addend: refmpc.multiply_truncate(x, x, 4, addend),
         lambda x, addend: refmpc.matmul_truncate(x, x, 4, addend),
         lambda x, addend: refmpc.matmul_opening(x, x, 40, addend),
+        lambda x, addend: refmpc.tensor_opening(x, 40, addend),
     ],
 )
 def test_a_party_whose_own_noise_is_refused_may_try_again(attempt):

@@ -57,7 +57,7 @@ def test_every_release_is_recorded_with_size_receiver_and_claim():
     for ledger in run.ledgers:
         assert [(r.name, r.elements, r.receiver, r.claim) for r in ledger.releases] == [
             ("model", 3, "all servers", "covered by claim A"),
-            ("loss", 2, "server 2", "covered by claim B"),
+            ("loss", 2, "server-2", "covered by claim B"),
         ]
         told = json.loads(ledger.to_json())
         assert told["declared"] == DECLARED and told["releases"][1]["elements"] == 2

@@ -131,9 +131,9 @@ def test_one_partys_error_ends_the_others_soon():
             raise ValueError("only here")
         return refmpc.multiply(x, x)
 
-    with pytest.raises(refmpc.PartyFailed, match="party 1 failed: ValueError: only here") as failure:
+    with pytest.raises(refmpc.PartyFailed, match="server-1 failed: ValueError: only here") as failure:
         evaluate(program, SECRET, timeout=20)
-    assert "party 0 ended too" in str(failure.value) or "party 2 ended too" in str(failure.value)
+    assert "server-0 ended too" in str(failure.value) or "server-2 ended too" in str(failure.value)
 
 
 def test_parties_that_gather_differently_notice():

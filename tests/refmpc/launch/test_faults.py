@@ -80,10 +80,10 @@ def run_with(victim, deed, folder, tls=False):
 def test_a_party_that_is_killed_is_named_by_all(folder, victim, tls):
     error, seconds = run_with(victim, signal.SIGKILL, folder, tls)
     lines = str(error).splitlines()
-    assert lines[0] == f"party {victim} failed: PartyFailed: its process died (killed by signal 9)"
+    assert lines[0] == f"server-{victim} failed: PartyFailed: its process died (killed by signal 9)"
     for peer in {0, 1, 2} - {victim}:
-        (line,) = [line for line in lines if line.startswith(f"party {peer} ended too: ")]
-        assert f"party {victim} closed the connection in 'multiply'" in line
+        (line,) = [line for line in lines if line.startswith(f"server-{peer} ended too: ")]
+        assert f"server-{victim} closed the connection in 'multiply'" in line
         assert "it died or was killed" in line
     assert seconds < TIMEOUT + 5
 
@@ -92,10 +92,10 @@ def test_a_party_that_is_killed_is_named_by_all(folder, victim, tls):
 def test_a_party_that_is_stopped_is_named_by_all_after_the_time_out(folder, victim, tls):
     error, seconds = run_with(victim, signal.SIGSTOP, folder, tls)
     lines = str(error).splitlines()
-    assert lines[0].startswith(f"party {victim} failed: PartyFailed: it did not end when the others had: it hangs")
+    assert lines[0].startswith(f"server-{victim} failed: PartyFailed: it did not end when the others had: it hangs")
     for peer in {0, 1, 2} - {victim}:
-        (line,) = [line for line in lines if line.startswith(f"party {peer} ended too: ")]
-        assert f"party {victim} (message " in line
+        (line,) = [line for line in lines if line.startswith(f"server-{peer} ended too: ")]
+        assert f"server-{victim} (message " in line
         assert f"sent nothing in 'multiply' for {TIMEOUT:g} s" in line
     assert TIMEOUT <= seconds < 2 * TIMEOUT + 8
 
@@ -107,7 +107,7 @@ def stops_at_the_end(party, folder):
 
 
 def test_a_party_that_is_stopped_when_nobody_waits_for_it_does_not_hang_the_caller(folder):
-    with pytest.raises(PartyFailed, match=r"party 2 failed: .*it hangs, is stopped"):
+    with pytest.raises(PartyFailed, match=r"server-2 failed: .*it hangs, is stopped"):
         refmpc.run(stops_at_the_end, [str(folder)] * 3, parties="processes", timeout=0.5)
 
 
@@ -119,7 +119,7 @@ def dies_before_it_says_anything(party, folder):
 
 
 def test_the_exit_code_of_a_party_that_ends_itself_is_told(folder):
-    with pytest.raises(PartyFailed, match=r"party 0 failed: PartyFailed: its process died \(exit code 7\)"):
+    with pytest.raises(PartyFailed, match=r"server-0 failed: PartyFailed: its process died \(exit code 7\)"):
         refmpc.run(dies_before_it_says_anything, [str(folder)] * 3, parties="processes", timeout=TIMEOUT)
 
 
@@ -135,10 +135,10 @@ def test_a_message_of_the_wrong_length_ends_the_run_at_all_parties(folder):
     with pytest.raises(PartyFailed) as caught:
         refmpc.run(sends_a_wrong_length, [str(folder)] * 3, parties="processes", timeout=TIMEOUT)
     lines = str(caught.value).splitlines()
-    assert "party 0 failed: OutOfStep: party 2 sent 24 bytes in 'length'" in lines[0]
+    assert "server-0 failed: OutOfStep: server-2 sent 24 bytes in 'length'" in lines[0]
     assert "this party expects 32" in lines[0]
     for line in lines[1:3]:
-        assert "party 2 sent 24 bytes in 'length'" in line, "the cause is told to everybody"
+        assert "server-2 sent 24 bytes in 'length'" in line, "the cause is told to everybody"
 
 
 # before the run ---------------------------------------------------------------------------------
@@ -149,7 +149,7 @@ def doing_nothing(party, folder):
 
 
 def with_other_parameters(options, credentials, sender, id, *rest):
-    """Party 2 was started with its own idea of the parameters."""
+    """Server-2 was started with its own idea of the parameters."""
     parameters = {"rows": 11} if id == 2 else {"rows": 10}
     return honest_party(dataclasses.replace(options, parameters=parameters), credentials, sender, id, *rest)
 
@@ -164,7 +164,7 @@ def test_processes_with_different_parameters_do_not_begin_and_name_the_field(mon
     with pytest.raises(PartyFailed) as caught:
         refmpc.run(doing_nothing, [str(tmp_path)] * 3, parties="processes", tls=tls, timeout=10)
     lines = str(caught.value).splitlines()[:3]
-    assert any("party 2 has parameter 'rows' = 11, party 0 has 10: they must agree" in line for line in lines)
+    assert any("server-2 has parameter 'rows' = 11, server-0 has 10: they must agree" in line for line in lines)
     assert all("parameter 'rows'" in line and "11" in line for line in lines), lines
     assert time.monotonic() - begun < 8
     assert list(tmp_path.iterdir()) == [], "the program has begun"
@@ -183,9 +183,9 @@ def test_a_process_with_a_wrong_certificate_is_refused_and_named(monkeypatch, tm
     with pytest.raises(PartyFailed) as caught:
         refmpc.run(doing_nothing, [str(tmp_path)] * 3, parties="processes", tls=True, timeout=TIMEOUT)
     lines = str(caught.value).splitlines()[:3]
-    assert "party 2 did not connect in 1 s; refused meanwhile: the TLS handshake with a caller" in lines[0]
+    assert "server-2 did not connect in 1 s; refused meanwhile: the TLS handshake with a caller" in lines[0]
     assert "self-signed certificate" in lines[0]
-    assert all("party 2" in line for line in lines), lines
+    assert all("server-2" in line for line in lines), lines
     assert list(tmp_path.iterdir()) == []
     assert multiprocessing.active_children() == []
 

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 import refmpc
-from tests.refmpc.harness import SMALL, Secret, evaluate, random_signed
+from refmpc.core.party import SMALL
+from tests.refmpc.harness import Secret, evaluate, random_signed
 
 COUNT = SMALL + 70  # three dealers
 X, Y = random_signed(1, (COUNT,), bits=30), random_signed(2, (COUNT,), bits=30)
@@ -106,5 +107,5 @@ def failing(party):
 
 
 def test_one_partys_error_in_a_process_reaches_the_caller():
-    with pytest.raises(refmpc.PartyFailed, match="party 1 failed: LookupError: just here"):
+    with pytest.raises(refmpc.PartyFailed, match="server-1 failed: LookupError: just here"):
         refmpc.run(failing, parties="processes", releases={"zeros": "nothing"}, timeout=20)

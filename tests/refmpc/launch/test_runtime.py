@@ -10,6 +10,7 @@ import sys
 import textwrap
 import threading
 import time
+import traceback
 import types
 import warnings
 
@@ -116,7 +117,7 @@ def test_bytes_frames_and_rounds_are_exact_by_phase(parties):
         assert (phase["set-up"].rounds, phase["set-up"].bytes_sent, phase["set-up"].frames_sent) == (1, KEY_BYTES, 1)
         assert (phase["product"].rounds, phase["product"].bytes_sent, phase["product"].frames_sent) == (1, 40, 1)
         assert phase["main"].rounds == 2
-    assert [phase["main"].bytes_sent for phase in phases] == [40, 80, 40]  # party 1 also shares its input
+    assert [phase["main"].bytes_sent for phase in phases] == [40, 80, 40]  # server-1 also shares its input
     assert [phase["main"].frames_sent for phase in phases] == [1, 2, 1]
     assert (result.rounds, result.bytes) == (3, (8 + 24 + 24) * 5)
 
@@ -138,12 +139,34 @@ def test_an_error_at_one_party_is_raised_with_its_traceback_and_the_others_end(p
         refmpc.run(fails_at_one, [None, "patient 4711", None], parties=parties, releases=CLAIM, timeout=20)
     assert time.monotonic() - begun < 10, "the others waited for the time-out"
     text = str(caught.value)
-    assert text.startswith("party 1 failed: LookupError: no record for patient 4711\n")
-    assert "Traceback of party 1:" in text
+    assert text.startswith("server-1 failed: LookupError: no record for patient 4711\n")
+    assert "Traceback of server-1:" in text
     assert "in fails_at_one" in text
     assert 'raise LookupError(f"no record for {secret}")' in text
     assert isinstance(caught.value.__cause__, LookupError)
     assert set(caught.value.tracebacks) == {0, 1, 2}
+
+
+def test_parties_that_fail_together_write_their_tracebacks_one_after_the_other(monkeypatch):
+    """Python 3.11 parses source lines for a traceback, and cannot do so in two threads at once."""
+    real, inside, most, all_failed = traceback.format_exc, [], [], threading.Barrier(3)
+
+    def formatting() -> str:
+        inside.append(None)
+        most.append(len(inside))
+        time.sleep(0.02)  # the others are at this line too, if nothing holds them back
+        inside.pop()
+        return real()
+
+    def program(party: refmpc.Party) -> None:
+        all_failed.wait(10)
+        raise LookupError(f"record {party.id}")
+
+    monkeypatch.setattr(traceback, "format_exc", formatting)
+    with pytest.raises(PartyFailed) as caught:
+        refmpc.run(program, releases=CLAIM, timeout=20)
+    assert [f"record {peer}" in caught.value.tracebacks[peer] for peer in range(3)] == [True] * 3
+    assert most == [1, 1, 1]
 
 
 @pytest.mark.parametrize("parties", WHERE)
@@ -153,7 +176,7 @@ def test_the_text_of_a_programs_error_never_leaves_the_party(parties):
     others = [line for line in str(caught.value).splitlines() if "ended too" in line]
     assert len(others) == 2
     assert all("gave up while this party was in" in line for line in others)
-    assert any("party 1 gave up" in line and line.endswith("LookupError") for line in others)
+    assert any("server-1 gave up" in line and line.endswith("LookupError") for line in others)
     for peer in (0, 2):
         assert "4711" not in caught.value.tracebacks[peer]
     assert not any("4711" in line for line in others)
@@ -189,7 +212,7 @@ def raises_odd(party):
 
 @pytest.mark.parametrize("parties", WHERE)
 def test_an_exception_that_cannot_be_pickled_is_still_told(parties):
-    with pytest.raises(PartyFailed, match=r"party 0 failed: .*salt and pepper"):
+    with pytest.raises(PartyFailed, match=r"server-0 failed: .*salt and pepper"):
         refmpc.run(raises_odd, parties=parties, timeout=5)
 
 
@@ -201,7 +224,7 @@ def leaves(party):
 
 @pytest.mark.parametrize("parties", WHERE)
 def test_a_program_that_exits_is_a_failure_like_any_other(parties):
-    with pytest.raises(PartyFailed, match="party 1 failed: SystemExit: 3"):
+    with pytest.raises(PartyFailed, match="server-1 failed: SystemExit: 3"):
         refmpc.run(leaves, parties=parties, timeout=5)
 
 
@@ -227,7 +250,7 @@ def ends_early(party):
 
 @pytest.mark.parametrize("parties", WHERE)
 def test_a_party_that_ends_early_is_named_as_such(parties):
-    with pytest.raises(PartyFailed, match=r"party 0 has ended its program after . messages, this party expects"):
+    with pytest.raises(PartyFailed, match=r"server-0 has ended its program after . messages, this party expects"):
         refmpc.run(ends_early, parties=parties, timeout=5)
 
 
@@ -244,15 +267,15 @@ def test_a_program_that_never_ends_does_not_hang_the_caller(parties, monkeypatch
     with pytest.raises(PartyFailed) as caught:
         refmpc.run(loops, parties=parties, timeout=0.5)
     assert time.monotonic() - begun < 10
-    assert str(caught.value).startswith("party 1 failed: PartyFailed: it did not end when the others had")
-    assert "party 0 ended too: party 1 (message" in str(caught.value)
+    assert str(caught.value).startswith("server-1 failed: PartyFailed: it did not end when the others had")
+    assert "server-0 ended too: server-1 (message" in str(caught.value)
     assert "sent nothing in 'wait' for 0.5 s" in str(caught.value)
 
 
 def test_the_root_cause_comes_before_its_echoes():
-    echoes = {0: (PeerAborted("party 1 gave up"), "-"), 1: (refmpc.PeerTimeout("party 2 sent nothing"), "-")}
-    assert str(explain(echoes)).startswith("party 1 failed: PeerTimeout")
-    assert str(explain({**echoes, 2: (KeyError("x"), "-")})).startswith("party 2 failed: KeyError")
+    echoes = {0: (PeerAborted("server-1 gave up"), "-"), 1: (refmpc.PeerTimeout("server-2 sent nothing"), "-")}
+    assert str(explain(echoes)).startswith("server-1 failed: PeerTimeout")
+    assert str(explain({**echoes, 2: (KeyError("x"), "-")})).startswith("server-2 failed: KeyError")
     waiting = {0: hanging(), "a": (PartyFailed("its process died (killed by signal 9)"), "-"), 1: hanging()}
     assert str(explain(waiting)).startswith("client 'a' failed: PartyFailed: its process died")
 
@@ -261,12 +284,12 @@ def test_the_root_cause_comes_before_its_echoes():
 
 
 def test_a_lambda_in_a_process_is_refused_with_the_way_out():
-    with pytest.raises(ValueError, match=r"party 0 cannot be sent to a process .*functions of a module.*'threads'"):
+    with pytest.raises(ValueError, match=r"server-0 cannot be sent to a process .*functions of a module.*'threads'"):
         refmpc.run(lambda party: None, parties="processes")
 
 
 def test_an_input_that_cannot_be_pickled_is_refused_and_names_the_party():
-    with pytest.raises(ValueError, match="an input of party 1 cannot be sent to a process"):
+    with pytest.raises(ValueError, match="an input of server-1 cannot be sent to a process"):
         refmpc.run(add_to_input, [1, threading.Lock(), 3], parties="processes")
 
 
@@ -298,7 +321,7 @@ def returns_unreadable(party):
 
 
 def test_a_result_that_cannot_be_read_back_is_named():
-    with pytest.raises(PartyFailed, match="party 2 failed: ValueError: what the program returned cannot be read back"):
+    with pytest.raises(PartyFailed, match="server-2 failed: ValueError: what the program returned cannot be read back"):
         refmpc.run(returns_unreadable, parties="processes", timeout=5)
 
 

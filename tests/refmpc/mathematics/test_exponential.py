@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import refmpc
-from tests.refmpc.harness import SMALL, Secret, dealers, layouts, opened, seeds
+from refmpc.core.party import SMALL
+from tests.refmpc.harness import Secret, dealers, layouts, opened, seeds
 from tests.refmpc.rounding import WAYS, against_the_value, by_lot, crowded, down, every_way, forced, up, values_of
 
 ROUNDINGS = pytest.mark.parametrize("choose", [down, up, by_lot(1), against_the_value])

@@ -6,8 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import refmpc
+from refmpc.core.party import SMALL
 from refmpc.mathematics.normalise import Exponents, normalise
-from tests.refmpc.harness import SMALL, Secret, dealers, opened, random_signed, seeds
+from tests.refmpc.harness import Secret, dealers, opened, random_signed, seeds
 from tests.refmpc.rounding import WAYS, crowded, down, every_way, forced, forced_openings, up, values_of
 
 # low, high, fraction bits of x, of the result

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import refmpc
-from tests.refmpc.harness import SMALL, Secret, dealers, opened, seeds
+from refmpc.core.party import SMALL
+from tests.refmpc.harness import Secret, dealers, opened, seeds
 from tests.refmpc.rounding import (
     WAYS,
     against_the_value,

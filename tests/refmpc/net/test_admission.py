@@ -17,8 +17,9 @@ def test_the_oldest_of_the_host_with_most_callers_has_to_go():
     assert [caller.sent_away for caller in everybody] == [False, True, False, False]
     door.leave(first)
     door.leave(third)
-    assert not any(caller.sent_away for caller in [*callers(door, "quiet", "quiet"), fourth])
-    for caller in everybody:
+    more = callers(door, "quiet", "quiet")
+    assert not any(caller.sent_away for caller in [*more, fourth])
+    for caller in [*everybody, *more]:
         caller.connection.close()
 
 
@@ -36,10 +37,11 @@ def test_tls_around_one_who_was_sent_away_is_hung_up_as_well():
     door = Admission(strangers=1)
     old, _ = everybody = callers(door, "crowd", "crowd")
     here, there = socket.socketpair()
+    replaced = old.connection
     door.replace(old, here)
     assert there.recv(1) == b""  # hung up
     door.close()
     late = door.enter(socket.socket(), "late")
     assert late.sent_away
-    for connection in (here, there, late.connection, *(caller.connection for caller in everybody)):
+    for connection in (here, there, replaced, late.connection, *(caller.connection for caller in everybody)):
         connection.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import socket
 import ssl
@@ -51,13 +52,18 @@ def connected(kind, tmp_path):
     all_end({peer: transport.close for peer, transport in found.items()})
 
 
-def pair(timeout=2.0):
-    """Two transports over one socket pair with small buffers, and the sockets."""
-    listener = socket.create_server(("127.0.0.1", 0))
-    near = socket.create_connection(listener.getsockname())
-    far, _ = listener.accept()
-    listener.close()
-    return SocketTransport({1: near}, timeout), SocketTransport({0: far}, timeout), near, far
+@pytest.fixture
+def pair():
+    """Makes two transports over one socket pair with small buffers; also the sockets."""
+    with contextlib.ExitStack() as open_sockets:
+
+        def make(timeout=2.0):
+            with socket.create_server(("127.0.0.1", 0)) as listener:
+                near = open_sockets.enter_context(socket.create_connection(listener.getsockname()))
+                far = open_sockets.enter_context(listener.accept()[0])
+            return SocketTransport({1: near}, timeout), SocketTransport({0: far}, timeout), near, far
+
+        yield make
 
 
 def exchange_all(links, size, parts=1):
@@ -122,7 +128,7 @@ def test_a_message_may_be_divided_differently_at_the_two_ends(links):
     assert np.concatenate(got).tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 9]
 
 
-def test_payloads_are_received_into_the_array_itself_and_only_contiguous_ones_are_taken():
+def test_payloads_are_received_into_the_array_itself_and_only_contiguous_ones_are_taken(pair):
     near, far, *_ = pair()
     target = np.zeros((4, 4), np.uint64)
     near.exchange("x", {1: [np.ones(4, np.uint64)]}, {})
@@ -141,9 +147,9 @@ def test_a_party_out_of_step_is_named_with_both_operations(links):
         }
     )
     assert isinstance(outcomes[0], OutOfStep)
-    assert "party 1 is out of step: it sent message 1 of 'truncate'" in str(outcomes[0])
+    assert "server-1 is out of step: it sent message 1 of 'truncate'" in str(outcomes[0])
     assert "this party expects message 1 of 'multiply'" in str(outcomes[0])
-    assert "party 0 is out of step: it sent message 1 of 'multiply'" in str(outcomes[1])
+    assert "server-0 is out of step: it sent message 1 of 'multiply'" in str(outcomes[1])
 
 
 def test_a_message_of_the_wrong_length_is_named_with_both_sizes(links):
@@ -154,7 +160,7 @@ def test_a_message_of_the_wrong_length_is_named_with_both_sizes(links):
         }
     )
     assert isinstance(outcomes[1], OutOfStep)
-    assert "party 0 sent 24 bytes in 'multiply' (message 1), this party expects 32" in str(outcomes[1])
+    assert "server-0 sent 24 bytes in 'multiply' (message 1), this party expects 32" in str(outcomes[1])
 
 
 def test_a_repeated_or_dropped_message_is_noticed(links):
@@ -172,14 +178,14 @@ def test_a_peer_that_ended_its_program_is_out_of_step_not_dead(links):
     links[0].close()
     outcome = all_end({1: lambda: links[1].exchange("reveal", {}, {0: [np.zeros(1, np.uint64)]})})[1]
     assert isinstance(outcome, OutOfStep)
-    assert "party 0 has ended its program after 0 messages, this party expects message 1 of 'reveal'" in str(outcome)
+    assert "server-0 has ended its program after 0 messages, this party expects message 1 of 'reveal'" in str(outcome)
 
 
 def test_a_silent_peer_is_named_with_the_operation_after_the_time_out(links):
     begun = time.monotonic()
     outcome = all_end({1: lambda: links[1].exchange("reveal", {}, {2: [np.zeros(1, np.uint64)]})})[1]
     assert isinstance(outcome, PeerTimeout)
-    assert "party 2 (message 1) sent nothing in 'reveal' for 0.5 s" in str(outcome)
+    assert "server-2 (message 1) sent nothing in 'reveal' for 0.5 s" in str(outcome)
     assert 0.5 <= time.monotonic() - begun < 5.0
 
 
@@ -193,7 +199,7 @@ def test_whoever_waits_for_a_waiting_party_names_the_one_that_is_silent(links):
     )
     assert isinstance(outcomes[0], PeerTimeout)
     assert isinstance(outcomes[1], PeerAborted)
-    assert "party 0 gave up while this party was in 'multiply': party 2 (message 1) sent nothing" in str(outcomes[1])
+    assert "server-0 gave up while this party was in 'multiply': server-2 (message 1) sent nothing" in str(outcomes[1])
 
 
 def test_an_abort_reaches_all_peers_with_its_reason(links):
@@ -203,7 +209,7 @@ def test_an_abort_reaches_all_peers_with_its_reason(links):
     )
     for outcome in outcomes.values():
         assert isinstance(outcome, PeerAborted)
-        assert str(outcome) == "party 2 gave up while this party was in 'multiply': ValueError"
+        assert str(outcome) == "server-2 gave up while this party was in 'multiply': ValueError"
 
 
 def test_control_characters_in_a_reason_are_not_shown(links):
@@ -213,7 +219,7 @@ def test_control_characters_in_a_reason_are_not_shown(links):
 
 
 def test_a_participant_that_is_not_there_is_refused_by_name(links):
-    with pytest.raises(ValueError, match=r"client 'nobody' takes no part in this run; .* party 1, party 2"):
+    with pytest.raises(ValueError, match=r"client 'nobody' takes no part in this run; .* server-1, server-2"):
         links[0].exchange("x", {"nobody": [np.zeros(1)]}, {})
 
 
@@ -238,9 +244,9 @@ def test_an_abort_in_the_middle_of_a_large_frame_is_read_as_an_abort(socket_link
         links[0].exchange("next", {}, {1: [np.zeros(1)]})
 
     outcomes = all_end({1: gives_up, 0: reads_late})
-    assert "party 2 (message 1) sent nothing" in outcomes[1]
+    assert "server-2 (message 1) sent nothing" in outcomes[1]
     assert isinstance(outcomes[0], PeerAborted)
-    assert "party 2 (message 1) sent nothing in 'large'" in str(outcomes[0])
+    assert "server-2 (message 1) sent nothing in 'large'" in str(outcomes[0])
 
 
 def test_a_peer_that_gave_up_is_heard_while_a_large_frame_is_sent_to_it(socket_links):
@@ -293,18 +299,18 @@ def test_a_party_that_ends_does_not_wait_for_slow_peers(socket_links):
     assert time.monotonic() - begun < 0.5
 
 
-def test_a_connection_that_breaks_inside_a_frame_is_a_lost_peer():
+def test_a_connection_that_breaks_inside_a_frame_is_a_lost_peer(pair):
     near, far, _, raw = pair()
     raw.setblocking(True)
     far.exchange("x", {0: [np.zeros(1)]}, {})
     near.exchange("x", {}, {1: [np.zeros(1)]})
     raw.sendall(far._header(0, "x", [np.zeros(100)])[:30])
     raw.close()
-    with pytest.raises(PeerLost, match=r"party 1 closed the connection in 'x' \(message 2\): it died or was killed"):
+    with pytest.raises(PeerLost, match=r"server-1 closed the connection in 'x' \(message 2\): it died or was killed"):
         near.exchange("x", {}, {1: [np.zeros(100)]})
 
 
-def test_a_header_that_trickles_in_byte_by_byte_is_understood():
+def test_a_header_that_trickles_in_byte_by_byte_is_understood(pair):
     near, far, _, raw = pair()
     raw.setblocking(True)
     payload = np.arange(5, dtype=np.uint64)
@@ -321,7 +327,7 @@ def test_a_header_that_trickles_in_byte_by_byte_is_understood():
     assert got.tolist() == [0, 1, 2, 3, 4]
 
 
-def test_a_slow_link_that_moves_is_not_a_time_out():
+def test_a_slow_link_that_moves_is_not_a_time_out(pair):
     """A message that takes longer than the time-out in all, but never pauses that long, is no hang."""
     near, far, _, raw = pair(timeout=0.5)
     raw.setblocking(True)
@@ -339,7 +345,7 @@ def test_a_slow_link_that_moves_is_not_a_time_out():
     assert (got == payload).all()
 
 
-def test_signals_do_not_disturb_an_exchange():
+def test_signals_do_not_disturb_an_exchange(pair):
     near, far, *_ = pair()
     data = np.arange(4 * MEGABYTE, dtype=np.uint8)
     got = np.empty_like(data)
@@ -358,9 +364,9 @@ def test_signals_do_not_disturb_an_exchange():
     assert (got == data).all()
 
 
-def test_a_peer_that_reads_nothing_is_named():
+def test_a_peer_that_reads_nothing_is_named(pair):
     near, _far, *_ = pair(timeout=0.5)
-    with pytest.raises(PeerTimeout, match=r"party 1 \(message 1\) took no message in 'x' for 0.5 s"):
+    with pytest.raises(PeerTimeout, match=r"server-1 \(message 1\) took no message in 'x' for 0.5 s"):
         near.exchange("x", {1: [np.zeros(64 * MEGABYTE, np.uint8)]}, {})
 
 

@@ -40,7 +40,7 @@ PAGE = os.sysconf("SC_PAGE_SIZE")
 pytestmark = pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="memory is read from /proc")
 
 
-# a real run, party 0 in a process of its own -----------------------------------------------------
+# a real run, server-0 in a process of its own -----------------------------------------------------
 
 
 def play(id: int, listener: socket.socket, addresses: Any, credentials: Credentials | None, timeout: float) -> Any:
@@ -84,7 +84,7 @@ def besieged_party(pipe: Connection, credentials: Credentials | None) -> None:
 
 
 class Besieged:
-    """Party 0 in a process, with its port, its memory and its end."""
+    """Server-0 in a process, with its port, its memory and its end."""
 
     def __init__(self, credentials: dict[Any, Credentials] | None):
         self._credentials = credentials or {}
@@ -97,7 +97,7 @@ class Besieged:
 
     def memory(self) -> int:
         """Bytes of memory that the process really uses."""
-        assert self.process.is_alive(), f"party 0 ended with exit code {self.process.exitcode}"
+        assert self.process.is_alive(), f"server-0 ended with exit code {self.process.exitcode}"
         return int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1]) * PAGE
 
     def complete_the_run(self, within: float) -> None:
@@ -131,7 +131,7 @@ class Besieged:
 def besieged(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Besieged, Credentials | None]]:
     credentials = make_credentials([0, 1, 2, "bank"], tmp_path) if request.param == "tls" else None
     target = Besieged(credentials)
-    yield target, credentials and credentials[2]
+    yield target, None if credentials is None else credentials[2]
     target.close()
 
 

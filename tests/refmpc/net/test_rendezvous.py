@@ -82,14 +82,14 @@ def test_different_parameters_are_named_at_all_parties_with_field_and_values(som
         assert "parameter 'rows' = " in sentence, (peer, sentence)
         assert "10" in sentence
         assert "11" in sentence
-        assert f"party {odd}" in sentence or peer == odd
+        assert f"server-{odd}" in sentence or peer == odd
     assert time.monotonic() - begun < 4, "a known difference must not be waited out"
 
 
 def test_a_missing_parameter_is_a_difference():
     greetings = dict.fromkeys(PARTIES, SAME) | {2: Greeting("one run", {})}
     said = sentences(meet(greetings, timeout=5))
-    assert any("party 2 has parameter 'rows' = missing, party" in sentence for sentence in said.values())
+    assert any("server-2 has parameter 'rows' = missing, server-" in sentence for sentence in said.values())
 
 
 def test_equal_parameters_in_another_order_and_not_a_number_are_equal():
@@ -110,11 +110,11 @@ def test_a_client_with_other_parameters_is_named_at_all_servers():
 def test_a_party_of_another_run_is_refused_and_both_sides_say_so(some_credentials):
     greetings = dict.fromkeys(PARTIES, SAME) | {2: Greeting("another run", {"rows": 10})}
     said = sentences(meet(greetings, credentials=some_credentials, timeout=1))
-    assert "party 2 belongs to another run than party" in said[2]
+    assert "server-2 belongs to another run than server-" in said[2]
     assert "refused this participant" in said[2]
     for peer in (0, 1):
-        assert "party 2 did not connect in 1 s" in said[peer]
-    assert "refused meanwhile: party 2 belongs to another run than party 0" in said[0]
+        assert "server-2 did not connect in 1 s" in said[peer]
+    assert "refused meanwhile: server-2 belongs to another run than server-0" in said[0]
 
 
 def test_a_party_with_another_version_is_named_with_both_versions(monkeypatch):
@@ -125,9 +125,9 @@ def test_a_party_with_another_version_is_named_with_both_versions(monkeypatch):
 
     monkeypatch.setattr(Greeting, "words", newer)
     said = sentences(meet(dict.fromkeys(PARTIES, SAME), timeout=1))
-    assert "party 2 has version = 7, party 0 has 1: they must agree" in said[0]
+    assert "server-2 has version = 7, server-0 has 1: they must agree" in said[0]
     assert "has version = 7" in said[2]
-    assert "party 2" in said[1]
+    assert "server-2" in said[1]
 
 
 def test_the_run_is_never_said_aloud(monkeypatch):
@@ -153,11 +153,11 @@ def test_parameters_that_cannot_be_compared_are_refused_at_once():
 
 def test_a_party_that_never_starts_is_named_by_both_others():
     begun = time.monotonic()
-    listener = listen()  # nobody accepts: the address of party 2 is not even called
+    listener = listen()  # nobody accepts: the address of server-2 is not even called
     said = sentences(meet(dict.fromkeys((0, 1), SAME), timeout=1))
     listener.close()
-    assert "party 2 did not connect in 1 s" in said[0]
-    assert "party 2 did not connect in 1 s" in said[1]
+    assert "server-2 did not connect in 1 s" in said[0]
+    assert "server-2 did not connect in 1 s" in said[1]
     assert time.monotonic() - begun < 4
 
 
@@ -165,19 +165,19 @@ def test_a_party_whose_port_is_closed_cannot_be_reached():
     listener = listen()
     address = listener.getsockname()
     listener.close()
-    with pytest.raises(PeerTimeout, match=r"party [012] at 127.0.0.1:\d+ cannot be reached for 0.5 s: .*refused"):
+    with pytest.raises(PeerTimeout, match=r"server-[012] at 127.0.0.1:\d+ cannot be reached for 0.5 s: .*refused"):
         connect_client("bank", dict.fromkeys(range(3), address), SAME, timeout=0.5)
 
 
 def test_a_party_that_accepts_but_never_answers_is_named():
     listener = listen()
-    with pytest.raises(HandshakeError, match=r"party . is connected but sent no greeting in time"):
+    with pytest.raises(HandshakeError, match=r"server-. is connected but sent no greeting in time"):
         connect_client("bank", dict.fromkeys(range(3), listener.getsockname()), SAME, timeout=0.5)
     listener.close()
 
 
 def test_the_reason_of_a_party_that_cannot_begin_reaches_those_that_can():
-    """Client 'bank' never comes: party 0 and 1 wait for it, 2 has a longer patience and still hears why."""
+    """Client 'bank' never comes: server-0 and 1 wait for it, 2 has a longer patience and still hears why."""
     listeners = [listen() for _ in PARTIES]
     addresses = {i: listener.getsockname() for i, listener in enumerate(listeners)}
 
@@ -281,7 +281,7 @@ def test_a_stranger_that_trickles_is_sent_away_in_time(monkeypatch):
 def test_what_strangers_were_told_is_part_of_the_final_sentence():
     opened, visit = strangers(STRANGE["oversized"], STRANGE["unknown name"])
     said = sentences(meet({0: SAME}, before=visit, timeout=1))
-    assert "party 1 and party 2 did not connect in 1 s; refused meanwhile: " in said[0]
+    assert "server-1 and server-2 did not connect in 1 s; refused meanwhile: " in said[0]
     assert "a caller at 127.0.0.1 sent a greeting of 2147483648 bytes: not a participant of this run" in said[0]
     assert "a caller at 127.0.0.1 calls itself 'mallory', who is not expected here" in said[0]
     for visitor in opened:
@@ -295,10 +295,10 @@ def test_a_certificate_of_another_authority_is_refused_and_named(credentials, tm
     certificate, key = make_certificate("impostor", tmp_path)
     mine = credentials | {2: replace(credentials[2], certificate=certificate, key=key)}
     said = sentences(meet(dict.fromkeys(PARTIES, SAME), credentials=mine, timeout=1))
-    assert "party 2 did not connect in 1 s; refused meanwhile: the TLS handshake with a caller at 127.0.0.1" in said[0]
+    assert "server-2 did not connect in 1 s; refused meanwhile: the TLS handshake with a caller at 127.0.0.1" in said[0]
     assert "self-signed certificate" in said[0]
-    assert "party 2" in said[1]
-    assert "party 0" in said[2] or "party 1" in said[2]
+    assert "server-2" in said[1]
+    assert "server-0" in said[2] or "server-1" in said[2]
     assert "closed the connection during the greeting: it refused this party" in said[2]
 
 
@@ -306,36 +306,36 @@ def test_a_listener_with_the_wrong_certificate_is_refused_by_its_callers(credent
     certificate, key = make_certificate("impostor", tmp_path)
     mine = credentials | {0: replace(credentials[0], certificate=certificate, key=key)}
     said = sentences(meet(dict.fromkeys(PARTIES, SAME), credentials=mine, timeout=1))
-    assert any("the TLS handshake with party 0 failed: self-signed certificate" in said[peer] for peer in (1, 2))
-    assert all("party 0" in said[peer] for peer in (1, 2))
+    assert any("the TLS handshake with server-0 failed: self-signed certificate" in said[peer] for peer in (1, 2))
+    assert all("server-0" in said[peer] for peer in (1, 2))
     assert "did not connect in 1 s; refused meanwhile: the TLS handshake with a caller" in said[0]
 
 
 def test_the_certificate_of_another_party_is_refused_with_both_fingerprints(credentials):
-    """Party 2 presents party 1's certificate: trusted, but pinned for somebody else."""
+    """Server-2 presents server-1's certificate: trusted, but pinned for somebody else."""
     mine = credentials | {2: replace(credentials[2], certificate=credentials[1].certificate, key=credentials[1].key)}
     said = sentences(meet(dict.fromkeys(PARTIES, SAME), credentials=mine, timeout=1))
     got, pinned = fingerprint(credentials[1].certificate)[:16], credentials[0].pinned[2][:16]
-    sentence = f"party 2 presented the certificate {got}…, but {pinned}… is pinned for it"
+    sentence = f"server-2 presented the certificate {got}…, but {pinned}… is pinned for it"
     assert sentence in said[0]
     assert f"refused this participant: {sentence}" in said[2]
-    assert "party 2" in said[1]
+    assert "server-2" in said[1]
 
 
 def test_a_peer_that_nobody_pinned_is_refused(credentials):
     unpinned = {peer: hex_ for peer, hex_ in credentials[0].pinned.items() if peer != 2}
     mine = credentials | {0: replace(credentials[0], pinned=unpinned)}
     said = sentences(meet(dict.fromkeys(PARTIES, SAME), credentials=mine, timeout=1))
-    assert "party 2 presented the certificate" in said[0]
+    assert "server-2 presented the certificate" in said[0]
     assert "but none is pinned for it" in said[0]
 
 
 def test_a_plain_party_among_tls_parties_is_named(credentials):
     mine = {peer: None if peer == 2 else credentials[peer] for peer in PARTIES}
     said = sentences(meet(dict.fromkeys(PARTIES, SAME), credentials=mine, timeout=1))
-    assert "party 2 did not connect" in said[0]
-    assert "party 2" in said[1]
-    assert "party 0" in said[2] or "party 1" in said[2]
+    assert "server-2 did not connect" in said[0]
+    assert "server-2" in said[1]
+    assert "server-0" in said[2] or "server-1" in said[2]
 
 
 def test_tls_1_2_is_not_spoken(credentials):
@@ -367,11 +367,11 @@ def test_a_certificate_file_that_is_missing_is_named(credentials, tmp_path):
 
 
 def test_names_of_clients_need_not_be_file_names(tmp_path):
-    found = make_credentials([0, 1, 2, "party-0", "../../bank", "trusted"], tmp_path)
+    found = make_credentials([0, 1, 2, "server-0", "../../bank", "trusted"], tmp_path)
     assert len({credentials.certificate for credentials in found.values()}) == 6
     assert all(credentials.key.parent == tmp_path for credentials in found.values())
     assert all(credentials.key.stat().st_mode & 0o777 == 0o600 for credentials in found.values())
-    assert found["party-0"].pinned["party-0"] != found["party-0"].pinned[0]
+    assert found["server-0"].pinned["server-0"] != found["server-0"].pinned[0]
 
 
 # plain TCP --------------------------------------------------------------------------------------
@@ -380,13 +380,13 @@ def test_names_of_clients_need_not_be_file_names(tmp_path):
 def test_plain_tcp_to_another_host_is_refused_before_anything_is_sent(monkeypatch):
     monkeypatch.setattr(socket, "create_connection", lambda *a, **k: pytest.fail("it connected"))
     addresses = {0: ("192.0.2.1", 1), 1: ("192.0.2.1", 2), 2: ("192.0.2.1", 3)}
-    with pytest.raises(HandshakeError, match=r"party 0 is at 192.0.2.1, which is not a loopback address.*credentials"):
+    with pytest.raises(HandshakeError, match=r"server-0 is at 192.0.2.1, which is not a loopback address.*credentials"):
         connect_client("bank", addresses, SAME, timeout=1)
 
 
 def test_a_plain_listener_that_other_hosts_could_reach_is_refused():
     listener = socket.create_server(("0.0.0.0", 0))
-    with pytest.raises(HandshakeError, match=r"this party \(party 0\) listens at 0.0.0.0, which is not a loopback"):
+    with pytest.raises(HandshakeError, match=r"this party \(server-0\) listens at 0.0.0.0, which is not a loopback"):
         connect_party(0, listener, {}, SAME, timeout=1)
     listener.close()
 

@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import refmpc
-from tests.refmpc.harness import SMALL, Secret, dealers, layouts, opened, random_signed, seeds, shapes
+from refmpc.core.party import SMALL
+from tests.refmpc.harness import Secret, dealers, layouts, opened, random_signed, seeds, shapes
 
 
 @given(shape=shapes, seed=seeds, layout=layouts, begun=dealers)

@@ -104,7 +104,7 @@ def test_a_release_that_was_not_declared_does_not_reach_the_client():
     with pytest.raises(PartyFailed, match=r"release 'sum' .4 elements to client 'a'. was not declared") as caught:
         refmpc.run(sum_for_client_a, clients=clients, timeout=3)
     assert isinstance(caught.value.__cause__, ReleaseRefused)
-    assert "client 'a' ended too: party 0 gave up while this party was in 'reveal_to_client': Release" in str(
+    assert "client 'a' ended too: server-0 gave up while this party was in 'reveal_to_client': Release" in str(
         caught.value
     )
 
@@ -170,7 +170,7 @@ def test_a_client_that_dies_in_its_upload_is_named_by_the_servers(tls):
     text = str(caught.value)
     assert text.startswith("client 'a' failed: PartyFailed: its process died (killed by signal 9)")
     for server in range(3):
-        assert f"party {server} ended too: " in text
+        assert f"server-{server} ended too: " in text
     assert "client 'a' closed the connection in 'input_from_client' (message 1): it died or was killed" in text
     assert not isinstance(caught.value.__cause__, PeerLost)
 

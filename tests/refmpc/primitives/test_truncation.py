@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import refmpc
-from tests.refmpc.harness import SMALL, Secret, dealers, layouts, opened, random_signed, seeds, shapes
+from refmpc.core.party import SMALL
+from tests.refmpc.harness import Secret, dealers, layouts, opened, random_signed, seeds, shapes
 
 BITS = [1, 8, 13, 16, 20, 30, 32, 33, 40, 62]
 DOMAIN_EDGES = [0, 1, -1, 2**16 + 1, 2**16 - 1, -(2**16) + 1, -(2**16) - 1, 2**40, -(2**40), 2**62 - 1, -(2**62)]

@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import refmpc
-from tests.refmpc.harness import SMALL, Secret, dealers, layouts, opened, random_signed, seeds, shapes, sizes, words
+from refmpc.core.party import SMALL
+from tests.refmpc.harness import Secret, dealers, layouts, opened, random_signed, seeds, shapes, sizes, words
 
 
 def random_bits(seed, shape):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -162,7 +163,7 @@ class Exchange:
         assert not any(queues.values())
         return self
 
-    def _advance(self, me: int, queues: dict, waiting: dict) -> None:
+    def _advance(self, me: int, queues: dict[Any, Any], waiting: dict[Any, Any]) -> None:
         answer = None
         wanted = waiting[me]
         try:

@@ -42,8 +42,10 @@ def running(ids: Sequence[object], link: socket.socket, **options: object) -> It
 def test_over_mutual_tls_and_the_same_counts_at_both_ends(tmp_path: Path) -> None:
     credentials = make_credentials(["a", "b"], tmp_path)
     here, there = socket.socketpair()
-    with running(["x", "y", "z"], secure(there, credentials["a"], server_side=False), pad_to=300) as outcome:
-        link = secure(here, credentials["b"], server_side=True)
+    with (
+        running(["x", "y", "z"], secure(there, credentials["a"], server_side=False), pad_to=300) as outcome,
+        secure(here, credentials["b"], server_side=True) as link,
+    ):
         shake_hands(link, "a")
         found = align_as_leader(["z", "w", "y"], {"a": link}, name="b", pad_to=300)
     member = outcome[0]

@@ -7,6 +7,7 @@ import json
 import socket
 import stat
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cryptography import x509
@@ -187,7 +188,7 @@ def test_pin_refuses_another_role(tmp_path: Path, capsys):
 NAMES, USAGE = x509.SubjectAlternativeName, x509.ExtendedKeyUsage
 WEB = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH])
 NO_SIGNATURES = x509.KeyUsage(False, False, True, False, False, False, False, False, False)
-UNFIT = {
+UNFIT: dict[str, tuple[Any, dict[str, Any], str]] = {
     "the role was dropped": ((NAMES,), {}, "says no role, or several"),
     "a web server's": ((USAGE,), {"usage": WEB}, "must hold server and client authentication"),
     "no signatures": ((), {"usage": NO_SIGNATURES}, "its key usage must hold digital signature"),

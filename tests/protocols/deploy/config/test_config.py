@@ -68,13 +68,20 @@ def test_class_names_may_be_given():
 
 # what is written instead of what, and what the sentence must say
 WRONG = [
-    ("epsilon = 3.0", "epsilon = -1", r"f.toml: \[run\] epsilon = -1.0: must be a finite number in \(0, inf\)"),
+    ("epsilon = 3.0", "epsilon = -1", r"f.toml: \[run\] epsilon = -1.0: must be a finite number in \(0, 100\]"),
     ("epsilon = 3.0", 'epsilon = "3"', r"\[run\] epsilon = '3': must be a number, without quotes"),
     ("epsilon = 3.0", "epsilon = true", r"\[run\] epsilon = True: must be a number"),
     ("epsilon = 3.0", "epsilon = inf", r"\[run\] epsilon = inf: must be a finite number"),
     ("epsilon = 3.0", "epsilom = 3.0", r"\[run\]: key = 'epsilom': must be one of .*did you mean 'epsilon'\?"),
+    (
+        "epsilon = 3.0",
+        "epsilon = 1000",
+        r"\[run\] epsilon = 1000.0: must be .* \(0, 100\]; above 10 a claim says next to",
+    ),
+    ("held_out = 0.0", "held_out = 0.7", r"\[run\] held_out = 0.7: must be a finite number in \[0, 0.5\]"),
+    ('batch_size = "auto"', 'batch_size = "large"', r"\[run\] batch_size = 'large': must be an integer"),
     ("delta = 1e-5", "delta = 1.0", r"\[run\] delta = 1.0: must be a finite number in \(0, 1\)"),
-    ("epochs = 40", "epochs = 4.5", r"\[run\] epochs = 4.5: must be an integer of at least 1"),
+    ('epochs = "auto"', "epochs = 4.5", r"\[run\] epochs = 4.5: must be an integer of at least 1"),
     ("hidden = []", "hidden = 64", r"\[run\] hidden = 64: must be a list of widths"),
     ("hidden = []", "hidden = [0]", r"\[run\] hidden = 0: must be an integer of at least 1"),
     ("hidden = []", 'noise = "joint"', r"\[run\] noise = 'joint': must be one of 'distributed'"),
@@ -112,7 +119,7 @@ WRONG = [
     ("classes = 3", "classes = 1", r"\[run\] classes = 1: must be a number of classes from 2 to 1000"),
     ("classes = 3", 'classes = ["a", "a"]', r"\[run\] classes = \['a', 'a'\]: must be all different"),
     ("timeout = 60.0", "timeout = 0", r"\[run\] timeout = 0.0: must be a finite number in \[1, 86400\]"),
-    ("row_bound = 1.0", "row_bound = 0", r"\[run\] row_bound = 0.0: must be a finite number"),
+    ('row_bound = "auto"', "row_bound = 0", r"\[run\] row_bound = 0.0: must be a finite number"),
     ("port = 7000", "port = 70000", r"\[\[server\]\] 0: port = 70000: must be an integer from 1 to 65535"),
     ('host = "a.example"', 'host = "a.example:7000"', r"\[\[server\]\] 0: host = 'a.example:7000': .*without the port"),
     ('host = "10.0.0.2"', 'host = "A.example"', r"\[\[server\]\] 1: port = 7000: must be another host or port than"),
@@ -136,7 +143,7 @@ WRONG = [
     ("version = 1", "version = 2", r"\[federation\] version = 2: must be an integer from 1 to 1"),
     ('receiver = "card"', 'receiver = "crad"', r"\[predict\] receiver = 'crad': .*did you mean 'card'\?"),
     ("[predict]", "[predicts]", r"the file: key = 'predicts': must be one of .*did you mean 'predict'\?"),
-    ("epochs = 40", "epochs = fourty", r"f.toml is not valid TOML: .*line \d+.*text goes into quotes"),
+    ('epochs = "auto"', "epochs = fourty", r"f.toml is not valid TOML: .*line \d+.*text goes into quotes"),
 ]
 
 
@@ -184,11 +191,13 @@ SAME = [
 ]
 OTHER = [
     ("epsilon = 3.0", "epsilon = 3.0000000001"),
-    ("epochs = 40", "epochs = 41"),
+    ('epochs = "auto"', "epochs = 41"),
     ("classes = 3", 'classes = ["0", "1", "x"]'),
     ("width = 4", "width = 5"),
-    ("row_bound = 1.0", "row_bound = 2.0"),
-    ('row_rule = "normalise"', 'row_rule = "clip"'),
+    ('row_bound = "auto"', "row_bound = 2.0"),
+    ('batch_size = "auto"', "batch_size = 128"),
+    ("held_out = 0.0", "held_out = 0.1"),
+    ('row_rule = "clip"', 'row_rule = "normalise"'),
     ('protocol = "g_bmf"', 'protocol = "g_shuff"'),
     ("hidden = []", "hidden = [8]"),
     ('protocol = "g_bmf"', JOINT),

@@ -84,6 +84,7 @@ def test_the_plan_from_the_file_is_the_plan_from_the_rows(lines: tuple[str, ...]
         == local.releases.keys()
         == {
             "global model",
+            "noised gradient sums",
             "layer gradient of bank",
             "layer gradient of card",
         }

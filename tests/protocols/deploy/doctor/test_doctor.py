@@ -359,7 +359,7 @@ def test_who_is_answered(tmp_path: Path):
             assert set(facts) == {"from", "version", "hash", "agreed", "time", "state", "free_bytes", "budget"}, (
                 "public facts only"
             )
-        refusals = {
+        refusals: dict[str, dict[str, Any]] = {
             "client 'card' presented the certificate": {"from": "card", "to": "server-0"},
             "'mallory' is no participant": {"from": "mallory", "to": "server-0"},
             "is no participant": {"from": 0, "to": "server-0"},

@@ -145,7 +145,7 @@ def test_a_client_cannot_play_a_server(federation):
 
     thread = threading.Thread(target=play)
     thread.start()
-    with pytest.raises(HandshakeError, match=r"party \d presented the certificate"):
+    with pytest.raises(HandshakeError, match=r"server-\d presented the certificate"):
         connect_client(
             "card",
             dict.fromkeys(range(3), address),

@@ -337,7 +337,7 @@ def test_a_client_that_breaks_the_rules_of_an_upload_is_refused_and_nothing_is_k
         ({"rows": True}, "rows"),
         ({"kind": "prediction", "output": "label"}, "no predictions"),
         ({"output": "label"}, "output"),
-        ({"rows": 3}, "batch_size"),
+        ({"rows": 0}, "rows"),
     ):
         with pytest.raises(Refused, match=words):
             upload(**changes)

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -179,19 +180,19 @@ def test_one_server_alone(tmp_path: Path, capsys):
     assert "nothing to compare" in " ".join(capsys.readouterr().out.split())
 
 
-def edit_release(ledger: dict) -> None:
+def edit_release(ledger: dict[str, Any]) -> None:
     ledger["releases"][0]["elements"] = 2
 
 
-def hide_release(ledger: dict) -> None:
+def hide_release(ledger: dict[str, Any]) -> None:
     ledger["releases"].clear()
 
 
-def edit_claim(ledger: dict) -> None:
+def edit_claim(ledger: dict[str, Any]) -> None:
     ledger["releases"][0]["claim"] = "ε = 0.1"
 
 
-def add_rounds(ledger: dict) -> None:
+def add_rounds(ledger: dict[str, Any]) -> None:
     next(iter(ledger["phases"].values()))["rounds"] += 5
 
 

@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 
 from protocols.client.gl_client import TrainedClient
-from protocols.deploy.client.columns import OwnColumns
+from protocols.deploy.client.columns import OwnColumns, client_row_bound
 from protocols.deploy.client.live import local_client, train_with_servers
 from protocols.deploy.config.public_plan import layer_plan_for
 from protocols.deploy.records.log import Log
 from protocols.plan.gl_plan import LayerPlan
 from tests.protocols.deploy.server.threads import Federation
 from vfl.data.columns import ClientTable
-from vfl.data.scaling import RowBound, split_row_bound
+from vfl.data.scaling import RowBound
 from vfl.federation import Federation as LocalFederation
 
 __all__ = ["NAMES", "ROWS", "WEAK_NOISE", "LiveFederation"]
@@ -30,7 +30,7 @@ ROWS, NAMES = 96, ("bank", "card")
 LAYERS = "rank = 2\nlora_alpha = 2.0\nlocal_learning_rate = 0.5"
 
 
-WEAK_NOISE = {"epsilon": 20.0, "learning_rate": 0.5, "row_rule": '"clip"', "epochs": 2}
+WEAK_NOISE = {"epsilon": 20.0, "learning_rate": 0.5, "row_rule": '"clip"', "row_bound": 1.0, "epochs": 2}
 
 
 class LiveFederation(Federation):
@@ -46,7 +46,8 @@ class LiveFederation(Federation):
         columns = dict(zip(NAMES, np.split(np.random.default_rng(5).normal(size=(ROWS, 7)), [4], axis=1), strict=True))
         labels = tuple(str(int(row)) for row in columns["bank"][:, 0] + columns["card"][:, 0] > 0)
         table = ClientTable(f"{name}.csv", tuple(map(str, range(ROWS))), (), np.empty((ROWS, 0), np.float32), labels)
-        bound = RowBound(split_row_bound(self.config.run.row_bound, 2)[0], self.config.run.row_rule)
+        entry = next(client for client in self.config.clients if client.name == name)
+        bound = RowBound(client_row_bound(self.config, entry), self.config.run.row_rule)
         return OwnColumns(table, scale * columns[name], bound, "a test")
 
     def stay(

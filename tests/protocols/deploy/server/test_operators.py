@@ -15,8 +15,6 @@ import numpy as np
 import pytest
 
 from protocols.deploy.net.wire import Refused, call
-from protocols.deploy.records.log import Log
-from protocols.deploy.records.waiting import Waiting
 from protocols.deploy.server import meeting
 from protocols.deploy.server.sessions import Session
 from protocols.deploy.server.tasks import make_task
@@ -195,22 +193,6 @@ def test_servers_wait_for_the_one_that_is_missing_and_for_nobody_else(
         thread.join(60)
     assert np.array_equal(outcome["bank"][0], outcome["card"][0])
     federation.stop()
-
-
-def test_a_wait_is_logged_at_once_and_then_more_and_more_rarely(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock = [1000.0]
-    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
-    log = Log("card", tmp_path / "log")
-    waits = Waiting(log)
-    for _ in range(3600):
-        waits.on("bank", "to align rows")
-        clock[0] += 1.0
-    assert waits.words.startswith("waiting for bank since 20") and waits.words.endswith("(to align rows)")
-    waits.over("bank")
-    lines = (tmp_path / "log").read_text().splitlines()
-    assert 10 <= len(lines) <= 20 and "no longer waiting" in lines[-1] and waits.words == ""
 
 
 def test_a_client_that_voids_the_others_guarantee_is_refused_by_name(federation: Federation) -> None:

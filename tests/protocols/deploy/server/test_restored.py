@@ -18,7 +18,7 @@ from tests.protocols.deploy.server.threads import Federation, _wait, train_until
 
 def lose_the_last_checkpoint(monkeypatch: pytest.MonkeyPatch, server: str) -> list[Path]:
     """When everybody has computed, this server fails, and comes back as it was one checkpoint earlier."""
-    finish, lost = Session.finish, []
+    finish, lost = Session.finish, list[Any]()
 
     def fail_once(session: Session, attempt: str, outbox: Any) -> None:
         if server in str(session.directory) and not lost:
@@ -62,7 +62,7 @@ def test_an_old_backup_does_not_make_the_servers_release_a_second_model(
         thread.join(60)
         assert not thread.is_alive()
     for found in outcome.values():
-        assert "server 1 no longer has the state after step 3, which was released" in str(found)
+        assert "server-1 no longer has the state after step 3, which was released" in str(found)
     assert all(models(tmp_path)[name] == content for name, content in before.items())
     assert len(refusals(federation)) == 3
     federation.stop()
@@ -76,12 +76,12 @@ def test_an_old_backup_ends_gl_bmf_with_a_sentence_to_everybody(
     lose_the_last_checkpoint(monkeypatch, "server-1")
     for number in range(3):
         federation.start(number)
-    session, outcome = secrets.token_hex(16), {}
+    session, outcome = secrets.token_hex(16), dict[str, Any]()
     threads = [federation.stay(name, session, outcome) for name in NAMES]
     for thread in threads:
         thread.join(60)
         assert not thread.is_alive()
-    sentence = f"server 1 no longer has the state after step {steps}, which was released"
+    sentence = f"server-1 no longer has the state after step {steps}, which was released"
     assert all(sentence in str(found) for found in outcome.values()), outcome
     assert any(sentence in reason for reason in refusals(federation))
     federation.stop()

@@ -15,11 +15,13 @@ import numpy as np
 import pytest
 
 from accel.prg import KEY_BYTES
+from protocols import g_shuff
 from protocols.deploy.config.public_plan import plan_for
 from protocols.deploy.config.read import FederationConfig
 from protocols.deploy.net.wire import Refused, call
 from protocols.deploy.server.sessions import Session
 from protocols.inference.model_file import read_model
+from protocols.server.open_training import OpenTrainingRun
 from protocols.step.cost import step_cost
 from refmpc.core.errors import HandshakeError, PeerLost
 from tests.protocols.deploy.server.threads import ROWS, Federation, _wait, train_until_a_checkpoint
@@ -47,7 +49,7 @@ def test_a_server_that_fails_after_the_release_is_helped_by_the_others(
     federation: Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two servers have published, the third lost its result: they compute the release again, the same one, for it."""
-    finish, failed = Session.finish, []
+    finish, failed = Session.finish, list[Any]()
 
     def fail_once(session: Session, attempt: str, outbox: Any) -> None:
         if "server-1" in str(session.directory) and not failed:
@@ -69,6 +71,32 @@ def test_a_server_that_fails_after_the_release_is_helped_by_the_others(
         assert np.array_equal(read_model(file).layers, [layer])
         attempts = [e for e in federation.events(f"server-{number}") if e["event"] == "all servers agree"]
         assert len(attempts) == 2
+
+
+def test_g_shuff_goes_on_within_an_epoch_in_the_order_that_was_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    federation, shuffles, lost = Federation(tmp_path, protocol='"g_shuff"', epochs=2), list[Any](), list[Any]()
+    assert federation.config.run.training.weights == "open"
+    shuffle, move = g_shuff.shuffle_rows, OpenTrainingRun._move
+
+    async def counting(rows: Any) -> Any:
+        shuffles.append(rows.embeddings.party.step)
+        return await shuffle(rows)
+
+    def lose_one(run: OpenTrainingRun, step: int, sums: np.ndarray) -> None:
+        if step == 4 and run.party.id == 1 and not lost:
+            lost.append(step)
+            raise PeerLost("the connection was cut")
+        move(run, step, sums)
+
+    monkeypatch.setattr(g_shuff, "shuffle_rows", counting)
+    monkeypatch.setattr(OpenTrainingRun, "_move", lose_one)
+    for number in range(3):
+        federation.start(number)
+    assert np.isfinite(train(federation, secrets.token_hex(16))).all()
+    federation.stop()
+    assert lost and sorted(shuffles) == [0, 0, 0, 3, 3, 3]  # once an epoch, at each of three servers
 
 
 def test_a_server_that_is_stopped_resumes_from_its_checkpoint(tmp_path: Path) -> None:
@@ -146,7 +174,8 @@ def test_a_second_training_of_a_configuration_is_refused(federation: Federation)
     threads = [federation.client("bank", session, outcome)]
     _wait(lambda: any("upload complete" in e["event"] for e in federation.events("server-0")))
     federation.client("card", session, outcome, rows=64).join(30)
-    assert isinstance(outcome["card"], Refused) and "as another client says" in str(outcome["card"])
+    refused = outcome.pop("card")
+    assert isinstance(refused, Refused) and "as another client says" in str(refused)
     threads.append(federation.client("card", session, outcome))
     _wait(lambda: any("all servers agree" in e["event"] for e in federation.events("server-0")))
     with pytest.raises(Refused, match="already trained .run .*Change its name or a parameter"):
@@ -166,7 +195,7 @@ def test_a_client_with_other_columns_than_it_shared_is_refused(federation: Feder
     first = federation.client("bank", session, outcome)
     _wait(lambda: any("upload complete" in e["event"] for e in federation.events("server-2")))
     for _ in range(2):  # however often it tries
-        federation.client("bank", session, changed := {}, scale=0.5).join(30)
+        federation.client("bank", session, changed := dict[str, Any](), scale=0.5).join(30)
         assert isinstance(changed["bank"], HandshakeError) and "other columns than those shared" in str(changed["bank"])
     federation.client("card", session, outcome).join(60)
     first.join(60)
@@ -184,7 +213,7 @@ def test_servers_that_do_not_agree_say_so_and_stay(federation: Federation, monke
     monkeypatch.setattr(Session, "parameters", differing)
     for number in range(3):
         federation.start(number)
-    session, outcome = secrets.token_hex(16), {}
+    session, outcome = secrets.token_hex(16), dict[str, Any]()
     for thread in [federation.client(name, session, outcome) for name in ("bank", "card")]:
         thread.join(60)
     for found in outcome.values():

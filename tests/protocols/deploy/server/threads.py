@@ -76,7 +76,7 @@ class Federation:
         embeddings = scale * random.uniform(-0.3, 0.3, size=(rows, entry.width))  # type: ignore[union-attr]
         labels = tuple(str(i % 2) for i in range(rows))
         table = ClientTable(f"{name}.csv", tuple(map(str, range(rows))), (), np.empty((rows, 0), np.float32), labels)
-        own = OwnColumns(table, embeddings, RowBound(1.0, "clip"), "a test")
+        own = OwnColumns(table, embeddings, RowBound(max(1.0, scale), "clip"), "a test")
 
         def work() -> None:
             log = Log(name, self.directory / f"{name}.log")

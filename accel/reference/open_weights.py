@@ -1,0 +1,41 @@
+"""Integers of a step with open weights: summands that are cut, words that are added up, and the public weights.
+
+Everything is exact, so all servers come to the same numbers. The weights are public: kernels on them may return numbers.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from accel.reference.bits import unpack_bits
+
+__all__ = ["add_packed", "centred_rounded", "cut_words", "largest_absolute", "largest_square_sum"]
+
+
+def cut_words(z: np.ndarray, own: np.ndarray | None, bits: int, out: np.ndarray) -> None:
+    """⌊(z + own)/2^bits⌋ modulo the width of ``out``, flat; ``own`` may be missing."""
+    out[:] = (z if own is None else z + own) >> np.uint64(bits)
+
+
+def add_packed(mine: np.ndarray, first: np.ndarray, second: np.ndarray, width: int, out: np.ndarray) -> None:
+    """The sum modulo 2^width, as a signed number (int64), of ``mine`` and of two packed arrays (``pack_bits``)."""
+    total = mine.astype(np.uint64) + unpack_bits(first, width, out.size) + unpack_bits(second, width, out.size)
+    out[:] = (total << np.uint64(64 - width)).view(np.int64) >> np.int64(64 - width)
+
+
+def centred_rounded(values: np.ndarray, bits: int, out: np.ndarray) -> None:
+    """Every row minus its rounded mean, over 2^bits, to the nearest integer (int64); |values| below 2^61 over columns."""
+    columns = values.shape[1]
+    mean = np.floor_divide(2 * values.sum(axis=1, keepdims=True) + columns, 2 * columns)
+    out[:] = values - mean if bits == 0 else (values - mean + (1 << (bits - 1))) >> bits
+
+
+def largest_absolute(values: np.ndarray) -> int:
+    """Of a matrix of integers (int64) above −2^63; 0 if there are none."""
+    return int(np.abs(values).max(initial=0))
+
+
+def largest_square_sum(columns: np.ndarray, shift: int) -> int:
+    """The largest Σ ⌈|x|/2^shift⌉² over columns, if it is below 2^63."""
+    rounded = (np.abs(columns) + ((1 << shift) - 1)) >> shift
+    return int((rounded * rounded).sum(axis=0).max(initial=0))

@@ -1,0 +1,192 @@
+"""A first schema: constants from public rows (scikit-learn's scalers, kept as plain numbers), or names and kinds only.
+
+``fit_schema`` looks at every value of the table it is given, so these rows must be public. ``draft_schema`` takes no more than
+names and types of columns, so the table may be private; what is left open in it has to be stated by hand.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from accel.validate import require, require_integer
+from vfl.tables.cells import Misread, booleans, dates, is_missing, numbers, plain, texts
+from vfl.tables.errors import ColumnsError
+from vfl.tables.ids import IdRule
+from vfl.tables.kinds import Boolean, Category, Column, Date, Number
+from vfl.tables.reading import RawTable, as_raw_table
+from vfl.tables.schema import FORMAT, Label, Schema
+
+__all__ = ["draft_schema", "fit_schema"]
+
+HEAVY_TAIL = 10.0  # deviations: a column with values beyond this is scaled by quantiles
+QUANTILES = 33
+MOST_CATEGORIES = 20
+_EPOCH = datetime.date(1970, 1, 1)
+
+
+def fit_schema(
+    public: Any,
+    *,
+    id_column: str = "id",
+    id_rule: str = "text",
+    label: Label | None = None,
+    stated: Mapping[str, Column] | None = None,
+    ignored: Sequence[str] = (),
+    most_categories: int = MOST_CATEGORIES,
+) -> Schema:
+    """A schema whose constants come from ``public`` (a RawTable, pyarrow.Table or pandas.DataFrame), which must be public rows.
+
+    Numbers: mean and deviation, or quantiles where a value lies beyond ten deviations. Text: the ``most_categories`` most frequent
+    values and a rest category; nearly always different text is ignored. Dates: first and last day. ``stated`` columns are taken
+    as given. Id and label need not be in the public rows.
+    """
+    raw = as_raw_table(public, source="public rows", keep=(id_column,))
+    require_integer("most_categories", most_categories, 1)
+    require(len(raw) >= 2, f"{raw.source}: public rows", len(raw), "at least two", "or state the ranges by hand")
+    apart = {id_column, *ignored, *([label.column] if label else [])}
+    columns: list[Column] = []
+    useless: list[str] = []
+    for name in raw.names:
+        if name in apart:
+            continue
+        column = (stated or {}).get(name) or _fit_column(raw, name, most_categories)
+        if column is None:
+            useless.append(name)
+        else:
+            columns.append(column)
+    unknown = sorted(set(stated or {}) - set(raw.names))
+    require(not unknown, "stated columns", ", ".join(unknown), f"columns of {raw.source}")
+    require(len(columns) >= 1, f"{raw.source}: columns", "none that is a feature", "at least one beside id and label")
+    source = f"scaled by {len(raw)} public rows" + (" and stated constants" if stated else "")
+    return Schema(tuple(columns), IdRule(id_column, id_rule), label, (*ignored, *useless), source)
+
+
+def _fit_column(raw: RawTable, name: str, most_categories: int) -> Column | None:
+    """None: nothing to learn from it (empty, or text that hardly repeats)."""
+    try:
+        array = plain(raw.table.column(name))
+    except Misread as error:
+        raise ColumnsError(f"{raw.source}, column {name!r}: {error.what}") from None
+    missing = is_missing(array)
+    if missing.all():
+        return None
+    kind = _kind(array)
+    if kind == "boolean":
+        return Boolean(name)
+    if kind == "number":
+        return _fit_number(name, numbers(array)[0][~missing])
+    if kind == "date":
+        days = dates(array, "%Y-%m-%d")[0][~missing]
+        first, last = (_EPOCH + datetime.timedelta(days=float(np.floor(day))) for day in (days.min(), days.max()))
+        return Date(name, (first.isoformat(), max(last, first + datetime.timedelta(days=1)).isoformat()))
+    if kind == "category":
+        return _fit_category(name, texts(array).filter(pa.array(~missing)), most_categories)
+    raise ColumnsError(
+        f"{raw.source}, column {name!r}: is of type {array.type}; convert it, or add it to ignored columns"
+    )
+
+
+def _fit_number(name: str, values: np.ndarray) -> Number:
+    from sklearn.preprocessing import QuantileTransformer, StandardScaler
+
+    scaler = StandardScaler().fit(values[:, None])
+    centre, spread = float(scaler.mean_[0]), float(scaler.scale_[0])  # the scale of a constant column is 1
+    if np.abs(values - centre).max() <= HEAVY_TAIL * spread:
+        return Number(name, centre=centre, spread=spread)
+    count = min(QUANTILES, len(values))
+    quantiles = QuantileTransformer(n_quantiles=count, subsample=None).fit(values[:, None]).quantiles_[:, 0]
+    return Number(name, quantiles=tuple(map(float, np.maximum.accumulate(quantiles))))
+
+
+def _fit_category(name: str, values: pa.Array, most_categories: int) -> Category | None:
+    from sklearn.preprocessing import OneHotEncoder
+
+    distinct = len(pc.unique(values))
+    if distinct > max(most_categories, len(values) // 2):
+        return None
+    cells = np.array(values.to_pylist(), dtype=object)[:, None]
+    encoder = OneHotEncoder(max_categories=most_categories + 1, handle_unknown="infrequent_if_exist").fit(cells)
+    rare = encoder.infrequent_categories_[0]
+    kept = [value for value in encoder.categories_[0] if rare is None or value not in set(rare)]
+    return Category(name, tuple(kept))
+
+
+def _kind(array: pa.Array) -> str:
+    """What public cells look like."""
+    kind = kind_of_type(array.type)
+    if kind != "category":
+        return kind
+    for name, read in (("number", numbers), ("date", lambda a: dates(a, "%Y-%m-%d")), ("boolean", booleans)):
+        try:
+            read(array)
+            return name
+        except Misread:
+            continue
+    return "category"
+
+
+def kind_of_type(kind: pa.DataType) -> str:
+    """The kind that a type suggests; empty if there is none."""
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    if pa.types.is_boolean(kind):
+        return "boolean"
+    if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind):
+        return "number"
+    if pa.types.is_date(kind) or pa.types.is_timestamp(kind):
+        return "date"
+    return "category" if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_null(kind) else ""
+
+
+def draft_schema(
+    raw: RawTable,
+    *,
+    id_column: str = "id",
+    id_rule: str = "text",
+    label: Label | None = None,
+    ranges: Mapping[str, Sequence[Any]] | None = None,
+    values: Mapping[str, Sequence[str]] | None = None,
+    ignored: Sequence[str] = (),
+) -> dict[str, Any]:
+    """The plain form of a schema (``Schema.as_dict``) from names and types alone. Ranges of numbers and dates and values of
+    categories are those that are stated; where none is, the entry lacks it, and cannot be used until somebody states it."""
+    ranges, values = dict(ranges or {}), dict(values or {})
+    unknown = sorted((set(ranges) | set(values) | set(ignored)) - set(raw.names))
+    require(not unknown, "columns", ", ".join(unknown), f"columns of {raw.source}: {', '.join(raw.names[:20])}")
+    require(id_column in raw.names, f"{raw.source}: the id column", id_column, f"one of {', '.join(raw.names[:20])}")
+    apart = {id_column, *ignored, *([label.column] if label else [])}
+    columns: list[dict[str, Any]] = []
+    left = list(ignored)
+    for name in raw.names:
+        if name in apart:
+            continue
+        kind = "category" if name in values else kind_of_type(raw.table.schema.field(name).type)
+        if name in ranges and kind != "date":
+            kind = "number" if all(_is_number(end) for end in ranges[name]) else "date"
+        if not kind:
+            left.append(name)
+            continue
+        entry: dict[str, Any] = {"name": name, "kind": kind}
+        if name in ranges:
+            entry["range"] = list(ranges[name])
+        if name in values:
+            entry["values"] = list(values[name])
+        columns.append(entry)
+    found: dict[str, Any] = {
+        "version": FORMAT,
+        "source": "stated constants",
+        "id": {"column": id_column, "rule": id_rule},
+    }
+    if label is not None:
+        found["label"] = Schema((), IdRule("id"), label).as_dict()["label"]
+    return {**found, "ignored": left, "column": columns}
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
