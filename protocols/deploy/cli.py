@@ -21,6 +21,7 @@ COMMANDS: dict[str, str] = {
     "schema": "write columns.toml for a client's file",
     "check": "look at one's own file before connecting",
     "doctor": "check files, peers, certificates, versions, clocks and links",
+    "status": "what the three servers are doing",
     "server": "run one of the three servers",
     "client": "take part with a file of columns",
     "predict": "predictions for new rows, to one client only",

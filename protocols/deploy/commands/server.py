@@ -25,7 +25,7 @@ from accel.validate import require
 from protocols.client.commitment import ColumnsChanged
 from protocols.client.verification import UploadRefused
 from protocols.deploy.config.public_plan import log_claim
-from protocols.deploy.config.read import FederationConfig, ServerEntry, load
+from protocols.deploy.config.read import FederationConfig, ServerEntry, load, split_address
 from protocols.deploy.doctor.answerer import Answerer
 from protocols.deploy.net.backoff import Backoff
 from protocols.deploy.net.credentials import load_credentials, own_directory, validity_warning
@@ -38,9 +38,11 @@ from protocols.deploy.records.log import Log
 from protocols.deploy.records.waiting import Waiting
 from protocols.deploy.server.live import LiveTransport
 from protocols.deploy.server.meeting import DONE, READY, Different, Meeting, Met
+from protocols.deploy.server.page import StatusPage
 from protocols.deploy.server.reception import Reception
 from protocols.deploy.server.sessions import Session, SessionStore
 from protocols.deploy.server.spool import SpoolTransport
+from protocols.deploy.server.status import StatusSource
 from protocols.deploy.server.tasks import TrainingTask
 from protocols.local.progress import ProgressBars
 from protocols.server.checkpoint import CannotResume
@@ -76,6 +78,11 @@ def add_parser(subparsers: Any) -> None:
         action="store_true",
         help="end when every client has the model (default: stay, for `ppvfl predict`)",
     )
+    parser.add_argument(
+        "--status",
+        metavar="HOST:PORT",
+        help="where the status page listens (default: loopback, 1000 above the server's port; 'off': nowhere)",
+    )
     parser.add_argument("--log", metavar="FILE", help="structured log, a JSON object a line (default: stderr)")
 
 
@@ -90,7 +97,11 @@ def run(arguments: argparse.Namespace) -> int:
     log = Log(entry.name, None if arguments.log is None else Path(arguments.log))
     if expiry := validity_warning(identity.credentials.certificate):
         log.warning("own certificate", reason=expiry)
-    server = Server(identity, state, log, host=arguments.listen or entry.host, predictions=not arguments.until_trained)
+    stays = not arguments.until_trained
+    server = Server(identity, state, log, host=arguments.listen or entry.host, predictions=stays)
+    if arguments.status != "off":
+        asked = arguments.status or f"127.0.0.1:{min(entry.port + 1000, 65535)}"
+        server.show_status(split_address(asked, "--status"), required=arguments.status is not None)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: server.stop.set())
     return server.serve()
@@ -111,8 +122,21 @@ class Server:
         self._meeting = Meeting(identity, log, self._audit, self._waiting)
         self._pause = Backoff(0.5, 60.0)  # after an attempt that failed
         self.stop = threading.Event()
+        self.status = StatusSource(
+            self.config, identity.name, directory, self._store, self._waiting, self._budgets, self._log
+        )
+        self.page: StatusPage | None = None
         entry = self.config.servers[int(str(identity.me))]
         self._listener = listen(host, entry.port)
+
+    def show_status(self, address: tuple[str, int], *, required: bool = True) -> None:
+        """A page for people and monitors at ``address``; if it is not ``required``, a port that is taken is only logged."""
+        try:
+            self.page = StatusPage(address, self.status, self._directory)
+        except OSError as error:
+            if required:
+                raise
+            self._log.warning("no status page", address=f"{address[0]}:{address[1]}", **explain(error))
 
     def serve(self) -> int:
         """Until there is nothing left to do, or ``stop`` is set."""
@@ -135,6 +159,7 @@ class Server:
             "taken": reception.note_taken,
             "party": self._let_server_in,
             "wake": self._wake,
+            "status": self._tell_status,
         }
         begun = self._store.training
         doctor = Answerer(
@@ -153,8 +178,10 @@ class Server:
                 configuration=self._identity.configuration[:16],
                 protocol=self.config.run.protocol,
                 resumes=None if begun is None else begun.name[:8],
+                status=None if self.page is None else "http://{}:{}/".format(*self.page.address),
             )
             while not self._over():
+                self.status.tick()
                 try:
                     if self._wait_for_work():
                         self._meet_and_compute()
@@ -163,6 +190,8 @@ class Server:
                     self.stop.wait(self._pause.next_pause())
             self._log.info("stopped" if self.stop.is_set() else "finished: every client has the model")
         self._meeting.close()
+        if self.page is not None:
+            self.page.close()
         self._audit.append("stopped" if self.stop.is_set() else "finished")
         self._audit.close()
         return 0
@@ -316,6 +345,7 @@ class Server:
 
         async def program(party: Party, directory: Path) -> Any:
             ledgers.append(party.ledger)  # also if it fails: what was opened stays opened
+            session.ledger = party.ledger
             return await task.run(party, directory)
 
         with ProgressBars(Console(stderr=True), quiet=not self._log.is_terminal) as show:
@@ -365,6 +395,8 @@ class Server:
             nonlocal logged
             if self.stop.is_set():
                 raise PeerAborted("this server was asked to stop")
+            self.status.tick()
+            session.pace.report(message["phase"], message["done"], message["total"])
             session.progress = {"phase": message["phase"], "done": message["done"], "total": message["total"]}
             if message["phase"] == GREETING:  # all steps before this one have been released, in earlier attempts
                 self._audit.append("training begins", session=session.name, attempt=attempt, step=message["done"])
@@ -394,6 +426,10 @@ class Server:
         self._meeting.arrive(channel)
         with self._store.changed:
             self._store.changed.notify_all()
+
+    def _tell_status(self, channel: Channel, hello: Mapping[str, Any]) -> None:
+        channel.answer(ok=True)
+        channel.send(self.status.facts())
 
     def _wake(self, channel: Channel, hello: Mapping[str, Any]) -> None:
         channel.answer(ok=True)

@@ -54,8 +54,9 @@ class Waiting:
                 return
             wait.next_line = now + wait.pause
             wait.pause = min(2 * wait.pause, _LONGEST)
-        since = wait.since.isoformat(timespec="seconds")
-        self._log.warning("waiting", peer=whom, since=since, seconds=round(now - wait.begun), reason=wait.why)
+        since, seconds = wait.since.isoformat(timespec="seconds"), now - wait.begun
+        say = self._log.info if seconds < QUIET else self._log.warning  # that somebody comes a little later is usual
+        say("waiting", peer=whom, since=since, seconds=round(seconds), reason=wait.why)
 
     def over(self, whom: str | None = None) -> None:
         """``whom`` is here (None: everybody who was waited for)."""

@@ -20,9 +20,11 @@ from accel.files import write_bytes
 from accel.validate import require, require_choice
 from protocols.deploy.config.read import FederationConfig
 from protocols.deploy.server.live import Guests
+from protocols.deploy.server.pace import Pace
 from protocols.deploy.server.spool import Spool, publish, published
 from protocols.deploy.server.tasks import PREDICTION, TRAINING, Task, make_task
 from protocols.inference.prediction import OUTPUTS
+from refmpc import Ledger
 
 __all__ = ["Session", "SessionStore"]
 
@@ -45,6 +47,8 @@ class Session:
         self.spools = {} if task.live else {client: Spool(directory / "upload" / client) for client in clients}
         self.locks = {client: threading.Lock() for client in clients}
         self.progress: dict[str, Any] = {}
+        self.pace = Pace()
+        self.ledger: Ledger | None = None  # of the latest attempt
         self.computing = False  # whether an attempt is under way here
         self.failed = ""  # why the servers cannot compute it together, if they cannot
 
