@@ -30,6 +30,10 @@ def federation(tmp_path: Path) -> Iterator[Federation]:
     found.stop()
 
 
+def _events(federation: Federation, name: str) -> list[dict[str, Any]]:
+    return federation.events(name) if (federation.directory / f"{name}.log").exists() else []
+
+
 def reasons(federation: Federation, name: str, event: str) -> list[str]:
     return [str(e.get("reason")) for e in federation.events(name) if e["event"] == event]
 
@@ -43,13 +47,10 @@ def test_a_client_that_waits_notices_a_server_that_fell_silent(federation: Feder
     session = secrets.token_hex(16)
     outcome: dict[str, Any] = {}
     bank = federation.client("bank", session, outcome)
-    _wait(lambda: any(e["event"] == "upload complete" for e in federation.events("server-1")))
-
-    def noticed() -> bool:
-        relay.stall()  # whatever is open now
-        return any(why.startswith("server-1 ") for why in reasons(federation, "bank", "waiting"))
-
-    _wait(noticed)
+    # it has called for its result, and was told whom everybody waits for
+    _wait(lambda: any(e["event"] == "waiting" and e["peer"] == "card" for e in _events(federation, "bank")))
+    relay.stall()
+    _wait(lambda: any("server-1 sent nothing for 3 s" in why for why in reasons(federation, "bank", "waiting")))
     federation.client("card", session, outcome).join(60)
     bank.join(60)
     relay.close()
