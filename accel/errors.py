@@ -19,6 +19,7 @@ with its traceback. ::
     │   ├── ReleaseRefused, RangeError, NotRecordable
     │   ├── PartyFailed                     what `refmpc.run` raises in the caller; `summary` has no tracebacks
     │   └── protocols …client.uplink.UploadLost
+    ├── vfl.tables.cells.Misread            a cell of a table; shown as a ColumnsError, which names file and column
     ├── vfl.alignment.AlignmentError (RuntimeError)   a client that does not follow the alignment, or went away
     ├── vfl.dp.BudgetExceededError (RuntimeError)     the run would spend more than the ledger allows
     ├── protocols …records.disk.NoRoom (OSError)      a disk that is as good as full; it may work later

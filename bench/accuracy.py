@@ -20,12 +20,14 @@ from rich.table import Table
 
 import refmpc
 from refmpc.core.party import Party
+from refmpc.mathematics.clipping import FACTOR_BITS, ClipConstants
 
 __all__ = ["CURVES", "Curve", "Points", "main", "measure"]
 
 BITS = 16
 COUNT = 20_000
 LOGITS = 2.0**10
+STEP_CLIP_BITS = 22  # of the clip factor, in a step with q ≤ 512
 
 
 @dataclass(frozen=True)
@@ -108,7 +110,40 @@ def _softmax_curve(classes: int) -> Curve:
     )
 
 
+async def _probabilities(x: refmpc.ArithmeticTensor) -> refmpc.ArithmeticTensor:
+    return await refmpc.replicate(await refmpc.probabilities(x, 2 * LOGITS))
+
+
+async def _clip_root(q: refmpc.ArithmeticTensor) -> refmpc.ArithmeticTensor:
+    """As a step uses it: cut to 22 bits, one unit taken off."""
+    factor = await refmpc.clip_root(q, 512.0)
+    ones = refmpc.ArithmeticTensor.zeros(q.party, (len(q), 1), 0) + 1
+    cut = await refmpc.scale_rows(factor, ones, FACTOR_BITS - STEP_CLIP_BITS, margin=1)
+    return (await refmpc.replicate(cut)).reshape(-1)
+
+
 CURVES = {
+    "probabilities 10": Curve(
+        "probabilities of a step, 10 classes",
+        _logits(10),
+        _probabilities,
+        _softmax,
+        lambda x: np.full(x.shape, 2.0**-15 + 1.65 * 9 * 2.0**-18),
+        relative=False,
+        along=_spread,
+        axis="largest difference of two logits in the row",
+        sizes=True,
+    ),
+    "clip_root": Curve(
+        "clip_root of a step, q ≤ 512, at 22 bits",
+        _powers(-12, 9),
+        _clip_root,
+        lambda q: np.maximum(q, 1.0) ** -0.5,
+        lambda q: np.full(q.shape, ClipConstants(BITS, 512.0).largest_loss(STEP_CLIP_BITS)),
+        relative=True,
+        axis="q",
+        never_above=True,
+    ),
     "softmax 10": _softmax_curve(10),
     "softmax 64": _softmax_curve(64),
     "clip_factor": Curve(
@@ -213,7 +248,7 @@ def draw(found: dict[str, Points], directory: Path) -> list[Path]:
 
     groups = {"accuracy": [], "accuracy_functions": []}  # type: dict[str, list[str]]
     for name in found:
-        groups["accuracy" if name.startswith(("softmax", "clip")) else "accuracy_functions"].append(name)
+        groups["accuracy" if name in ("softmax 10", "softmax 64", "clip_factor") else "accuracy_functions"].append(name)
     directory.mkdir(parents=True, exist_ok=True)
     paths = []
     for stem, names in groups.items():

@@ -20,8 +20,8 @@ from rich.table import Table
 import refmpc
 from accel.validate import require_integer
 from bench.systems import machine
-from protocols.g_shuff import shuffle_rows
 from protocols.plan.scales import EMBEDDING_BITS
+from protocols.server.shuffled_rows import shuffle_rows
 from protocols.step.global_step import SharedRows
 from refmpc import ArithmeticTensor, Party, unseal
 

@@ -48,10 +48,11 @@ def layer_federation(shape: StepShape, batches: int = BATCHES, seed: int = 1) ->
     return Federation(clients, shape.classes, labels[:0], [], [], 1.0)
 
 
-def measure_layer_step(shape: StepShape, network: str, epochs: int = 3) -> tuple[float, float]:
-    """Seconds and megabytes of one step, uploads, noise and layer gradients included."""
+def measure_layer_step(shape: StepShape, network: str, weights: str = "open", epochs: int = 3) -> tuple[float, float]:
+    """Seconds and megabytes of one step, uploads, noise and layer gradients included; bytes with open weights at most that."""
     federation = layer_federation(shape)
-    plan = plan_layer_run(federation, TrainingConfig(epochs=epochs, batch_size=shape.batch, learning_rate=0.5))
+    training = TrainingConfig(epochs=epochs, batch_size=shape.batch, learning_rate=0.5, weights=weights)
+    plan = plan_layer_run(federation, training)
     ends: list[float] = []
 
     def note(peer: object, message: dict[str, object]) -> None:

@@ -149,7 +149,7 @@ class _Step:
 
     def noise_in_weights(self) -> np.ndarray:
         """What this server's noise of the last step moved the weights by."""
-        rate = self.plan.scales.learning_rate_used(self.plan.training.learning_rate) / self.plan.training.batch_size
+        rate = self.plan.scales.learning_rate_used(self.plan.training.learning_rate) / self.plan.schedule.divisor
         return -rate * self.last_noise * 2.0**-GRADIENT_BITS
 
 

@@ -248,7 +248,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--hidden", default="", help="hidden layers of the global model, e.g. 128,64")
     parser.add_argument("--noise", default="distributed", choices=("distributed", "joint"))
     parser.add_argument("--factorisation", default="bisr", choices=KINDS)
-    parser.add_argument("--accounting", default="paper", choices=("paper", "proven"), help="G-Shuff only")
+    parser.add_argument("--accounting", default="proven", choices=("proven", "any-order", "paper"), help="G-Shuff only")
     parser.add_argument("--schedule", default="constant", choices=("constant", "linear", "cosine"))
     parser.add_argument("--local-update", default="released", choices=("released", "estimated"), help="GL-BMF only")
     parser.add_argument("--local-learning-rate", type=float, default=0.2, help="GL methods only")

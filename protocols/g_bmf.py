@@ -2,7 +2,8 @@
 
     python -m protocols.g_bmf
 
-Fixed order of batches, correlated noise, one release at the end: the global model.
+Correlated noise; batches in a fixed order that everybody knows, or (``--order secret``) in one that is shuffled once, in secret,
+and needs less noise.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import numpy as np
 
 from protocols.client.upload import receive_rows
 from protocols.server.open_training import training_run
+from protocols.server.shuffled_rows import shuffle_rows
 from protocols.server.training import ServerJob, TrainingRun
 from protocols.step.global_step import SharedRows
 from refmpc import Party
@@ -28,6 +30,13 @@ async def train(run: TrainingRun, rows: SharedRows) -> list[np.ndarray]:
     """Train on rows that are shared, and release the model."""
     plan = run.plan
     for step in run.steps():
+        if plan.secret_order and step == run.first_step:
+            if step:  # its order is drawn once
+                rows = run.kept_shuffled(0)
+            else:
+                with run.party.phase("shuffle"):
+                    rows = await shuffle_rows(rows)
+                run.keep_shuffled(0, rows)
         await run.gradient_step(rows.batch(plan.schedule.rows(step)))
     return await run.release()
 

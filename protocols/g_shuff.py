@@ -2,30 +2,23 @@
 
     python -m protocols.g_shuff
 
-Independent noise in every step; open weights by default, which a run that is resumed within an epoch continues in the same
-secret order (``protocols.server.shuffled_rows``). Its claim carries two numbers: the paper's
-(accounted as if batches were Poisson samples) and the proven one.
+Rows and dummies are shuffled, so that nobody knows which batch a record is in even if they know everybody else's: that makes
+the claim a theorem (proofs §9.6). Independent noise in every step; open weights by default, which a run that is resumed within an
+epoch continues in the same secret order (``protocols.server.shuffled_rows``). ``--accounting paper`` shows the paper's number.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-import refmpc
 from protocols.client.upload import receive_rows
 from protocols.server.open_training import training_run
+from protocols.server.shuffled_rows import shuffle_rows
 from protocols.server.training import ServerJob, TrainingRun
 from protocols.step.global_step import SharedRows
-from refmpc import ArithmeticTensor, Party
+from refmpc import Party
 
 __all__ = ["servers", "train"]
-
-
-async def shuffle_rows(rows: SharedRows) -> SharedRows:
-    """Embeddings, labels and norms under one secret permutation."""
-    shuffled = await refmpc.shuffle([rows.embeddings, rows.labels, rows.norms])
-    embeddings, labels, norms = (tensor for tensor in shuffled if isinstance(tensor, ArithmeticTensor))
-    return SharedRows(embeddings, labels, norms)
 
 
 async def servers(party: Party, job: ServerJob) -> list[np.ndarray]:

@@ -6,7 +6,8 @@ Chosen with twins on public and made-up tables (``python -m bench.defaults`` pri
   ``normalise``, takes away what tells rows apart (of one column only the sign is left).
 - Batches of a fifth of the rows, at most 1024 (more only if an epoch had over 250 of them); hardly a row is left over.
 - One step for every 30 rows·ε, between 100 and 500: more steps are more noise for few rows, and no gain for many.
-- Learning rate √(rows·ε/4000), between 0.25 and 1; half of it for hidden layers.
+- Learning rate √(rows·ε/4000), between 0.25 and 1; half of it for hidden layers, a tenth for a regression, whose loss is as
+  steep far from its minimum as close to it.
 """
 
 from __future__ import annotations
@@ -31,14 +32,16 @@ def table_row_bound(width: int) -> float:
     return min(_LARGEST_BOUND, float(f"{bound:.3g}"))
 
 
-def training_defaults(rows: int, epsilon: float, *, hidden: bool = False) -> dict[str, int | float]:
+def training_defaults(
+    rows: int, epsilon: float, *, hidden: bool = False, regression: bool = False
+) -> dict[str, int | float]:
     """``batch_size``, ``epochs`` and ``learning_rate`` for ``rows`` training rows at ``epsilon``."""
     require_integer("rows", rows, 1)
     worth = rows * require_real("epsilon", epsilon, 0.0, open_low=True)
     batches = min(_MOST_BATCHES, max(_LEAST_BATCHES, math.ceil(rows / _USUAL_BATCH)))
     batch = max(1, rows // batches)
     steps = min(_MOST_STEPS, max(_LEAST_STEPS, worth / _ROWS_A_STEP))
-    rate = min(_MOST_RATE, max(_LEAST_RATE, math.sqrt(worth / _RATE_ROWS))) / (2 if hidden else 1)
+    rate = min(_MOST_RATE, max(_LEAST_RATE, math.sqrt(worth / _RATE_ROWS))) / (2 if hidden else 10 if regression else 1)
     return {
         "batch_size": batch,
         "epochs": max(1, round(steps / (rows // batch))),

@@ -16,11 +16,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from accel.validate import require, require_choice, require_integer, require_real
+from vfl.tasks import errors_and_losses, score, softmax
 
 __all__ = [
     "Adapter",
@@ -36,12 +38,6 @@ __all__ = [
 ]
 
 Floats = npt.NDArray[np.floating]
-
-
-def softmax(logits: Floats) -> Floats:
-    """Row-wise softmax, shifted by the row maximum."""
-    shifted = np.exp(logits - logits.max(axis=1, keepdims=True))
-    return shifted / shifted.sum(axis=1, keepdims=True)
 
 
 def with_ones(rows: Floats) -> Floats:
@@ -61,7 +57,7 @@ class GlobalModel:
     def initial(
         cls,
         input_width: int,
-        classes: int,
+        outputs: int,
         hidden: Sequence[int] = (),
         *,
         seed: int = 0,
@@ -71,10 +67,10 @@ class GlobalModel:
         it.
         """
         require_integer("input_width", input_width, 1)
-        require_integer("classes", classes, 2)
+        require_integer("outputs", outputs, 1)
         for width in hidden:
             require_integer("hidden", width, 1)
-        sizes = [input_width, *hidden, classes]
+        sizes = [input_width, *hidden, outputs]
         random = np.random.default_rng([seed, 0x6C61796572])
         layers: list[Floats] = []
         for depth, (fan_in, fan_out) in enumerate(pairwise(sizes)):
@@ -123,11 +119,9 @@ class GlobalModel:
     def logits(self, rows: Floats) -> Floats:
         return self.forward(with_ones(rows))[1]
 
-    def accuracy(self, rows: Floats, labels: npt.NDArray[np.int64]) -> float:
-        """Share of rows whose largest logit is at the label."""
-        if len(labels) == 0:
-            return float("nan")
-        return float((self.logits(rows).argmax(axis=1) == labels).mean())
+    def accuracy(self, rows: Floats, labels: npt.NDArray[Any], task: str = "classification") -> float:
+        """Share of rows with the right class; R² of a regression."""
+        return score(task, self.logits(rows), labels)
 
 
 @dataclass(frozen=True)
@@ -211,30 +205,28 @@ class ClippedGradient:
 def clipped_gradient(
     model: GlobalModel,
     rows_with_one: Floats,
-    labels: npt.NDArray[np.int64],
+    labels: npt.NDArray[Any],
     clip_norm: float | None,
     *,
     adapters: Sequence[Adapter] = (),
     method: str = "factored",
     input_squared_norms: Floats | None = None,
     norm_limit: float | None = None,
+    task: str = "classification",
+    class_weights: Sequence[float] = (),
 ) -> ClippedGradient:
     """Clip every sample's gradient (all layers and adapters together) to ``clip_norm`` and add up.
 
     ``clip_norm=None`` does not clip. ``input_squared_norms`` (‖h_j‖²+1) may be given when the embeddings are
     frozen, so that it is computed once. ``rows_with_one`` must be of shape (B, d + 1), its last column one.
     ``norm_limit``: a sample with hidden activations or errors of a larger norm contributes nothing, as in the secure
-    protocols, whose fixed-point ranges need it.
+    protocols, whose fixed-point ranges need it. ``task`` and ``class_weights``: see ``vfl.tasks``.
     """
     require_choice("gradients", method, ("factored", "explicit"))
     if clip_norm is not None:
         require_real("clip_norm", clip_norm, 0.0, open_low=True)
     inputs, logits = model.forward(rows_with_one)
-    probabilities = softmax(logits)
-    at_label = (np.arange(len(labels)), labels)
-    losses = -np.log(np.maximum(probabilities[at_label], np.finfo(probabilities.dtype).tiny))
-    delta = probabilities
-    delta[at_label] -= 1
+    delta, losses = errors_and_losses(task, logits, labels, class_weights)
     deltas = model.backward(inputs, delta)
     if method == "explicit":
         gradients = _explicit(model, inputs, deltas, adapters)
@@ -267,13 +259,13 @@ def clipped_gradient(
 def per_sample_gradients(
     model: GlobalModel,
     rows_with_one: Floats,
-    labels: npt.NDArray[np.int64],
+    labels: npt.NDArray[Any],
     adapters: Sequence[Adapter] = (),
+    task: str = "classification",
 ) -> Floats:
     """All per-sample gradients, unclipped, as a (B, n) matrix in the flat layout: the reference."""
     inputs, logits = model.forward(rows_with_one)
-    delta = softmax(logits)
-    delta[np.arange(len(labels)), labels] -= 1
+    delta, _ = errors_and_losses(task, logits, labels)
     return _explicit(model, inputs, model.backward(inputs, delta), adapters)
 
 

@@ -1,31 +1,85 @@
-"""The mechanism of a run: bands, factorisation, calibration. Chosen here alone, so that twin and product cannot differ."""
+"""The mechanism of a run: schedule, bands, factorisation, calibration. Chosen here alone, so that twin and product cannot differ."""
 
 from __future__ import annotations
 
+from accel.validate import require
 from vfl.dp import (
     CalibratedNoise,
     Factorisation,
     FixedPointSlack,
+    Padding,
+    amplified_bands,
     calibrate_matrix_factorisation,
+    calibrate_secret_order,
     calibrate_shuffled,
     workload_factorisation,
 )
 from vfl.training import Schedule, TrainingConfig
 
-__all__ = ["calibrate_run", "choose_factorisation"]
+__all__ = ["calibrate_run", "choose_factorisation", "choose_schedule", "has_secret_order"]
 
 _INDEPENDENT = ("g_shuff", "gl_sub")  # batches in no fixed order: noise of one step cannot cancel that of another
 
 
+def has_secret_order(protocol: str, training: TrainingConfig) -> bool:
+    """Whether nobody learns which batch a record is in, and the claim counts on it: padded shuffles (proofs §9.6).
+
+    A dummy must contribute exactly nothing, which holds for one layer with factored gradients.
+    """
+    simple = not training.hidden and training.gradients == "factored"
+    if protocol == "g_shuff":
+        return simple and training.accounting == "proven"
+    if training.order == "fixed":
+        return False
+    require(
+        protocol == "g_bmf",
+        "order",
+        training.order,
+        f"'fixed' in {protocol}",
+        "its clients know the batches, so there is nothing to keep secret",
+    )
+    require(
+        simple,
+        "order",
+        training.order,
+        "'fixed' with hidden layers or explicit gradients",
+        "there the rounding of a dummy's gradient is not exactly zero",
+    )
+    return True
+
+
+def choose_schedule(protocol: str, training: TrainingConfig, num_samples: int) -> Schedule:
+    """Which rows a step takes: batches of the aligned order, or padded ones of a secret order."""
+    if has_secret_order(protocol, training):
+        return training.padded_steps(num_samples)
+    return training.steps(num_samples)
+
+
+def _padding(schedule: Schedule) -> Padding:
+    return Padding(schedule.num_samples, schedule.num_batches, schedule.batch_size)
+
+
 def choose_factorisation(protocol: str, training: TrainingConfig, schedule: Schedule) -> Factorisation:
     """Which correlated noise the steps of this run get."""
+    kind = "identity" if protocol in _INDEPENDENT else training.factorisation
+    bands = training.bands
+    if bands is None and kind == "bisr" and schedule.dummies:
+        bands = amplified_bands(
+            kind,
+            _padding(schedule),
+            schedule.epochs,
+            weight_decay=training.weight_decay,
+            momentum=training.momentum,
+            epsilon=training.epsilon,
+            delta=training.delta,
+        )
     return workload_factorisation(
-        "identity" if protocol in _INDEPENDENT else training.factorisation,
+        kind,
         schedule.num_steps,
         schedule.num_batches,
         weight_decay=training.weight_decay,
         momentum=training.momentum,
-        bands=training.bands,
+        bands=bands,
     )
 
 
@@ -37,6 +91,18 @@ def calibrate_run(
     slack: FixedPointSlack | None = None,
 ) -> CalibratedNoise:
     """The smallest noise for the run's (ε, δ), and its claim. ``slack`` None means real arithmetic: the twin."""
+    if schedule.dummies:
+        return calibrate_secret_order(
+            training.epsilon,
+            training.delta,
+            training.clip_norm,
+            factorisation,
+            _padding(schedule),
+            schedule.epochs,
+            slack,
+            training.noise,
+            every_epoch=protocol == "g_shuff",
+        )
     if protocol == "g_shuff":
         return calibrate_shuffled(
             training.epsilon,
@@ -47,7 +113,7 @@ def calibrate_run(
             schedule.epochs,
             slack=slack,
             split=training.noise,
-            accounting=training.accounting,
+            accounting="paper" if training.accounting == "paper" else "any-order",
         )
     return calibrate_matrix_factorisation(
         training.epsilon,

@@ -11,11 +11,14 @@ import numpy.typing as npt
 
 from accel.validate import require, require_choice, require_integer, require_real
 from vfl.data.sets import usable_rows
+from vfl.dp.allocation import padding
 from vfl.dp.factorisation import KINDS
+from vfl.tasks import check_task
 
-__all__ = ["AVERAGES", "SETTINGS", "Schedule", "TrainingConfig", "first_averaged", "halving_steps"]
+__all__ = ["AVERAGES", "ORDERS", "SETTINGS", "Schedule", "TrainingConfig", "first_averaged", "halving_steps"]
 
 AVERAGES = ("none", "fifth", "exponential")
+ORDERS = ("fixed", "secret")
 
 # The paper's two sets of learning parameters: α (weight decay) and β (momentum) of the workload.
 SETTINGS = {1: {"weight_decay": 1.0, "momentum": 0.0}, 2: {"weight_decay": 1.0, "momentum": 0.9}}
@@ -30,12 +33,15 @@ class TrainingConfig:
     SGD follows the workload matrix: v ← β·v + g, θ ← α·θ − η·v, with g the noised mean gradient;
     ``momentum`` is β and ``weight_decay`` is α (1 means none).
     ``noise``: ``distributed`` (what an outsider faces is 1.5σ², proofs §6.4) or ``joint`` (exactly σ²).
-    ``accounting`` (G-Shuff only): ``paper`` calibrates as if Poisson-sampled, ``proven`` for any order.
+    ``order`` (G-BMF only): ``fixed`` (public) or ``secret`` (rows and dummies shuffled once, in secret: less noise, proofs §9.6).
+    ``accounting`` (G-Shuff only): ``proven`` calibrates for its secret order, ``any-order`` for no secret at all, ``paper`` as if
+    batches were Poisson samples, which is proven by nothing.
     ``weights``: ``open`` (the noised gradient sum of every step is opened, so the weights are public while they are trained;
     same claim, less work) or ``secret`` (only the last model is opened). It changes nothing for the twins. The commands and
     ``federation.toml`` say ``open``.
     ``average``: which model a run gives: the last one (``none``), the mean of those of the last fifth of all steps (``fifth``), or
     an ``exponential`` average. It is post-processing; secure runs do it with open weights.
+    ``task`` and ``class_weights`` (public, one for each class, of its rows' gradients before the clip): ``vfl.tasks``.
     """
 
     epochs: int = 40
@@ -50,12 +56,15 @@ class TrainingConfig:
     factorisation: str = "bisr"
     bands: int | None = None
     noise: str = "distributed"
-    accounting: str = "paper"
+    accounting: str = "proven"
     accountant: str = "rdp"
     gradients: str = "factored"
     schedule: str = "constant"
     weights: str = "secret"
+    order: str = "fixed"
     average: str = "none"
+    task: str = "classification"
+    class_weights: tuple[float, ...] = ()
     seed: int = 0
     dtype: str = "float64"
 
@@ -73,13 +82,15 @@ class TrainingConfig:
             require_integer("hidden", width, 1)
         require_choice("factorisation", self.factorisation, KINDS)
         require_choice("noise", self.noise, ("distributed", "joint"))
-        require_choice("accounting", self.accounting, ("paper", "proven"))
+        require_choice("accounting", self.accounting, ("proven", "any-order", "paper"))
         require_choice("gradients", self.gradients, ("factored", "explicit"))
         require_choice("schedule", self.schedule, ("constant", "linear", "cosine"))
         require_choice("weights", self.weights, ("open", "secret"))
+        require_choice("order", self.order, ORDERS)
         require_choice("average", self.average, AVERAGES)
         require_choice("dtype", self.dtype, ("float32", "float64"))
         require_integer("seed", self.seed, 0)
+        check_task(self.task, self.class_weights)
 
     def with_(self, **changes: Any) -> TrainingConfig:
         return replace(self, **changes)
@@ -88,6 +99,15 @@ class TrainingConfig:
         """The public schedule of batches for ``num_samples`` aligned rows."""
         used, sentence = usable_rows(num_samples, self.batch_size)
         return Schedule(used, self.batch_size, self.epochs, sentence)
+
+    def padded_steps(self, num_samples: int) -> Schedule:
+        """The public schedule for a secret order: no row is left out, and every batch has room for dummies."""
+        shape = padding(num_samples, self.batch_size)
+        sentence = (
+            f"{num_samples} rows and {shape.dummies} dummies in a secret order: {shape.bins} batches of {shape.slots}, "
+            f"{shape.mean_batch:.4g} rows each on average"
+        )
+        return Schedule(num_samples, shape.slots, self.epochs, sentence, shape.dummies)
 
     def learning_rate_factor(self, step: int, num_steps: int) -> float:
         """Public schedule of the learning rate; it changes nothing in the DP claim."""
@@ -101,24 +121,39 @@ class TrainingConfig:
 
 @dataclass(frozen=True)
 class Schedule:
-    """Fixed-epoch-order batches: batch b of every epoch is rows b·B..(b+1)·B of the aligned order."""
+    """Batch b of every epoch is rows b·B..(b+1)·B of the order: the aligned one, or a secret one of rows and ``dummies``.
+
+    ``batch_size`` is what a step computes on, dummies included; sums are divided by ``divisor``, the records of a batch on
+    average.
+    """
 
     num_samples: int
     batch_size: int
     epochs: int
     sentence: str
+    dummies: int = 0
 
     def __post_init__(self) -> None:
         require(
-            self.num_samples % self.batch_size == 0,
+            self.num_rows % self.batch_size == 0,
             "num_samples",
             self.num_samples,
-            "a multiple of batch_size",
+            "a multiple of batch_size" if not self.dummies else "with the dummies a multiple of batch_size",
         )
 
     @property
+    def num_rows(self) -> int:
+        """Records and dummies."""
+        return self.num_samples + self.dummies
+
+    @property
     def num_batches(self) -> int:
-        return self.num_samples // self.batch_size
+        return self.num_rows // self.batch_size
+
+    @property
+    def divisor(self) -> float:
+        """Records of a batch on average, n/b: public, and the batch size where there are no dummies."""
+        return self.num_samples / self.num_batches
 
     @property
     def num_steps(self) -> int:
@@ -135,6 +170,11 @@ class Schedule:
     def permuted_rows(self, step: int, order: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """The rows of step ``step`` when this epoch's rows are read in ``order`` (G-Shuff)."""
         return order[self.rows(step)]
+
+    def records(self, step: int, order: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """The records of step ``step`` when records and dummies (from num_samples on) are read in ``order``."""
+        here = self.permuted_rows(step, order)
+        return here[here < self.num_samples]
 
 
 def first_averaged(num_steps: int) -> int:

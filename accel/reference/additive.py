@@ -128,7 +128,7 @@ def squared_deal(
     base = (if_set * if_set).sum(axis=1, dtype=np.uint64)
     jump = if_clear * if_clear - if_set * if_set
     norm = rho_n[:, np.newaxis]
-    words = np.stack([jump, norm * jump, norm * if_clear, norm * if_set], axis=2).reshape(len(rho), -1)
+    words = np.stack([jump, norm * jump, norm * if_clear, norm * if_set], axis=2).reshape(len(rho), 4 * jump.shape[1])
     out[:, 0] = base - halves[:, 0]
     out[:, 1:] = words - halves[:, 1:]
     own[:] = ZERO - rho_n * base

@@ -28,10 +28,12 @@ from vfl.twins.sweep import train_adapters_at_every_epsilon, train_at_every_epsi
 if TYPE_CHECKING:
     from vfl.baselines import BaselineResult
 
-__all__ = ["RESULTS_VERSION", "Cell", "group_cells", "run_cells", "train_baseline"]
+__all__ = ["JOINT", "RESULTS_VERSION", "SECRET", "Cell", "group_cells", "run_cells", "train_baseline"]
 
 # Raise whenever a change of the code changes a result: kept results of other versions are then ignored.
-RESULTS_VERSION = 1
+RESULTS_VERSION = 2
+
+SECRET, JOINT = "secret order", "joint noise"  # variants of G-BMF
 
 _TOGETHER = ("g_bmf", "g_shuff", "gl_bmf")  # all ε of a seed in one pass
 _WITH_LORA = ("gl_bmf", "gl_sub", "ldp_gl")
@@ -40,7 +42,7 @@ _LDP = ("ldp_g", "ldp_gl")
 
 @dataclass(frozen=True)
 class Cell:
-    """``variant``: the local update of GL methods (released, estimated). ``clip_norm`` None: the preset's own.
+    """``variant``: the local update of GL methods (released, estimated), or order and noise of G-BMF if not the preset's. ``clip_norm`` None: the preset's own.
     ``epsilon`` None: without noise, and Plain without clipping too.
     ``kind``: utility (test accuracy), attack (AUC of P-Attack) or secure (real three-party run beside its twin).
     """
@@ -146,6 +148,10 @@ def _config(cell: Cell, num_samples: int) -> TrainingConfig:
         changes["clip_norm"] = cell.clip_norm
     # a set too small for four batches of the preset's size takes four batches
     changes["batch_size"] = min(preset.training.batch_size, max(1, num_samples // 4))
+    if SECRET in cell.variant:
+        changes["order"] = "secret"
+    if JOINT in cell.variant:
+        changes["noise"] = "joint"
     config = preset.config(cell.setting, **changes)
     if cell.method in _LDP:
         config = config.with_(learning_rate=config.learning_rate * preset.ldp_rate)
@@ -185,6 +191,7 @@ def _summary(run: TwinResult) -> dict[str, Any]:
             "presumes": plan.claim.unproven_because,
             "noise_multiplier": plan.noise_multiplier,
             "noise_of_mean": plan.step_std(last) / run.config.batch_size,
+            "bands": plan.factorisation.bands,
         }
     if run.clients and run.clients[0].estimate_log:
         # of the last step at the first client: the signal's norm at most, the error's deviation, and how much of the

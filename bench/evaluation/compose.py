@@ -69,18 +69,17 @@ def secure_view(cells: Sequence[Cell], results: Results) -> TableView:
 def cost_view(rows: Sequence[CostRow], network: str) -> TableView:
     """One of the paper's two cost tables beside what was measured."""
     number = table_number(network)
-    columns = ["method", "data", "paper", "MP-SPDZ here, explicit", "ours, explicit", "ours, factored", "paper : ours"]
+    columns = ["method", "data", "paper", "MP-SPDZ here, explicit", "ours, explicit"]
+    columns += ["ours, secret weights", "ours, open weights", "paper : ours"]
     out = TableView(f"Table {number}: {paper_table(number).caption}", columns, [])
     for row in rows:
         if row.network != network:
             continue
         cells = [
             NOT_RUN if f is None else f"{f.seconds:.3g} s, {f.megabytes:,.4g} MB"
-            for f in (row.paper, row.mpspdz, row.ours_explicit, row.ours)
+            for f in (row.paper, row.mpspdz, row.ours_explicit, row.ours, row.ours_open)
         ]
-        ratio = "–"
-        if row.ours is not None:
-            ratio = f"{row.paper.seconds / row.ours.seconds:.0f}, {row.paper.megabytes / row.ours.megabytes:.0f}"
+        ratio = "–" if row.best is None else ", ".join(row.ratios)
         out.rows.append(("", [row.protocol, f"{row.data}, {row.pretraining}", *cells, ratio]))
     return out
 

@@ -2,7 +2,8 @@
 
 Runtime and communication of one batch over LAN and WAN (the paper's Tables 5 and 8): the paper's own figures, MP-SPDZ
 on this machine with explicit per-sample gradients as in the paper (when MPSPDZ_HOME is set), and our step with its
-noise, explicit and factored. GL-BMF is factored only, with its uploads (``bench.gl_step``). G-Shuff adds the shuffle of
+noise: explicit, factored with secret weights, and factored with open weights, the default. GL-BMF is factored only, with its
+uploads (``bench.gl_step``). G-Shuff adds the shuffle of
 one batch's rows, which is a batch's part of an epoch's shuffle. Ours and MP-SPDZ run under the same network profile
 (``bench.relay``); the paper's machine is another one.
 """
@@ -12,7 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
@@ -54,7 +55,20 @@ class CostRow:
     paper: Figure
     mpspdz: Figure | None
     ours_explicit: Figure | None
-    ours: Figure | None
+    ours: Figure | None  # factored, secret weights
+    ours_open: Figure | None = None
+
+    @property
+    def best(self) -> Figure | None:
+        """Ours with open weights, the default; with secret ones where those were not measured."""
+        return self.ours if self.ours_open is None else self.ours_open
+
+    @property
+    def ratios(self) -> list[str]:
+        """The paper's seconds and megabytes over ours."""
+        if self.best is None:
+            return ["–", "–"]
+        return [f"{self.paper.seconds / self.best.seconds:.0f}", f"{self.paper.megabytes / self.best.megabytes:.0f}"]
 
 
 def paper_costs() -> dict[tuple[str, str, str, str], Figure]:
@@ -84,13 +98,12 @@ def _workloads(shape: StepShape, method: str) -> tuple[Workload, Workload]:
     )
 
 
-def _ours(shape: StepShape, network: str, repeat: int) -> tuple[Figure, Figure, Figure]:
-    """(step factored, step explicit, shuffle)."""
+def _ours(shape: StepShape, network: str, repeat: int) -> list[Figure]:
+    """Steps: factored with secret and with open weights, explicit; then the shuffle."""
     step, shuffle = _workloads(shape, "factored")
     explicit = _workloads(shape, "explicit")[0]
-    found = measure_ours([step, explicit, shuffle], repeat, network)
-    first, second, third = (Figure(min(each.times), each.bytes / 1e6) for each in found)
-    return first, second, third
+    found = measure_ours([step, replace(step, weights="open"), explicit, shuffle], repeat, network)
+    return [Figure(min(each.times), each.bytes / 1e6) for each in found]
 
 
 def _mpspdz(system: MpSpdz, shape: StepShape, network: str, repeat: int) -> tuple[Figure, Figure]:
@@ -118,9 +131,9 @@ def measure_costs(
             if only not in name:
                 continue
             progress(f"{network}, {name}: ours")
-            own_step, own_explicit, own_shuffle = _ours(shape, network, repeat)
+            own_step, own_open, own_explicit, own_shuffle = _ours(shape, network, repeat)
             progress(f"{network}, {name}: ours, GL-BMF")
-            joint = Figure(*measure_layer_step(shape, network))
+            joint, joint_open = (Figure(*measure_layer_step(shape, network, w)) for w in ("secret", "open"))
             theirs: tuple[Figure, Figure] | None = None
             if mpspdz is not None:
                 progress(f"{network}, {name}: MP-SPDZ, explicit")
@@ -129,28 +142,33 @@ def measure_costs(
                 except MpSpdzError as error:
                     missing[f"{network}, {name}"] = str(error)
             ours = {"G-Shuff": own_step + own_shuffle, "G-BMF": own_step, "GL-BMF": joint}
+            opened = {"G-Shuff": own_open + own_shuffle, "G-BMF": own_open, "GL-BMF": joint_open}
             explicit = {"G-Shuff": own_explicit + own_shuffle, "G-BMF": own_explicit}
             peers = {"G-Shuff": theirs[0] + theirs[1], "G-BMF": theirs[0]} if theirs else {}
             for protocol in PROTOCOLS:
                 key = (network, data, pretraining, protocol)
-                figures = [system.get(protocol) for system in (peers, explicit, ours)]
+                figures = [system.get(protocol) for system in (peers, explicit, ours, opened)]
                 rows.append(CostRow(*key, published[key], *figures))
     return rows, missing
 
 
-COLUMNS = ("paper", "MP-SPDZ explicit, here", "ours explicit", "ours factored", "paper : ours")
+COLUMNS = (
+    "paper",
+    "MP-SPDZ explicit, here",
+    "ours explicit",
+    "ours, secret weights",
+    "ours, open weights",
+    "paper : ours",
+)
 
 
 def _lines(row: CostRow) -> list[list[str]]:
     """Time and bytes of every column."""
     cells = [
         ["–", "–"] if figure is None else [f"{figure.seconds:.3g} s", f"{figure.megabytes:,.4g} MB"]
-        for figure in (row.paper, row.mpspdz, row.ours_explicit, row.ours)
+        for figure in (row.paper, row.mpspdz, row.ours_explicit, row.ours, row.ours_open)
     ]
-    ratios = ["–", "–"]
-    if row.ours is not None:
-        ratios = [f"{row.paper.seconds / row.ours.seconds:.0f}", f"{row.paper.megabytes / row.ours.megabytes:.0f}"]
-    return [*cells, ratios]
+    return [*cells, row.ratios]
 
 
 def _title(network: str) -> str:
@@ -188,8 +206,8 @@ def load_costs(file: Path) -> tuple[list[CostRow], dict[str, str]]:
     rows = []
     for row in stored["rows"]:
         figures = {
-            name: None if row[name] is None else Figure(**row[name])
-            for name in ("paper", "mpspdz", "ours_explicit", "ours")
+            name: None if row.get(name) is None else Figure(**row[name])
+            for name in ("paper", "mpspdz", "ours_explicit", "ours", "ours_open")
         }
         rows.append(CostRow(**{**row, **figures}))
     return rows, stored["machine"]

@@ -73,7 +73,9 @@ def plot_accuracy(lines: Sequence[Line], results: Results) -> str | None:
             name = line.source
             style = {"published": "x--"}.get(line.source, "o:" if line.variant == "estimated" else "o-")
             drawn = axis.errorbar(x, y, spread, fmt=style, color=_COLOURS[name], ms=3.5, lw=1.3, capsize=2)
-            handles.setdefault(_LABELS[name] + (", estimated" if line.variant == "estimated" else ""), drawn)
+            handles.setdefault(
+                _LABELS[name] + (f", {line.variant}" if line.variant not in ("", "released") else ""), drawn
+            )
         which = f", Setting {setting}" if method in ("g_bmf", "gl_bmf") else ""
         axis.set_title(f"{METHOD_NAMES[method]}{which}{_mark(method)}", fontsize=8.5)
         axis.set_xscale("log")
@@ -103,7 +105,6 @@ def plot_noise(num_samples: int, epsilons: Sequence[float], epochs: int = 20) ->
         ("paper", "g_shuff", 1),
         ("paper", "g_bmf", 1),
         ("paper", "g_bmf", 2),
-        ("ours", "g_shuff", 1),
         ("ours", "g_bmf", 1),
     ]
     for preset, method, setting in curves:
@@ -139,14 +140,14 @@ def plot_costs(rows: Sequence[CostRow]) -> str | None:
     rows = [
         row
         for row in rows
-        if row.ours is not None and row.data == rows[0].data and row.pretraining == rows[0].pretraining
+        if row.best is not None and row.data == rows[0].data and row.pretraining == rows[0].pretraining
     ]
     if not rows:
         return None
     figure, axes = _figure(8.6, 2.7, 1, 2)
     place = np.arange(len(rows))
     for axis, what in zip(axes[0], ("seconds", "megabytes"), strict=True):
-        for shift, name, source in ((-0.2, "published", "paper"), (0.2, "ours", "ours")):
+        for shift, name, source in ((-0.2, "published", "paper"), (0.2, "ours", "best")):
             values = [getattr(getattr(row, source), what) for row in rows]
             bars = axis.bar(
                 place + shift, values, 0.38, color=_COLOURS[name], label="paper" if source == "paper" else "ours"

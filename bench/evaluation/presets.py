@@ -63,7 +63,8 @@ PRESETS = {
     "paper": Preset(
         "paper", "the paper's settings", features="logits", projection=0, row_bound=1000.0, row_rule="clip",
         training=TrainingConfig(
-            batch_size=128, learning_rate=0.01, clip_norm=1.2, factorisation="bsr", noise="joint", dtype="float32"
+            batch_size=128, learning_rate=0.01, clip_norm=1.2, factorisation="bsr", noise="joint", dtype="float32",
+            accounting="paper",
         ),
         momentum_rate=1.0, local_rate=0.001, ldp_bound=1.2 * 2**0.5, ldp_projection=0, ldp_rate=1.0, lora_alpha=1.0,
         regularisation="paper",

@@ -21,7 +21,7 @@ def run_secure(cell: Any, federation: Federation, config: TrainingConfig) -> dic
     """
     with tempfile.TemporaryDirectory(prefix="secure-") as folder:
         options = RunOptions(
-            cell.method, config.with_(dtype="float64"), local_update=cell.variant or "released", twin=True,
+            cell.method, config.with_(dtype="float64"), local_update=cell.variant if cell.method == "gl_bmf" else "released", twin=True,
             out=folder, timeout=300.0,
         )  # fmt: skip
         start = gl_launch.launch if cell.method == "gl_bmf" else launch.launch

@@ -34,11 +34,12 @@ PATIENCE = 30 * 24 * 3600.0  # a client waits for the model as long as the train
 
 @dataclass(frozen=True)
 class ClientJob:
-    """One client's own columns; nobody else receives this object. Labels only at the label client."""
+    """One client's own columns; nobody else receives this object. Labels (``vfl.tasks.shared_labels``) only at the label
+    client."""
 
     plan: Plan
     embeddings: np.ndarray = field(repr=False)
-    one_hot: np.ndarray | None = field(repr=False)
+    labels: np.ndarray | None = field(repr=False)
 
 
 def _chunks(plan: Plan) -> list[slice]:
@@ -50,8 +51,8 @@ def _columns(job: ClientJob) -> Iterator[np.ndarray]:
     """All that this client is about to share, as ring words, chunk by chunk."""
     for rows in _chunks(job.plan):
         yield encode(job.embeddings[rows], EMBEDDING_BITS, name="embeddings")
-        if job.one_hot is not None:
-            yield encode(job.one_hot[rows], 0, name="labels")
+        if job.labels is not None:
+            yield encode(job.labels[rows], job.plan.label_bits, name="labels")
 
 
 def client_program(client: Client, job: ClientJob) -> list[np.ndarray]:
@@ -65,8 +66,8 @@ def share_columns(client: Client, job: ClientJob, advance: Callable[[int], None]
     """Share all columns, chunk by chunk; ``advance`` is told of the rows that are gone."""
     for rows in _chunks(job.plan):
         client.share(job.embeddings[rows], EMBEDDING_BITS)
-        if job.one_hot is not None:
-            client.share(job.one_hot[rows], 0)
+        if job.labels is not None:
+            client.share(job.labels[rows], job.plan.label_bits)
         advance(rows.stop - rows.start)
 
 
@@ -80,12 +81,13 @@ async def receive_rows(party: Party, plan: Plan, directory: ServerDirectory | No
     and compute the row norms.
 
     ``directory`` keeps what tells a resumed run that a client's columns are still the same; None if the servers have kept
-    the shares themselves (``protocols.deploy``). The shares go straight into their place: memory stays at one copy and a
+    the shares themselves (``protocols.deploy``). Dummies of a secret order come last: zero in every column, that of the ones
+    included, so that whatever is multiplied by them is zero exactly. The shares go straight into their place: memory stays at one copy and a
     chunk.
     """
-    rows = plan.schedule.num_samples
-    shares = np.zeros((2, rows, plan.width + 1), dtype=np.uint64)
-    labels = np.empty((2, rows, plan.classes), dtype=np.uint64)
+    rows, padded = plan.schedule.num_samples, plan.schedule.num_rows
+    shares = np.zeros((2, padded, plan.width + 1), dtype=np.uint64)
+    labels = np.zeros((2, padded, plan.outputs), dtype=np.uint64)
     if directory is not None:
         check_columns(party, directory, plan.client_names)
     digests = ShareDigests(plan.client_names) if plan.row_test is not None else None
@@ -98,25 +100,29 @@ async def receive_rows(party: Party, plan: Plan, directory: ServerDirectory | No
                 start += width
                 if digests is not None:
                     digests.add(name, refmpc.unseal(part.shares))
-            one_hot = refmpc.input_from_client(
-                party, plan.client_names[-1], (chunk.stop - chunk.start, plan.classes), 0
+            own = refmpc.input_from_client(
+                party, plan.client_names[-1], (chunk.stop - chunk.start, plan.outputs), plan.label_bits
             )
-            labels[:, chunk] = refmpc.unseal(one_hot.shares)
+            labels[:, chunk] = refmpc.unseal(own.shares)
             if digests is not None:
-                digests.add(plan.client_names[-1], refmpc.unseal(one_hot.shares))
+                digests.add(plan.client_names[-1], refmpc.unseal(own.shares))
             party.report({"phase": "upload", "done": chunk.stop, "total": rows})
     squares = None
     if digests is not None:
         rows_held = ArithmeticTensor(party, shares, EMBEDDING_BITS)  # its last column is still zero
         with party.phase("verification"):
-            squares = await verify_uploads(party, plan, rows_held, refmpc.seal(labels), digests)
+            squares = await verify_uploads(party, plan, rows_held, refmpc.seal(labels[:, :rows]), digests)
     embeddings = with_ones_column(party, shares)
     with party.phase("norms"):
-        if squares is None:
+        if squares is None or plan.scales.one_output is not None:
             norms = await squared_norms(embeddings, plan.scales)
         else:
             norms = await norms_of_squares(squares, plan.scales)
-    return SharedRows(embeddings, ArithmeticTensor(party, labels, 0), norms)
+        # of dummies those of [0 1]: within the domain of every step
+    if padded > rows:
+        shares[:, rows:, -1] = 0
+        embeddings = ArithmeticTensor(party, shares, EMBEDDING_BITS)
+    return SharedRows(embeddings, ArithmeticTensor(party, labels, plan.label_bits), norms)
 
 
 def with_ones_column(party: Party, shares: np.ndarray) -> ArithmeticTensor:

@@ -21,11 +21,12 @@ import refmpc
 from accel.errors import InvalidArgument
 from protocols.plan.row_test import NORM_ROWS, RowTest, row_test, upload_release
 from protocols.plan.run_plan import Plan
+from protocols.plan.scales import EMBEDDING_BITS
 from refmpc import ArithmeticTensor, Party, Words
 from refmpc.core.rounds import Round
 from refmpc.primitives.input_checks import Faults, public_coins
 
-__all__ = ["ShareDigests", "UploadRefused", "require_one_hot", "require_rows_within", "verify_uploads"]
+__all__ = ["ShareDigests", "UploadRefused", "require_bits", "require_one_hot", "require_rows_within", "verify_uploads"]
 
 
 class UploadRefused(InvalidArgument):
@@ -56,19 +57,40 @@ async def require_rows_within(faults: Faults, x: ArithmeticTensor, test: RowTest
 
 
 async def require_one_hot(faults: Faults, party: Party, labels: Words) -> None:
-    """Tests that every row of labels (2, n, S), ring integers, has one 1 and zeros else. 6 rounds in all.
-
-    y² = y modulo 2^64 only for 0 and 1, because y and y − 1 have no common factor; then rows must add up to 1."""
-    machine, shape = party.machine, labels.shape[1:]
-    squares = machine.memory(shape)
-    machine.call("product_pair", labels, labels, None, squares)
-    machine.call("subtract", squares, labels[0], squares)
-    await faults.require_zero(squares)
-    rest = machine.memory((shape[0], 1))
+    """Tests that every row of labels (2, n, S), ring integers, has one 1 and zeros else. 6 rounds in all."""
+    await require_bits(faults, party, labels)
+    machine, rows = party.machine, labels.shape[1]
+    rest = machine.memory((rows, 1))
     machine.call("sum_axes", labels[0], (1,), rest[:, 0])
     if party.id == 0:
         machine.call("subtract", rest, np.uint64(1), rest)
     await faults.require_zero(rest)
+
+
+async def require_bits(faults: Faults, party: Party, labels: Words) -> None:
+    """Tests that all of labels (2, n, S) are 0 or 1. 3 rounds.
+
+    y² = y modulo 2^64 only for 0 and 1, because y and y − 1 have no common factor."""
+    machine = party.machine
+    own = machine.contiguous(labels)
+    squares = machine.memory(own.shape[1:])
+    machine.call("product_pair", own, own, None, squares)
+    machine.call("subtract", squares, own[0], squares)
+    await faults.require_zero(squares)
+
+
+async def _require_labels(faults: Faults, party: Party, plan: Plan, labels: Words) -> None:
+    """Of each task its own: a one-hot row, a 0 or 1, or a number from −1 to 1."""
+    task = plan.training.task
+    if task == "classification":
+        await require_one_hot(faults, party, labels)
+    elif task == "binary":
+        await require_bits(faults, party, labels)
+    else:
+        test = row_test(1, 1.0)
+        assert test is not None
+        numbers = ArithmeticTensor(party, party.machine.contiguous(labels), EMBEDDING_BITS)
+        await require_rows_within(faults, numbers, test)
 
 
 class ShareDigests:
@@ -114,7 +136,7 @@ async def verify_uploads(
         raise UploadRefused(f"{_named(wrong)} sent different shares of the same rows to two servers", wrong)
     faults = Faults(party, await public_coins(party))
     squares = await require_rows_within(faults, rows, test)
-    await require_one_hot(faults, party, labels)
+    await _require_labels(faults, party, plan, labels)
     if not await _opened(faults, upload_release()):
         return squares
     refused, start = [], 0
@@ -127,13 +149,13 @@ async def verify_uploads(
         assert part is not None  # narrower, and a smaller bound
         await require_rows_within(faults, own, part)
         if name == plan.client_names[-1]:
-            await require_one_hot(faults, party, labels)
+            await _require_labels(faults, party, plan, labels)
         if await _opened(faults, upload_release(name)):
             refused.append(name)
     bounds = ", ".join(f"{bound:.5g}" for bound in plan.held_bounds)
     raise UploadRefused(
         f"{_named(refused) or 'no single client'} shared rows beyond the row bound ({bounds} for each client), or labels that "
-        "are not one-hot: nothing was trained. Look at its file and its options; a client that does so on purpose would void "
+        "are none: nothing was trained. Look at its file and its options; a client that does so on purpose would void "
         "the others' guarantee",
         refused,
     )

@@ -19,15 +19,15 @@ import numpy as np
 from accel.errors import InvalidArgument
 from accel.files import write_arrays
 from accel.validate import require, require_choice
+from vfl.tasks import TASKS
 
 if TYPE_CHECKING:  # servers read models too, and need no Arrow
     from vfl.tables import Schema
 
-__all__ = ["FORMAT", "MODEL", "TASKS", "ReleasedModel", "read_model", "write_model"]
+__all__ = ["FORMAT", "MODEL", "ReleasedModel", "read_model", "write_model"]
 
 MODEL = "model.npz"  # its name in the folder of a run
 FORMAT = 1  # of what ``about`` holds; files without it are older than names and scaling constants
-TASKS = ("classification", "binary", "regression")
 _LAYER, _LOCAL = "layer_", "local_"
 _FACTS = ("classes", "clients", "widths")
 

@@ -1,7 +1,8 @@
 """Secure inference: clients share embeddings of new rows, the servers compute, only the named client gets the predictions.
 
 The model is a list of layers [W; b] with ReLU between them: the released one, or (one layer) the servers' shares of it.
-What is opened is the label of each row, its probabilities, or its logits, to one client; nothing else, to nobody else.
+What is opened is the label of each row, its probabilities, its logits or (regression) its value, to one client; nothing else,
+to nobody else. Two classes as one logit z are the classes of (0, z).
 The command is ``protocols.predict``.
 """
 
@@ -22,6 +23,7 @@ from protocols.plan.run_plan import Plan
 from protocols.plan.scales import EMBEDDING_BITS, LOGIT_BITS, MOST_WEIGHT_BITS, PROBABILITY_BITS
 from protocols.step.over_clip import ROOM
 from refmpc import ArithmeticTensor, Client, Party
+from vfl.tasks import TASKS
 
 __all__ = [
     "OUTPUTS",
@@ -38,7 +40,7 @@ __all__ = [
 ]
 
 PREDICTION_RELEASE = "predictions"
-OUTPUTS = ("label", "probabilities", "logits")
+OUTPUTS = ("label", "probabilities", "logits", "value")
 CHUNK_ROWS = 4096
 LEAST_WEIGHT_BITS = 8
 
@@ -61,9 +63,19 @@ class PredictionPlan:
     weight_bits: int
     model: str  # which one, so that servers with different models are told apart
     training_claim: str
+    task: str = "classification"
 
     def __post_init__(self) -> None:
         require_choice("output", self.output, OUTPUTS)
+        require_choice("task", self.task, TASKS)
+        require(
+            (self.task == "regression") == (self.output == "value"),
+            "output",
+            self.output,
+            "value with a regression, and label, probabilities or logits with classes",
+        )
+        one = self.task == "classification" or self.shapes[-1][1] == 1
+        require(one, "outputs of the model", self.shapes[-1][1], f"1 with task {self.task!r}")
         require_choice("receiver", self.receiver, self.client_names, "name one of the clients that share columns")
         require_integer("rows", self.rows, 1)
         sizes = [self.shapes[0][0], *(shape[1] + 1 for shape in self.shapes[:-1])]
@@ -82,8 +94,16 @@ class PredictionPlan:
         )
 
     @property
-    def classes(self) -> int:
+    def outputs(self) -> int:
+        """Columns of the last layer."""
         return self.shapes[-1][1]
+
+    @property
+    def columns(self) -> int:
+        """Of what is opened for a row."""
+        if self.output == "label":
+            return 1
+        return 2 if self.task == "binary" and self.output == "probabilities" else self.outputs
 
     @property
     def cut_bits(self) -> int:
@@ -103,7 +123,8 @@ class PredictionPlan:
     @property
     def releases(self) -> dict[str, str]:
         """What may be opened, and what covers it."""
-        what = {"label": "the label", "probabilities": "the class probabilities", "logits": "the logits"}[self.output]
+        names = {"label": "the label", "probabilities": "the class probabilities", "logits": "the logits"}
+        what = names.get(self.output, "the predicted value")
         others = [name for name in self.client_names if name != self.receiver]
         return {
             PREDICTION_RELEASE: (
@@ -146,6 +167,7 @@ def plan_with_released_model(
     output: str = "label",
     rows: int,
     training_claim: str,
+    task: str = "classification",
 ) -> PredictionPlan:
     """Everybody knows the layers; ranges follow from their norms and the row bound."""
     shapes = tuple((int(layer.shape[0]), int(layer.shape[1])) for layer in layers)
@@ -172,6 +194,7 @@ def plan_with_released_model(
         weight_bits=weight_bits,
         model=f"released, {hashlib.sha256(b''.join(words)).hexdigest()}",
         training_claim=training_claim,
+        task=task,
     )
 
 
@@ -190,12 +213,13 @@ def plan_with_shares(plan: Plan, *, receiver: str, output: str = "label", rows: 
         rows=rows,
         client_names=plan.client_names,
         client_widths=plan.client_widths,
-        shapes=((plan.width + 1, plan.classes),),
+        shapes=((plan.width + 1, plan.outputs),),
         reach=math.hypot(plan.scales.row_bound, 1.0),
         bounds=(plan.scales.logit_bound,),
         weight_bits=plan.scales.weight_bits,
         model=f"shares of {plan.fingerprint}",
         training_claim=plan.claim.paragraph(),
+        task=plan.training.task,
     )
 
 
@@ -235,9 +259,12 @@ async def servers(party: Party, job: PredictionServerJob) -> None:
 
 async def _answer(plan: PredictionPlan, inputs: ArithmeticTensor, layer: ArithmeticTensor) -> ArithmeticTensor | None:
     """What the last layer says, on shares; None if the logits themselves are to be opened."""
-    if plan.output == "logits":
+    if plan.output in ("logits", "value"):
         return None
     logits = await refmpc.matmul_truncate(inputs, layer, plan.cut_bits)
+    if plan.task == "binary":
+        zeros = ArithmeticTensor.zeros(logits.party, logits.shape, logits.fraction_bits)
+        logits = refmpc.concatenate([zeros, logits], axis=1)
     high_bit = plan.high_bit(len(plan.shapes) - 1)
     if plan.output == "label":
         return await arg_maximum(logits, high_bit)
@@ -318,6 +345,6 @@ def receive_chunk(client: Client, plan: PredictionPlan, rows: int) -> np.ndarray
     if plan.output == "label":
         return client.receive((rows,), 0).astype(np.int64)
     if plan.output == "probabilities":
-        return client.receive((rows, plan.classes), PROBABILITY_BITS)
-    opened = refmpc.receive_opening(client, rows * plan.classes, plan.cut_bits, LOGIT_BITS)
-    return opened.reshape(rows, plan.classes)
+        return client.receive((rows, plan.columns), PROBABILITY_BITS)
+    opened = refmpc.receive_opening(client, rows * plan.columns, plan.cut_bits, LOGIT_BITS)
+    return opened.reshape(rows, plan.columns)

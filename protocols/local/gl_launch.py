@@ -190,7 +190,7 @@ def layer_estimate(plan: LayerPlan) -> dict[str, float]:
         "rounds": step.rounds * steps,
         "bytes": (step.bytes + opening) * steps,
         "upload_bytes": upload * steps + blocks + 16 * plan.schedule.num_samples * plan.classes,
-        "shuffle_bytes_per_epoch": 0,
+        "shuffles": 0,
         "memory_per_server": written_out + blocks + 16 * plan.schedule.num_samples * plan.classes + history,
         "seconds_lan": step.rounds * steps * 1e-3 + bytes_per_step * steps / 3 / (1e9 / 8),
         "seconds_wan": step.rounds * steps * 20e-3 + bytes_per_step * steps / 3 / (200e6 / 8),

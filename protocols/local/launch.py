@@ -37,6 +37,7 @@ from vfl.data.sets import load_data, load_embeddings
 from vfl.federation import Federation, build_federation
 from vfl.gradients import GlobalModel
 from vfl.local.config import LocalModelConfig
+from vfl.tasks import score_in_words
 from vfl.twins import TwinResult, train_g_bmf, train_g_shuff
 
 __all__ = ["Command", "execute", "launch", "main", "main_in_the_clear", "make_federation", "run_directory"]
@@ -102,7 +103,7 @@ def launch(options: RunOptions, federation: Federation, console: Console) -> Run
             ClientJob(
                 plan,
                 client.embedding_rows(used),
-                client.one_hot_rows(used, plan.classes) if client.is_label_client else None,
+                plan.labels_to_share(client.label_rows(used)) if client.is_label_client else None,
             ),
         )
         for client in federation.clients
@@ -114,7 +115,7 @@ def launch(options: RunOptions, federation: Federation, console: Console) -> Run
         way_on = "start a new run; with --checkpoint-every it could be continued"
     result, seconds, timeline = execute(options, plan, directory, chosen.servers, jobs, clients, console, way_on)
     layers: list[np.ndarray] = result.outputs[0]
-    accuracy = GlobalModel(layers).accuracy(federation.test_rows(), federation.test_labels)
+    accuracy = GlobalModel(layers).accuracy(federation.test_rows(), federation.test_labels, options.training.task)
     twin = _twin_accuracy(options, plan, federation, directory) if options.twin else None
     notes = (*federation.notes, *([kept] if kept else []))
     return RunReport(options, plan, directory, layers, accuracy, twin, result.ledgers, seconds, notes, timeline)
@@ -188,6 +189,9 @@ def _launch_beside_mpspdz(options: RunOptions, federation: Federation, console: 
         system = MpSpdz()
         require(options.training.noise == "distributed", "noise", options.training.noise, "distributed with MP-SPDZ")
         require(not options.training.hidden, "hidden", options.training.hidden, "empty with MP-SPDZ")
+        plain = options.training.task == "classification" and not options.training.class_weights
+        require(plain, "task", options.training.task, "classification without class weights with MP-SPDZ")
+        require(options.training.order == "fixed", "order", options.training.order, "fixed with MP-SPDZ")
         require_small(protocol(options.protocol).plan(federation, options.training))
         report = launch(options, federation, console)
         noise = noise_of_the_servers(report.plan, report.directory)
@@ -255,7 +259,8 @@ def main_in_the_clear(method: str, description: str | None, train: Callable[...,
     if options.json:
         print(json.dumps(result.summary(), indent=2))
         return
-    console.print(f"[bold]{result.method}[/bold]: test accuracy {result.test_accuracy:.2%}, {result.seconds:.1f} s")
+    found = score_in_words(options.training.task, result.test_accuracy)
+    console.print(f"[bold]{result.method}[/bold]: test {found}, {result.seconds:.1f} s")
     claim = None if result.plan is None else result.plan.claim
     console.print("No privacy: nothing is claimed." if claim is None else claim.paragraph())
     for note in result.notes:

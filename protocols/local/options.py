@@ -12,7 +12,8 @@ from protocols.version import add_version_option
 from vfl.data.sets import DATA_SETS
 from vfl.dp.factorisation import KINDS
 from vfl.local.config import LOCAL_MODELS
-from vfl.training import AVERAGES, SETTINGS, TrainingConfig
+from vfl.tasks import TASKS
+from vfl.training import AVERAGES, ORDERS, SETTINGS, TrainingConfig
 
 __all__ = ["RunOptions", "parse_options"]
 
@@ -65,7 +66,8 @@ class RunOptions:
         """The inverse of ``to_dict``."""
         known = {field.name for field in fields(cls)}
         training = dict(values["training"])
-        training["hidden"] = tuple(training["hidden"])
+        for name in ("hidden", "class_weights"):
+            training[name] = tuple(training.get(name, ()))
         rest = {name: value for name, value in values.items() if name in known and name != "training"}
         return cls(training=TrainingConfig(**training), **rest)
 
@@ -78,6 +80,14 @@ def _widths(text: str) -> tuple[int, ...]:
         raise argparse.ArgumentTypeError(
             f"{text!r}: must be whole numbers separated by commas, such as 128,64"
         ) from None
+
+
+def _numbers(text: str) -> tuple[float, ...]:
+    """1,3 as (1.0, 3.0)."""
+    try:
+        return tuple(float(number) for number in text.split(",") if number.strip())
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r}: must be numbers separated by commas, such as 1,3") from None
 
 
 def parse_options(protocol: str, description: str | None, argv: list[str] | None = None) -> RunOptions:
@@ -119,6 +129,19 @@ def parse_options(protocol: str, description: str | None, argv: list[str] | None
         help="explicit builds every per-sample gradient, as the paper does: the reference, 60 times the bytes",
     )
     if protocol in ("g_bmf", "g_shuff", "plain"):
+        train.add_argument(
+            "--task",
+            choices=TASKS,
+            default=default.task,
+            help="classification (default), binary (two classes as one logit: half the bytes) or regression",
+        )
+        train.add_argument(
+            "--class-weights",
+            type=_numbers,
+            default=default.class_weights,
+            metavar="W,W",
+            help="public weights of the classes' gradients, before the clip; not computed from private labels",
+        )
         train.add_argument(
             "--hidden",
             type=_widths,
@@ -174,18 +197,31 @@ def parse_options(protocol: str, description: str | None, argv: list[str] | None
     if protocol == "g_shuff":
         privacy.add_argument(
             "--accounting",
-            choices=("paper", "proven"),
+            choices=("proven", "any-order", "paper"),
             default=default.accounting,
-            help="which ε calibrates the noise: as if Poisson-sampled (paper), or the bound proven for any order",
+            help="which ε calibrates the noise: that proven for the secret order (default), one proven for any order (no amplification),"
+            " or the paper's, as if batches were Poisson samples, which nothing proves",
         )
     elif protocol in ("g_bmf", "gl_bmf"):
+        if protocol == "g_bmf":
+            privacy.add_argument(
+                "--order",
+                choices=ORDERS,
+                default=default.order,
+                help="fixed (default): everybody knows the batches. secret: rows and dummies are shuffled once, in secret; less noise"
+                " for the same claim",
+            )
         privacy.add_argument(
             "--factorisation",
             choices=KINDS,
             default=default.factorisation,
             help="of the workload",
         )
-        privacy.add_argument("--bands", type=int, help="bands of the factorisation (default: from the batches)")
+        privacy.add_argument(
+            "--bands",
+            type=int,
+            help="bands of the factorisation (default: from the batches, or by σ·RMSE with a secret order)",
+        )
     if protocol == "gl_bmf":
         local = parser.add_argument_group("local models")
         local.add_argument(

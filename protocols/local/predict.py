@@ -38,6 +38,7 @@ from protocols.server.checkpoint import ServerDirectory
 from protocols.version import add_version_option
 from vfl.federation import Federation
 from vfl.gradients import GlobalModel
+from vfl.tasks import classes_of, score, score_name
 
 __all__ = ["FinishedRun", "load_run", "main", "predict"]
 
@@ -86,7 +87,7 @@ class PredictOptions:
 
     run: str
     model: str = "released"
-    output: str = "label"
+    output: str | None = None
     client: str | None = None
     rows: int | None = None
     clear: bool = False
@@ -104,18 +105,21 @@ def predict(run: FinishedRun, options: PredictOptions) -> dict[str, Any]:
     rows = count if options.rows is None else require_integer("rows", options.rows, 1, count)
     columns = [part[:rows] for part in run.test_columns()]
     labels = federation.test_labels[:rows]
+    task = run.options.training.task
+    output = options.output or ("value" if task == "regression" else "label")
     clear = GlobalModel(list(run.layers)).logits(np.concatenate(columns, axis=1))
     facts = {
         "run": str(run.directory),
         "rows": rows,
-        "clear_accuracy": float((clear.argmax(axis=1) == labels).mean()),
+        "score": score_name(task),
+        "clear_accuracy": score(task, clear, labels),
         "claim": run.claim,
     }
     if options.clear:
         return facts
     names = [client.name for client in federation.clients]
     receiver = options.client or names[-1]
-    plan, jobs = _server_jobs(run, options, names, receiver, rows)
+    plan, jobs = _server_jobs(run, options, output, names, receiver, rows)
     begun = time.perf_counter()
     result = refmpc.run(
         servers,
@@ -132,18 +136,14 @@ def predict(run: FinishedRun, options: PredictOptions) -> dict[str, Any]:
     )
     seconds = time.perf_counter() - begun
     received = result.client_outputs[receiver]
-    found = received if options.output == "label" else received.argmax(axis=1)
     error = plan.logit_error([float(np.linalg.norm(layer, 2)) for layer in run.layers])
-    top = np.sort(clear, axis=1)[:, -2:]
     phases = {name: [ledger.phases[name] for ledger in result.ledgers] for name in ("prediction", "release")}
     return {
         **facts,
         "model": options.model,
-        "output": options.output,
+        "output": output,
         "receiver": receiver,
-        "accuracy": float((found == labels).mean()),
-        "different_labels": int((found != clear.argmax(axis=1)).sum()),
-        "close_rows": int((top[:, 1] - top[:, 0] <= 2 * error).sum()),
+        **_compared(task, output, received, clear, labels, error),
         "logit_error_bound": error,
         "rounds": phases["prediction"][0].rounds,
         "bytes": sum(counters.bytes_sent for counters in phases["prediction"]),
@@ -156,8 +156,25 @@ def predict(run: FinishedRun, options: PredictOptions) -> dict[str, Any]:
     }
 
 
+def _compared(
+    task: str, output: str, received: np.ndarray, clear: np.ndarray, labels: np.ndarray, error: float
+) -> dict[str, Any]:
+    """What was received, beside the same model in the clear; ``error`` bounds a logit."""
+    if task == "regression":
+        return {"accuracy": score(task, received, labels), "largest_gap": float(np.abs(received - clear).max())}
+    found = classes_of(task, received) if output == "logits" else received
+    found = found if found.ndim == 1 else found.argmax(axis=1)
+    both = np.concatenate([np.zeros_like(clear), clear], axis=1) if task == "binary" else clear
+    top = np.sort(both, axis=1)[:, -2:]
+    return {
+        "accuracy": float((found == labels).mean()),
+        "different_labels": int((found != classes_of(task, clear)).sum()),
+        "close_rows": int((top[:, 1] - top[:, 0] <= 2 * error).sum()),
+    }
+
+
 def _server_jobs(
-    run: FinishedRun, options: PredictOptions, names: list[str], receiver: str, rows: int
+    run: FinishedRun, options: PredictOptions, output: str, names: list[str], receiver: str, rows: int
 ) -> tuple[PredictionPlan, list[PredictionServerJob]]:
     if options.model == "released":
         plan = plan_with_released_model(
@@ -166,13 +183,14 @@ def _server_jobs(
             names,
             [client.width for client in run.federation.clients],
             receiver=receiver,
-            output=options.output,
+            output=output,
             rows=rows,
             training_claim=run.claim,
+            task=run.options.training.task,
         )
         return plan, [PredictionServerJob(plan, tuple(run.layers))] * 3
     training = protocol(run.options.protocol).plan(run.federation, run.options.training)
-    plan = plan_with_shares(training, receiver=receiver, output=options.output, rows=rows)
+    plan = plan_with_shares(training, receiver=receiver, output=output, rows=rows)
     jobs = []
     for i in range(3):
         folder = ServerDirectory(run.directory / f"server-{i}")
@@ -186,14 +204,21 @@ def _print(facts: dict[str, Any], console: Console) -> None:
     view = Table(title=f"{facts['rows']} test rows of {facts['run']}", show_header=False)
     view.add_column(style="bold")
     view.add_column()
-    view.add_row("accuracy in the clear", f"{facts['clear_accuracy']:.2%} (whoever computes this sees all columns)")
+    name, shown = facts["score"], "{:.2%}" if facts["score"] == "accuracy" else "{:.4f}"
+    clear = shown.format(facts["clear_accuracy"])
+    view.add_row(f"{name} in the clear", f"{clear} (whoever computes this sees all columns)")
     if "accuracy" in facts:
-        view.add_row("accuracy on shares", f"{facts['accuracy']:.2%} (model: {facts['model']})")
+        view.add_row(f"{name} on shares", f"{shown.format(facts['accuracy'])} (model: {facts['model']})")
+    if "largest_gap" in facts:
+        bound = f"may be {facts['logit_error_bound']:.1e}"
+        view.add_row("values differ", f"by at most {facts['largest_gap']:.1e} ({bound}), targets scaled to −1 … 1")
+    if "different_labels" in facts:
         view.add_row(
             "labels that differ",
             f"{facts['different_labels']} (rows whose two largest logits are as close as the rounding may be, "
             f"{2 * facts['logit_error_bound']:.1e}: {facts['close_rows']})",
         )
+    if "accuracy" in facts:
         view.add_row("received", f"{facts['output']}, by {facts['receiver']} only")
         view.add_row("between the servers", f"{facts['rounds']} rounds, {size_in_words(facts['bytes'])}")
         view.add_row(
@@ -221,7 +246,9 @@ def main(description: str | None, argv: list[str] | None = None) -> None:
         default=default.model,
         help="shares: what the servers kept, as if the model had never been released (one layer)",
     )
-    parser.add_argument("--output", choices=OUTPUTS, default=default.output, help="what is opened (default: label)")
+    parser.add_argument(
+        "--output", choices=OUTPUTS, default=default.output, help="what is opened (default: label, or value)"
+    )
     parser.add_argument("--client", metavar="NAME", help="who receives it (default: the client with the labels)")
     parser.add_argument("--rows", type=int, help="only the first so many test rows")
     parser.add_argument("--clear", action="store_true", help="only in the clear, without servers")

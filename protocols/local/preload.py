@@ -8,7 +8,6 @@ here, once, instead of in three servers at the same time.
 from __future__ import annotations
 
 import contextlib
-import warnings
 
 import refmpc
 from accel.prg import KEY_BYTES, Stream
@@ -22,19 +21,16 @@ from vfl.training import TrainingConfig
 
 __all__: list[str] = []
 
-ROWS, WIDTH, CLASSES = 8, 4, 3  # small: kernels are the same for every size
-
-# multiprocessing runs the command's module once more in each process, under another name, although it is imported here
-warnings.filterwarnings("ignore", message=".*found in sys.modules after import of package", category=RuntimeWarning)
+ROWS, WIDTH = 8, 4  # small: kernels are the same for every size
 
 
 async def _norms(party: Party, plan: Plan) -> None:
     await squared_norms(ArithmeticTensor.zeros(party, (ROWS, WIDTH + 1), EMBEDDING_BITS), plan.scales)
 
 
-def _warm_up(weights: str) -> None:
-    federation = PublicFederation((PublicClient("client", WIDTH),), ROWS, CLASSES, 1.0, ())
-    training = TrainingConfig(epochs=1, batch_size=ROWS, learning_rate=0.5, delta=1e-6, weights=weights)
+def _warm_up(weights: str, task: str, classes: int) -> None:
+    federation = PublicFederation((PublicClient("client", WIDTH),), ROWS, classes, 1.0, ())
+    training = TrainingConfig(epochs=1, batch_size=ROWS, learning_rate=0.5, delta=1e-6, weights=weights, task=task)
     plan = plan_run("g_bmf", federation, training)
     step_cost(plan)
     refmpc.dry_run(_norms, plan)
@@ -45,4 +41,5 @@ def _warm_up(weights: str) -> None:
 
 with contextlib.suppress(Exception):  # a fork server must start: what is wrong here shows in the servers
     for each in ("open", "secret"):
-        _warm_up(each)
+        _warm_up(each, "classification", 3)
+    _warm_up("open", "binary", 2)  # what an open regression needs is among it

@@ -24,6 +24,7 @@ from protocols.server.open_training import durability
 from protocols.step.cost import step_cost
 from refmpc import Cost, Ledger
 from refmpc.core.ledger import Release
+from vfl.tasks import score_in_words, score_name
 
 __all__ = ["RunReport", "estimate", "print_estimate", "print_report", "size_in_words", "write_report"]
 
@@ -64,6 +65,7 @@ class RunReport:
         return {
             "protocol": self.plan.protocol,
             "directory": str(self.directory),
+            "score": score_name(self.plan.training.task),
             "test_accuracy": self.accuracy,
             "accuracy_is_of": "the released model",
             "twin_accuracy": self.twin_accuracy,
@@ -108,7 +110,9 @@ def _counted(releases: Sequence[Release]) -> list[dict[str, Any]]:
 def write_report(report: RunReport) -> None:
     """Model, claim, ledger, facts and curves into the run's directory."""
     directory = report.directory
-    write_model(directory / MODEL, ReleasedModel(report.layers))
+    task = report.plan.training.task
+    scaled = (-1.0, 1.0) if task == "regression" else None  # targets as the run took them
+    write_model(directory / MODEL, ReleasedModel(report.layers, task=task, target_range=scaled))
     kept = durability(report.plan, report.options.checkpoint_every, report.options.durability == "power")
     write_text(directory / "claim.txt", f"{report.plan.claim.paragraph()} {kept}".rstrip() + "\n")
     write_text(directory / "ledger.json", report.ledgers[0].to_json())
@@ -136,12 +140,20 @@ def print_report(report: RunReport, console: Console) -> None:
     view = Table(title=f"{plan.protocol}: {plan.schedule.num_steps} steps in real 3PC", show_header=False)
     view.add_column(style="bold")
     view.add_column()
-    view.add_row("test accuracy", f"{report.accuracy:.2%} (of the released model, on rows that took no part)")
+    task = plan.training.task
+    of_model = (
+        f"{score_in_words(task, report.accuracy, named=False)} (of the released model, on rows that took no part)"
+    )
+    view.add_row(f"test {score_name(task)}", of_model)
     if report.twin_accuracy is not None:
-        twin_noise = "its own order and noise" if plan.protocol == "g_shuff" else "given the servers' noise"
+        twin_noise = "given the servers' noise"
+        if plan.protocol == "g_shuff":
+            twin_noise = "its own order and noise"
+        elif plan.secret_order:
+            twin_noise += ", an order of its own: nobody knows that of the run"
         if plan.training.noise == "joint":
             twin_noise = "noise of its own: nobody knows that of the run"
-        view.add_row("plaintext twin", f"{report.twin_accuracy:.2%} ({twin_noise})")
+        view.add_row("plaintext twin", f"{score_in_words(task, report.twin_accuracy, named=False)} ({twin_noise})")
     if (measured := report.on_public_rows()) is not None:
         first, last = measured["curve"][0], measured["curve"][-1]
         text = f"{first['accuracy']:.2%} after epoch 1, {last['accuracy']:.2%} after epoch {last['epoch']}"
@@ -151,7 +163,7 @@ def print_report(report: RunReport, console: Console) -> None:
     if plan.training.average != "none":
         view.add_row("average", {"fifth": "of the last fifth of all steps"}.get(plan.training.average, "exponential"))
     if plan.training.hidden:
-        sizes = " → ".join(map(str, (plan.width, *plan.training.hidden, plan.classes)))
+        sizes = " → ".join(map(str, (plan.width, *plan.training.hidden, plan.outputs)))
         view.add_row(
             "layers", f"{sizes}, ReLU; samples with hidden norms above {plan.scales.norm_limit:g} do not count"
         )
@@ -179,10 +191,11 @@ def estimate(plan: Plan) -> dict[str, float]:
     """Rounds, bytes and memory of a run, from a dry run of one step (upload counted at the clients)."""
     step = step_cost(plan)
     steps, rows = plan.schedule.num_steps, plan.schedule.num_samples
-    upload = 16 * rows * (plan.width + plan.classes)
-    shuffles = plan.schedule.epochs if plan.protocol == "g_shuff" else 0
-    shuffle = 32 * rows * (plan.width + 1 + plan.classes + 1)
-    share = 16 * rows * (plan.width + 1 + plan.classes)
+    upload = 16 * rows * (plan.width + plan.outputs)
+    padded = plan.schedule.num_rows
+    shuffles = plan.schedule.epochs if plan.protocol == "g_shuff" else int(plan.secret_order)
+    shuffle = 32 * padded * (plan.width + 1 + plan.outputs + 1)
+    share = 16 * padded * (plan.width + 1 + plan.outputs)
     history = 8 * plan.parameters * (plan.factorisation.bands + 128)
     noise = Cost(0, 0)
     if plan.training.noise == "joint":
@@ -196,7 +209,8 @@ def estimate(plan: Plan) -> dict[str, float]:
         "rounds": rounds,
         "bytes": total + shuffles * shuffle,
         "upload_bytes": upload,
-        "shuffle_bytes_per_epoch": shuffle if shuffles else 0,
+        "shuffle_bytes": shuffle if shuffles else 0,
+        "shuffles": shuffles,
         "memory_per_server": share * (2 if shuffles else 1) + history,
         "seconds_lan": rounds * 1e-3 + total / 3 / (1e9 / 8),
         "seconds_wan": rounds * 20e-3 + total / 3 / (200e6 / 8),
@@ -219,8 +233,9 @@ def print_estimate(plan: Plan, options: RunOptions, console: Console, found: dic
     if found.get("noise_bytes"):
         view.add_row("joint noise", f"{size_in_words(found['noise_bytes'])} (in the training's bytes)")
     view.add_row("upload", f"{size_in_words(found['upload_bytes'])} from the clients")
-    if found["shuffle_bytes_per_epoch"]:
-        view.add_row("shuffle", f"{size_in_words(found['shuffle_bytes_per_epoch'])} an epoch (in the training's bytes)")
+    if found.get("shuffles"):
+        often = f"{found['shuffles']:.0f} times " if found["shuffles"] > 1 else ""
+        view.add_row("shuffle", f"{often}{size_in_words(found['shuffle_bytes'])} (in the training's bytes)")
     view.add_row("memory", f"about {size_in_words(found['memory_per_server'])} a server")
     view.add_row(
         "network time", f"LAN {found['seconds_lan']:,.0f} s, WAN {found['seconds_wan']:,.0f} s, computing on top"

@@ -13,7 +13,7 @@ from protocols.plan.scales import GRADIENT_BITS, RELEASE_BITS
 from vfl.dp import CalibratedNoise, Claim, FixedPointSlack, labels_only_claim, with_delta_checked
 from vfl.federation import Federation
 from vfl.local.client import LocalUpdate
-from vfl.run_mechanism import calibrate_run, choose_factorisation
+from vfl.run_mechanism import calibrate_run, choose_factorisation, choose_schedule
 from vfl.training import TrainingConfig
 
 __all__ = ["LayerPlan", "layer_release", "plan_from_facts", "plan_layer_run"]
@@ -79,9 +79,16 @@ def plan_from_facts(facts: LayerFacts, training: TrainingConfig, bounds: FactorB
     """Calibrate the noise with the slack of the arithmetic that will run, and choose all scales; or refuse."""
     require(training.hidden == (), "hidden", training.hidden, "empty: GL-BMF trains one global layer")
     require(training.noise == "distributed", "noise", training.noise, "'distributed' in GL-BMF")
+    require(
+        training.task == "classification" and not training.class_weights,
+        "task",
+        f"{training.task}{', with class weights' if training.class_weights else ''}",
+        "classification without class weights in GL-BMF",
+        "use g_bmf or g_shuff for one logit, regression and class weights",
+    )
     way_out = "the clients' layers that belong to an averaged model would be averages too, and those are their own"
     require(training.average == "none", "average", training.average, "'none' in GL-BMF", way_out)
-    schedule = training.steps(facts.num_samples)
+    schedule = choose_schedule("gl_bmf", training, facts.num_samples)
     shapes = tuple(client.shape(training.gradients) for client in facts.clients)
     for client, shape in zip(facts.clients, shapes, strict=True):
         entries = training.batch_size * shape.width * shape.parameters

@@ -188,7 +188,7 @@ def plan_layer_scales(
         factorisation,
         row_bound=facts.row_bound,
         width=facts.width,
-        classes=classes,
+        outputs=classes,
         noise_std=noise_std * matrix / NOISE_DEVIATIONS,
     )
     reach = math.hypot(scales.row_bound, 1.0)

@@ -11,6 +11,8 @@
 
 q is the exact integer n·Σδ² of the very δ that u uses, n is rounded up and C is never above 1/sqrt(max(1, q)): so
 sqrt(n)·‖u‖ ≤ 1 holds exactly, for every rounding, and γ' = γ: the clip leaves no slack to account for.
+
+Class weights w make p − y into w·(p − y), at ``weight_bits`` more, before the cut: δ and q are those of the weighted error.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from accel.validate import require, require_integer, require_real
 from protocols.plan.scales import EMBEDDING_BITS, NOISE_DEVIATIONS, RELEASE_BITS, Scales
 from refmpc.mathematics.clipping import FACTOR_BITS, ClipConstants
 from refmpc.mathematics.probabilities import PROBABILITY_BITS, high_bits, order_width
+from vfl.tasks import WEIGHT_BITS
 from vfl.training import TrainingConfig
 
 __all__ = ["LowRoundScales", "plan_low_round", "with_low_round"]
@@ -47,6 +50,7 @@ class LowRoundScales:
     clip_bound: float  # of q
     clip_bits: int
     delta_bits: int = DELTA_BITS
+    weight_bits: int = 0  # of class weights; 0: none
 
     def __post_init__(self) -> None:
         require_integer("classes", self.classes, 2, 64)
@@ -72,7 +76,7 @@ class LowRoundScales:
     @property
     def cut_bits(self) -> int:
         """What p − y loses."""
-        return PROBABILITY_BITS - self.delta_bits
+        return PROBABILITY_BITS + self.weight_bits - self.delta_bits
 
     @property
     def q_bits(self) -> int:
@@ -117,13 +121,15 @@ def plan_low_round(
     norm_bound: float,
     gradient_bound: float,
     norm_bits: int | None = None,
+    largest_weight: float | None = None,
 ) -> LowRoundScales:
     """The finest scales that fit: ``norm_bound`` bounds n = ‖[h 1]‖²/γ², ``gradient_bound`` a coordinate of the noised sum.
 
     Fewer bits of the clip factor (down to 20) and of δ (14, 13) are tried in this order. ``norm_bits`` if n is shared already.
+    ``largest_weight`` of a class, if there are class weights.
     """
     require_real("norm_bound", norm_bound, 0, open_low=True)
-    clip_bound = max(2.0, ERROR_SQUARE * norm_bound)
+    clip_bound = max(2.0, ERROR_SQUARE * norm_bound * (largest_weight or 1.0) ** 2)
     octaves = math.ceil(math.log2(clip_bound))
     wanted = max(FEWEST_CLIP_BITS, 18 + math.ceil((octaves - 1) / 2))
     tried = [(DELTA_BITS, bits) for bits in range(wanted, FEWEST_CLIP_BITS - 1, -1)]
@@ -140,23 +146,27 @@ def plan_low_round(
         "lower the noise (larger epsilon), the batch size or the momentum",
     )
     bits = min(MOST_NORM_BITS, 61 - 2 * delta_bits - octaves) if norm_bits is None else norm_bits
-    return LowRoundScales(classes, logit_bits, logit_bound, bits, clip_bound, clip_bits, delta_bits)
+    weight_bits = 0 if largest_weight is None else WEIGHT_BITS
+    return LowRoundScales(classes, logit_bits, logit_bound, bits, clip_bound, clip_bits, delta_bits, weight_bits)
 
 
-def with_low_round(scales: Scales, training: TrainingConfig, noise_std: float, momentum: float) -> Scales:
+def with_low_round(
+    scales: Scales, training: TrainingConfig, batch_size: int, noise_std: float, momentum: float
+) -> Scales:
     """The scales of a step of one layer with factored gradients in 18 rounds (17 with open weights).
 
     ``noise_std`` is that of a coordinate of what is truncated, ``momentum`` what β·v has in it (0 if v is public). A run
     that leaves the finer gradient no room, or the clip factor more loss than 2^-12, keeps ``scales`` and its longer step.
     """
-    sums = (training.batch_size * training.clip_norm + 2 * 2.0**-RELEASE_BITS) / (1 - momentum)
+    sums = (batch_size * training.clip_norm + 2 * 2.0**-RELEASE_BITS) / (1 - momentum)
     gradient_bound = sums + NOISE_DEVIATIONS * noise_std
     (layer,) = scales.layers
     logits = layer.fan_out, EMBEDDING_BITS + scales.weight_bits, scales.logit_bound
+    weight = max(1.0, *training.class_weights) if training.class_weights else None
     for bits in range(MOST_NORM_BITS, 1, -1):
         norms = replace(layer.norms, bits=bits)
         try:
-            found = plan_low_round(*logits, norms.largest, gradient_bound, bits)
+            found = plan_low_round(*logits, norms.largest, gradient_bound, bits, weight)
         except InvalidArgument:
             continue
         if found.clip_loss > MOST_CLIP_LOSS:

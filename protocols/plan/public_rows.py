@@ -64,6 +64,13 @@ def with_public_rows(plan: Plan, rows: PublicRows) -> Plan:
         "secret weights cannot be measured on the way; in gl_bmf nobody but a client has its layers",
     )
     require(
+        plan.training.task != "regression",
+        "public rows",
+        f"{len(rows)} with task 'regression'",
+        "given to a classification",
+        "the learning curve counts right answers: use none with a regression",
+    )
+    require(
         rows.patience == 0 or plan.training.average != "fifth",
         "patience",
         rows.patience,

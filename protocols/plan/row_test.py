@@ -11,7 +11,7 @@ from refmpc.primitives.input_checks import projection_limit
 __all__ = ["FAULT_CLAIM", "NORM_ROWS", "RowTest", "row_test", "upload_release"]
 
 FAULT_CLAIM = (
-    "one bit: whether a row exceeds the row bound or a label is not one-hot. Of clients that follow the protocol it is 0 "
+    "one bit: whether a row exceeds the row bound or a label is none. Of clients that follow the protocol it is 0 "
     "whatever their data are (but for 2^-80), and tells nothing about anybody (proofs §11.4)"
 )
 

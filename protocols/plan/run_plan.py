@@ -14,6 +14,7 @@ import numpy as np
 
 from accel.validate import require
 from protocols.plan.low_round_scales import with_low_round
+from protocols.plan.one_output_scales import plan_one_output
 from protocols.plan.row_test import FAULT_CLAIM, RowTest, row_test, upload_release
 from protocols.plan.scales import EMBEDDING_BITS, GRADIENT_BITS, RELEASE_BITS, Scales, plan_scales
 from protocols.step.over_clip import ROOM
@@ -35,7 +36,8 @@ from vfl.dp import (
 )
 from vfl.dp.claim import ROW_BOUND_CHECKED, ROW_BOUND_TRUSTED
 from vfl.gradients import GlobalModel
-from vfl.run_mechanism import calibrate_run, choose_factorisation
+from vfl.run_mechanism import calibrate_run, choose_factorisation, choose_schedule
+from vfl.tasks import output_count, shared_labels
 from vfl.training import Schedule, TrainingConfig
 
 if TYPE_CHECKING:
@@ -127,7 +129,7 @@ class Plan:
     scales: Scales
     client_names: tuple[str, ...]
     client_widths: tuple[int, ...]
-    classes: int
+    classes: int  # 1 if the label is a number
     public_rows: PublicRows | None = field(
         default=None, kw_only=True
     )  # measured on after every epoch, with open weights
@@ -144,6 +146,20 @@ class Plan:
         equal = (self.scales.row_bound - _rounding(self.width)) / math.sqrt(len(self.client_widths))
         bounds = self.client_bounds or (equal,) * len(self.client_widths)
         return tuple(bound + _rounding(width) for bound, width in zip(bounds, self.client_widths, strict=True))
+
+    @property
+    def outputs(self) -> int:
+        """Columns of the last layer, and of the labels as they are shared."""
+        return output_count(self.training.task, self.classes)
+
+    def labels_to_share(self, labels: np.ndarray) -> np.ndarray:
+        """What the label client shares of its labels: a row for each, ``outputs`` wide."""
+        return shared_labels(self.training.task, labels, self.classes)
+
+    @property
+    def label_bits(self) -> int:
+        """Fraction bits of the labels: classes are integers."""
+        return EMBEDDING_BITS if self.training.task == "regression" else 0
 
     @property
     def width(self) -> int:
@@ -163,18 +179,23 @@ class Plan:
     @property
     def layer_shapes(self) -> list[tuple[int, int]]:
         """Of [W; b] of each layer of the global model."""
-        sizes = (self.width, *self.training.hidden, self.classes)
+        sizes = (self.width, *self.training.hidden, self.outputs)
         return [(fan_in + 1, fan_out) for fan_in, fan_out in pairwise(sizes)]
 
     @property
     def start(self) -> list[np.ndarray]:
         """The public starting weights, the twin's: zero, and random from the seed for the hidden layers of an MLP."""
-        return _start(self.training, self.width, self.classes).layers
+        return _start(self.training, self.width, self.outputs).layers
 
     def unflatten(self, flat: np.ndarray) -> list[np.ndarray]:
         """The layers of a model that was released as one vector."""
         ends = np.cumsum([rows * columns for rows, columns in self.layer_shapes])[:-1]
         return [part.reshape(shape) for part, shape in zip(np.split(flat, ends), self.layer_shapes, strict=True)]
+
+    @property
+    def secret_order(self) -> bool:
+        """Whether rows and dummies are shuffled in secret, and the claim counts on it."""
+        return self.schedule.dummies > 0
 
     @property
     def server_noise_std(self) -> float:
@@ -220,6 +241,7 @@ class Plan:
             "protocol": self.protocol,
             "rows": self.schedule.num_samples,
             "batch_size": self.schedule.batch_size,
+            "dummies": self.schedule.dummies,
             "epochs": self.schedule.epochs,
             "widths": list(self.client_widths),
             "classes": self.classes,
@@ -232,6 +254,8 @@ class Plan:
             "weights": training.weights,
             "rates": self._rates_digest,
             "hidden": list(training.hidden),
+            "task": training.task,
+            "class_weights": list(training.class_weights),
             "noise": training.noise,
             "start": digest(self.start, self.scales.weight_bits),
             "noise_multiplier": self.noise.noise_multiplier,
@@ -318,8 +342,8 @@ def with_open_weights(claim: Claim, steps: int, of: str = "") -> Claim:
     return replace(claim, caveats=(*claim.caveats, said))
 
 
-def _start(training: TrainingConfig, width: int, classes: int) -> GlobalModel:
-    return GlobalModel.initial(width, classes, training.hidden, seed=training.seed)
+def _start(training: TrainingConfig, width: int, outputs: int) -> GlobalModel:
+    return GlobalModel.initial(width, outputs, training.hidden, seed=training.seed)
 
 
 def digest(layers: list[np.ndarray], fraction_bits: int) -> str:
@@ -337,6 +361,16 @@ def plan_run(protocol: str, federation: PublicFacts, training: TrainingConfig) -
         "'factored' with hidden layers",
         "explicit gradients are the reference for one layer",
     )
+    outputs = output_count(training.task, federation.classes, training.class_weights)
+    one_layer = not training.hidden and training.gradients == "factored"
+    plain = training.task == "classification" and not training.class_weights
+    require(
+        plain or one_layer,
+        "class_weights" if training.class_weights else "task",
+        training.class_weights or training.task,
+        "none, and a classification, with hidden layers or explicit gradients",
+        "use one layer with factored gradients",
+    )
     require(
         training.average == "none" or training.weights == "open",
         "average",
@@ -352,18 +386,16 @@ def plan_run(protocol: str, federation: PublicFacts, training: TrainingConfig) -
         "bisr or identity with joint noise",
         "bsr's recursion rounds, which is not local on shares",
     )
-    schedule = training.steps(federation.num_samples)
+    schedule = choose_schedule(protocol, training, federation.num_samples)
     factorisation = choose_factorisation(protocol, training, schedule)
-    sizes = (federation.width, *training.hidden, federation.classes)
-    start_norms = [
-        float(np.linalg.norm(layer, 2)) for layer in _start(training, federation.width, federation.classes).layers
-    ]
+    sizes = (federation.width, *training.hidden, outputs)
+    start_norms = [float(np.linalg.norm(layer, 2)) for layer in _start(training, federation.width, outputs).layers]
     slack = FixedPointSlack(
         row_bound=federation.row_bound * 1.01,
-        classes=federation.classes,
+        classes=outputs,
         width=federation.width,
         steps=schedule.num_steps,
-        batch_size=training.batch_size,
+        batch_size=schedule.batch_size,
         # with open weights β·v is public and not part of what is cut
         momentum=0.0 if training.weights == "open" else training.momentum,
         truncated_bits=GRADIENT_BITS - RELEASE_BITS,
@@ -381,13 +413,22 @@ def plan_run(protocol: str, federation: PublicFacts, training: TrainingConfig) -
             factorisation,
             row_bound=federation.row_bound,
             width=federation.width,
-            classes=federation.classes,
+            outputs=outputs,
             noise_std=noise_std,
             start_norms=start_norms,
         )
-        if not training.hidden and training.gradients == "factored":
+        if one_layer and outputs == 1:
+            scales = replace(scales, one_output=plan_one_output(scales, training))
+        elif one_layer:
             truncated_std = noise_std * factorisation.velocity_norm(slack.momentum)
-            scales = with_low_round(scales, training, truncated_std, slack.momentum)
+            scales = with_low_round(scales, training, schedule.batch_size, truncated_std, slack.momentum)
+            require(
+                not training.class_weights or scales.low_round is not None,
+                "class_weights",
+                training.class_weights,
+                "small enough for the scales of a step in 18 rounds",
+                "scale them down: only their ratios and the clip matter; or lower the noise (larger epsilon)",
+            )
         slack = replace(
             slack,
             truncated_bits=scales.truncated_bits,
@@ -409,6 +450,10 @@ def plan_run(protocol: str, federation: PublicFacts, training: TrainingConfig) -
     assumed = (*public, *federation.public_inputs)
     if training.hidden:
         assumed += ("the starting weights are public and random, from the seed of the run",)
+    if training.class_weights:
+        assumed += ("the class weights are public, and not computed from the private labels",)
+    if training.task == "regression":
+        assumed += ("the range of the target is public, and targets beyond it are moved to its ends",)
     claim = with_delta_checked(noise.claim, schedule.num_samples)
     if training.weights == "open":
         claim = with_open_weights(claim, schedule.num_steps)

@@ -39,6 +39,7 @@ from vfl.training import Schedule, TrainingConfig
 
 if TYPE_CHECKING:
     from protocols.plan.low_round_scales import LowRoundScales
+    from protocols.plan.one_output_scales import OneOutputScales
 
 __all__ = ["NOISE_DEVIATIONS", "LayerScales", "Scales", "plan_scales"]
 
@@ -119,11 +120,12 @@ class Scales:
     logit_bound: float
     logit_high_bit: int
     overflow_probability: float
-    batch_size: int
+    divisor: float  # records of a batch on average: what sums are divided by
     layers: tuple[LayerScales, ...]
     norm_limit: float | None = None  # of hidden activations and errors; None for one layer
     written_out: OverClip | None = None  # ‖g_j‖²/γ² of a per-sample gradient; explicit gradients only
     low_round: LowRoundScales | None = None  # of a step of one layer in 18 rounds, where it fits
+    one_output: OneOutputScales | None = None  # of a step of one layer with one output
 
     @property
     def norms(self) -> OverClip:
@@ -133,6 +135,11 @@ class Scales:
     @property
     def norm_bits(self) -> int:
         return self.norms.bits
+
+    @property
+    def row_bits(self) -> int:
+        """Of what is kept of each row's norm: n_j, or with one output b_j = γ/‖[h_j 1]‖."""
+        return self.norm_bits if self.one_output is None else UPDATE_BITS
 
     @property
     def gradient_bits(self) -> int:
@@ -164,18 +171,18 @@ class Scales:
     @property
     def clip_rounding(self) -> float:
         """γ' − γ: what rounding u_l = c·δ_l may add to a clipped contribution, over all layers; 0 where u is exact."""
-        if self.low_round is not None:
+        if self.low_round is not None or self.one_output is not None:
             return 0.0
         squares = sum(layer.fan_out * layer.reach**2 for layer in self.layers)
         return 2.0**-UPDATE_BITS * math.sqrt(squares)
 
     def rate_word(self, learning_rate: float) -> int:
         """k for a learning rate."""
-        return round(learning_rate / self.batch_size * 2.0**self.rate_shift)
+        return round(learning_rate / self.divisor * 2.0**self.rate_shift)
 
     def learning_rate_used(self, learning_rate: float) -> float:
         """The learning rate that the integer k stands for."""
-        return self.rate_word(learning_rate) * 2.0**-self.rate_shift * self.batch_size
+        return self.rate_word(learning_rate) * 2.0**-self.rate_shift * self.divisor
 
 
 def plan_scales(
@@ -185,7 +192,7 @@ def plan_scales(
     *,
     row_bound: float,
     width: int,
-    classes: int,
+    outputs: int,
     noise_std: float,
     start_norms: Sequence[float] = (),
 ) -> Scales:
@@ -196,10 +203,10 @@ def plan_scales(
     independent. MLP: norms of matrices, with ``start_norms`` those of the public starting weights.
     """
     if config.hidden:
-        return _plan_layers(config, schedule, factorisation, row_bound, width, classes, noise_std, start_norms)
+        return _plan_layers(config, schedule, factorisation, row_bound, width, outputs, noise_std, start_norms)
     bounded, drift, deviation = _movement(config, schedule, factorisation, row_bound, width, noise_std)
     reach = math.hypot(bounded, 1.0)
-    rounding = _release_rounding(config, schedule, (width + 1) * classes)
+    rounding = _release_rounding(config, schedule, (width + 1) * outputs)
     weight_bound = RATE_ERROR * (drift + NOISE_DEVIATIONS * deviation + rounding)
     logit_bound = reach * weight_bound
     weight_bits = min(
@@ -225,22 +232,22 @@ def plan_scales(
     norms.require_fine("row_bound", row_bound, "scale the rows and the clip norm down: nothing else changes")
     written_out = None
     if config.gradients == "explicit":
-        longest = ERROR_NORM * reach + math.sqrt((width + 1) * classes) * 2.0**-EXPLICIT_BITS
+        longest = ERROR_NORM * reach + math.sqrt((width + 1) * outputs) * 2.0**-EXPLICIT_BITS
         written_out = OverClip(config.clip_norm, longest, EXPLICIT_BITS, MANTISSA_BITS)
         written_out.require_fine(
             "row_bound", row_bound, "use factored gradients, or scale the rows and the clip norm down"
         )
     # a difference of two logits, and the constant that exp adds, must stay inside the compared bits
     logit_high_bit = LOGIT_BITS + math.ceil(math.log2(2 * logit_bound + 64)) + 1
-    logits = schedule.num_steps * schedule.batch_size * classes
+    logits = schedule.num_steps * schedule.batch_size * outputs
     scales = Scales(
         row_bound=bounded,
         weight_bits=weight_bits,
         logit_bound=logit_bound,
         logit_high_bit=logit_high_bit,
         overflow_probability=min(1.0, logits * 2 * float(norm.sf(NOISE_DEVIATIONS))),
-        batch_size=config.batch_size,
-        layers=(LayerScales(width, classes, norms, ERROR_NORM, PROBABILITY_BITS, squared),),
+        divisor=schedule.divisor,
+        layers=(LayerScales(width, outputs, norms, ERROR_NORM, PROBABILITY_BITS, squared),),
         written_out=written_out,
     )
     _require_rate(config, scales)
@@ -258,16 +265,17 @@ def _movement(
     """(row bound with rounding, how far gradients can move the weights, deviation of the noise in one weight)."""
     bounded = row_bound + math.sqrt(width) * 2.0 ** -(EMBEDDING_BITS + 1)  # each column is rounded
     drift = config.learning_rate * config.clip_norm * schedule.num_steps / (1 - config.momentum)
+    drift *= schedule.batch_size / schedule.divisor  # a padded batch may hold more records than the average
     # ranges follow the α, β of the run, whatever workload the factorisation was made for
     error = factorisation.workload_error("final", weight_decay=config.weight_decay, momentum=config.momentum)
-    deviation = config.learning_rate / config.batch_size * noise_std * error
+    deviation = config.learning_rate / schedule.divisor * noise_std * error
     return bounded, drift, deviation
 
 
 def _release_rounding(config: TrainingConfig, schedule: Schedule, entries: int) -> float:
     """How far rounding y in every step can move ‖W‖."""
     units = schedule.num_steps / (1 - config.momentum) * math.sqrt(entries)
-    return config.learning_rate / config.batch_size * units * 2.0**-RELEASE_BITS
+    return config.learning_rate / schedule.divisor * units * 2.0**-RELEASE_BITS
 
 
 def _decay_room(config: TrainingConfig, weight_bound: float) -> float:
@@ -281,12 +289,12 @@ def _log2(value: float) -> float:
 
 def _require_rate(config: TrainingConfig, scales: Scales) -> None:
     word = scales.rate_word(config.learning_rate)
-    exact = config.learning_rate / config.batch_size * 2.0**scales.rate_shift
+    exact = config.learning_rate / scales.divisor * 2.0**scales.rate_shift
     require(
         word >= 1 and abs(word - exact) <= 0.05 * exact,
         "learning_rate",
         config.learning_rate,
-        f"at least {10 * 2.0**-scales.rate_shift * config.batch_size:.3g} at weight_bits = {scales.weight_bits}",
+        f"at least {10 * 2.0**-scales.rate_shift * scales.divisor:.3g} at weight_bits = {scales.weight_bits}",
         "its fixed-point form would be off by more than 5 %: raise it, or train for fewer steps",
     )
 
@@ -322,7 +330,7 @@ def _plan_layers(
             logit_high_bit=LOGIT_BITS + math.ceil(math.log2(2 * found[-1].sum_bound + 64)) + 1,
             # e^-72 a step and layer: the norm of the noise in W
             overflow_probability=schedule.num_steps * len(found) * math.exp(-(NOISE_DEVIATIONS**2) / 2),
-            batch_size=config.batch_size,
+            divisor=schedule.divisor,
             layers=found,
             norm_limit=limit,
         )

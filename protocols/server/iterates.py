@@ -41,6 +41,8 @@ def correct_and_loss(values: Sequence[np.ndarray], rows: PublicRows, plan: Plan)
         inputs = np.concatenate([outputs, np.full((len(rows), 1), 1 << EMBEDDING_BITS)], axis=1)
     head = rounded_head(values[-1], bits, plan.scales.layers[-1].reach)
     words = inputs @ head.words
+    if plan.training.task == "binary":  # one logit: that of the second class, against 0
+        words = np.concatenate([np.zeros_like(words), words], axis=1)
     logits = words * 2.0**-head.logit_bits
     logits -= logits.max(axis=1, keepdims=True)
     losses = np.log(np.exp(logits).sum(axis=1)) - logits[np.arange(len(rows)), rows.labels]

@@ -17,7 +17,6 @@ from protocols.plan.run_plan import MODEL_RELEASE, SUMS_RELEASE, Plan
 from protocols.server.checkpoint import confirm_on_disk
 from protocols.server.iterates import Iterates
 from protocols.server.opened import OpenedSteps, agree_on_opened
-from protocols.server.shuffled_rows import ShuffledRows
 from protocols.server.training import ServerJob, TrainingRun
 from protocols.step.global_step import SharedRows
 from protocols.step.open_step import step_words
@@ -77,7 +76,6 @@ class OpenTrainingRun(TrainingRun):
         kind = word_type(plan.scales.truncated_bits)
         self._opened = OpenedSteps(job.directory, kind, plan.parameters, synced=job.synced)
         self._last_sums: np.ndarray | None = None  # opened since the last state was kept
-        self._shuffled = ShuffledRows(job.directory, plan.fingerprint)
         self.model: list[PublicLayer] = []
         self.iterates = Iterates(plan)
         self._done = 0  # steps whose sums are in the model
@@ -191,17 +189,6 @@ class OpenTrainingRun(TrainingRun):
     def _checkpoint(self, step: int) -> int:
         self._last_sums = None
         return self._opened.keep_state(step, self._flat())
-
-    # a secret order ------------------------------------------------------------------------------
-
-    def keep_shuffled(self, epoch: int, rows: SharedRows) -> None:
-        """The rows of an epoch whose order nobody knows, before its first step is computed."""
-        if self._every:
-            self._shuffled.save(epoch, vars(rows))
-
-    def kept_shuffled(self, epoch: int) -> SharedRows:
-        """The rows of an epoch that has opened something: its order is drawn once."""
-        return SharedRows(**self._shuffled.load(self.party, epoch))
 
     # the end -------------------------------------------------------------------------------------
 

@@ -19,6 +19,7 @@ from protocols.plan.scales import RELEASE_BITS
 from protocols.server.begun import begin
 from protocols.server.checkpoint import ServerDirectory
 from protocols.server.releases import Releases, agree_on_step
+from protocols.server.shuffled_rows import ShuffledRows
 from protocols.step.global_step import SharedRows, Weights, gradient_step, rate_input
 from refmpc import ArithmeticTensor, Party, Words
 
@@ -48,6 +49,7 @@ class TrainingRun:
         self.party = party
         self.plan = job.plan
         self.directory = ServerDirectory(job.directory)
+        self._shuffled = ShuffledRows(job.directory, job.plan.fingerprint)
         self._every = job.checkpoint_every
         self._releases = Releases(self.directory)
         begin(self.directory, job.plan, keeps_releases=keeps_releases, finished=self._is_finished())
@@ -145,11 +147,17 @@ class TrainingRun:
             self.layers = await self._recorded_step(rows, self.layers, noise, rate)
 
     def keep_shuffled(self, epoch: int, rows: SharedRows) -> None:
-        """Nothing is opened within an epoch here: one that is begun again may be shuffled again."""
+        """The rows in an order that nobody knows, before the first step with them is computed.
+
+        With secret weights, epochs that are shuffled anew (G-Shuff) need not be kept: nothing is opened within one, and
+        checkpoints lie between them.
+        """
+        if self._every and (self.plan.opens_sums or self.plan.protocol != "g_shuff"):
+            self._shuffled.save(epoch, vars(rows))
 
     def kept_shuffled(self, epoch: int) -> SharedRows:
-        """Checkpoints lie between epochs here."""
-        raise AssertionError("a run with secret weights does not go on within an epoch")
+        """The rows in the order that was drawn for ``epoch``: it is drawn once."""
+        return SharedRows(**self._shuffled.load(self.party, epoch))
 
     async def release(self) -> list[np.ndarray]:
         """Open the model, all layers: its shares lie on all three disks before, and all three know that it is released."""
@@ -160,5 +168,6 @@ class TrainingRun:
             await self._releases.confirm(last, everywhere=True)  # one share of one server opens it to another
         if self._joint is not None:
             self._joint.forget_before(self.plan.schedule.num_steps + self.plan.factorisation.bands + MOST_ROWS)
+        self._shuffled.discard()
         flat = refmpc.concatenate([layer.values.reshape(-1) for layer in self.layers])
         return self.plan.unflatten(await release_model(self.party, self.plan, flat))

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import refmpc
 from protocols.plan.scales import UPDATE_BITS, LayerScales, Scales
+from protocols.step.one_output import clip_bounds
 from protocols.step.over_clip import norms_over_clip, squares_over_clip
 from refmpc import ArithmeticTensor, TwoHolderBits
 from refmpc.mathematics.normalise import MANTISSA_BITS
@@ -23,12 +24,15 @@ NORM_CHUNK = 1 << 14  # rows whose norms are computed in one go
 async def squared_norms(embeddings: ArithmeticTensor, scales: Scales) -> ArithmeticTensor:
     """n_j = ‖[h_j 1]‖²/γ² at ``norm_bits``, never below the true value: once, when the embeddings arrive.
 
-    2 rounds a chunk, 24 + 8 + 6·bits/8 bytes a row.
+    2 rounds a chunk, 24 + 8 + 6·bits/8 bytes a row. With one output γ/‖[h_j 1]‖ instead (``clip_bounds``).
     """
     pieces = []
     for start in range(0, len(embeddings), NORM_CHUNK):
         rows = embeddings[start : start + NORM_CHUNK]
-        pieces.append(await norms_over_clip(rows, scales.norms))
+        if scales.one_output is not None:
+            pieces.append(await clip_bounds(rows, scales.one_output))
+        else:
+            pieces.append(await norms_over_clip(rows, scales.norms))
     return refmpc.concatenate(pieces)
 
 

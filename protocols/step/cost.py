@@ -51,8 +51,8 @@ def _rows(party: Party, plan: Plan) -> SharedRows:
     batch = plan.schedule.batch_size
     return SharedRows(
         _zeros(party, batch, plan.width + 1, bits=EMBEDDING_BITS),
-        _zeros(party, batch, plan.classes, bits=0),
-        _zeros(party, batch, bits=plan.scales.norm_bits),
+        _zeros(party, batch, plan.outputs, bits=plan.label_bits),
+        _zeros(party, batch, bits=plan.scales.row_bits),
     )
 
 

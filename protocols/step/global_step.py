@@ -25,7 +25,7 @@ from protocols.plan.scales import (
     LayerScales,
     Scales,
 )
-from protocols.step import low_round
+from protocols.step import low_round, one_output
 from protocols.step.clip import clip_factors, clipped_updates, squared_norms
 from protocols.step.over_clip import norms_over_clip
 from refmpc import ArithmeticTensor, Party, TwoHolderBits, Words, seal
@@ -53,7 +53,8 @@ __all__ = [
 
 @dataclass
 class SharedRows:
-    """What the servers hold about the people: [H 1], one-hot labels, and n_j = (‖h_j‖²+1)/γ² rounded up."""
+    """What the servers hold about the people: [H 1], labels (one-hot; one column if there is one output), and of the norms
+    n_j = ‖[h_j 1]‖²/γ² rounded up, or with one output b_j = γ/‖[h_j 1]‖ rounded down."""
 
     embeddings: ArithmeticTensor
     labels: ArithmeticTensor
@@ -142,14 +143,22 @@ async def factored_gradients(
     return await refmpc.gather(*products)
 
 
-async def linear_updates(rows: SharedRows, weights: ArithmeticTensor, scales: Scales) -> ArithmeticTensor:
-    """u_j = c_j·(softmax([h_j 1]·W) − y_j) of one layer, exactly within the clip: 16 rounds, 19 beyond 12 classes."""
+async def linear_updates(
+    rows: SharedRows, weights: ArithmeticTensor, scales: Scales, class_weights: Sequence[float] = ()
+) -> ArithmeticTensor:
+    """u_j = c_j·(softmax([h_j 1]·W) − y_j) of one layer, exactly within the clip: 16 rounds, 19 beyond 12 classes; with one
+    output 15 (two classes) or 6 (a number)."""
+    if scales.one_output is not None:
+        output = await one_output.secret_output(rows.embeddings, weights, scales)
+        return await one_output.clamped_updates(
+            output, rows.labels, rows.norms, scales.one_output, scales.logit_bound, class_weights
+        )
     assert scales.low_round is not None
     embeddings, party = rows.embeddings, rows.embeddings.party
     product = party.machine.memory((len(embeddings), weights.shape[1]))
     matmul_summand(embeddings, weights, None, product)
     logits = refmpc.summands(party, product, scales.low_round.logit_bits, of=[embeddings, weights])
-    return await low_round.clipped_updates(logits, rows.labels, rows.norms, scales.low_round)
+    return await low_round.clipped_updates(logits, rows.labels, rows.norms, scales.low_round, class_weights)
 
 
 async def written_out(embeddings: ArithmeticTensor, errors: ArithmeticTensor) -> ArithmeticTensor:
@@ -198,11 +207,12 @@ async def gradient_step(
 
     ``noise`` is this server's own row of filtered integer noise at 46 bits, or zeros, in the flat layout of
     ``vfl.gradients``: layer after layer; it is lifted to the scale of the gradients. Momentum is merged into the truncation: β·v joins the summand of the backward
-    product as a public multiple of this server's share of v. One layer: 18 rounds where ``scales.low_round`` fits.
+    product as a public multiple of this server's share of v. One layer: 18 rounds where ``scales.low_round`` fits, 17 with
+    two classes as one logit, 8 for a regression.
     """
     addends = own_addends(noise, layers, training.momentum, scales)
-    if scales.low_round is not None:
-        update = await linear_updates(rows, layers[0].values, scales)
+    if scales.low_round is not None or scales.one_output is not None:
+        update = await linear_updates(rows, layers[0].values, scales, training.class_weights)
         product = refmpc.matmul_truncate(rows.embeddings.T, update, scales.truncated_bits, addend=addends[0])
         return await updated(layers, [await product], learning_rate, training, scales)
     inputs, errors = await layer_factors(rows, layers, scales)

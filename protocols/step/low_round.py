@@ -16,10 +16,13 @@ With open weights z is replicated (shares of H times public integers): nothing i
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 import refmpc
 from protocols.plan.low_round_scales import LowRoundScales
+from protocols.step.class_weights import row_weights, weighted_labels
 from refmpc import Additive, ArithmeticTensor
 from refmpc.mathematics.scale_rows import begin_cut_and_square
 
@@ -27,16 +30,22 @@ __all__ = ["clipped_updates", "clipped_updates_cost"]
 
 
 async def clipped_updates(
-    logits: Additive | ArithmeticTensor, labels: ArithmeticTensor, norms: ArithmeticTensor, scales: LowRoundScales
+    logits: Additive | ArithmeticTensor,
+    labels: ArithmeticTensor,
+    norms: ArithmeticTensor,
+    scales: LowRoundScales,
+    class_weights: Sequence[float] = (),
 ) -> ArithmeticTensor:
-    """u_j = c_j·(softmax(z_j) − y_j) for every row, replicated at ``scales.update_bits``, with sqrt(n_j)·‖u_j‖ ≤ 1 exactly.
+    """u_j = c_j·w_j·(softmax(z_j) − y_j) for every row, replicated at ``scales.update_bits``, with sqrt(n_j)·‖u_j‖ ≤ 1 exactly.
 
     ``logits`` are this server's summands of [H 1]·W (``refmpc.summands(party, matmul_summand(…), bits)``) or replicated;
-    ``labels`` one-hot, ``norms`` n_j at ``scales.norm_bits``. 16 rounds, 19 beyond 12 classes. Errors: δ within that of
+    ``labels`` one-hot, ``norms`` n_j at ``scales.norm_bits``, w_j the weight of its class. 16 rounds, 19 beyond 12 classes. Errors: δ within that of
     ``refmpc.probabilities`` and one unit, c_j too small by at most ``scales.clip_loss``, u exact from there.
     """
-    probabilities = await refmpc.probabilities(logits, scales.spread)
-    q, cut = await begin_cut_and_square(probabilities.minus(labels), scales.cut_bits, norms)
+    weights = row_weights(labels, class_weights)
+    probabilities = await refmpc.probabilities(logits, scales.spread, None, weights)
+    errors = probabilities.minus(weighted_labels(labels, class_weights))
+    q, cut = await begin_cut_and_square(errors, scales.cut_bits, norms)
     delta, factor = await refmpc.gather(cut, refmpc.clip_root(q, scales.clip_bound))
     updates = await refmpc.scale_rows(factor, delta, scales.factor_cut, margin=1)
     return await refmpc.replicate(updates)
@@ -54,9 +63,10 @@ def clipped_updates_cost(batch: int, scales: LowRoundScales, *, opens: bool) -> 
     entries = batch, scales.classes
     z = (additive if opens else tensor)(*entries, bits=scales.logit_bits)
     p, q = additive(*entries, bits=40), additive(batch, bits=scales.q_bits)
+    weights = tensor(batch, bits=scales.weight_bits) if scales.weight_bits else None
     square = refmpc.cut_and_square.cost(p, scales.cut_bits, tensor(batch, bits=scales.norm_bits))
     clip = refmpc.clip_root.cost(q, scales.clip_bound)
-    total = refmpc.probabilities.cost(z, scales.spread)
+    total = refmpc.probabilities.cost(z, scales.spread, None, weights)
     total += refmpc.Cost(1 + clip.rounds, square.bytes + clip.bytes)  # the second half of the cut beside the clip
     total += refmpc.scale_rows.cost(q, tensor(*entries, bits=scales.delta_bits), scales.factor_cut, 1)
     return total + refmpc.replicate.cost(p)

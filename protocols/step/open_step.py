@@ -5,7 +5,8 @@ backward product is not truncated on shares but opened: each server cuts its own
 sends it to the two others (``refmpc.primitives.opening``). What is opened, y_t, is what the DP theorem is about: it covers the
 release of the whole sequence, so opening every y_t instead of the last model alone does not change the claim.
 
-One layer: 17 rounds instead of 18 with up to 12 classes. A hidden layer costs 8 instead of 10.
+One layer: 17 rounds instead of 18 with up to 12 classes, 16 with two classes as one logit, 5 for a regression. A hidden layer
+costs 8 instead of 10.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import numpy as np
 
 import refmpc
 from protocols.plan.scales import EMBEDDING_BITS, PROBABILITY_BITS, LayerScales, Scales
-from protocols.step import low_round
+from protocols.step import low_round, one_output
 from protocols.step.clip import clip_factors, clipped_updates
 from protocols.step.global_step import SharedRows, explicit_clip
 from protocols.step.public_weights import Head
@@ -61,22 +62,28 @@ async def errors_from_logits(logits: ArithmeticTensor, labels: ArithmeticTensor,
 
 
 async def clipped_updates_from_logits(
-    logits: ArithmeticTensor, rows: SharedRows, head: Head, scales: Scales
+    logits: ArithmeticTensor, rows: SharedRows, head: Head, scales: Scales, class_weights: Sequence[float] = ()
 ) -> ArithmeticTensor:
     """u_j = c_j·(softmax(z_j) − y_j) of one layer, replicated, with ‖[h_j 1]‖·‖u_j‖ ≤ γ: 16 rounds, 19 beyond 12 classes.
 
-    A run that leaves no room for ``scales.low_round`` takes longer, and u is rounded.
+    A run that leaves no room for ``scales.low_round`` takes longer, and u is rounded. One output: ``one_output``.
     """
+    if scales.one_output is not None:
+        number = scales.one_output.task == "regression"
+        output = logits if number else one_output.with_zero_column(logits)
+        return await one_output.clamped_updates(
+            output, rows.labels, rows.norms, scales.one_output, head.logit_bound, class_weights
+        )
     if scales.low_round is not None:
         here = replace(scales.low_round, logit_bits=head.logit_bits, logit_bound=head.logit_bound)
-        return await low_round.clipped_updates(logits, rows.labels, rows.norms, here)
+        return await low_round.clipped_updates(logits, rows.labels, rows.norms, here, class_weights)
     errors = await errors_from_logits(logits, rows.labels, head)
     factor = await clip_factors([errors], [rows.embeddings], rows.norms, scales)
     return await clipped_updates(factor, errors)
 
 
 async def _factors(
-    rows: SharedRows, layers: Sequence[np.ndarray], head: Head, scales: Scales
+    rows: SharedRows, layers: Sequence[np.ndarray], head: Head, scales: Scales, class_weights: Sequence[float]
 ) -> tuple[list[ArithmeticTensor], list[ArithmeticTensor]]:
     """[a 1] and u of every layer, first layer first."""
     inputs, active = [rows.embeddings], []
@@ -86,7 +93,7 @@ async def _factors(
         active.append(bits)
     logits = refmpc.matmul_public(inputs[-1], head.words).reinterpret(head.logit_bits)
     if not active:
-        return inputs, [await clipped_updates_from_logits(logits, rows, head, scales)]
+        return inputs, [await clipped_updates_from_logits(logits, rows, head, scales, class_weights)]
     last = await errors_from_logits(logits, rows.labels, head)
     errors = await _hidden_errors(last, layers, active, scales)
     factor = await clip_factors(errors, inputs, rows.norms, scales)
@@ -113,7 +120,7 @@ async def step_words(
         errors = await errors_from_logits(logits, rows.labels, head)
         flat, factor = await explicit_clip(rows.embeddings, errors, scales)
         return [refmpc.matmul_opening(factor.reshape(1, -1), flat, cut, own.reshape(1, -1))]
-    inputs, updates = await _factors(rows, layers, head, scales)
+    inputs, updates = await _factors(rows, layers, head, scales, training.class_weights)
     words, start = [], 0
     for left, update, layer in zip(inputs, updates, scales.layers, strict=True):
         shape = layer.fan_in + 1, layer.fan_out

@@ -117,10 +117,12 @@ def rounded(values: np.ndarray, bits: int) -> np.ndarray:
 
 
 def rounded_head(values: np.ndarray, weight_bits: int, reach: float) -> Head:
-    """W̃ of the last layer: as fine as the softmax takes and the ring holds. ``reach`` bounds ‖[h 1]‖."""
+    """W̃ of the last layer: as fine as the softmax takes and the ring holds. ``reach`` bounds ‖[h 1]‖. One output is not
+    centred: nothing may be taken from it."""
+    fitting = rounded if values.shape[1] == 1 else centred
     longest = math.ceil(reach * 2.0**REACH_BITS)
     for bits in range(min(HEAD_BITS, weight_bits), FEWEST_HEAD_BITS - 1, -1):
-        words = centred(values, weight_bits - bits)
+        words = fitting(values, weight_bits - bits)
         bound = norm_above(words) * longest >> (REACH_BITS + bits)
         head = Head(words, bits, float(1 << bound.bit_length()))  # few different ones: steps are recorded for each
         if head.high_bit <= ROOM:

@@ -1,4 +1,8 @@
-"""Parties as processes of this machine, forked from one warm process, over loopback TCP, optionally TLS."""
+"""Parties as processes of this machine, forked from one warm process, over loopback TCP, optionally TLS.
+
+A participant never runs the caller's main module again: a script needs no guard, and programs may be functions of a notebook
+or of the script itself. Those are sent by value (cloudpickle), functions of modules by name.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +16,14 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
-from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
+
+import cloudpickle
 
 from accel.errors import InvalidArgument
 from refmpc.core.errors import PartyFailed
@@ -29,6 +35,8 @@ from refmpc.net.rendezvous import Credentials, connect_client, connect_party, li
 from refmpc.net.sockets import SocketTransport
 
 __all__ = ["modules_of", "run_processes", "start_ahead"]
+
+_MAIN = threading.Lock()
 
 
 def _fork_server(modules: Sequence[str]) -> Any:
@@ -58,6 +66,7 @@ def run_processes(
     addresses = {i: ("127.0.0.1", listeners[i].getsockname()[1]) for i in range(3)}
     workers: dict[Peer, Any] = {}
     pipes: dict[Peer, Connection] = {}
+    work: tuple[Any, ...]
     with contextlib.ExitStack() as stack:
         for listener in listeners:
             stack.callback(listener.close)
@@ -70,22 +79,19 @@ def run_processes(
         for peer in peers:
             receiver, sender = context.Pipe(duplex=False)
             if isinstance(peer, int):
-                work = (_party_process, peer, listeners[peer], addresses, list(clients), program, arguments[peer])
+                work = (_party_process, peer, listeners[peer], addresses, list(clients))
+                given = _packed(peer, (program, arguments[peer]))
             else:
-                work = (_client_process, peer, None, addresses, [], *clients[str(peer)])
-            try:
-                worker = context.Process(
-                    target=_process,
-                    args=(sender, options, credentials[peer], *work),
-                    name=f"refmpc {peer}",
-                    daemon=True,
-                )
+                work = (_client_process, peer, None, addresses, [])
+                given = _packed(peer, clients[str(peer)])
+            worker = context.Process(
+                target=_process,
+                args=(sender, options, credentials[peer], given, *work),
+                name=f"refmpc {peer}",
+                daemon=True,
+            )
+            with _without_main_module():
                 worker.start()
-            except (pickle.PicklingError, AttributeError, TypeError) as error:
-                raise InvalidArgument(
-                    f"the program or an input of {title(peer)} cannot be sent to a process ({error}); "
-                    "define programs as functions of a module, or use parties='threads'"
-                ) from error
             sender.close()
             workers[peer], pipes[peer] = worker, receiver
         for listener in listeners:
@@ -93,12 +99,33 @@ def run_processes(
         return _collect(workers, pipes, options, on_report)
 
 
+def _packed(peer: Peer, given: Any) -> bytes:
+    """A program and its argument: functions and classes of the main module by value, others by name."""
+    try:
+        return bytes(cloudpickle.dumps(given))
+    except (pickle.PicklingError, AttributeError, TypeError, ValueError) as error:
+        raise InvalidArgument(
+            f"the program or an input of {title(peer)} cannot be sent to a process ({error}); "
+            "define programs as functions of a module, or use parties='threads'"
+        ) from error
+
+
+@contextlib.contextmanager
+def _without_main_module() -> Iterator[None]:
+    """A process that is started here is not told of the caller's main module, which it would otherwise run again."""
+    with _MAIN:
+        main = sys.modules["__main__"]
+        sys.modules["__main__"] = types.ModuleType("__main__")
+        try:
+            yield
+        finally:
+            sys.modules["__main__"] = main
+
+
 def modules_of(programs: Sequence[Callable[..., Any]]) -> list[str]:
-    """Where the programs are defined: the fork server imports that once, instead of every participant for itself. The
-    module that runs as the command is left out: a participant runs it again, and Python warns if it was imported."""
-    command = getattr(sys.modules["__main__"], "__spec__", None)
+    """Where the programs are defined: the fork server imports that once, instead of every participant for itself."""
     found = {str(getattr(getattr(program, "func", program), "__module__", "__main__")) for program in programs}
-    return sorted(found - {"__main__", getattr(command, "name", "__main__")})
+    return sorted(found - {"__main__"})
 
 
 def _collect(
@@ -171,19 +198,24 @@ def _end_all(workers: Mapping[Peer, Any], patience: float) -> None:
 
 
 def _process(
-    sender: Connection, options: Options, credentials: Credentials | None, play: Callable[..., Any], *work: Any
+    sender: Connection,
+    options: Options,
+    credentials: Credentials | None,
+    given: bytes,
+    play: Callable[..., Any],
+    *work: Any,
 ) -> None:
     keep_freed_memory()
     threading.Thread(target=_end_with_caller, daemon=True).start()
     try:
-        outcome: tuple[str, Any] = ("result", play(options, credentials, sender, *work))
+        outcome: tuple[str, Any] = ("result", play(options, credentials, sender, *work, *pickle.loads(given)))
     except BaseException as error:
         outcome = ("failure", (_picklable(error), traceback.format_exc()))
     try:
-        words = ForkingPickler.dumps(outcome)
+        words = cloudpickle.dumps(outcome)
     except Exception as error:
         message = f"what the program returned cannot be sent back: {type(error).__name__}: {error}"
-        words = ForkingPickler.dumps(("failure", (ValueError(message), traceback.format_exc())))
+        words = cloudpickle.dumps(("failure", (ValueError(message), traceback.format_exc())))
     sender.send_bytes(words)
     sender.close()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from accel.validate import require_integer, require_real
+from accel.validate import require, require_integer, require_real
 from refmpc.core.exact import ceil_log2
 from refmpc.core.protocol import Cost, protocol
 from refmpc.core.rounds import gather
@@ -11,6 +11,7 @@ from refmpc.mathematics.exp_below import EXP_BITS, exp_below
 from refmpc.mathematics.octave import octave, octave_top
 from refmpc.mathematics.scale_rows import scale_rows
 from refmpc.mathematics.spline import SPLINE_BITS, spline_times
+from refmpc.primitives.arithmetic import multiply
 from refmpc.primitives.dealing import Additive, TwoHolder, truncate_additive
 from refmpc.primitives.order import largest_coarse
 
@@ -32,25 +33,33 @@ def order_width(spread: float) -> int:
     return max(ceil_log2(spread * 2**UNIT_BITS + 3), high_bits(spread) + 3 + UNIT_BITS)
 
 
-def _cost(z: Additive | ArithmeticTensor, spread: float) -> Cost:
+def _cost(
+    z: Additive | ArithmeticTensor, spread: float, columns: int | None = None, weights: ArithmeticTensor | None = None
+) -> Cost:
     rows, classes = z.shape
+    kept = classes if columns is None else columns
     width = order_width(spread)
     words = z.words if isinstance(z, Additive) else z.shares[0]
     opened = TwoHolder(z.party, words, [], z.fraction_bits, 0)
-    e, s = (Additive(z.party, each, [], EXP_BITS, 0) for each in (words, words[:, 0]))
+    e, s = (Additive(z.party, each, [], EXP_BITS, 0) for each in (words[:, :kept], words[:, 0]))
     largest = Additive(z.party, words[:, 0], [], UNIT_BITS, 0, width + 1)
     return (
         largest_coarse.cost(z, UNIT_BITS, width)
         + exp_below.cost(opened, largest, high_bits(spread))
         + truncate_additive.cost(e, EXP_BITS - ENTRY_BITS).beside(octave.cost(s, classes))
-        + spline_times.cost(s, s, "reciprocal")
-        + Cost(1, 32 * rows + 16 * rows * classes)
+        + spline_times.cost(s, s, "reciprocal").beside(Cost(1, 0 if weights is None else 24 * rows * kept))
+        + Cost(1, 32 * rows + 16 * rows * kept)
     )
 
 
 @protocol(cost=_cost, source="this project: order, exp_below, octave, spline_times, scale_rows")
-async def probabilities(z: Additive | ArithmeticTensor, spread: float) -> Additive:
+async def probabilities(
+    z: Additive | ArithmeticTensor, spread: float, columns: int | None = None, weights: ArithmeticTensor | None = None
+) -> Additive:
     """Softmax of every row of z (rows × classes), additive at 40 bits; logits of a row differ by at most ``spread``.
+
+    ``columns``: of the first so many classes only. ``weights``: secret non-negative numbers, one for each row, by which its
+    probabilities are multiplied, at as many bits more; below 2^62 with them. No further round, 24 bytes an entry.
 
     9 rounds, 12 beyond 12 classes; the first opens z if it is additive. Bytes for 128 × 10 at spread 62,935: 0.46 MB.
     Error of an entry, before any further rounding: 2^-15 + 1.65·(S − 1)·2^-18 at worst, 2^-15.9 found. Domain: the spread, at most 2^36 − 34; 2 to 64 classes; logits at 2
@@ -66,6 +75,10 @@ async def probabilities(z: Additive | ArithmeticTensor, spread: float) -> Additi
     """
     require_integer("axes of z", len(z.shape), 2, 2, way_out="reshape it to rows of classes")
     require_integer("fraction bits of z", z.fraction_bits, UNIT_BITS, 60)
+    if columns is not None:
+        require_integer("columns", columns, 1, z.shape[1])
+    if weights is not None:
+        require(weights.shape == z.shape[:1], "weights.shape", weights.shape, f"({z.shape[0]},), one for each row")
     width, high = order_width(spread), high_bits(spread)
     if z.party.insecure_check_ranges:
         from refmpc.core.debug import check_spread
@@ -74,6 +87,12 @@ async def probabilities(z: Additive | ArithmeticTensor, spread: float) -> Additi
         await check_spread(z.party.operation("probabilities", z, spread), own, spread, z.fraction_bits)
     opened, largest = await largest_coarse(z, UNIT_BITS, width)
     e = await exp_below(opened, largest, high)
-    entries, (mantissa, power) = await gather(truncate_additive(e, EXP_BITS - ENTRY_BITS), octave(e.sum(), z.shape[1]))
-    inverse = await spline_times(mantissa, power, "reciprocal")
+    wanted = e if columns is None else e.first_columns(columns)
+    octaves = octave(e.sum(), z.shape[1])
+    entries, (mantissa, power) = await gather(truncate_additive(wanted, EXP_BITS - ENTRY_BITS), octaves)
+    if weights is None:
+        inverse = await spline_times(mantissa, power, "reciprocal")
+    else:
+        weighted = multiply(entries, weights.reshape(-1, 1))
+        inverse, entries = await gather(spline_times(mantissa, power, "reciprocal"), weighted)
     return await scale_rows(inverse, entries, SPLINE_BITS + octave_top(z.shape[1]) - INVERSE_BITS)

@@ -86,9 +86,15 @@ class Transport(Protocol):
     """What a party needs of its channels."""
 
     timeout: float
-    bytes_sent: int
-    frames_sent: int
-    seconds_waiting: float
+
+    @property
+    def bytes_sent(self) -> int: ...
+
+    @property
+    def frames_sent(self) -> int: ...
+
+    @property
+    def seconds_waiting(self) -> float: ...
 
     def exchange(
         self,

@@ -55,7 +55,7 @@ __all__ = [
 
 FEWEST_ROWS = 24  # below, one dealer has all rows
 FIRST, SECOND, DEALER = 0, 1, 2  # roles
-_SUM, _SCALE, _SUBTRACT, _SUMMANDS = range(200, 204)  # what a history says of local operations
+_SUM, _SCALE, _SUBTRACT, _SUMMANDS, _COLUMNS = range(200, 205)  # what a history says of local operations
 
 
 def row_sizes(rows: int) -> list[int]:
@@ -156,6 +156,11 @@ class Additive(_Shaped):
         """The same rows in another shape."""
         require(shape[0] == len(self.words), "shape", shape, f"of {len(self.words)} rows")
         return self._like(self.words.reshape(shape), self.history, self.dealer_adds)
+
+    def first_columns(self, columns: int) -> Additive:
+        """The first entries of every row: local."""
+        words = self.party.machine.contiguous(self.words[:, :columns])
+        return self._like(words, mix(_COLUMNS, self.history, columns), self.dealer_adds)
 
     def reinterpret(self, fraction_bits: int) -> Additive:
         """The same words read at another scale."""

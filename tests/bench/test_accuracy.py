@@ -18,7 +18,7 @@ def test_every_curve_stays_within_its_bound(name):
 
 
 def test_plots_and_figures_are_written(tmp_path, capsys):
-    main(["--only", "clip", "--out", str(tmp_path / "plots"), "--json"])
+    main(["--only", "clip_factor", "--out", str(tmp_path / "plots"), "--json"])
     report = json.loads(capsys.readouterr().out)
     assert report["functions"]["clip_factor"]["largest_above"] < 0
     (plot,) = report["plots"]

@@ -78,7 +78,9 @@ def test_study_command(tmp_path, capsys):
     rows = json.loads(capsys.readouterr().out)
     assert [(r["method"], r["setting"]) for r in rows] == [
         ("plain", 1), ("g_bmf", 1), ("g_bmf", 2), ("gl_bmf", 1), ("gl_bmf", 2)]  # fmt: skip
-    assert study.main(["--epochs", "3", "--methods", "g_shuff", "--out", str(tmp_path)]) == 0
+    assert (
+        study.main(["--epochs", "3", "--methods", "g_shuff", "--accounting", "any-order", "--out", str(tmp_path)]) == 0
+    )
     assert "g_shuff" in capsys.readouterr().out and (tmp_path / "digits.png").exists()
 
 

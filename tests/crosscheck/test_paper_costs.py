@@ -47,6 +47,7 @@ def test_the_command_measures_ours(capsys):
     assert rows[0]["ours"]["megabytes"] > rows[1]["ours"]["megabytes"] > 0
     assert rows[1]["ours_explicit"]["megabytes"] > 20 * rows[1]["ours"]["megabytes"]
     assert rows[2]["ours"]["megabytes"] > rows[1]["ours"]["megabytes"]
+    assert all(0 < row["ours_open"]["megabytes"] < row["ours"]["megabytes"] for row in rows)
     assert all(row["mpspdz"] is None for row in rows)
 
 
@@ -55,13 +56,13 @@ def test_the_tables_name_every_figure():
     full = Figure(0.5, 2.0)
     key = ("lan", "CIFAR-10", "Pre-ImageNet")
     rows = [
-        CostRow(*key, "G-BMF", Figure(14.57, 453.6), Figure(3.0, 433.0), Figure(1.0, 74.0), full),
+        CostRow(*key, "G-BMF", Figure(14.57, 453.6), Figure(3.0, 433.0), Figure(1.0, 74.0), Figure(0.6, 3.0), full),
         CostRow(*key, "GL-BMF", Figure(132.8, 6220.87), None, None, None),
     ]
     lines = markdown(rows, "lan").splitlines()
     assert "Table 5" in lines[0]
-    assert lines[-2].endswith("| 14.6 s, 453.6 MB | 3 s, 433 MB | 1 s, 74 MB | 0.5 s, 2 MB | 29, 227 |")
-    assert lines[-1].endswith("| 133 s, 6,221 MB | –, – | –, – | –, – | –, – |")
+    assert lines[-2].endswith("| 14.6 s, 453.6 MB | 3 s, 433 MB | 1 s, 74 MB | 0.6 s, 3 MB | 0.5 s, 2 MB | 29, 227 |")
+    assert lines[-1].endswith("| 133 s, 6,221 MB | –, – | –, – | –, – | –, – | –, – |")
     assert table(rows, "lan").row_count == 2 and table(rows, "wan").row_count == 0
 
 

@@ -13,12 +13,12 @@ from vfl.local.client import LocalUpdate, make_clients
 def small_federation(
     rows: int, widths: tuple[int, ...], classes: int, row_bound: float = 1.0, seed: int = 0
 ) -> Federation:
-    """A learnable toy problem: labels from a random linear map of all clients' columns."""
+    """A learnable toy problem: labels from a random linear map of all clients' columns; numbers if there is one class."""
     rng = np.random.default_rng(seed)
     total = rows + 64
     columns = [rng.normal(size=(total, width)) for width in widths]
     logits = np.concatenate(columns, axis=1) @ rng.normal(size=(sum(widths), classes))
-    labels = logits.argmax(axis=1).astype(np.int64)
+    labels = np.tanh(logits[:, 0]) if classes == 1 else logits.argmax(axis=1).astype(np.int64)
     each = row_bound / len(widths) ** 0.5
     bounds = [RowBound(each, "clip") for _ in widths]
     clients = make_clients([c[:rows] for c in columns], labels[:rows], bounds)

@@ -109,6 +109,8 @@ EXAMPLES = {
         ([reals(50, 10)], lambda party, x: (x, 62934.6)),
         ([reals(50, 26)], lambda party, x: (x, 1e6)),
         ([reals(5, 64)], lambda party, x: (own(party, x), 2.0)),
+        *rows(lambda n: ([reals(n, 2), fixed(n)], lambda party, x, w: (own(party, x), 100.0, 1, w))),
+        ([reals(50, 13), fixed(50)], lambda party, x, w: (x, 100.0, None, w)),
     ],
     "multiply": [
         *vectors(lambda n: ([fixed(n), fixed(n)], lambda party, x, y: (x, y))),

@@ -131,6 +131,9 @@ CASES = {
     ),
     "clip_root": composed(lambda x: refmpc.clip_root(x, 1000.0), 0.5, 999.0),
     "probabilities": composed(lambda x: refmpc.probabilities(x * WEIGHTS, 2000.0), 0.0, 500.0, shape=(3,)),
+    "probabilities of one class, weighted": composed(
+        lambda x: refmpc.probabilities(x * WEIGHTS, 2000.0, 1, x[:, 0]), 0.0, 500.0, shape=(3,)
+    ),
     "multiply": Case(lambda party, x, y: refmpc.multiply(x, y), ("arithmetic",) * 2, PAIR),
     "dot": Case(lambda party, x, y: refmpc.dot(x, y), ("arithmetic",) * 2, PAIR, shape=(2,)),
     "matmul": Case(lambda party, x, y: refmpc.matmul(x, y[:2, :1]), ("arithmetic",) * 2, PAIR, shape=(2,)),

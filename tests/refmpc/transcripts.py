@@ -38,7 +38,8 @@ class Case:
 
     An input kind is "arithmetic", the width of a Boolean tensor, or ("private", owner) for a value that one party
     brings along. ``packed`` is the modulus of the values in packed messages, or the moduli by the bits that a message has for
-    one element; values modulo a prime lie digit by digit, or element by element if ``rows_first``. A ``composed`` protocol, made of
+    one element, or a function of a message's name and these bits to both; values modulo a prime lie digit by digit, or element by
+    element if ``rows_first``. A ``composed`` protocol, made of
     primitives that have cases of their own, is looked at more coarsely: each message for itself, packed ones byte by
     byte, at one dealer.
     """
@@ -46,7 +47,7 @@ class Case:
     call: Callable[..., Any]
     inputs: tuple[Any, ...]
     secrets: tuple[tuple[int, ...], tuple[int, ...]]
-    packed: int | dict[int, int] = 2
+    packed: int | dict[int, int] | Callable[[str, int], tuple[int, bool]] = 2
     rows_first: bool = False
     composed: bool = False
     shape: tuple[int, ...] = ()  # of one element, when a case needs more than a number
@@ -251,12 +252,18 @@ def _message_blocks(name: str, message: np.ndarray, case: Case) -> list[Block]:
     if case.composed:  # values of 3 to 6 bits lie across bytes: 15 bytes apart they are independent
         rows = message[: message.size // 15 * 15].reshape(-1, 15)
         return [Block(name, rows.astype(np.uint64), 256)]
-    packed = case.packed if isinstance(case.packed, int) else case.packed[message.size * 8 // COUNT]
+    if message.size * 8 < COUNT:
+        return []  # of no element: a sum over all of them
+    bits, rows_first = message.size * 8 // COUNT, case.rows_first
+    if callable(case.packed):
+        packed, rows_first = case.packed(name, bits)
+    else:
+        packed = case.packed if isinstance(case.packed, int) else case.packed[bits]
     width = (packed - 1).bit_length()
     count = message.size * 8 // width
     assert count % COUNT == 0, f"{name}: {message.size} bytes are not values of {width} bits for {COUNT} elements"
     values = kernels.unpack_bits(message, width, count)
-    if packed & (packed - 1) and not case.rows_first:  # comparisons send their values modulo a prime digit by digit
+    if packed & (packed - 1) and not rows_first:  # comparisons send their values modulo a prime digit by digit
         return [Block(name, values.reshape(-1, COUNT).T, packed)]
     return [Block(name, values.reshape(COUNT, -1), packed)]
 

@@ -10,6 +10,7 @@ Only public rows, or constants stated here, may be used to fit anything (see ``v
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -28,7 +29,7 @@ __all__ = [
     "usable_rows",
 ]
 
-DATA_SETS = ("digits", "breast_cancer", "cifar10", "cifar100", "emnist", "ocr_letters")
+DATA_SETS = ("digits", "breast_cancer", "diabetes", "cifar10", "cifar100", "emnist", "ocr_letters")
 # where torchvision looks for these sets, under its root
 _IMAGE_FILES = {
     "cifar10": ("cifar-10-batches-py", (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch", "batches.meta")),
@@ -55,7 +56,8 @@ class VerticalData:
     ``(rows, columns)`` for tables and embeddings, ``(rows, height, width, channels)`` for images. ``public``
     rows are nobody's secret and take no part in training. ``value_range`` is a constant known without
     looking at the data (pixels: 0..255), or None when scaling must come from the public rows.
-    ``are_embeddings`` marks rows that are a local model's output already and are not scaled again.
+    ``are_embeddings`` marks rows that are a local model's output already and are not scaled again. ``classes`` is 1 where the
+    label is a number (a regression): it is scaled to −1 … 1 by a public range.
     """
 
     name: str
@@ -79,6 +81,10 @@ class VerticalData:
         ):
             rows = {len(c) for c in columns} | {len(labels)}
             require(len(rows) == 1, part, sorted(rows), "arrays with one common number of rows")
+            if self.classes == 1:
+                within = len(labels) == 0 or float(np.abs(labels).max()) <= 1.0
+                require(within, f"{part} labels", "beyond −1 … 1", "targets scaled to −1 … 1 by a public range")
+                continue
             require(
                 len(labels) == 0 or (labels.min() >= 0 and labels.max() < self.classes),
                 f"{part} labels",
@@ -161,15 +167,29 @@ def load_data(
     """The data set ``name`` (one of ``DATA_SETS``), cut into ``num_clients`` column strips.
 
     ``test_fraction`` and ``public_fraction`` (of all rows) apply to sets without a split of their own; the
-    public fraction is 0 for digits, whose pixel range 0..16 is known, and 0.1 for breast_cancer, whose
+    public fraction is 0 for digits, whose pixel range 0..16 is known, and 0.1 for breast_cancer and diabetes, whose
     column ranges have to be learnt from somewhere. For CIFAR-10, CIFAR-100 is the public set.
     """
     require_choice("data", name, DATA_SETS, way_out="or pass your own files to vfl.data.columns")
     require_integer("num_clients", num_clients, 1)
     require_real("test_fraction", test_fraction, 0.0, 1.0, open_low=True, open_high=True)
-    if name in ("digits", "breast_cancer", "ocr_letters"):
+    if name in ("digits", "breast_cancer", "diabetes", "ocr_letters"):
         return _load_single_file(name, num_clients, data_root, test_fraction, public_fraction, seed)
     return _load_torchvision(name, num_clients, data_root, public_fraction, seed, download)
+
+
+def _digits() -> np.ndarray:
+    """The digits of scikit-learn, 64 pixels and the label a row: its file, because importing it takes longer than all else
+    before a small run."""
+    found = importlib.util.find_spec("sklearn")
+    if found is not None and found.origin is not None:
+        file = Path(found.origin).parent / "datasets" / "data" / "digits.csv.gz"
+        if file.is_file():
+            return np.loadtxt(file, delimiter=",")
+    from sklearn.datasets import load_digits
+
+    raw = load_digits()
+    return np.column_stack([raw.data, raw.target])
 
 
 def _load_single_file(
@@ -182,30 +202,37 @@ def _load_single_file(
 ) -> VerticalData:
     value_range: tuple[float, float] | None
     if name == "digits":
-        from sklearn.datasets import load_digits
-
-        raw = load_digits()
-        features, labels, value_range = raw.images[..., None].astype(np.float32), raw.target, (0.0, 16.0)
+        table = _digits()
+        features, labels = table[:, :-1].reshape(-1, 8, 8, 1).astype(np.float32), table[:, -1]
+        value_range = (0.0, 16.0)
     elif name == "breast_cancer":
         from sklearn.datasets import load_breast_cancer
 
         raw = load_breast_cancer()
         features, labels, value_range = raw.data.astype(np.float32), raw.target, None
+    elif name == "diabetes":
+        from sklearn.datasets import load_diabetes
+
+        raw = load_diabetes(scaled=False)
+        low, high = 25.0, 346.0  # of the target, as its description says
+        features, labels, value_range = raw.data.astype(np.float32), 2 * (raw.target - low) / (high - low) - 1, None
     else:
         path = _file_in(data_root, "ocr_letters.npz", "the OCR letters (x packed bits, y, fold)")
         with np.load(path) as z:
             bits = np.unpackbits(z["x"], axis=1).reshape(-1, 16, 8, 1)
             features, labels, value_range = bits.astype(np.float32), z["y"], (0.0, 1.0)
-    fraction = (0.1 if name == "breast_cancer" else 0.0) if public_fraction is None else public_fraction
+    usual = 0.1 if name in ("breast_cancer", "diabetes") else 0.0
+    fraction = usual if public_fraction is None else public_fraction
     require_real("public_fraction", fraction, 0.0, 1.0 - test_fraction, open_high=True)
-    labels = labels.astype(np.int64)
+    if name != "diabetes":
+        labels = labels.astype(np.int64)
     order = np.random.default_rng(seed).permutation(len(labels))
     num_test, num_public = round(test_fraction * len(labels)), round(fraction * len(labels))
     test, public, train = np.split(order, [num_test, num_test + num_public])
     strips = split_columns(features, num_clients)
     return VerticalData(
         name=name,
-        classes=int(labels.max()) + 1,
+        classes=1 if name == "diabetes" else int(labels.max()) + 1,
         train=tuple(s[train] for s in strips),
         train_labels=labels[train],
         test=tuple(s[test] for s in strips),

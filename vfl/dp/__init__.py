@@ -1,5 +1,6 @@
 """The differential-privacy engine: factorisations, calibration, slack, claims, budget and audit."""
 
+from vfl.dp.allocation import Padding, padding
 from vfl.dp.baselines import calibrate_shuffled, example_level, ldp_claim, shuffled_claim, subsampled_claim
 from vfl.dp.budget import BudgetExceededError, PrivacyBudget
 from vfl.dp.calibration import (
@@ -23,6 +24,7 @@ from vfl.dp.mechanism import (
     calibrate_matrix_factorisation,
     matrix_factorisation_claim,
 )
+from vfl.dp.secret_order import amplified_bands, calibrate_secret_order
 from vfl.dp.sensitivity import Participation, Sensitivity, fixed_order, participation_sensitivity
 from vfl.dp.slack import FixedPointSlack
 
@@ -38,12 +40,15 @@ __all__ = [
     "NoiseFilter",
     "NoiseSource",
     "NoiseSplit",
+    "Padding",
     "Participation",
     "PrivacyBudget",
     "Sensitivity",
+    "amplified_bands",
     "any_order_epsilon",
     "any_order_sigma",
     "calibrate_matrix_factorisation",
+    "calibrate_secret_order",
     "calibrate_shuffled",
     "default_bands",
     "example_level",
@@ -56,6 +61,7 @@ __all__ = [
     "ldp_claim",
     "matrix_factorisation_claim",
     "opacus_epsilon",
+    "padding",
     "participation_sensitivity",
     "poisson_epsilon",
     "poisson_sigma",

@@ -64,16 +64,16 @@ def calibrate_shuffled(
     split: NoiseSplit | str = NoiseSplit.DISTRIBUTED,
     accounting: str = "paper",
 ) -> CalibratedNoise:
-    """Noise for G-Shuff: ``paper`` calibrates as if batches were Poisson samples (RDP), ``proven`` for
-    any order.
+    """Noise for G-Shuff without a certificate: ``paper`` calibrates as if batches were Poisson samples (RDP),
+    ``any-order`` for any order of the batches. For its secret order see ``vfl.dp.secret_order``.
     """
-    require_choice("accounting", accounting, ("paper", "proven"))
+    require_choice("accounting", accounting, ("paper", "any-order"))
     run = fixed_order(num_samples, batch_size, epochs)
     rate = batch_size / num_samples
     remaining = require_real("delta", delta, 0, 1, open_low=True, open_high=True)
     wanted = epsilon
     for _ in range(8):
-        if accounting == "proven":
+        if accounting == "any-order":
             multiplier = calibration.any_order_sigma(wanted, remaining, epochs) * TIE
         else:
             multiplier = calibration.poisson_sigma(wanted, remaining, rate, run.num_steps)
@@ -102,7 +102,7 @@ def shuffled_claim(
 
     ``accounting`` says which is the headline; a budget always charges the proven one.
     """
-    require_choice("accounting", accounting, ("paper", "proven"))
+    require_choice("accounting", accounting, ("paper", "any-order"))
     sigma = require_real("noise_multiplier", noise_multiplier, 0, open_low=True)
     split = NoiseSplit(split)
     run = fixed_order(num_samples, batch_size, epochs)
@@ -121,7 +121,7 @@ def shuffled_claim(
     def any_order(multiplier: float) -> Callable[[float], float]:
         return lambda part: calibration.any_order_epsilon(multiplier, part, epochs)
 
-    headline_proven = accounting == "proven"
+    headline_proven = accounting == "any-order"
 
     def with_slack(curve: Callable[[float], float], multiplier: float, headline: bool = False) -> tuple[float, float]:
         return epsilon_with_slack(curve, delta, slack, overflow, multiplier, headline=headline, participations=epochs)

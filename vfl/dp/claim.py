@@ -30,7 +30,7 @@ __all__ = [
 ZERO_OUT = "zero-out: one record's contribution is there or is not"
 CHANGED_LABEL = "one record's label changed"
 ROW_BOUND_TRUSTED = "the row bound is enforced by the clients"
-ROW_BOUND_CHECKED = "the row bound, and that labels are one-hot, is checked by the servers before training (proofs §11)"
+ROW_BOUND_CHECKED = "the row bound, and the form of labels, is checked by the servers before training (proofs §11)"
 PUBLIC_BY_ASSUMPTION = (
     "local models and all preprocessing constants are public or come from other data",
     ROW_BOUND_TRUSTED,

@@ -24,8 +24,10 @@ __all__ = [
     "calibrated_noise",
     "epsilon_with_slack",
     "matrix_factorisation_claim",
+    "mechanism_name",
     "no_noise_found",
     "outsider_figure",
+    "slack_parts",
 ]
 
 TIE = 1 + 1e-9  # so that the ε found back is not a rounding error above the ε asked for
@@ -189,7 +191,7 @@ def matrix_factorisation_claim(
     outsider, _ = epsilon_with_slack(gaussian(outside), delta, slack, overflow, outside)
     exactness = "exact" if report.exact else "upper bound"
     return Claim(
-        mechanism=_mechanism_name(factorisation),
+        mechanism=mechanism_name(factorisation),
         epsilon=epsilon,
         delta=delta,
         neighbouring=ZERO_OUT,
@@ -208,7 +210,7 @@ def matrix_factorisation_claim(
         epsilon_addition=slack.epsilon_addition(sigma) if slack else 0.0,
         row_bound=slack.row_bound if slack else None,
         figures=outsider_figure(split, outsider, delta, ANALYTIC_GAUSSIAN),
-        slack=_slack_parts(slack, factorisation, max_participations if identity else None, slack_delta),
+        slack=slack_parts(slack, factorisation, max_participations if identity else None, slack_delta),
         caveats=() if slack else ("Computed for real arithmetic (plaintext twin): no fixed-point slack",),
         sources=(
             ("epsilon", ANALYTIC_GAUSSIAN),
@@ -239,20 +241,22 @@ def epsilon_with_slack(
     headline: bool = False,
     participations: int | None = None,
 ) -> tuple[float, float]:
-    """(ε, part of δ that the arithmetic takes): the smallest fixed point of ε = ε(δ − (1+e^ε)·distance).
+    """(ε, part of δ that the arithmetic takes): the smallest fixed point of ε = ε(δ − (1+e^ε)·distance), and what an
+    inexact sampler adds.
 
     When δ does not suffice, a headline is an error and any other figure infinite.
     """
     if slack is None:
         return epsilon_of_delta(delta), 0.0
+    inexact = slack.epsilon_addition(multiplier, participations)
     epsilon = epsilon_of_delta(delta)
     for _ in range(50):
-        addition = slack.delta_addition(min(epsilon, 700.0), overflow)
+        addition = slack.delta_addition(min(epsilon + inexact, 700.0), overflow)  # e to the ε of the whole claim
         if addition >= delta:
             break
         following = epsilon_of_delta(delta - addition)
         if following <= epsilon * (1 + 1e-12):
-            return epsilon + slack.epsilon_addition(multiplier, participations), addition
+            return epsilon + inexact, addition
         epsilon = following
     if headline and slack.delta_addition(WEAK_EPSILON, overflow) < delta:  # δ would do for a smaller ε
         require(
@@ -272,7 +276,8 @@ def epsilon_with_slack(
     return math.inf, addition
 
 
-def _mechanism_name(factorisation: Factorisation) -> str:
+def mechanism_name(factorisation: Factorisation) -> str:
+    """Of the noise, for a claim."""
     if factorisation.kind == "identity":
         return "Gaussian noise, independent in each step"
     name = {"bisr": "banded inverse square root", "bsr": "banded square root"}[factorisation.kind]
@@ -290,9 +295,10 @@ def outsider_figure(split: NoiseSplit, epsilon: float, delta: float, source: str
     return (Figure(name, epsilon, delta, True, source, narrower=True),)
 
 
-def _slack_parts(
+def slack_parts(
     slack: FixedPointSlack | None, factorisation: Factorisation, affected: int | None, slack_delta: float
 ) -> tuple[tuple[str, float], ...]:
+    """What fixed point adds, for a claim."""
     if slack is None:
         return ()
     parts = [

@@ -174,7 +174,7 @@ class _Draws:
 
 def _draws(a: Allocation, most: int) -> _Draws:
     rounds = a.epochs if a.every_epoch else 1
-    count = max(2048, min(1 << 16, most // (rounds * a.bins)))
+    count = max(2048, min(1 << 15, most // (rounds * a.bins)))
     key = _key("search", a.identity)
     counts, own = _allocated(a, key, 0, count * rounds)
     normal = np.random.Generator(np.random.Philox(key=[key, 0])).standard_normal((count, rounds, a.bins))

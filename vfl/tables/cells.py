@@ -11,6 +11,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from accel.errors import PpvflError
+
 __all__ = ["Misread", "booleans", "dates", "is_missing", "numbers", "plain", "texts"]
 
 MISSING_TEXTS = ("", "na", "n/a", "nan", "null", "none")
@@ -21,7 +23,7 @@ _LARGEST_WHOLE = 2.0**53  # beyond this a float does not hold every whole number
 Mask = npt.NDArray[np.bool_]
 
 
-class Misread(Exception):
+class Misread(PpvflError):
     """``row`` (from 1) of a column cannot be read; ``what`` says why, without the value. Row 0: the whole column."""
 
     def __init__(self, row: int, what: str):
@@ -56,10 +58,11 @@ def numbers(array: pa.Array) -> tuple[npt.NDArray[np.float64], Mask]:
         values = _as_float(array)
     elif _is_text(array):
         trimmed = pc.if_else(pa.array(missing), None, pc.utf8_trim_whitespace(array))
-        good = _mask(pc.fill_null(pc.match_substring_regex(trimmed, _NUMBER), True))
-        if not good.all():
-            raise Misread(_first(~good), "is text, not a number")
-        values = _as_float(trimmed)
+        try:
+            values = _as_float(trimmed)
+        except pa.ArrowInvalid:  # its text quotes the cell
+            wrong = ~_mask(pc.fill_null(pc.match_substring_regex(trimmed, _NUMBER), True))
+            raise Misread(_first(wrong) if wrong.any() else 0, "is text, not a number") from None
     elif pa.types.is_null(kind):
         values = np.full(len(array), np.nan)
     else:

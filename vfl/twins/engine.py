@@ -22,11 +22,20 @@ from vfl.federation import Federation
 from vfl.gradients import GlobalModel, clipped_gradient, with_ones
 from vfl.local.client import Client
 from vfl.progress import progress_bar
-from vfl.training import TrainingConfig, first_averaged, halving_steps
+from vfl.tasks import output_count, score
+from vfl.training import Schedule, TrainingConfig, first_averaged, halving_steps
 from vfl.twins.mechanisms import NoisePlan
 from vfl.twins.noise import StepNoise
 
-__all__ = ["AdapterRun", "RowsOfStep", "TwinResult", "adapter_parameters", "train_frozen", "train_with_adapters"]
+__all__ = [
+    "AdapterRun",
+    "Rows",
+    "RowsOfStep",
+    "TwinResult",
+    "adapter_parameters",
+    "train_frozen",
+    "train_with_adapters",
+]
 
 Floats = npt.NDArray[np.floating]
 Rows = slice | npt.NDArray[np.int64]
@@ -35,7 +44,8 @@ RowsOfStep = Callable[[int], Rows]
 
 @dataclass
 class TwinResult:
-    """What a run gives back; ``curve`` holds (epoch, test accuracy) and is outside the claim."""
+    """What a run gives back; ``curve`` holds (epoch, test accuracy) and is outside the claim. In a regression R² stands for
+    accuracy."""
 
     method: str
     model: GlobalModel
@@ -111,9 +121,8 @@ def start_model(federation: Federation, config: TrainingConfig, initial: GlobalM
             f"a first layer with {federation.width + 1} rows",
         )
         return initial.copy()
-    return GlobalModel.initial(
-        federation.width, federation.classes, config.hidden, seed=config.seed, dtype=config.dtype
-    )
+    outputs = output_count(config.task, federation.classes, config.class_weights)
+    return GlobalModel.initial(federation.width, outputs, config.hidden, seed=config.seed, dtype=config.dtype)
 
 
 def train_frozen(
@@ -125,15 +134,18 @@ def train_frozen(
     num_steps: int,
     noise: StepNoise,
     *,
+    schedule: Schedule | None = None,
     clip: bool = True,
     norm_limit: float | None = None,
     initial: GlobalModel | None = None,
     embeddings: Floats | None = None,
-    labels: npt.NDArray[np.int64] | None = None,
+    labels: npt.NDArray[Any] | None = None,
     evaluate_every: int = 0,
     progress: bool = False,
 ) -> TwinResult:
-    """Train the global model on frozen embeddings. ``embeddings``/``labels`` replace the clients' (LDP)."""
+    """Train the global model on frozen embeddings. ``embeddings``/``labels`` replace the clients' (LDP). ``schedule``: that of a
+    secret order; by default batches of the aligned rows."""
+    schedule = schedule or config.steps(federation.num_samples)
     started = time.perf_counter()
     model = start_model(federation, config, initial)
     parameters = _Parameters(model, config)
@@ -156,19 +168,23 @@ def train_frozen(
                 method=config.gradients,
                 input_squared_norms=squared[here],
                 norm_limit=norm_limit,
+                task=config.task,
+                class_weights=config.class_weights,
             )
             mean = result.total
             mean += noise(step)
-            mean /= config.batch_size
+            mean /= schedule.divisor
             factor = config.learning_rate_factor(step, num_steps)
             parameters.step(mean, config.learning_rate * factor)
             parameters.note(step, num_steps)
             clipped += float((result.clip_factors < 1).mean()) if len(result.clip_factors) else 0.0
             advance(1)
             if evaluate_every and (step + 1) % (per_epoch * evaluate_every) == 0:
-                curve.append(((step + 1) // per_epoch, _accuracy(model, test, federation.test_labels)))
+                curve.append(
+                    ((step + 1) // per_epoch, score(config.task, model.forward(test)[1], federation.test_labels))
+                )
     parameters.finish()
-    accuracy = _accuracy(model, test, federation.test_labels)
+    accuracy = score(config.task, model.forward(test)[1], federation.test_labels)
     return TwinResult(
         method,
         model,
@@ -179,7 +195,7 @@ def train_frozen(
         config,
         curve,
         federation.clients,
-        [config.steps(federation.num_samples).sentence],
+        [schedule.sentence],
         clipped / num_steps,
     )
 
@@ -233,6 +249,12 @@ class AdapterRun:
         clip: bool = True,
         initial: GlobalModel | None = None,
     ) -> None:
+        require(
+            config.task == "classification" and not config.class_weights,
+            "task",
+            f"{config.task}{', with class weights' if config.class_weights else ''}",
+            "classification without class weights where clients train layers",
+        )
         self.federation = federation.fresh()
         self._config, self._plan, self._num_steps = config, plan, num_steps
         self._model = start_model(federation, config, initial)
@@ -294,9 +316,3 @@ class AdapterRun:
             [self._config.steps(self.federation.num_samples).sentence],
             self._clipped / self._num_steps,
         )
-
-
-def _accuracy(model: GlobalModel, rows_with_one: Floats, labels: npt.NDArray[np.int64]) -> float:
-    if len(labels) == 0:
-        return float("nan")
-    return float((model.forward(rows_with_one)[1].argmax(axis=1) == labels).mean())

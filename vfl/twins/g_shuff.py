@@ -10,19 +10,20 @@ import numpy.typing as npt
 from accel.validate import require
 from vfl.federation import Federation
 from vfl.gradients import GlobalModel
-from vfl.training import TrainingConfig
+from vfl.run_mechanism import choose_schedule
+from vfl.training import Schedule, TrainingConfig
 from vfl.twins.engine import TwinResult, start_model, train_frozen
 from vfl.twins.mechanisms import plan_shuffled
 from vfl.twins.noise import GivenNoise, filtered_noise, given_noise
 
-__all__ = ["epoch_order", "train_g_shuff"]
+__all__ = ["Order", "epoch_order", "require_order", "train_g_shuff"]
 
 Order = npt.NDArray[np.int64]
 
 
-def epoch_order(seed: int, epoch: int, num_samples: int) -> Order:
+def epoch_order(seed: int, epoch: int, num_rows: int) -> Order:
     """The permutation of one epoch from the twin's seed (the secure shuffle draws its own from pair keys)."""
-    return np.random.default_rng([seed, epoch, 0x7368756666]).permutation(num_samples)
+    return np.random.default_rng([seed, epoch, 0x7368756666]).permutation(num_rows)
 
 
 def train_g_shuff(
@@ -40,9 +41,9 @@ def train_g_shuff(
     """The twin of G-Shuff.
 
     ``noise``: rows to add to the sum of each step instead of the seed's. ``orders``: the permutations, an
-    array (epochs, M) or a function of the epoch. ``norm_limit``: see ``vfl.gradients.clipped_gradient``. ``num_steps`` stops early (comparison after k steps).
+    array (epochs, rows) or a function of the epoch; numbers from the records on are dummies. ``norm_limit``: see ``vfl.gradients.clipped_gradient``. ``num_steps`` stops early (comparison after k steps).
     """
-    schedule = config.steps(federation.num_samples)
+    schedule = choose_schedule("g_shuff", config, federation.num_samples)
     plan = plan_shuffled(config, schedule)
     steps = schedule.num_steps if num_steps is None else min(num_steps, schedule.num_steps)
     size = start_model(federation, config, initial).num_parameters
@@ -57,8 +58,8 @@ def train_g_shuff(
         epoch = schedule.epoch(step)
         if epoch not in cache:
             cache.clear()
-            cache[epoch] = _order_of(orders, config.seed, epoch, schedule.num_samples)
-        return schedule.permuted_rows(step, cache[epoch])
+            cache[epoch] = _order_of(orders, config.seed, epoch, schedule)
+        return schedule.records(step, cache[epoch])
 
     return train_frozen(
         "G-Shuff",
@@ -68,6 +69,7 @@ def train_g_shuff(
         rows_of_step,
         steps,
         source,
+        schedule=schedule,
         norm_limit=norm_limit,
         initial=initial,
         evaluate_every=evaluate_every,
@@ -75,14 +77,22 @@ def train_g_shuff(
     )
 
 
-def _order_of(orders: npt.ArrayLike | Callable[[int], Order] | None, seed: int, epoch: int, num_samples: int) -> Order:
-    if orders is None:
-        return epoch_order(seed, epoch, num_samples)
-    order = np.asarray(orders(epoch) if callable(orders) else np.asarray(orders)[epoch])
+def require_order(order: npt.ArrayLike, schedule: Schedule, name: str = "order") -> Order:
+    """``order`` as it is, if it is a permutation of all rows, records and dummies."""
+    found = np.asarray(order)
     require(
-        order.shape == (num_samples,) and np.array_equal(np.sort(order), np.arange(num_samples)),
-        f"orders[{epoch}]",
-        order.shape,
-        f"a permutation of {num_samples} rows",
+        found.shape == (schedule.num_rows,) and np.array_equal(np.sort(found), np.arange(schedule.num_rows)),
+        name,
+        found.shape,
+        f"a permutation of {schedule.num_rows} rows",
     )
-    return order
+    return found
+
+
+def _order_of(
+    orders: npt.ArrayLike | Callable[[int], Order] | None, seed: int, epoch: int, schedule: Schedule
+) -> Order:
+    if orders is None:
+        return epoch_order(seed, epoch, schedule.num_rows)
+    order = orders(epoch) if callable(orders) else np.asarray(orders)[epoch]
+    return require_order(order, schedule, f"orders[{epoch}]")

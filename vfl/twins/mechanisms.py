@@ -57,7 +57,7 @@ class NoisePlan:
 
 
 def plan_matrix_factorisation(config: TrainingConfig, schedule: Schedule, *, labels_only: bool = False) -> NoisePlan:
-    """G-BMF and GL-BMF: one Gaussian mechanism over the whole run, fixed order, real arithmetic.
+    """G-BMF and GL-BMF: one mechanism over the whole run, the schedule's order, real arithmetic.
 
     ``labels_only``: the claim of GL-BMF with estimated local updates (same noise, narrower claim).
     """
@@ -69,7 +69,7 @@ def plan_matrix_factorisation(config: TrainingConfig, schedule: Schedule, *, lab
 
 
 def plan_shuffled(config: TrainingConfig, schedule: Schedule) -> NoisePlan:
-    """G-Shuff: independent noise, accounted as the paper does or for any order (``config.accounting``)."""
+    """G-Shuff: independent noise, accounted as ``config.accounting`` says."""
     factorisation = choose_factorisation("g_shuff", config, schedule)
     noise = calibrate_run("g_shuff", config, schedule, factorisation)
     claim = with_delta_checked(noise.claim, schedule.num_samples)

@@ -18,6 +18,7 @@ from accel.validate import require, require_choice
 from vfl.federation import Federation
 from vfl.gradients import GlobalModel, with_ones
 from vfl.progress import progress_bar
+from vfl.run_mechanism import choose_schedule
 from vfl.training import TrainingConfig
 from vfl.twins.engine import AdapterRun, TwinResult
 from vfl.twins.g_shuff import epoch_order
@@ -49,7 +50,7 @@ def train_at_every_epsilon(
     require(not config.hidden, "hidden", config.hidden, "() for several ε at once", "train each ε with its own twin")
     require(len(epsilons) > 0, "epsilons", list(epsilons), "at least one ε")
     require(0 <= average <= 1, "average", average, "from 0 to 1")
-    schedule = config.steps(federation.num_samples)
+    schedule = choose_schedule(method, config, federation.num_samples)
     configs = [config.with_(epsilon=epsilon) for epsilon in epsilons]
     make_plan = plan_matrix_factorisation if method == "g_bmf" else plan_shuffled
     plans = [make_plan(each, schedule) for each in configs]
@@ -58,7 +59,12 @@ def train_at_every_epsilon(
     lengths = np.sqrt(np.einsum("ij,ij->i", rows, rows))
     one_hot = np.eye(classes, dtype=dtype)[federation.labels]
     width = rows.shape[1]
-    noise = filtered_noise(plans[0].factorisation, width * classes, 1.0, config.seed, dtype)
+    # with a secret order each ε has its own bands; the same fresh noise goes through all of them
+    unit = {
+        plan.factorisation.bands: filtered_noise(plan.factorisation, width * classes, 1.0, config.seed, dtype)
+        for plan in plans
+    }
+    bands = [plan.factorisation.bands for plan in plans]
     stds = np.array([plan.std for plan in plans], dtype=dtype)[:, None]
     weights = np.zeros((width, runs * classes), dtype=dtype)
     velocity, clipped = np.zeros_like(weights), np.zeros(runs)
@@ -68,11 +74,11 @@ def train_at_every_epsilon(
     with progress_bar(f"{method}, {runs} ε", schedule.num_steps, progress) as advance:
         for step in range(schedule.num_steps):
             here: slice | npt.NDArray[np.int64] = schedule.rows(step)
-            if method == "g_shuff":
-                if step % schedule.num_batches == 0:
-                    order = epoch_order(config.seed, schedule.epoch(step), schedule.num_samples)
+            if method == "g_shuff" or schedule.dummies:
+                if step == 0 or (method == "g_shuff" and step % schedule.num_batches == 0):
+                    order = epoch_order(config.seed, schedule.epoch(step), schedule.num_rows)
                 assert order is not None
-                here = schedule.permuted_rows(step, order)
+                here = schedule.records(step, order)
             x = rows[here]
             delta = _softmax_per_run((x @ weights).reshape(-1, runs, classes)) - one_hot[here][:, None, :]
             norms = lengths[here][:, None] * np.sqrt(np.einsum("jrs,jrs->jr", delta, delta))
@@ -80,8 +86,9 @@ def train_at_every_epsilon(
             clipped += (factors < 1).mean(axis=0)
             delta *= factors[:, :, None]
             gradient = x.T @ delta.reshape(len(x), -1)
-            gradient += (noise(step).reshape(width, 1, classes) * stds).reshape(width, -1)
-            gradient /= dtype.type(config.batch_size)
+            filtered = {each: noise(step).reshape(width, classes) for each, noise in unit.items()}
+            gradient += (np.stack([filtered[each] for each in bands], axis=1) * stds).reshape(width, -1)
+            gradient /= dtype.type(schedule.divisor)
             if config.momentum:
                 velocity *= dtype.type(config.momentum)
                 velocity += gradient
@@ -119,7 +126,7 @@ def train_adapters_at_every_epsilon(
     started = time.perf_counter()
     require(len(epsilons) > 0, "epsilons", list(epsilons), "at least one ε")
     estimated = is_estimated(federation)
-    schedule = config.steps(federation.num_samples)
+    schedule = choose_schedule("gl_bmf", config, federation.num_samples)
     configs = [config.with_(epsilon=epsilon) for epsilon in epsilons]
     plans = [plan_matrix_factorisation(each, schedule, labels_only=estimated) for each in configs]
     dtype, steps = np.dtype(config.dtype), schedule.num_steps

@@ -11,10 +11,11 @@ import numpy as np
 from accel.errors import InvalidArgument
 from accel.validate import require
 from protocols.deploy.config.public_plan import client_bounds
-from protocols.deploy.config.read import ClientEntry, FederationConfig
+from protocols.deploy.config.read import ClientEntry, FederationConfig, RunConfig
 from protocols.inference.model_file import ReleasedModel
 from vfl.data.embeddings import embed_own_rows
 from vfl.data.scaling import RowBound, bound_rows
+from vfl.defaults import NARROW, table_row_bound
 from vfl.local.config import LOCAL_MODELS, LocalModelConfig
 from vfl.local.lora import ParallelLora
 from vfl.tables import (
@@ -31,8 +32,9 @@ from vfl.tables import (
     read_table,
 )
 from vfl.tables.kinds import as_is
+from vfl.tasks import scaled_targets
 
-__all__ = ["OwnColumns", "add_column_options", "client_row_bound", "read_columns", "resolve_schema"]
+__all__ = ["OwnColumns", "add_column_options", "client_row_bound", "read_columns", "resolve_schema", "rule_warning"]
 
 
 @dataclass(frozen=True)
@@ -71,10 +73,12 @@ class OwnColumns:
         """What this client should know about its own file."""
         return () if self.report is None else self.report.notes
 
-    def one_hot(self, rows: np.ndarray, classes: tuple[str, ...]) -> np.ndarray:
-        """Labels of these rows as one-hot rows."""
-        hot: np.ndarray = np.eye(len(classes), dtype=np.int64)[self.label_numbers(rows, classes)]
-        return hot
+    def labels_of(self, rows: np.ndarray, run: RunConfig) -> np.ndarray:
+        """Labels of these rows as a run takes them: places in its classes, or targets scaled to −1 … 1."""
+        if run.target_range is None:
+            return self.label_numbers(rows, run.classes)
+        assert self.table.targets is not None
+        return scaled_targets(self.table.targets[rows], run.target_range)
 
     def label_numbers(self, rows: np.ndarray, classes: tuple[str, ...]) -> np.ndarray:
         """Labels of these rows as places in ``classes``."""
@@ -114,6 +118,17 @@ def client_row_bound(config: FederationConfig, entry: ClientEntry) -> float:
     return client_bounds(config)[[client.name for client in config.ordered_clients].index(entry.name)]
 
 
+def rule_warning(config: FederationConfig, entry: ClientEntry) -> str:
+    """A row rule that takes away what this client's columns say; empty if there is none."""
+    if config.run.row_rule != "normalise" or entry.width > NARROW:
+        return ""
+    suited = table_row_bound(sum(client.width for client in config.clients))
+    return (
+        f"[run] row_rule = 'normalise' gives every row of these {entry.width} columns the same norm, and leaves little but signs; agree "
+        f"on row_rule = 'clip' and row_bound = 'auto' ({suited:g})"
+    )
+
+
 def read_columns(
     config: FederationConfig,
     entry: ClientEntry,
@@ -146,6 +161,8 @@ def read_columns(
     schema = resolve_schema(arguments, raw, label_column, known)
     require(entry.label or schema.label is None, "[label]", "given", f"absent at {entry.name}, which has no labels")
     if entry.label and schema.label is not None:
+        schema = _with_label_of_run(schema, schema.label, config)
+        assert schema.label is not None
         require(
             not schema.label.classes or set(schema.label.classes) == set(config.run.classes),
             "[label] classes",
@@ -205,6 +222,18 @@ def resolve_schema(
         _refuse_other_constants(schema, known)
         return _with_id(known, arguments.id or schema.id.column)
     return schema
+
+
+def _with_label_of_run(schema: Schema, label: Label, config: FederationConfig) -> Schema:
+    """A regression's label is a number within the range that federation.toml states."""
+    target = config.run.target_range
+    if target is None:
+        require(label.kind == "class", "[label] kind", label.kind, f"class: {config.source} lists classes")
+        return schema
+    same = label.range is None or label.range == target
+    require(same, "[label] range", label.range, f"{list(target)}, [run] target_range of {config.source}")
+    number = Label(label.column, "number", range=target, missing=label.missing)
+    return Schema(schema.columns, schema.id, number, schema.ignored, schema.source)
 
 
 def _schema_of_options(

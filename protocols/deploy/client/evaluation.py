@@ -12,14 +12,15 @@ from rich.table import Table
 
 from protocols.deploy.client.columns import OwnColumns
 from protocols.inference.model_file import ReleasedModel
-from vfl.evaluation import OUTSIDE, Evaluation, evaluate_classes, write_report
+from vfl.evaluation import OUTSIDE, Evaluation, evaluate_classes, evaluate_numbers, write_report
+from vfl.tasks import unscaled_targets
 
 __all__ = ["evaluation_output", "print_evaluation"]
 
 
 def evaluation_output(model: ReleasedModel) -> str:
     """What has to be opened for an evaluation: the same at all clients."""
-    return "probabilities" if model.task != "regression" else "logits"
+    return "probabilities" if model.task != "regression" else "value"
 
 
 def print_evaluation(
@@ -33,7 +34,11 @@ def print_evaluation(
     as_json: bool,
 ) -> Evaluation:
     """``found[i]`` is the prediction for the client's own row ``rows[i]``. Writes ``file`` and prints figures, at the label client only."""
-    evaluation = evaluate_classes(own.label_numbers(rows, model.classes), found, model.classes)
+    if model.target_range is None:
+        evaluation = evaluate_classes(own.label_numbers(rows, model.classes), found, model.classes)
+    else:
+        assert own.table.targets is not None
+        evaluation = evaluate_numbers(own.table.targets[rows], unscaled_targets(found[:, 0], model.target_range))
     words = (
         "held-out rows, chosen before the training" if held_out else "labelled rows that were given for this evaluation"
     )

@@ -16,10 +16,9 @@ from rich.console import Console
 from rich.table import Table
 
 from accel.validate import require
-from protocols.deploy.client.columns import add_column_options, client_row_bound, resolve_schema
+from protocols.deploy.client.columns import add_column_options, client_row_bound, resolve_schema, rule_warning
 from protocols.deploy.config.read import ClientEntry, FederationConfig, load
 from vfl.data.scaling import RowBound
-from vfl.defaults import NARROW, table_row_bound
 from vfl.tables import ClientTable, Schema, TableReport, apply_schema, describe_ids, read_schema, read_table
 
 __all__ = ["add_parser", "run", "warnings_about"]
@@ -98,16 +97,10 @@ def warnings_about(
 
 
 def _about_the_bound(table: ClientTable, config: FederationConfig, entry: ClientEntry) -> list[str]:
-    rule = config.run.row_rule
-    if rule == "normalise":
-        if entry.width > NARROW:
-            return []
-        suited = table_row_bound(sum(client.width for client in config.clients))
-        return [
-            f"[run] row_rule = 'normalise' gives every row of these {entry.width} columns the same norm, and leaves little but signs; "
-            f"agree on row_rule = 'clip' and row_bound = 'auto' ({suited:g})"
-        ]
-    factors = RowBound(client_row_bound(config, entry), rule).factors(table.features)
+    destroyed = rule_warning(config, entry)
+    if destroyed or config.run.row_rule == "normalise":
+        return [destroyed] if destroyed else []
+    factors = RowBound(client_row_bound(config, entry)).factors(table.features)
     shrunk = float((factors < 1).mean())
     if shrunk <= OFTEN:
         return []

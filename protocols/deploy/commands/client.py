@@ -25,7 +25,7 @@ from accel.files import write_bytes
 from accel.validate import require
 from protocols.client.upload import ClientJob, receive_model, share_columns
 from protocols.deploy.client.align import Aligner
-from protocols.deploy.client.columns import OwnColumns, add_column_options, read_columns
+from protocols.deploy.client.columns import OwnColumns, add_column_options, read_columns, rule_warning
 from protocols.deploy.client.live import train_with_servers
 from protocols.deploy.client.uplink import UplinkTransport, UploadLost
 from protocols.deploy.config.public_plan import log_claim, plan_for
@@ -102,6 +102,9 @@ def run(arguments: argparse.Namespace) -> int:
     log.info("columns read", rows=len(own.ids), width=entry.width, public=own.source)
     for note in own.notes:
         log.warning("something in the file is not used", reason=note)
+    destroyed = rule_warning(config, entry)
+    if destroyed:
+        log.warning("the row rule does not suit this client's columns", reason=destroyed)
     file = Path(arguments.model_out or f"model-{entry.name}.npz")
     with Aligner(
         identity,
@@ -146,8 +149,10 @@ def take_part(
     """Share the aligned rows, and wait for the released model. ``state`` keeps what tells that columns have changed."""
     config = identity.config
     used = rows[: plan.schedule.num_samples]
-    one_hot = own.one_hot(used, config.run.classes) if identity.name == config.label_client.name else None
-    job = ClientJob(plan, own.embeddings(used), one_hot)
+    labels = None
+    if identity.name == config.label_client.name:
+        labels = plan.labels_to_share(own.labels_of(used, config.run))
+    job = ClientJob(plan, own.embeddings(used), labels)
     parameters = plan.public_parameters()
     shared = _Shared(state / "shared.json", session, job)
     with _waiting() as on_beat:
@@ -187,8 +192,8 @@ class _Shared:
 
     def __init__(self, file: Path, session: str, job: ClientJob):
         digest = hashlib.sha256(np.ascontiguousarray(job.embeddings).data)
-        if job.one_hot is not None:
-            digest.update(np.ascontiguousarray(job.one_hot).data)
+        if job.labels is not None:
+            digest.update(np.ascontiguousarray(job.labels).data)
         self._file = file
         self._key = file.parent.parent / "columns.key"  # beside the states of all configurations
         self._facts = {"session": session, "digest": digest.hexdigest()}
@@ -224,7 +229,14 @@ def released(
     use here; how they came about (velocities) is not needed any more. ``columns``: how it reads its columns, for new rows."""
     local = {name: array for name, array in (own or {}).items() if "velocity" not in name}
     model = ReleasedModel(
-        layers, config.run.classes, plan.client_names, plan.client_widths, plan.claim.paragraph(), local
+        layers,
+        config.run.classes,
+        plan.client_names,
+        plan.client_widths,
+        plan.claim.paragraph(),
+        local,
+        task=plan.training.task,
+        target_range=config.run.target_range,
     )
     if columns is None:
         return model

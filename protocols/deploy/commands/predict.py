@@ -18,7 +18,7 @@ import io
 import json
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -43,8 +43,8 @@ from protocols.inference.prediction import OUTPUTS, receive_chunk
 from protocols.plan.scales import EMBEDDING_BITS
 from refmpc import Client
 from refmpc.net.framing import listed, name_of
-from vfl.gradients import softmax
 from vfl.progress import progress_bar
+from vfl.tasks import classes_of, probabilities, unscaled_targets
 
 __all__ = ["add_parser", "run"]
 
@@ -54,7 +54,7 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser("predict", help="predictions for new rows, to one client only", description=__doc__)
     add_client_options(parser)
     parser.add_argument("--model", metavar="FILE", help="the released model (default model-NAME.npz)")
-    parser.add_argument("--output", choices=OUTPUTS, default="label", help="what is opened (default label)")
+    parser.add_argument("--output", choices=OUTPUTS, help="what is opened (default label, or value in a regression)")
     parser.add_argument("--out", metavar="FILE", help="CSV with ids and predictions, at the receiver (default: stdout)")
     parser.add_argument("--clear", action="store_true", help="without servers, see above (at all clients)")
     parser.add_argument(
@@ -81,6 +81,7 @@ def run(arguments: argparse.Namespace) -> int:
     )
     if arguments.held_out or arguments.evaluate:
         arguments.output = evaluation_output(model)
+    arguments.output = arguments.output or ("value" if model.task == "regression" else "label")
     own = read_columns(
         config,
         entry,
@@ -101,7 +102,7 @@ def run(arguments: argparse.Namespace) -> int:
     )
     chosen = _held_out(identity, own, state, log) if arguments.held_out else np.arange(len(own.ids))
     kind = f"{PREDICTION}-in-the-clear" if arguments.clear else PREDICTION
-    sums = _Sums(identity, model.layers)
+    sums = _Sums(identity, model)
     aligner = Aligner(
         identity,
         kind,
@@ -133,20 +134,23 @@ def run(arguments: argparse.Namespace) -> int:
         print_evaluation(own, agreed.rows, found, model, report, held_out=arguments.held_out, as_json=arguments.json)
         if arguments.out is None:
             return 0
-    _write(arguments, own, agreed, found, model.classes)
+    _write(arguments, own, agreed, found, model)
     return 0
 
 
 def _read_model(file: Path, config: FederationConfig, log: Log) -> ReleasedModel:
     """This client's file of this federation's model."""
     model = read_model(file, "--model")
-    require(len(model.classes) > 0, "--model", str(file), "the file that `ppvfl client` wrote")
+    good = len(model.classes) > 0 or model.task == "regression"
+    require(good, "--model", str(file), "the file that `ppvfl client` wrote")
+    run = config.run
+    same = (model.classes, model.task, model.target_range) == (run.classes, run.training.task, run.target_range)
     clients = config.ordered_clients
     trained = dict(zip(model.clients, model.widths, strict=True))
     require(
-        trained == {client.name: client.width for client in clients} and model.classes == config.run.classes,
+        trained == {client.name: client.width for client in clients} and same,
         "--model",
-        f"{file}, of clients and widths {trained} and classes {', '.join(model.classes)}",
+        f"{file}, of clients and widths {trained}, task {model.task} and classes {', '.join(model.classes) or 'none'}",
         f"a model of the federation in {config.source}",
     )
     if model.schema is None:
@@ -195,7 +199,7 @@ def _with_servers(
             rows=plan.rows,
             output=output,
             parameters=plan.public_parameters(),
-            largest_result=16 * plan.rows * plan.classes,
+            largest_result=16 * plan.rows * plan.columns,
         )
         try:
             client = Client(identity.name, transport)
@@ -217,8 +221,8 @@ def _with_servers(
 class _Sums:
     """Predictions in the clear: every client's sums of the first layer, put together at the receiver."""
 
-    def __init__(self, identity: Identity, layers: Sequence[np.ndarray]):
-        self._identity, self._layers = identity, layers
+    def __init__(self, identity: Identity, model: ReleasedModel):
+        self._identity, self._layers, self._task = identity, model.layers, model.task
         self._arrived: dict[str, tuple[str, np.ndarray]] = {}
         self._changed = threading.Condition()
         clients = identity.config.ordered_clients
@@ -261,22 +265,25 @@ class _Sums:
         for layer in self._layers[1:]:
             total = np.maximum(total, 0.0) @ layer[:-1] + layer[-1]
         if output == "label":
-            labels: np.ndarray = np.argmax(total, axis=1)
-            return labels
-        return softmax(total) if output == "probabilities" else total
+            return classes_of(self._task, total)
+        return probabilities(self._task, total) if output == "probabilities" else total
 
 
 def _write(
-    arguments: argparse.Namespace, own: OwnColumns, agreed: Agreed, found: np.ndarray, classes: Sequence[str]
+    arguments: argparse.Namespace, own: OwnColumns, agreed: Agreed, found: np.ndarray, model: ReleasedModel
 ) -> None:
     """Ids and predictions, in the order of the receiver's own file."""
     order = np.argsort(agreed.rows)
     ids = [own.ids[row] for row in agreed.rows[order]]
     values = found[order]
     if found.ndim == 1:
-        header, rows = ["prediction"], [[classes[int(value)]] for value in values]
+        header, rows = ["prediction"], [[model.classes[int(value)]] for value in values]
+    elif model.target_range is not None:
+        numbers = unscaled_targets(values[:, 0], model.target_range)
+        header, rows = ["prediction"], [[f"{value:.6g}"] for value in numbers]
     else:
-        header, rows = list(classes), [[f"{value:.6g}" for value in row] for row in values]
+        columns = model.classes[-values.shape[1] :]  # one logit is that of the second class
+        header, rows = list(columns), [[f"{value:.6g}" for value in row] for row in values]
     if arguments.json:
         print(json.dumps({"output": arguments.output, "columns": header, "rows": dict(zip(ids, rows, strict=True))}))
         return

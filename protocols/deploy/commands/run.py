@@ -28,7 +28,7 @@ __all__ = ["add_parser", "processes", "run"]
 # of the logs, what people want to see
 _SHOWN = {"rows aligned", "upload complete, all servers have it", "all servers agree", "computed and released"}
 _FACTS = ("common", "rows", "rounds", "bytes_sent", "seconds", "peer", "since", "reason", "claim")
-EVALUATION = "evaluation"  # folder of the outputs of a prediction of the held-out rows
+EVALUATION, PREDICTION = "evaluation", "prediction"  # folders of the outputs of what comes after the training
 _END = 10.0  # seconds for a server to end after its clients have
 
 
@@ -47,13 +47,21 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "--evaluate", action="store_true", help="then predict the held-out rows on shares, and write a report"
     )
+    parser.add_argument("--predict", metavar="NAME=FILE,…", help="then predict new rows, one file for each client")
     add_column_options(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Start everybody, wait for the clients."""
+    """Start everybody, wait for the clients; then ask for predictions, if these are wanted."""
     config = load(arguments.config)
-    files = _files(config, arguments.columns)
+    files = _files(config, arguments.columns, "--columns")
+    new = None if arguments.predict is None else _files(config, arguments.predict, "--predict")
+    require(
+        not arguments.evaluate or config.run.held_out > 0,
+        "[run] held_out",
+        config.run.held_out,
+        "above 0 with --evaluate",
+    )
     out = Path(arguments.out)
     out.mkdir(parents=True, exist_ok=True)
     console = Console()
@@ -62,44 +70,52 @@ def run(arguments: argparse.Namespace) -> int:
         **{name: _client_command(config, arguments, name, file, out) for name, file in files.items()},
     }
     console.print(f"{len(commands)} processes; logs and models in {out}")
+    last = config.ordered_clients[-1].name
+    shown = [last]
     with processes(commands, out) as running:
         deadline = None if arguments.timeout is None else time.monotonic() + arguments.timeout
+        waited = {name: running[name] for name in files} if _serve(arguments) else running
         with _Watch(out, list(commands), console) as watch:
-            waited = {name: running[name] for name in files} if arguments.evaluate else running
             failed = _wait(waited, deadline, running, watch.look)
-        if arguments.evaluate and not failed:
-            (out / EVALUATION).mkdir(exist_ok=True)
+        servers = {server.name: running[server.name] for server in config.servers}
+        for folder, rows in ((EVALUATION, files if arguments.evaluate else None), (PREDICTION, new)):
+            if rows is None or failed:
+                continue
+            (out / folder).mkdir(exist_ok=True)
             asking = {
-                f"{EVALUATION}/{name}": _predict_command(config, arguments, name, file, out)
-                for name, file in files.items()
+                f"{folder}/{name}": _predict_command(config, arguments, folder, name, file, out)
+                for name, file in rows.items()
             }
             with processes(asking, out) as predicting, _Watch(out, list(asking), console) as watch:
-                servers = {server.name: running[server.name] for server in config.servers}
                 failed = _wait(predicting, deadline, {**servers, **predicting}, watch.look)
+            shown.append(f"{folder}/{last}")
     if failed:
         name = failed[0]
         console.print((out / f"{name}.err").read_text()[-4000:], markup=False)
         console.print(f"[red]{name} failed[/red]; its output is above, and the logs of all are in {out}")
         return 1
-    last = config.ordered_clients[-1].name
-    console.print((out / f"{last}.out").read_text().strip(), markup=False)
-    if arguments.evaluate:
-        console.print((out / EVALUATION / f"{last}.out").read_text().strip(), markup=False)
+    for name in shown:
+        console.print((out / f"{name}.out").read_text().strip(), markup=False)
     return 0
 
 
-def _files(config: FederationConfig, text: str) -> dict[str, Path]:
+def _serve(arguments: argparse.Namespace) -> bool:
+    """Whether servers stay for predictions."""
+    return bool(arguments.evaluate or arguments.predict is not None)
+
+
+def _files(config: FederationConfig, text: str, option: str) -> dict[str, Path]:
     names = [client.name for client in config.ordered_clients]
     pairs = [item.partition("=") for item in text.split(",") if item]
     files = {name.strip(): Path(file.strip()) for name, _, file in pairs}
     shown = ",".join(f"{name}=FILE" for name in names)
-    require(sorted(files) == sorted(names) and len(pairs) == len(files), "--columns", text, f"a file each: {shown}")
+    require(sorted(files) == sorted(names) and len(pairs) == len(files), option, text, f"a file each: {shown}")
     return {name: files[name] for name in names}
 
 
 def _server_command(arguments: argparse.Namespace, name: str, out: Path) -> list[str]:
     own = ["--as", name, "--config", arguments.config, "--log", str(out / f"{name}.log")]
-    own += [] if arguments.evaluate else ["--until-trained"]
+    own += [] if _serve(arguments) else ["--until-trained"]
     return [sys.executable, "-m", "protocols.deploy", "server", *own]
 
 
@@ -116,12 +132,15 @@ def _client_command(
 
 
 def _predict_command(
-    config: FederationConfig, arguments: argparse.Namespace, name: str, file: Path, out: Path
+    config: FederationConfig, arguments: argparse.Namespace, folder: str, name: str, file: Path, out: Path
 ) -> list[str]:
-    own = ["--as", name, "--config", arguments.config, "--log", str(out / f"{name}.log"), "--held-out"]
+    own = ["--as", name, "--config", arguments.config, "--log", str(out / f"{name}.log")]
     own += ["--columns", str(file), "--model", str(out / f"model-{name}.npz")]
-    if name == config.label_client.name:
+    own += ["--held-out"] if folder == EVALUATION else []
+    if folder == EVALUATION and name == config.label_client.name:
         own += ["--report", str(out / "evaluation.html")]
+    if folder == PREDICTION and name == config.predict.receiver:
+        own += ["--out", str(out / "predictions.csv")]
     own += _option(config, "id", arguments.id, name)
     return [sys.executable, "-m", "protocols.deploy", "predict", *own, *_model_options(arguments, scaled=False)]
 

@@ -43,7 +43,7 @@ def plan_for(config: FederationConfig, rows: int) -> Plan:
             for client, bound in zip(config.ordered_clients, client_bounds(config), strict=True)
         ),
         num_samples=rows - held_out_rows(config, rows),
-        classes=len(run.classes),
+        classes=len(run.classes) or 1,
         row_bound=run.row_bound,
         public_inputs=_PUBLIC_INPUTS,
     )
@@ -61,7 +61,8 @@ def training_for(config: FederationConfig, rows: int) -> TrainingConfig:
     if not run.automatic:
         return run.training
     used = rows - held_out_rows(config, rows)
-    chosen = training_defaults(used, run.training.epsilon, hidden=bool(run.training.hidden))
+    hidden, regression = bool(run.training.hidden), run.target_range is not None
+    chosen = training_defaults(used, run.training.epsilon, hidden=hidden, regression=regression)
     if "batch_size" not in run.automatic and "epochs" in run.automatic:  # as many steps, in batches as stated
         steps = int(chosen["epochs"]) * (used // int(chosen["batch_size"]))
         chosen["epochs"] = max(1, round(steps / max(1, used // run.training.batch_size)))

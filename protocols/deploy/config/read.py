@@ -32,6 +32,7 @@ from protocols.deploy.config.schema import (
     split_address,
 )
 from vfl.defaults import AUTOMATIC, table_row_bound
+from vfl.tasks import output_count
 from vfl.training import TrainingConfig
 
 __all__ = [
@@ -276,6 +277,9 @@ class _Reader:
                 given[name] = self._real(where, value)
             elif isinstance(usual, str):
                 given[name] = self._text(where, value, f"text such as {usual!r}")
+            elif name == "class_weights":
+                require(isinstance(value, list), where, value, "a list of weights, one for each class, such as [1, 3]")
+                given[name] = tuple(self._real(where, weight) for weight in value)
             elif isinstance(usual, tuple):
                 require(isinstance(value, list), where, value, "a list of widths such as [64]")
                 given[name] = tuple(require_integer(where, width, 1) for width in value)
@@ -283,17 +287,35 @@ class _Reader:
                 given[name] = require_integer(where, value, 1)
         protocol = self._choice("[run] protocol", table.get("protocol", "g_bmf"), PROTOCOLS)
         given.setdefault("weights", "open")
+        regression = given.get("task") == "regression"
+        classes = () if regression else self._classes(table.get("classes"))
+        require(
+            not regression or "classes" not in table,
+            "[run] classes",
+            table.get("classes"),
+            "absent in a regression, whose label is a number",
+            "give target_range = [lowest, highest] instead",
+        )
+        one_layer = not given.get("hidden") and given.get("gradients", "factored") == "factored"
+        if len(classes) == 2 and one_layer and protocol != "gl_bmf":
+            given.setdefault("task", "binary")  # one logit says the same as two, in half the bytes
         try:
             training = TrainingConfig(**given)
+            if classes:
+                output_count(training.task, len(classes), training.class_weights)
         except InvalidArgument as error:
             raise InvalidArgument(f"[run] {error}") from None
         self._choice("[run] noise", training.noise, ("distributed",))  # joint noise is not built for deployments yet
+        way_out = "its clients know the batches" if protocol == "gl_bmf" else "its order is always secret"
+        allowed = training.order == "fixed" or protocol == "g_bmf"
+        require(allowed, "[run] order", training.order, f"absent with protocol {protocol!r}", way_out)
         usual = 0 if protocol == "gl_bmf" else RunConfig.checkpoint_every
         every = require_integer("[run] checkpoint_every", table.get("checkpoint_every", usual), 0)
         rule = self._choice("[run] row_rule", table.get("row_rule", "clip"), ("clip", "normalise"))
         return RunConfig(
             training=training,
-            classes=self._classes(table.get("classes")),
+            classes=classes,
+            target_range=self._target_range(table.get("target_range"), regression),
             protocol=protocol,
             row_bound=self._row_bound(table.get("row_bound", AUTO), rule, width),
             row_rule=rule,
@@ -333,6 +355,17 @@ class _Reader:
             local_update=self._choice("[run] local_update", update, ("released", "estimated")),
             local_learning_rate=require_real("[run] local_learning_rate", rate, 0.0, open_low=True),
         )
+
+    def _target_range(self, given: Any, regression: bool) -> tuple[float, float] | None:
+        where = "[run] target_range"
+        if not regression:
+            require(given is None, where, given, "absent with classes", 'set task = "regression" to predict a number')
+            return None
+        good = isinstance(given, list) and len(given) == 2
+        require(good, where, given, "[lowest, highest], public, of the number that is to be predicted")
+        assert isinstance(given, list)
+        low, high = (self._real(where, value) for value in given)
+        return low, require_real(where, high, low, open_low=True)
 
     def _classes(self, given: Any) -> tuple[str, ...]:
         allowed = "a number of classes from 2 to 1000 (labels 0, 1, …), or the list of label texts"

@@ -97,10 +97,11 @@ class LayersConfig:
 
 @dataclass(frozen=True)
 class RunConfig:
-    """What is trained. ``training`` is what the twins take; ``classes`` are the label texts, in the order of the outputs;
-    ``layers`` is there if and only if the clients train layers of their own (protocol gl_bmf). ``held_out``: the share of the
-    common rows, the last of the aligned order, that takes no part and is kept for an evaluation. ``automatic``: which of batch size,
-    epochs and learning rate follow from the number of rows and ε (``vfl.defaults``), whatever ``training`` says."""
+    """What is trained. ``training`` is what the twins take; ``classes`` are the label texts, in the order of the outputs, or
+    (regression) there are none and ``target_range`` is what −1 and 1 stand for; ``layers`` is there if and only if the clients
+    train layers of their own (protocol gl_bmf). ``held_out``: the share of the common rows, the last of the aligned order, that
+    takes no part and is kept for an evaluation. ``automatic``: which of batch size, epochs and learning rate follow from the
+    number of rows and ε (``vfl.defaults``), whatever ``training`` says."""
 
     training: TrainingConfig
     classes: tuple[str, ...]
@@ -112,6 +113,7 @@ class RunConfig:
     timeout: float = 60.0
     layers: LayersConfig | None = None
     automatic: tuple[str, ...] = ()
+    target_range: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True)

@@ -47,9 +47,12 @@ fingerprint = ""
 
 _RUN = """\
 [run]
-protocol = "g_bmf"      # "g_bmf": matrix-factorisation noise, fixed order; "g_shuff": rows shuffled in secret;
+protocol = "g_bmf"      # "g_bmf": matrix-factorisation noise; "g_shuff": rows shuffled in secret in every epoch;
                         # "gl_bmf": as g_bmf, and each client trains a layer of its own, so clients stay until the end
 classes = {classes}
+# task = "regression"   # instead of classes: the label is a number. Two classes are one logit (task = "binary") where it can be
+# target_range = [0.0, 100.0] # of that number, public; values beyond it count as its ends
+# class_weights = [1.0, 3.0] # public, of the classes' gradients before the clip; never computed from the private labels
 # privacy: the claim is printed before a run, and kept with the model
 epsilon = 3.0
 delta = 1e-5            # well below one over the number of people
@@ -68,6 +71,8 @@ weight_decay = 1.0      # 1 means none: the weights are multiplied by it at ever
 hidden = []             # widths of hidden layers
 factorisation = "bisr"  # of the workload, for g_bmf: "bisr", "bsr" or "identity"
 # bands = 8             # of the factorisation; without it, from the number of batches
+# order = "fixed"       # of g_bmf's batches. "secret": rows and dummies are shuffled once, and less noise is needed
+# accounting = "proven" # of g_shuff: for its secret order; "any-order": no amplification; "paper": not proven
 # for gl_bmf only: the clients' layers (LoRA, on their own scaled columns)
 # rank = 8
 # lora_alpha = 8.0      # the layers count lora_alpha/rank
@@ -76,6 +81,7 @@ factorisation = "bisr"  # of the workload, for g_bmf: "bisr", "bsr" or "identity
 # operation
 # weights = "open"      # every noised gradient sum is opened, so that the weights are public while they are trained; same
                         # claim, less work. "secret": only the last model is opened (gl_bmf: and each client's own gradients)
+# average = "fifth"     # with open weights (not gl_bmf): the model is the mean over the last fifth of all steps; or "exponential"
 # checkpoint_every = 100 # steps between checkpoints, from which a server that died resumes; 0: none (with open weights,
                         # and in gl_bmf, every step is kept whatever is said here)
 timeout = 60.0          # seconds to wait for a silent peer

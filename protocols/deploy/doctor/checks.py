@@ -169,7 +169,7 @@ def check_privacy(config: FederationConfig, name: str) -> Finding:
         f"ε = {training.epsilon:g}, δ = {training.delta:g}, for fewer than {rows:,} common rows: δ must be below 1/n"
     )
     if config.run.protocol == "g_shuff" and training.accounting == "paper":
-        way_out = "the proven ε is logged when rows are aligned, and stands first in the claim; g_bmf has one proven ε"
+        way_out = 'take accounting = "proven" (its default), whose ε is that of the secret order'
         return Finding(name, "privacy", "warning", f"{found}; this ε is {AS_IF_POISSON}", way_out)
     return Finding(name, "privacy", "ok", found)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -111,8 +111,21 @@ class SpoolTransport:
         self.outbox: dict[str, list[tuple[str, bytes]]] = {name: [] for name in spools}
         self._to_clients = 0
         self.timeout = servers.timeout
-        self.bytes_sent = self.frames_sent = 0
-        self.seconds_waiting = 0.0
+
+    @property
+    def bytes_sent(self) -> int:
+        """To servers, and for clients."""
+        return self._servers.bytes_sent + self._to_clients
+
+    @property
+    def frames_sent(self) -> int:
+        """To servers, and for clients."""
+        return self._servers.frames_sent + sum(map(len, self.outbox.values()))
+
+    @property
+    def seconds_waiting(self) -> float:
+        """For servers."""
+        return self._servers.seconds_waiting
 
     def exchange(
         self,
@@ -136,9 +149,18 @@ class SpoolTransport:
             if isinstance(peer, str):
                 self._spools[peer].read(self._read[peer], operation, parts)
                 self._read[peer] += 1
-        self.bytes_sent = self._servers.bytes_sent + self._to_clients
-        self.frames_sent = self._servers.frames_sent + sum(map(len, self.outbox.values()))
-        self.seconds_waiting = self._servers.seconds_waiting
+
+    def prepare(
+        self, operation: str, sends: Mapping[Peer, list[np.ndarray]], receives: Mapping[Peer, list[np.ndarray]]
+    ) -> Callable[[int], None]:
+        """A round of a recorded step, with the other servers alone (a message for a client is no part of such a step)."""
+        carry_out = self._servers.prepare(operation, sends, receives)
+
+        def prepared(code: int) -> None:
+            self._servers.timeout = self.timeout
+            carry_out(code)
+
+        return prepared
 
     def abort(self, reason: str) -> None:
         self._servers.abort(reason)

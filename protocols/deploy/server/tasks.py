@@ -82,7 +82,7 @@ class TrainingTask(_Uploads):
     @property
     def largest_message(self) -> int:
         """Bytes of the largest message that a client may send."""
-        return 8 * CHUNK_ROWS * max(self.plan.classes, *self.plan.client_widths) + _HEAD
+        return 8 * CHUNK_ROWS * max(self.plan.outputs, *self.plan.client_widths) + _HEAD
 
     def messages_of(self, client: str) -> int:
         """How many messages a client sends: a chunk of embeddings each, and of labels."""
@@ -96,7 +96,7 @@ class TrainingTask(_Uploads):
             chunk, is_labels = number // 2, bool(number % 2)
         rows = min(CHUNK_ROWS, self.plan.schedule.num_samples - chunk * CHUNK_ROWS)
         width = self.plan.client_widths[self.plan.client_names.index(client)]
-        return rows, self.plan.classes if is_labels else width
+        return rows, self.plan.outputs if is_labels else width
 
     @property
     def checkpoint_every(self) -> int:
@@ -117,7 +117,9 @@ class TrainingTask(_Uploads):
 
     def keep(self, directory: Path, layers: list[np.ndarray]) -> None:
         """What the server's operator finds afterwards."""
-        write_model(directory / MODEL, ReleasedModel(layers))
+        run = self._config.run
+        model = ReleasedModel(layers, run.classes, task=run.training.task, target_range=run.target_range)
+        write_model(directory / MODEL, model)
 
 
 class LiveTrainingTask(TrainingTask):
@@ -185,6 +187,7 @@ def prediction_plan(
         output=output,
         rows=rows,
         training_claim=claim,
+        task=config.run.training.task,
     )
 
 

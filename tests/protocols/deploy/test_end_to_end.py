@@ -108,7 +108,7 @@ def _check_models(directory: Path) -> np.ndarray:
     """Both clients and all servers have the same model, and it has learnt something in spite of the noise."""
     bank, card = read_model(directory / "model-bank.npz"), read_model(directory / "model-card.npz")
     (layer,) = bank.layers
-    assert np.array_equal(layer, card.layers[0]) and layer.shape == (sum(WIDTHS.values()) + 1, 2)
+    assert np.array_equal(layer, card.layers[0]) and layer.shape == (sum(WIDTHS.values()) + 1, 1)
     assert "differentially private" in card.claim
     for name in SERVERS:
         (file,) = (directory / "federation" / name / "state").glob("*/training-*/model.npz")
@@ -119,7 +119,9 @@ def _check_models(directory: Path) -> np.ndarray:
 def _check_predictions(directory: Path, new: dict[str, np.ndarray], layer: np.ndarray) -> None:
     """What the receiver got is what the released model says of the concatenated rows."""
     with (directory / "predictions.csv").open() as file:
-        rows = {row["customer_id"]: [float(row["no"]), float(row["yes"])] for row in csv.DictReader(file)}
+        rows = {
+            row["customer_id"]: [float(row["yes"])] for row in csv.DictReader(file)
+        }  # one logit, of the second class
     assert sorted(rows) == sorted(new["ids"])
     expected = np.column_stack([new["values"], np.ones(NEW)]) @ layer  # all rows are within the bound
     got = np.array([rows[name] for name in new["ids"]])

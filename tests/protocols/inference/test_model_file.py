@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 
 from accel.errors import InvalidArgument
-from protocols.inference.model_file import ReleasedModel, read_model, write_model
+from protocols.inference.model_file import FORMAT, ReleasedModel, read_model, write_model
+from vfl.tables import Category, IdRule, Number, Schema
 
 LAYERS = [np.full((2, 2), float(i)) for i in range(1, 12)]
 
@@ -44,3 +47,25 @@ def test_other_files_are_refused_in_a_sentence(tmp_path):
         file.write_bytes(content)
         with pytest.raises(InvalidArgument, match="must be a released model"):
             read_model(file)
+
+
+def test_schema_task_and_bound_survive(tmp_path):
+    schema = Schema((Number("age", range=(0, 120)), Category("région", ("a", "b"))), IdRule("who", "integer"))
+    own = {"schema": schema, "row_bound": 3.5, "row_rule": "clip", "local_model": "ab" * 32}
+    write_model(tmp_path / "m.npz", ReleasedModel(LAYERS[:1], task="regression", target_range=(0.0, 9.5), **own))
+    again = read_model(tmp_path / "m.npz")
+    assert (again.schema, again.row_bound, again.row_rule, again.local_model) == tuple(own.values())
+    assert (again.task, again.target_range, again.version) == ("regression", (0.0, 9.5), FORMAT)
+    with pytest.raises(InvalidArgument, match="target_range = None: must be given with regression"):
+        ReleasedModel(LAYERS[:1], task="regression")
+    with pytest.raises(InvalidArgument, match="task = 'ranking'"):
+        ReleasedModel(LAYERS[:1], task="ranking")
+
+
+def test_older_files_are_known_as_such_and_newer_ones_refused(tmp_path):
+    np.savez(tmp_path / "old.npz", layer_1=LAYERS[0], classes=["no", "yes"], clients=["bank"], widths=[1])
+    old = read_model(tmp_path / "old.npz")
+    assert (old.version, old.schema, old.classes) == (0, None, ("no", "yes"))
+    np.savez(tmp_path / "new.npz", layer_1=LAYERS[0], about=json.dumps({"version": FORMAT + 1}))
+    with pytest.raises(InvalidArgument, match="version = 2: must be 1; the file was written by a newer ppvfl"):
+        read_model(tmp_path / "new.npz")

@@ -51,8 +51,8 @@ def test_a_contribution_that_is_not_clipped_is_refuted(monkeypatch, weights):
     """Rows taken for rows of length zero, whose clip factor is one: a record moves the sum by far more than γ."""
     clipped = protocols.step.low_round.clipped_updates
 
-    async def unclipped(logits, labels, norms, scales):
-        return await clipped(logits, labels, norms - norms, scales)
+    async def unclipped(logits, labels, norms, scales, weights=()):
+        return await clipped(logits, labels, norms - norms, scales, weights)
 
     monkeypatch.setattr(protocols.step.low_round, "clipped_updates", unclipped)
     result = audited("g_bmf", trials=512, weights=weights)

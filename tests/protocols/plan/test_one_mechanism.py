@@ -43,6 +43,7 @@ def test_twin_and_product_choose_the_same_mechanism(protocol, kind, bands):
             weight_decay=weight_decay,
             momentum=momentum,
             bands=bands,
+            accounting="any-order",
         )
         if momentum >= weight_decay and kind != "identity" and protocol != "g_shuff":
             with pytest.raises(ValueError, match="the square root of the workload needs β < α"):

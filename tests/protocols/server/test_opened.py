@@ -38,12 +38,15 @@ def points_of_a_run(plan, federation, directory: Path) -> dict[int, list[str]]:
     return dry.points
 
 
-@pytest.mark.parametrize("server", [0, 1, 2])
-def test_no_step_is_opened_with_two_values_wherever_a_server_dies(plan_and_federation, tmp_path, server):
+SOME, ALL = [(0, 10), (1, 10), (2, 10)], [(0, 1), (1, 1), (2, 1)]
+
+
+@pytest.mark.parametrize(("server", "every"), [*SOME, *(pytest.param(*each, marks=pytest.mark.heavy) for each in ALL)])
+def test_no_step_is_opened_with_two_values_wherever_a_server_dies(plan_and_federation, tmp_path, server, every):
     plan, federation = plan_and_federation
     points = points_of_a_run(plan, federation, tmp_path / "dry")[server]
     assert len(points) > 50
-    for number in range(server, len(points), 3):  # the three tests together: every point
+    for number in range(3 * server % every, len(points), every):
         run = tmp_path / f"{number}"
         with pytest.MonkeyPatch.context() as patch:
             watch = Watch(patch, run)

@@ -74,7 +74,7 @@ def test_two_crashes_at_random_points_in_threads(tmp_path, protocol):
     with pytest.MonkeyPatch.context() as patch:
         dry = Watch(patch, tmp_path / "dry")
         attempt(protocol, plan, federation, tmp_path / "dry", SERVERS[protocol], "threads")
-    for number in range(3):
+    for number in range(2):
         directory, watch, died = tmp_path / str(number), None, 0
         with pytest.MonkeyPatch.context() as patch:
             watch = Watch(patch, directory)

@@ -59,7 +59,7 @@ def two_rows_swapped(name, job):
 
 
 def one_label(name, job):
-    return job if job.one_hot is None else replace(job, one_hot=np.roll(job.one_hot, 1, axis=0))
+    return job if job.labels is None else replace(job, labels=np.roll(job.labels, 1, axis=0))
 
 
 def less_than_the_grid(name, job):

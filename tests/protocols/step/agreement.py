@@ -11,6 +11,7 @@ from protocols.plan.scales import EMBEDDING_BITS, RELEASE_BITS
 from tests.protocols.step.gl_inputs import rounded_up
 from vfl.federation import Federation
 from vfl.gradients import GlobalModel, clipped_gradient, with_ones
+from vfl.tasks import errors_and_losses
 
 __all__ = ["assert_agrees", "entry_error", "factor_loss", "twin_and_bound"]
 
@@ -25,9 +26,8 @@ def contribution_errors(plan: Plan, model: GlobalModel, rows: np.ndarray, labels
     """
     scales = plan.scales
     inputs, logits = model.forward(rows)
-    shifted = np.exp(logits - logits.max(axis=1, keepdims=True))
-    delta = shifted / shifted.sum(axis=1, keepdims=True)
-    delta[np.arange(len(labels)), labels] -= 1
+    task, weights = plan.training.task, plan.training.class_weights
+    delta, _ = errors_and_losses(task, logits, labels, weights)
     deltas = model.backward(inputs, delta)
     norms = [np.linalg.norm(layer, 2) for layer in model.layers]
 
@@ -43,7 +43,7 @@ def contribution_errors(plan: Plan, model: GlobalModel, rows: np.ndarray, labels
         sum_errors.append(error)
         if not last:
             input_errors.append(error)
-    error = error + np.sqrt(plan.classes) * entry_error(plan)
+    error = max(1.0, *weights, 0.0) * error + np.sqrt(plan.outputs) * entry_error(plan)
     delta_errors = [error]
     for depth in range(len(model.layers) - 1, 0, -1):
         through = deltas[depth] @ model.layers[depth][:-1].T
@@ -59,6 +59,8 @@ def contribution_errors(plan: Plan, model: GlobalModel, rows: np.ndarray, labels
         n = (size(a) / plan.training.clip_norm) ** 2
         excess = excess + 2 * 2.0**-scale.norm_bits * size(d) ** 2 + 2.0**-scale.square_bits * (n + 1)
         excess = excess + rounded_up(scale.norms) * n * size(d) ** 2
+    if scales.one_output is not None:  # nothing is squared: the bound of each row is off by the factor's loss alone
+        excess = 0.0
     gamma = plan.training.clip_norm
     return np.minimum(np.sqrt(squares), 2 * gamma) + gamma * (factor_loss(plan) + excess / 2)
 
@@ -66,7 +68,10 @@ def contribution_errors(plan: Plan, model: GlobalModel, rows: np.ndarray, labels
 def entry_error(plan: Plan) -> float:
     """Of an entry of δ, given the logits."""
     low = plan.scales.low_round
-    return 2.0**-14 if low is None else 2.0**-15 + (plan.classes - 1) * 2.0**-18 + 2.0**-low.delta_bits
+    if plan.training.task == "regression":
+        return 2.0**-15  # the target is rounded to 14 bits
+    largest = max(1.0, *plan.training.class_weights, 0.0)
+    return largest * (2.0**-14 if low is None else 2.0**-15 + (plan.classes - 1) * 2.0**-18 + 2.0**-low.delta_bits)
 
 
 def factor_loss(plan: Plan) -> float:
@@ -91,7 +96,13 @@ def twin_and_bound(plan: Plan, federation: Federation, noise: np.ndarray) -> tup
         here, rate = plan.schedule.rows(step), plan.learning_rate(step)
         off = contribution_errors(plan, model, rows[here], labels[here], gaps).sum()
         gradient = clipped_gradient(
-            model, rows[here], labels[here], training.clip_norm, norm_limit=plan.scales.norm_limit
+            model,
+            rows[here],
+            labels[here],
+            training.clip_norm,
+            norm_limit=plan.scales.norm_limit,
+            task=training.task,
+            class_weights=training.class_weights,
         )
         total = model.unflatten(gradient.total + noise[step])
         used = plan.scales.learning_rate_used(rate)

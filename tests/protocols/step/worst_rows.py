@@ -38,8 +38,8 @@ def extreme_weights(plan: Plan, rng: np.random.Generator) -> list[list[np.ndarra
             found.append([w * share * b / np.linalg.norm(w, 2) for w, b in zip(drawn, bounds, strict=True)])
         return found
     length = plan.scales.logit_bound / plan.scales.layers[0].reach
-    direction = np.zeros((plan.width + 1, plan.classes))
-    direction[0, 0], direction[0, 1] = -1.0, 1.0
+    direction = np.zeros((plan.width + 1, plan.outputs))
+    direction[0, 0], direction[0, -1] = -1.0, 1.0
     confident = min(0.99 * length, 30.0 / plan.scales.row_bound)
     return [[direction * 0.99 * length], [direction * confident], [direction * 0.0]]
 
@@ -57,9 +57,13 @@ def worst_rows(plan: Plan, rng: np.random.Generator, count: int = 24) -> np.ndar
     return with_ones(np.trunc(rows * 2.0**EMBEDDING_BITS) * 2.0**-EMBEDDING_BITS)
 
 
-def _labels(rows: np.ndarray, layers: list[np.ndarray]) -> np.ndarray:
+def _labels(plan: Plan, rows: np.ndarray, layers: list[np.ndarray]) -> np.ndarray:
     """As wrong as can be, so that ‖δ‖ is as long as can be; every sixth is right."""
     logits = GlobalModel(layers).forward(rows)[1]
+    if plan.training.task == "regression":
+        return np.where(np.arange(len(rows)) % 6 == 0, np.clip(logits[:, 0], -1, 1), -np.sign(logits[:, 0]))
+    if plan.training.task == "binary":
+        logits = np.concatenate([np.zeros_like(logits), logits], axis=1)
     labels = logits.argmin(axis=1)
     labels[::6] = logits.argmax(axis=1)[::6]
     return labels
@@ -81,10 +85,11 @@ def _within_limit(plan: Plan, rows: np.ndarray, labels: np.ndarray, layers: list
 
 async def _shared(party: Any, plan: Plan, rows: np.ndarray, labels: np.ndarray, layers: list[np.ndarray]):
     embeddings = await refmpc.input_from_party(party, 0, rows, rows.shape, EMBEDDING_BITS)
-    one_hot = await refmpc.input_from_party(party, 0, np.eye(plan.classes)[labels], (len(rows), plan.classes), 0)
+    shape = len(rows), plan.outputs
+    shared_labels = await refmpc.input_from_party(party, 0, plan.labels_to_share(labels), shape, plan.label_bits)
     bits = plan.scales.weight_bits
     values = [await refmpc.input_from_party(party, 0, layer, layer.shape, bits) for layer in layers]
-    return SharedRows(embeddings, one_hot, await squared_norms(embeddings, plan.scales)), values
+    return SharedRows(embeddings, shared_labels, await squared_norms(embeddings, plan.scales)), values
 
 
 async def _contributions(party: Any, job: Any) -> np.ndarray:
@@ -96,8 +101,9 @@ async def _contributions(party: Any, job: Any) -> np.ndarray:
         assert values is not None
         return np.linalg.norm(values, axis=1)
 
-    if plan.scales.low_round is not None:
-        return await lengths(shared.embeddings) * await lengths(await linear_updates(shared, values[0], plan.scales))
+    if plan.scales.low_round is not None or plan.scales.one_output is not None:
+        clipped = await linear_updates(shared, values[0], plan.scales, plan.training.class_weights)
+        return await lengths(shared.embeddings) * await lengths(clipped)
     inputs, errors = await layer_factors(shared, [Weights(value, None) for value in values], plan.scales)
     if plan.training.gradients == "explicit":
         flat, factor = await explicit_clip(inputs[0], errors[0], plan.scales)
@@ -113,7 +119,7 @@ def contributions(plan: Plan, rows: np.ndarray, layers: list[np.ndarray], *, che
 
     With ``check_ranges`` every operand is opened too, and the first that leaves its domain raises ``RangeError``.
     """
-    labels = _labels(rows, layers)
+    labels = _labels(plan, rows, layers)
     if check_ranges:
         kept = _within_limit(plan, rows, labels, layers)
         rows, labels = rows[kept], labels[kept]
@@ -149,7 +155,7 @@ def extreme_step(plan: Plan, rows: np.ndarray, layers: list[np.ndarray]) -> None
     plan = dataclasses.replace(plan, training=training)
     reached = training.batch_size * (training.clip_norm + plan.scales.clip_rounding) / (1 - training.momentum)
     reached += 6 * noise.outsider_std * plan.factorisation.velocity_norm(training.momentum)
-    labels = _labels(rows, layers)
+    labels = _labels(plan, rows, layers)
     kept = np.flatnonzero(_within_limit(plan, rows, labels, layers))[: training.batch_size]
     if len(kept):
         velocity = reached if training.momentum else 0.0

@@ -345,6 +345,20 @@ def test_probabilities_are_right_when_everything_rounds_one_way(classes, choose,
         assert np.abs(p - softmax(z * 2.0**-46)).max() < 2.0**-15
 
 
+@pytest.mark.parametrize("classes,columns", [(2, 1), (5, None), (13, 4)])
+def test_probabilities_of_some_classes_times_a_weight_of_the_row(classes, columns):
+    z = words_of(logits(1, 40, classes, KINDS[0], 60.0), 30)
+    weights = np.random.default_rng(2).integers(0, 64 << 8, 40)
+
+    async def program(party, x, w):
+        return await refmpc.probabilities(x, 120.0, columns, w)
+
+    found = opened(program, Secret(z, 30), Secret(weights, 8))
+    assert found.scale == 48
+    want = weights[:, np.newaxis] * 2.0**-8 * softmax(z * 2.0**-30)[:, :columns]
+    assert np.abs(found.value - want).max() < 64 * 2.0**-15
+
+
 def test_widths_leave_room_for_the_spread():
     for spread in (0.0, 1.0, 62.0, 1000.0, 62934.6, 2.0**36 - 34):
         assert 2 ** (high_bits(spread) + 4) >= spread + 34

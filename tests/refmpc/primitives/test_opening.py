@@ -133,3 +133,22 @@ def test_a_product_with_public_integers_is_local_and_exact():
 async def _wrong_shapes(party, _):
     x = await refmpc.input_from_party(party, 0, np.zeros((2, 3)) if party.id == 0 else None, (2, 3), 0)
     return refmpc.matmul_public(x, np.ones((2, 3), dtype=np.int64))
+
+
+async def of_tensor(party, job):
+    values, addends = job
+    x = await refmpc.input_from_party(party, 0, values if party.id == 0 else None, values.shape, 46)
+    words = refmpc.tensor_opening(x, BITS, addend=addends[party.id])
+    return await refmpc.open_words(party, words.reshape(-1), BITS, "product")
+
+
+@pytest.mark.parametrize("size", [1e-3, 2000.0])
+def test_a_shared_tensor_is_opened_with_all_addends_within_one_and_a_half_units(size):
+    rng = np.random.default_rng(1)
+    values = np.rint(rng.uniform(-size, size, (20, 50)) * 2.0**46) * 2.0**-46
+    addends = [rng.integers(-(2**55), 2**55, values.shape) for _ in range(3)]
+    outputs = refmpc.run(of_tensor, [(values, addends)] * 3, releases=CLAIM, timeout=20).outputs
+    expected = (values + sum(addends) * 2.0**-46).reshape(-1) * 2.0**SCALE
+    error = outputs[0] + 1.5 - expected
+    assert np.abs(error).max() <= 1.5 + 1e-3 and abs(error.mean()) < 5 * 0.5 / np.sqrt(error.size)
+    assert all((output == outputs[0]).all() for output in outputs)

@@ -85,7 +85,7 @@ def test_numpy_files_carry_labels(tmp_path):
         (["id", "a"], [["x", 1], ["y", ""]], r"f\.csv, column 'a', row 2: the value is missing"),
         (["id", "a"], [["x", 1], ["", 2]], r"f\.csv, column 'id', row 2: the value is missing"),
         (["id", "a"], [["x", 1], ["y", "blue"]], r"f\.csv, column 'a', row 2: is text, not a number"),
-        (["id", "a"], [["x", 1], ["y", "inf"]], r"f\.csv, column 'a', row 2: is text, not a number"),
+        (["id", "a"], [["x", 1], ["y", "inf"]], r"f\.csv, column 'a', row 2: is infinite, not a finite number"),
         (["id", "a"], [["x", 1], ["y", "1e999"]], r"f\.csv, column 'a', row 2: is infinite, not a finite number"),
         (["person", "a"], [["x", 1]], r"f\.csv: the id column 'id' is missing; columns are 'person', 'a'"),
         (["id", "a"], [["x"]], r"f\.csv, line 2: 1 values, but the header names 2 columns"),

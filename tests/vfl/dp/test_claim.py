@@ -141,7 +141,7 @@ def test_a_shuffled_claim_carries_both_numbers():
     assert names["Any order of the batches"].epsilon == pytest.approx(23.0, abs=0.1)
     text = paper.claim.paragraph()
     assert text.startswith("NOT a proven bound") and "Chua" in text and "80 rows left out" in text
-    proven = calibrate_shuffled(1.0, 1e-5, 1.2, 50_000, 128, 20, SLACK, accounting="proven")
+    proven = calibrate_shuffled(1.0, 1e-5, 1.2, 50_000, 128, 20, SLACK, accounting="any-order")
     assert proven.claim.proven and proven.claim.epsilon <= 1.0
     assert proven.noise_multiplier == pytest.approx(math.sqrt(20) * gaussian_sigma(1, 1e-5), rel=1e-6)
     # the same mechanism as matrix factorisation with Ω = 1 in fixed order

@@ -18,7 +18,9 @@ from vfl.twins.sweep import train_adapters_at_every_epsilon, train_at_every_epsi
 def test_every_run_is_its_twin(method, train):
     federation = build_federation(load_data("digits"), progress=False)
     momentum = 0.9 if method == "g_bmf" else 0.0
-    config = TrainingConfig(epochs=3, batch_size=64, learning_rate=0.2, momentum=momentum, schedule="linear", seed=3)
+    config = TrainingConfig(
+        epochs=3, batch_size=64, learning_rate=0.2, momentum=momentum, schedule="linear", seed=3, accounting="any-order"
+    )
     for run, epsilon in zip(train_at_every_epsilon(method, federation, config, [1.0, 8.0]), (1.0, 8.0), strict=True):
         alone = train(federation, config.with_(epsilon=epsilon))
         np.testing.assert_allclose(run.model.layers[0], alone.model.layers[0], atol=1e-12)
@@ -42,7 +44,7 @@ def test_every_run_with_adapters_is_its_twin(kind):
 
 def test_the_average_is_of_the_last_iterates():
     federation = build_federation(load_data("digits"), progress=False)
-    config = TrainingConfig(epochs=1, batch_size=256, epsilon=8.0)
+    config = TrainingConfig(epochs=1, batch_size=256, epsilon=8.0, accounting="any-order")
     steps = config.steps(federation.num_samples).num_steps
     iterates = [train_g_bmf(federation, config, num_steps=t).model.layers[0] for t in range(1, steps + 1)]
     (run,) = train_at_every_epsilon("g_bmf", federation, config, [8.0], average=1.0)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from accel.errors import InvalidArgument
 from protocols.deploy.cli import main
 from protocols.deploy.client.align import Aligner
 from protocols.deploy.commands.client import released
@@ -162,3 +163,30 @@ def test_a_port_that_is_taken_is_named(config: FederationConfig, capsys: pytest.
     with socket.create_server(config.addresses[0]):
         assert main(["server", "--as", "server-0", "--config", config.source]) == 1
     assert "Address already in use" in capsys.readouterr().err
+
+
+def test_ids_of_different_forms_are_refused_before_they_are_matched(config: FederationConfig, tmp_path: Path) -> None:
+    identity = Identity(config, "bank", load_credentials(config, "bank"))
+    log = Log("bank", tmp_path / "bank.log")
+    verbatim = Aligner(identity, "training", ["007"], tmp_path / "bank", log, listen_on=None, id_form="verbatim")
+    with (
+        aligner(config, tmp_path, "card", ["7"]).open(),
+        verbatim.open() as bank,
+        pytest.raises(HandshakeError, match="bank writes ids in verbatim form, card in canonical form.*at all clients or at none"),
+    ):  # fmt: skip
+        bank.agree(lambda count: None)
+
+
+def test_no_common_person_is_said_in_a_sentence_and_not_remembered(config: FederationConfig, tmp_path: Path) -> None:
+    ids = {"bank": ["p1", "p2"], "card": ["1", "2", "3"]}
+    said = {}
+
+    def work(name: str) -> None:
+        with aligner(config, tmp_path, name, ids[name]).open() as mine, pytest.raises(InvalidArgument) as error:
+            mine.agree(lambda count: None)
+        said[name] = str(error.value)
+
+    together({name: lambda name=name: work(name) for name in ids})
+    assert "no person is in every client's file: none of the 2 ids (text, 2 characters)" in said["bank"]
+    assert "3 ids (whole numbers, 1 characters)" in said["card"] and "ids are written alike" in said["card"]
+    assert not list(tmp_path.glob("*/alignment-training.npz"))  # other files may have rows in common

@@ -94,7 +94,7 @@ def test_the_plan_from_the_file_is_the_plan_from_the_rows(lines: tuple[str, ...]
 
 
 def test_a_deployment_logs_what_is_proven_and_warns(tmp_path):
-    config = configured('protocol = "g_shuff"', "delta = 0.01")
+    config = configured('protocol = "g_shuff"', 'accounting = "paper"', "delta = 0.01")
     with pytest.warns(DeltaWarning):
         claim = plan_for(config, ROWS).claim
     log_claim(Log("bank", tmp_path / "log"), claim)
@@ -102,3 +102,13 @@ def test_a_deployment_logs_what_is_proven_and_warns(tmp_path):
     assert [line["level"] for line in lines] == ["info", "warning", "warning"]
     assert lines[0]["claim"].startswith("proven ε = ") and "not proven for shuffled batches" in lines[1]["claim"]
     assert "n = 300" in lines[2]["reason"] and "choose delta = 0.0001 or less" in lines[2]["reason"]
+
+
+def test_an_average_of_open_weights_is_part_of_the_plan() -> None:
+    plain, averaged = (
+        plan_for(configured('protocol = "g_bmf"', *lines), ROWS) for lines in ((), ('average = "exponential"',))
+    )
+    assert averaged.training.average == "exponential" and averaged.fingerprint != plain.fingerprint
+    assert averaged.claim == plain.claim
+    with pytest.raises(ValueError, match="average = 'fifth': must be 'none' with secret weights"):
+        plan_for(configured('protocol = "g_bmf"', 'average = "fifth"', 'weights = "secret"'), ROWS)

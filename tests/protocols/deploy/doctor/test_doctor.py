@@ -60,6 +60,9 @@ def test_doctor_says_what_epsilon_and_delta_will_mean(tmp_path: Path):
     path = tmp_path / "federation.toml"
     path.write_text(path.read_text().replace('protocol = "g_bmf"', 'protocol = "g_shuff"'))
     (found,) = [f for f in check_own_files(load(path), "bank") if f.check == "privacy"]
+    assert found.status == "ok"  # its secret order is accounted for
+    path.write_text(path.read_text().replace('protocol = "g_shuff"', 'protocol = "g_shuff"\naccounting = "paper"'))
+    (found,) = [f for f in check_own_files(load(path), "bank") if f.check == "privacy"]
     assert found.status == "warning" and "as if Poisson-sampled, not proven for shuffled batches" in found.found
 
 

@@ -22,6 +22,7 @@ from protocols.deploy.net.wire import Refused, call
 from protocols.deploy.server.sessions import Session
 from protocols.inference.model_file import read_model
 from protocols.server.open_training import OpenTrainingRun
+from protocols.server.shuffled_rows import shuffle_rows
 from protocols.step.cost import step_cost
 from refmpc.core.errors import HandshakeError, PeerLost
 from tests.protocols.deploy.server.threads import ROWS, Federation, _wait, train_until_a_checkpoint
@@ -76,9 +77,10 @@ def test_a_server_that_fails_after_the_release_is_helped_by_the_others(
 def test_g_shuff_goes_on_within_an_epoch_in_the_order_that_was_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    federation, shuffles, lost = Federation(tmp_path, protocol='"g_shuff"', epochs=2), list[Any](), list[Any]()
+    federation = Federation(tmp_path, protocol='"g_shuff"', accounting='"any-order"', epochs=2)
+    shuffles, lost = list[Any](), list[Any]()
     assert federation.config.run.training.weights == "open"
-    shuffle, move = g_shuff.shuffle_rows, OpenTrainingRun._move
+    shuffle, move = shuffle_rows, OpenTrainingRun._move
 
     async def counting(rows: Any) -> Any:
         shuffles.append(rows.embeddings.party.step)

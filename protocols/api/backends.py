@@ -1,0 +1,75 @@
+"""Where a training runs: the plaintext twin, or the real protocol at three processes (or threads) of this machine."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+
+import refmpc
+from protocols.client.upload import ClientJob, client_program
+from protocols.plan.run_plan import Plan
+from protocols.registry import protocol
+from protocols.server.training import ServerJob
+from vfl.dp import Claim
+from vfl.federation import Federation
+from vfl.twins import train_g_bmf, train_g_shuff
+
+__all__ = ["BACKENDS", "Trained", "train"]
+
+BACKENDS = ("twin", "local", "threads", "federation")
+TWIN = (
+    "A simulation: one process saw all columns and drew all noise. The numbers are those of a run between servers, nobody's data "
+    "was protected from whoever ran it"
+)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A model and its claim; ``cost`` holds rounds, bytes and seconds of a real run."""
+
+    layers: list[np.ndarray]
+    claim: Claim
+    cost: dict[str, float] = field(default_factory=dict)
+
+
+def train(backend: str, plan: Plan, federation: Federation, timeout: float) -> Trained:
+    """Run the plan on this machine."""
+    return _twin(plan, federation) if backend == "twin" else _local(backend, plan, federation, timeout)
+
+
+def _twin(plan: Plan, federation: Federation) -> Trained:
+    trainers: dict[str, Callable[..., object]] = {"g_bmf": train_g_bmf, "g_shuff": train_g_shuff}
+    result = trainers[plan.protocol](federation, plan.training, norm_limit=plan.scales.norm_limit)
+    claim = replace(plan.claim, caveats=(*plan.claim.caveats, TWIN))
+    return Trained(result.model.layers, claim)  # type: ignore[attr-defined]
+
+
+def _local(backend: str, plan: Plan, federation: Federation, timeout: float) -> Trained:
+    used = slice(0, plan.schedule.num_samples)
+    clients = {
+        client.name: (
+            client_program,
+            ClientJob(
+                plan,
+                client.embedding_rows(used),
+                plan.labels_to_share(client.label_rows(used)) if client.is_label_client else None,
+            ),
+        )
+        for client in federation.clients
+    }
+    with tempfile.TemporaryDirectory(prefix="ppvfl-") as folder:
+        result = refmpc.run(
+            protocol(plan.protocol).servers,
+            [ServerJob(plan, Path(folder) / f"server-{i}", 0) for i in range(3)],
+            parties="processes" if backend == "local" else "threads",
+            clients=clients,
+            releases=plan.releases,
+            parameters=plan.public_parameters(),
+            timeout=timeout,
+        )
+    cost = {"rounds": result.rounds, "bytes": result.bytes, "seconds": result.seconds}
+    return Trained(result.outputs[0], plan.claim, cost)

@@ -1,0 +1,258 @@
+"""From what a user passes as X to one block of numbers for each party: a matrix to be split, or a table for each.
+
+Without a schema columns are taken as they are: their owner states that they are scaled by public constants. Nothing here is ever
+fitted on the rows that are trained on (proofs §10.1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from accel.validate import require
+from vfl.tables import ClientTable, Label, RawTable, Schema, apply_schema, as_raw_table, fit_schema, read_table
+
+__all__ = ["ROW", "Blocks", "Columns", "as_arrow", "is_blocks", "learn_columns", "split_widths"]
+
+Floats = npt.NDArray[np.float64]
+ROW = "row"  # the id of rows that have none: their number
+AS_IS = "the owners state that their columns are scaled by public constants"
+
+
+@dataclass(frozen=True)
+class Columns:
+    """What was learnt of the parties' columns: how new rows are read."""
+
+    names: tuple[str, ...]
+    widths: tuple[int, ...]
+    matrix: bool  # whether X is one matrix, cut by ``strips``
+    strips: tuple[tuple[int, ...], ...] = ()
+    column_names: tuple[tuple[str, ...], ...] = ()  # of each party, if its table has names
+    schemas: Mapping[str, Schema] = field(default_factory=dict)
+    aligned_by_id: bool = False
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """Where the constants come from, for the claim."""
+        return tuple(dict.fromkeys(schema.source for schema in self.schemas.values())) or (AS_IS,)
+
+    def read(self, x: Any, *, with_label: bool = False) -> Blocks:
+        """The blocks of all parties, in the order of ``names``; labels from the last one's schema if asked for."""
+        tables = self._tables(x)
+        if not self.schemas:
+            rows = [self._plain(name, table, i) for i, (name, table) in enumerate(zip(self.names, tables, strict=True))]
+            _same_rows(self.names, rows)
+            return Blocks(tuple(rows), None, None, None)
+        read: list[ClientTable] = []
+        for index, (name, table) in enumerate(zip(self.names, tables, strict=True)):
+            last = index == len(self.names) - 1
+            raw = _raw(name, table, None if self.aligned_by_id else ROW)
+            read.append(apply_schema(self.schemas[name], raw, source=name, with_label=with_label and last)[0])
+        return _aligned(self.names, read) if self.aligned_by_id else _in_order(self.names, read)
+
+    def _tables(self, x: Any) -> list[Any]:
+        if self.matrix:
+            require(not is_blocks(x), "X", type(x).__name__, "one matrix, as in fit")
+            return [x[:, list(strip)] if isinstance(x, np.ndarray) else x for strip in self.strips]
+        if isinstance(x, Mapping):
+            require(
+                set(x) == set(self.names), "X: parties", ", ".join(map(str, x)), f"the parties {', '.join(self.names)}"
+            )
+            return [x[name] for name in self.names]
+        require(
+            isinstance(x, Sequence) and len(x) == len(self.names),
+            "X",
+            len(x) if isinstance(x, Sequence) else type(x).__name__,
+            f"{len(self.names)} tables, one for each party: {', '.join(self.names)}",
+        )
+        return list(x)
+
+    def _plain(self, name: str, table: Any, index: int) -> Floats:
+        """Numbers as they are, in the order of the columns' names where there are some."""
+        known = self.column_names[index] if self.column_names else ()
+        if known and hasattr(table, "columns"):
+            given = [str(column) for column in table.columns]
+            missing = [column for column in known if column not in given]
+            require(not missing, f"{name}: columns", f"without {', '.join(missing[:5])}", "those of fit, by name")
+            require(
+                len(given) == len(known),
+                f"{name}: columns",
+                ", ".join(column for column in given if column not in known),
+                f"those of fit and no others: {', '.join(known[:10])}",
+            )
+            table = table[[table.columns[given.index(column)] for column in known]]
+        return _numbers(name, table, self.widths[index])
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Rows of all parties side by side: the same people in the same order."""
+
+    features: tuple[Floats, ...]
+    ids: tuple[str, ...] | None
+    labels: tuple[str, ...] | None
+    targets: Floats | None
+
+    def __len__(self) -> int:
+        return len(self.features[0])
+
+
+def is_blocks(x: Any) -> bool:
+    """Whether X is a table for each party, rather than one matrix."""
+    if isinstance(x, Mapping):
+        return True
+    return isinstance(x, list | tuple) and len(x) > 0 and all(_is_table(item) for item in x)
+
+
+def _is_table(item: Any) -> bool:
+    return isinstance(item, str | Path | RawTable) or (hasattr(item, "shape") and len(item.shape) == 2)
+
+
+def split_widths(width: int, parties: int | Mapping[str, Sequence[int]]) -> tuple[tuple[str, ...], tuple[Any, ...]]:
+    """Names of the parties and which columns of a matrix each has: strips as equal as can be, or as stated."""
+    if isinstance(parties, Mapping):
+        strips = tuple(tuple(int(column) for column in columns) for columns in parties.values())
+        flat = sorted(column for strip in strips for column in strip)
+        require(
+            flat == list(range(width)), "parties", parties, f"each of the {width} columns of X at exactly one party"
+        )
+        return tuple(map(str, parties)), strips
+    count = min(int(parties), width)
+    require(count >= 1, "parties", parties, "at least 1")
+    cut = np.array_split(np.arange(width), count)
+    return tuple(f"party {i + 1}" for i in range(count)), tuple(tuple(map(int, strip)) for strip in cut)
+
+
+def learn_columns(
+    x: Any,
+    parties: int | Mapping[str, Sequence[int]],
+    schemas: Mapping[str, Schema] | None,
+    public: Any,
+    id_column: str | None,
+    label: Label | None,
+) -> Columns:
+    """How these tables become numbers. ``schemas`` hold by themselves; else ``public`` rows give them; else nothing is scaled."""
+    require(schemas is None or public is None, "public", "given", "absent with schemas, which hold their constants")
+    matrix = not is_blocks(x)
+    strips: tuple[tuple[int, ...], ...] = ()
+    if matrix:
+        names, strips = split_widths(x.shape[1], parties)
+        tables = [x[:, list(strip)] for strip in strips]
+    elif isinstance(x, Mapping):
+        names, tables = tuple(map(str, x)), list(x.values())
+    else:
+        names, tables = tuple(f"party {i + 1}" for i in range(len(x))), list(x)
+    if public is not None:
+        given = _public_tables(public, names, strips)
+        schemas = {
+            name: fit_schema(
+                _raw(name, table, ROW if id_column is None else None),
+                id_column=id_column or ROW,
+                label=label if name == names[-1] else None,
+            )
+            for name, table in given.items()
+        }
+    if schemas is not None:
+        require(set(schemas) == set(names), "schemas", ", ".join(schemas), f"one for each party: {', '.join(names)}")
+        kept = {name: schemas[name] for name in names}
+        by_id = all(schema.id.column != ROW for schema in kept.values())
+        widths = tuple(schema.width for schema in kept.values())
+        return Columns(names, widths, matrix, strips, schemas=kept, aligned_by_id=by_id)
+    require(id_column is None, "id_column", id_column, "absent without schemas or public rows: rows must be aligned")
+    found = tuple(_width(name, table) for name, table in zip(names, tables, strict=True))
+    titled = [tuple(map(str, table.columns)) if hasattr(table, "columns") else () for table in tables]
+    return Columns(names, found, matrix, strips, tuple(titled) if all(titled) else ())
+
+
+def _public_tables(public: Any, names: tuple[str, ...], strips: tuple[tuple[int, ...], ...]) -> dict[str, Any]:
+    if strips:
+        rows = np.asarray(public)
+        return {name: rows[:, list(strip)] for name, strip in zip(names, strips, strict=True)}
+    found = dict(zip(names, public.values() if isinstance(public, Mapping) else public, strict=True))
+    if isinstance(public, Mapping):
+        require(set(map(str, public)) == set(names), "public", ", ".join(map(str, public)), ", ".join(names))
+        found = {name: public[name] for name in names}
+    return found
+
+
+def _raw(name: str, table: Any, row_ids: str | None) -> RawTable:
+    """A table with an id column; arrays get names of columns, and rows without ids their numbers."""
+    import pyarrow as pa
+
+    if isinstance(table, str | Path):
+        raw = read_table(table)
+    else:
+        raw = table if isinstance(table, RawTable) else RawTable(name, as_arrow(name, table))
+    if row_ids is None:
+        return raw
+    numbered = raw.table.append_column(row_ids, pa.array([str(i) for i in range(raw.table.num_rows)]))
+    return RawTable(raw.source, numbered, raw.notes)
+
+
+def as_arrow(name: str, table: Any) -> Any:
+    """An array or a DataFrame as a pyarrow.Table; columns of an array are numbered."""
+    import pyarrow as pa
+
+    if isinstance(table, np.ndarray):
+        require(table.ndim == 2, f"{name}: shape", table.shape, "(rows, columns)")
+        return pa.table({f"column {i}": table[:, i] for i in range(table.shape[1])})
+    return as_raw_table(table, source=name).table
+
+
+def _width(name: str, table: Any) -> int:
+    require(
+        hasattr(table, "shape") and len(table.shape) == 2,
+        f"{name}: table",
+        type(table).__name__,
+        "an array or a DataFrame of numbers",
+        "give schemas= or public= for files and mixed tables",
+    )
+    return int(table.shape[1])
+
+
+def _numbers(name: str, table: Any, width: int) -> Floats:
+    try:
+        rows = np.asarray(table, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        require(
+            False,
+            f"{name}: table",
+            str(error),
+            "numbers only",
+            "text, dates and gaps need schemas= (vfl.tables) or public= rows to make them from",
+        )
+        raise AssertionError from None
+    good = rows.ndim == 2 and rows.shape[1] == width
+    require(good, f"{name}: shape", rows.shape, f"(rows, {width})")
+    require(bool(np.isfinite(rows).all()), f"{name}: table", "NaN or inf", "finite numbers", "or give schemas=")
+    return rows
+
+
+def _same_rows(names: Sequence[str], rows: Sequence[npt.NDArray[Any]]) -> None:
+    counts = {name: len(part) for name, part in zip(names, rows, strict=True)}
+    require(
+        len(set(counts.values())) == 1, "rows", counts, "as many at every party: row i is the same person everywhere"
+    )
+
+
+def _in_order(names: tuple[str, ...], tables: Sequence[ClientTable]) -> Blocks:
+    _same_rows(names, [table.features for table in tables])
+    return Blocks(tuple(_double(table) for table in tables), None, tables[-1].labels, tables[-1].targets)
+
+
+def _aligned(names: tuple[str, ...], tables: Sequence[ClientTable]) -> Blocks:
+    """The common people, in the order of the label party's table."""
+    common = set(tables[0].ids).intersection(*(table.ids for table in tables[1:]))
+    order = [name for name in tables[-1].ids if name in common]
+    require(len(order) > 0, "common ids", 0, f"at least one person in the tables of {', '.join(names)}")
+    chosen = [table.select(order) for table in tables]
+    return Blocks(tuple(_double(table) for table in chosen), tuple(order), chosen[-1].labels, chosen[-1].targets)
+
+
+def _double(table: ClientTable) -> Floats:
+    return table.features.astype(np.float64)

@@ -1,0 +1,115 @@
+"""backend="federation": this party's side of an existing federation, as ``ppvfl client`` and ``ppvfl predict`` do it.
+
+Every organisation runs its own estimator on its own table, at the same time. Nothing is written but what these commands keep; a table
+that is not a file goes through a private temporary one.
+"""
+
+from __future__ import annotations
+
+import csv
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from accel.validate import require
+from protocols.api.files import adopt
+from protocols.api.inputs import Columns, as_arrow
+from protocols.deploy.cli import make_parser
+from protocols.deploy.commands import client, predict
+from protocols.deploy.config.public_plan import plan_for
+from protocols.deploy.config.read import load
+from protocols.inference.model_file import read_model, write_model
+from protocols.plan.run_plan import Plan
+from vfl.tables import Schema, read_table, write_schema
+
+__all__ = ["fit_in_federation", "planned_in_federation", "predict_in_federation"]
+
+LABEL = "label"
+
+
+def fit_in_federation(estimator: Any, table: Any, y: Any) -> None:
+    """Align, share, wait for the model."""
+    _who(estimator)
+    with tempfile.TemporaryDirectory(prefix="ppvfl-") as folder:
+        words = _words(estimator, table, y, Path(folder))
+        label = y if isinstance(y, str) else LABEL
+        if y is not None:
+            words += ["--label-column", label]
+        file = Path(folder) / "model.npz"
+        arguments = make_parser().parse_args(["client", *words, "--model-out", str(file)])
+        client.run(arguments)
+        model = read_model(file)
+    estimator.columns_ = Columns(model.clients, model.widths, matrix=False)
+    estimator.row_bounds_ = (model.row_bound,)
+    estimator.model_ = model
+    adopt(estimator, model, list(model.classes) or None)
+
+
+def planned_in_federation(estimator: Any, table: Any) -> Plan:
+    """The plan if all rows of this party's table were common: what it can know before rows are matched."""
+    party, config = _who(estimator), load(str(estimator.federation))
+    config.participant(party, "party")
+    rows = read_table(table) if isinstance(table, str | Path) else as_arrow("X", table)
+    return plan_for(config, len(rows))
+
+
+def predict_in_federation(estimator: Any, table: Any, output: str) -> np.ndarray | None:
+    """Predictions for the common rows, in the order of this party's table, at the receiver; None at the others."""
+    with tempfile.TemporaryDirectory(prefix="ppvfl-") as folder:
+        words = _words(estimator, table, None, Path(folder), new=True)
+        file, out = Path(folder) / "model.npz", Path(folder) / "predictions.csv"
+        write_model(file, estimator.model_)
+        wanted = ["--model", str(file), "--output", output, "--out", str(out)]
+        predict.run(make_parser().parse_args(["predict", *words, *wanted]))
+        if not out.exists():
+            return None
+        with out.open(newline="", encoding="utf-8") as stream:
+            _, *rows = list(csv.reader(stream))
+    return np.array([row[1:] for row in rows])
+
+
+def _who(estimator: Any) -> str:
+    require(
+        estimator.federation is not None and estimator.party is not None,
+        "federation",
+        (estimator.federation, estimator.party),
+        "a federation.toml, with party= the client of it that this is",
+        "`ppvfl init` writes one",
+    )
+    return str(estimator.party)
+
+
+def _words(estimator: Any, table: Any, y: Any, folder: Path, *, new: bool = False) -> list[str]:
+    """The command line that this party would type."""
+    party = _who(estimator)
+    words = ["--as", party, "--config", str(estimator.federation), "--columns", _file(table, y, folder / "own.parquet")]
+    require(
+        estimator.id_column is not None, "id_column", None, "the column that names the person, to match rows by", ""
+    )
+    words += ["--id", str(estimator.id_column)]
+    if new:
+        return words
+    schema = (estimator.schemas or {}).get(party) if not isinstance(estimator.schemas, Schema) else estimator.schemas
+    if schema is not None:
+        write_schema(folder / "columns.toml", schema)
+        return [*words, "--schema", str(folder / "columns.toml")]
+    if estimator.public is not None:
+        return [*words, "--public", _file(estimator.public, None, folder / "public.parquet")]
+    return [*words, "--scaled"]
+
+
+def _file(table: Any, y: Any, file: Path) -> str:
+    if isinstance(table, str | Path):
+        require(y is None or isinstance(y, str), "y", "labels", "the name of a column, where X is a file")
+        return str(table)
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    found = as_arrow("X", table)
+    if y is not None and not isinstance(y, str):
+        require(LABEL not in found.column_names, "X: columns", LABEL, "without a column of that name where y is given")
+        found = found.append_column(LABEL, pa.array(np.asarray(y)))
+    pq.write_table(found, file)
+    return str(file)

@@ -1,0 +1,252 @@
+"""The estimators: scikit-learn's own checks, every form of input, every backend on this machine, and what they refuse."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import warnings
+
+import numpy as np
+import pandas
+import pytest
+from sklearn.base import clone
+from sklearn.datasets import load_breast_cancer, load_diabetes
+from sklearn.model_selection import cross_val_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import FunctionTransformer
+from sklearn.utils.estimator_checks import check_estimator
+
+from protocols import VerticalClassifier, VerticalRegressor
+from protocols.api.inputs import split_widths
+from tests.protocols.api.tables import BANK, CARD, make_tables
+from vfl.tables import Label, fit_schema
+from vfl.twins import train_g_bmf
+
+PUBLIC = {
+    name: table.drop(columns=["defaulted", "spent"], errors="ignore") for name, table in make_tables(300, 9)[0].items()
+}
+WITHIN_CLAIM = {"check_class_weight_classifiers": "weights from 0.0001 to 1000 do not fit the fixed-point range"}
+
+
+def scaled_cancer():
+    x, y = load_breast_cancer(return_X_y=True)
+    return (x - x.mean(axis=0)) / x.std(axis=0), y
+
+
+@pytest.mark.parametrize(
+    "estimator",
+    [
+        VerticalClassifier(epsilon=20.0, delta=1e-3),
+        pytest.param(VerticalRegressor(target_range=(-4.0, 4.0), epsilon=20.0, delta=1e-3), marks=pytest.mark.heavy),
+    ],
+    ids=["classifier", "regressor"],
+)
+def test_the_twin_is_an_estimator_by_scikit_learns_own_checks(estimator):
+    expected = WITHIN_CLAIM if isinstance(estimator, VerticalClassifier) else {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = check_estimator(estimator, on_skip=None, expected_failed_checks=expected)
+    passed = sum(check["status"] == "passed" for check in found)
+    assert passed >= 45, [check["check_name"] for check in found if check["status"] != "passed"]
+
+
+def test_servers_and_twin_learn_the_same_and_the_cost_is_what_was_estimated():
+    x, y = scaled_cancer()
+    x, y = x[:, :8], np.array(["malignant", "benign"])[y]
+    twin = VerticalClassifier(3, epsilon=8.0, batch_size=128, epochs=3)
+    real = clone(twin).set_params(backend="threads").fit(x, y)
+    twin.fit(x, y)
+    assert twin.classes_.tolist() == ["benign", "malignant"] and real.layers_[0].shape == (9, 1)
+    assert min(twin.score(x, y), real.score(x, y)) > 0.85
+    cost = twin.estimate(x, y)
+    assert cost.steps == 12 and cost.rounds == 12 * 16
+    assert real.cost_["rounds"] - cost.rounds < 30  # norms, openings to clients
+    assert cost.bytes <= real.cost_["bytes"] * 1.05
+    assert cost.epsilon == pytest.approx(8.0, rel=1e-6) and "ε = 8" in str(cost)
+    assert "A simulation" in twin.claim_.paragraph() and "A simulation" not in real.claim_.paragraph()
+
+
+def test_the_twin_of_the_api_is_the_twin():
+    x, y = scaled_cancer()
+    model = VerticalClassifier(random_state=3).fit(x, y)
+    _, federation = model._planned(x, y)
+    assert np.array_equal(train_g_bmf(federation, model.plan_.training).model.layers[0], model.layers_[0])
+
+
+def test_a_regression_in_threads_is_as_good_as_its_twin():
+    x, y = load_diabetes(return_X_y=True)
+    x = x / x.std(axis=0)
+    scores = [
+        VerticalRegressor(backend=backend, target_range=(25, 346), epsilon=20.0).fit(x, y).score(x, y)
+        for backend in ("twin", "threads")
+    ]
+    assert min(scores) > 0.35, scores
+    predicted = VerticalRegressor(target_range=(25, 346)).fit(x, y).predict(x)
+    assert 25 < np.median(predicted) < 346
+
+
+def test_g_shuff_hidden_layers_and_three_classes():
+    tables, target = make_tables(400)
+    y = np.digitize(target, [-0.2, 0.4])
+    x = np.column_stack([target, tables["card"][list(CARD)].to_numpy(float)])
+    for changes in ({"protocol": "g_shuff"}, {"hidden": (6,)}, {"class_weight": {0: 0.5, 2: 2.0}}):
+        model = VerticalClassifier(epsilon=8.0, **changes).fit(x, y)
+        assert model.predict_proba(x).shape == (400, 3) and model.score(x, y) > 0.4, changes
+
+
+# tables -------------------------------------------------------------------------------------------
+
+
+def mixed(**changes):
+    return VerticalClassifier(public=PUBLIC, id_column="customer", epsilon=8.0, **changes)
+
+
+def test_tables_with_text_gaps_and_other_people():
+    tables, _ = make_tables(800)
+    training = {"bank": tables["bank"], "card": tables["card"].drop(columns="spent")}
+    model = mixed().fit(training, y="defaulted")
+    assert model.columns_.names == ("bank", "card") and model.classes_.tolist() == ["no", "yes"]
+    fresh, _ = make_tables(400, 1, first=5000)
+    labelled = {"bank": fresh["bank"], "card": fresh["card"].drop(columns="spent")}
+    assert model.score(labelled) > 0.75
+    assert len(model.predict(labelled)) == 400
+    assert any("public rows" in line for line in model.claim_.public)
+
+
+def test_columns_are_found_by_name_or_refused():
+    tables, _ = make_tables(300)
+    training = {"bank": tables["bank"], "card": tables["card"].drop(columns="spent")}
+    model = mixed().fit(training, y="defaulted")
+    new = {"bank": tables["bank"], "card": tables["card"][["customer", *CARD]]}
+    shares = model.predict_proba(new)
+    turned = {"card": new["card"][list(new["card"])[::-1]], "bank": new["bank"][list(new["bank"])[::-1]]}
+    assert np.array_equal(model.predict_proba(turned), shares)
+    mixed_up = {**new, "bank": new["bank"].sample(frac=1, random_state=1)}
+    assert np.array_equal(model.predict_proba(mixed_up), shares)  # rows are in the order of the label party
+    with pytest.raises(ValueError, match="job"):
+        model.predict({**new, "bank": new["bank"].drop(columns="job")})
+    with pytest.raises(ValueError, match="X: parties = 'bank': must be the parties bank, card"):
+        model.predict({"bank": new["bank"]})
+    nobody = new["card"].assign(customer=[f"nobody-{i}" for i in range(len(new["card"]))])
+    with pytest.raises(ValueError, match="common ids = 0"):
+        model.predict({**new, "card": nobody})
+
+
+def test_numeric_frames_without_a_schema_are_found_by_name_too():
+    x, y = scaled_cancer()
+    left = pandas.DataFrame(x[:, :3], columns=["a", "b", "c"])
+    right = pandas.DataFrame(x[:, 3:6], columns=["d", "e", "f"])
+    model = VerticalClassifier().fit([left, right], y)
+    shares = model.predict_proba([left, right])
+    assert np.array_equal(model.predict_proba([left[["c", "a", "b"]], right]), shares)
+    with pytest.raises(ValueError, match="party 1: columns = 'without b'"):
+        model.predict([left.rename(columns={"b": "beta"}), right])
+    with pytest.raises(ValueError, match="party 1: table .*numbers only; text, dates and gaps need schemas="):
+        VerticalClassifier().fit([left.assign(a="text"), right], y)
+    labelled = VerticalClassifier().fit({"one": left, "two": right.assign(label=y)}, y="label")
+    assert np.array_equal(labelled.layers_[0], model.layers_[0])
+
+
+def test_schemas_hold_their_own_label():
+    tables, target = make_tables(500)
+    card = tables["card"].drop(columns="defaulted")
+    schemas = {
+        "bank": fit_schema(PUBLIC["bank"], id_column="customer"),
+        "card": fit_schema(PUBLIC["card"], id_column="customer", label=Label("spent", "number", range=(-3.0, 3.0))),
+    }
+    model = VerticalRegressor(schemas=schemas, target_range=(-3.0, 3.0), epsilon=8.0)
+    model.fit({"bank": tables["bank"], "card": card})
+    assert model.score({"bank": tables["bank"], "card": card}) > 0.5
+    assert len(BANK) < model.columns_.widths[0] and np.abs(target).max() < 4
+
+
+# keeping ------------------------------------------------------------------------------------------
+
+
+def test_a_saved_estimator_predicts_the_same(tmp_path):
+    tables, _ = make_tables(300)
+    training = {"bank": tables["bank"], "card": tables["card"].drop(columns="spent")}
+    model = mixed().fit(training, y="defaulted")
+    again = VerticalClassifier.load(model.save(tmp_path / "kept"))
+    new = {"bank": tables["bank"], "card": tables["card"][["customer", *CARD]]}
+    assert np.array_equal(again.predict(new), model.predict(new))
+    assert again.claim_.paragraph() == model.claim_.paragraph()
+    assert (tmp_path / "kept" / "model-bank.npz").stat().st_mode & 0o077 == 0
+    with pytest.raises(ValueError, match="path = 'a VerticalClassifier': must be a VerticalRegressor"):
+        VerticalRegressor.load(tmp_path / "kept")
+    x, y = scaled_cancer()
+    for kind, wanted in ((VerticalClassifier(), y), (VerticalRegressor(target_range=(0, 1)), y)):
+        kept = kind.fit(x, wanted).save(tmp_path / type(kind).__name__)
+        assert np.array_equal(type(kind).load(kept).predict(x), kind.predict(x))
+
+
+def test_one_partys_file_opens_for_columns_that_are_scaled_already(tmp_path):
+    x, y = scaled_cancer()
+    parts = [x[:, :2], x[:, 2:9]]
+    model = mixed(parties=2).set_params(public=None, id_column=None).fit(parts, y)
+    model.save(tmp_path)
+    with pytest.raises(ValueError, match="does not tell the row bounds of all parties"):
+        VerticalClassifier.load(
+            tmp_path / "model-party-1.npz"
+        )  # no schema: whose width its bound belongs to is not said
+    public = [pandas.DataFrame(part).add_prefix("c") for part in parts]
+    scaled = VerticalClassifier(public=public).fit(public, y)
+    again = VerticalClassifier.load(scaled.save(tmp_path / "scaled") / "model-party-2.npz")
+    assert np.allclose(again.row_bounds_, scaled.row_bounds_) and again.classes_.tolist() == ["0", "1"]
+    features = scaled.columns_.read(public).features
+    assert np.allclose(again.predict_proba(list(features)), scaled.predict_proba(public))
+    assert again.claim_.paragraph() == scaled.claim_.paragraph()
+    with pytest.raises(ValueError, match="use VerticalClassifier"):
+        VerticalRegressor.load(tmp_path / "scaled" / "model-party-2.npz")
+
+
+def test_it_works_in_pipelines_and_searches():
+    x, y = scaled_cancer()
+    scores = cross_val_score(make_pipeline(FunctionTransformer(), VerticalClassifier(epsilon=8.0)), x, y, cv=3)
+    assert scores.min() > 0.85
+
+
+# refused ------------------------------------------------------------------------------------------
+
+X, Y = np.zeros((40, 4)), np.arange(40) % 2
+REFUSED = {
+    "backend = 'cloud': must be one of": VerticalClassifier(backend="cloud"),
+    "class_weight = 'balanced': must be .*would count the private labels": VerticalClassifier(class_weight="balanced"),  # type: ignore[arg-type]
+    "target_range = None: must be .lowest, highest.": VerticalRegressor(),
+    "target_range = .3, 1.: must be": VerticalRegressor(target_range=(3, 1)),
+    "epsilon = -1": VerticalClassifier(epsilon=-1),
+    "y = 'labels that are no class': must be among .0, 2.": VerticalClassifier(classes=[0, 2]),
+    "federation = .None, None.: must be a federation.toml": VerticalClassifier(backend="federation"),
+    "parties = .*: must be each of the 4 columns": VerticalClassifier(parties={"a": [0, 1], "b": [1, 2, 3]}),
+    "protocol = 'gl_bmf': must be": VerticalClassifier(protocol="gl_bmf"),
+    "id_column = 'id': must be absent without schemas": VerticalClassifier(id_column="id"),
+}
+
+
+@pytest.mark.parametrize("sentence", REFUSED)
+def test_what_cannot_be_is_refused_in_a_sentence(sentence):
+    with pytest.raises(ValueError, match=sentence):
+        REFUSED[sentence].fit(X, Y)
+
+
+def test_more_input_that_is_refused():
+    with pytest.raises(ValueError, match="rows = .*: must be as many at every party"):
+        VerticalClassifier().fit([X, X[:-1]], Y)
+    with pytest.raises(ValueError, match="NaN or inf"):
+        VerticalClassifier().fit([X, np.full((40, 2), np.nan)], Y)
+    with pytest.raises(AttributeError, match="no attribute 'VerticalCluster'; it exports"):
+        import protocols
+
+        protocols.VerticalCluster  # noqa: B018
+
+
+def test_columns_of_a_matrix_are_split_as_equally_as_can_be():
+    names, strips = split_widths(5, 2)
+    assert names == ("party 1", "party 2") and strips == ((0, 1, 2), (3, 4))
+    assert split_widths(1, 2)[1] == ((0,),)
+    assert split_widths(3, {"bank": [2], "card": [0, 1]}) == (("bank", "card"), ((2,), (0, 1)))
+
+
+def test_the_api_imports_no_torch():
+    words = "import sys; from protocols import VerticalClassifier; assert not {'torch', 'bench'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", words], check=True, timeout=60)

@@ -1,0 +1,217 @@
+"""Noise and claims of a secret order: G-BMF with one padded shuffle, G-Shuff with one in every epoch.
+
+The noise comes from ``vfl.dp.monte_carlo``, whose certificate is part of the claim. What arithmetic takes of ε and δ is set
+aside in coarse parts first, so that last bits of a plan do not ask for another certificate, and the twin needs none of its own.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from accel.validate import require, require_real
+from vfl.dp import calibration
+from vfl.dp.allocation import Allocation, Padding, allocation_every_epoch, allocation_once
+from vfl.dp.certificate_cache import cached
+from vfl.dp.claim import ZERO_OUT, Claim, Figure
+from vfl.dp.factorisation import Factorisation, factorise
+from vfl.dp.mechanism import (
+    ANALYTIC_GAUSSIAN,
+    FIXED_POINT_THEOREM,
+    CalibratedNoise,
+    NoiseSplit,
+    calibrated_noise,
+    mechanism_name,
+    no_noise_found,
+    slack_parts,
+)
+from vfl.dp.monte_carlo import Certificate, certified_noise, samples_for, search_sigma
+from vfl.dp.slack import FixedPointSlack
+
+__all__ = ["amplified_bands", "calibrate_secret_order"]
+
+RANDOM_ALLOCATION = "random allocation (proofs §9.6), Monte-Carlo certificate"
+_MARGINS = (2.0**-10, 2.0**-6, 2.0**-3, 0.5)  # parts of ε and of δ that arithmetic may take
+_LEAST_GRID = -16  # what rounding adds in a step, at least: as an exponent, relative to a contribution
+_FIRST_BANDS = 2
+
+
+@dataclass(frozen=True)
+class _Bands:
+    bands: int
+
+
+def calibrate_secret_order(
+    epsilon: float,
+    delta: float,
+    clip_norm: float,
+    factorisation: Factorisation,
+    shape: Padding,
+    epochs: int,
+    slack: FixedPointSlack | None = None,
+    split: NoiseSplit | str = NoiseSplit.DISTRIBUTED,
+    *,
+    every_epoch: bool = False,
+) -> CalibratedNoise:
+    """Noise for (ε, δ) when nobody knows which batch a record is in: ``every_epoch`` anew (G-Shuff), or once (G-BMF).
+
+    Cost: that of ``certified_noise``, the first time. ``slack`` None means real arithmetic: for the float twin only.
+    """
+    epsilon = require_real("epsilon", epsilon, 0, open_low=True)
+    delta = require_real("delta", delta, 0, 1, open_low=True, open_high=True)
+    clip_norm = require_real("clip_norm", clip_norm, 0, open_low=True)
+    split = NoiseSplit(split)
+    samples_for(delta)  # refuses a δ that is too small, as it was given
+    require(
+        not factorisation.is_recursive,
+        "factorisation",
+        factorisation.kind,
+        "bisr, toeplitz or identity with a secret order",
+        "bsr's recursion rounds at each server, which the accounting of a secret order does not cover",
+    )
+    allocation, sensitivity = _allocation(clip_norm, factorisation, shape, epochs, slack, every_epoch)
+    participations = epochs if every_epoch else None
+    for margin in _MARGINS:
+        set_aside = margin if split is NoiseSplit.JOINT else 0.0
+        found = certified_noise(allocation, epsilon * (1 - set_aside), delta * (1 - margin))
+        overflow = _overflow(found.sigma * sensitivity, clip_norm, factorisation, slack, split)
+        to_delta = slack.delta_addition(epsilon, overflow) if slack else 0.0
+        to_epsilon = slack.epsilon_addition(found.sigma, participations) if slack else 0.0
+        if to_delta <= margin * delta and to_epsilon <= set_aside * epsilon:
+            claim = _claim(
+                epsilon, delta, found, allocation, sensitivity, factorisation, shape, slack, split, overflow, to_delta
+            )
+            return calibrated_noise(found.sigma, claim, slack, split)
+    raise no_noise_found(epsilon, delta)
+
+
+def _allocation(
+    clip_norm: float,
+    factorisation: Factorisation,
+    shape: Padding,
+    epochs: int,
+    slack: FixedPointSlack | None,
+    every_epoch: bool,
+) -> tuple[Allocation, float]:
+    """The allocation, and how far the longest of its modes moves the releases."""
+    if slack is not None:
+        require(slack.steps == factorisation.num_steps, "slack.steps", slack.steps, "those of the factorisation")
+        require(
+            slack.truncated_bits >= factorisation.tap_bits + slack.noise_shift,
+            "slack.truncated_bits",
+            slack.truncated_bits,
+            f"at least tap_bits + noise_shift = {factorisation.tap_bits + slack.noise_shift}",
+            "the low bits of filtered noise do not hide the data (proofs §6.1)",
+        )
+    if every_epoch:
+        bound = clip_norm * (1 + 1e-9)
+        if slack is not None:
+            bound = slack.sensitivity(1.0, clip_norm, strategy_norm=1.0, affected_steps=1)
+        return allocation_every_epoch(shape, epochs), bound
+    clipped = clip_norm + (slack.clip_slack if slack else 0.0)
+    grid = slack.grid_slack(factorisation.strategy_norm, 1) / clipped if slack else 0.0
+    exponent = max(_LEAST_GRID, math.ceil(math.log2(grid))) if grid > 0 else _LEAST_GRID
+    allocation = allocation_once(shape, epochs, factorisation, exponent)
+    return allocation, allocation.scale * clipped
+
+
+def _overflow(
+    std: float, clip_norm: float, factorisation: Factorisation, slack: FixedPointSlack | None, split: NoiseSplit
+) -> float:
+    if slack is None:
+        return 0.0
+    worst = std * factorisation.velocity_norm(slack.momentum) * math.sqrt(split.outsider_variance)
+    return slack.noise_overflow(worst, clip_norm, factorisation.tap_bits)
+
+
+def _claim(
+    epsilon: float,
+    delta: float,
+    found: Certificate,
+    allocation: Allocation,
+    sensitivity: float,
+    factorisation: Factorisation,
+    shape: Padding,
+    slack: FixedPointSlack | None,
+    split: NoiseSplit,
+    overflow: float,
+    to_delta: float,
+) -> Claim:
+    epochs, sigma = allocation.epochs, found.sigma
+    public = sigma / math.sqrt(epochs) if allocation.every_epoch else sigma  # one Gaussian, if the order were known
+    replace_one = calibration.gaussian_epsilon(public / 2, delta - to_delta)
+    known = calibration.gaussian_epsilon(public, delta - to_delta)
+    when = "anew in every epoch" if allocation.every_epoch else "once, the same batches in every epoch"
+    certificate = (
+        f"{RANDOM_ALLOCATION}: {found.samples:.3g} samples, mean {max(found.present, found.absent):.3g} ≤ {found.base:.3g}; "
+        f"that they mislead has a probability of {found.misled:.2g}, which is part of δ"
+    )
+    return Claim(
+        mechanism=f"{mechanism_name(factorisation)}, secret order",
+        epsilon=epsilon,
+        delta=delta,
+        neighbouring=ZERO_OUT,
+        epsilon_replace_one=replace_one,
+        participation=(
+            f"{shape.num_samples} records and {shape.dummies} dummies shuffled in secret {when}; {shape.bins} batches of "
+            f"{shape.slots} rows, {epochs} epochs"
+        ),
+        adversary=split.adversary,
+        covers="features and labels",
+        noise_multiplier=sigma,
+        sensitivity=sensitivity,
+        gaussian_multiplier=None,
+        slack_delta=to_delta,
+        statistical_distance=slack.statistical_distance(overflow) if slack else 0.0,
+        epsilon_addition=slack.epsilon_addition(sigma, epochs if allocation.every_epoch else None) if slack else 0.0,
+        row_bound=slack.row_bound if slack else None,
+        figures=(Figure("If everybody knew the order", known, delta, True, ANALYTIC_GAUSSIAN, replace_one),),
+        slack=slack_parts(slack, factorisation, 1 if factorisation.kind == "identity" else None, to_delta),
+        caveats=(
+            "The order is secret to everybody: each server knows two of three permutations, a client none",
+            *(() if slack else ("Computed for real arithmetic (plaintext twin): no fixed-point slack",)),
+        ),
+        sources=(
+            ("epsilon", certificate),
+            ("sensitivity", f"the longest of {shape.bins} modes; {FIXED_POINT_THEOREM}"),
+            ("replace-one", "twice the sensitivity, order known"),
+        ),
+    )
+
+
+def amplified_bands(
+    kind: str,
+    shape: Padding,
+    epochs: int,
+    *,
+    weight_decay: float,
+    momentum: float,
+    epsilon: float,
+    delta: float,
+) -> int:
+    """Bands for a secret order: those with the smallest σ·RMSE of the iterates, among powers of two up to b.
+
+    Few bands leave more to the secret order, many cancel more noise. σ by importance sampling, a second or two for each; kept
+    on disk. ε and δ are public, and the answer is used by no proof.
+    """
+    name = (kind, shape, epochs, weight_decay, momentum, epsilon, delta)
+    return cached(
+        "bands", name, lambda: _best_bands(kind, shape, epochs, weight_decay, momentum, epsilon, delta), _Bands
+    ).bands
+
+
+def _best_bands(
+    kind: str, shape: Padding, epochs: int, weight_decay: float, momentum: float, epsilon: float, delta: float
+) -> _Bands:
+    steps, best, scores = epochs * shape.bins, 1, []
+    bands = min(_FIRST_BANDS, steps)
+    while True:
+        factorisation = factorise(kind, steps, weight_decay=weight_decay, momentum=momentum, bands=bands)
+        allocation = allocation_once(shape, epochs, factorisation, _LEAST_GRID)
+        sigma = search_sigma(allocation, epsilon, delta / 2, effort=1 << 20)
+        scores.append(sigma * allocation.scale * factorisation.workload_error("mean"))
+        if scores[-1] <= min(scores):
+            best = bands
+        if bands >= min(shape.bins, steps) or (len(scores) > 2 and scores[-1] > scores[-2] > scores[-3]):
+            return _Bands(best)
+        bands = min(2 * bands, shape.bins, steps)
