@@ -14,7 +14,7 @@ import refmpc
 from protocols import g_bmf
 from protocols.client.commitment import commit_to_columns
 from protocols.client.upload import ClientJob, receive_model
-from protocols.client.verification import require_one_hot, require_rows_within
+from protocols.client.verification import _require_labels, require_one_hot, require_rows_within
 from protocols.plan.row_test import NORM_ROWS, row_test
 from protocols.plan.run_plan import Plan, PublicClient, PublicFederation, plan_run
 from protocols.server.training import ServerJob
@@ -230,3 +230,33 @@ def test_jobs_of_the_product_share_what_the_tests_expect(tmp_path: Path) -> None
         jobs[name] = (client_program, ClientJob(plan, rows, one_hot))
     servers = [ServerJob(plan, tmp_path / f"server-{i}", 0) for i in range(3)]
     refmpc.run(g_bmf.servers, servers, clients=jobs, releases=plan.releases, timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("task", "good", "bad"),
+    [
+        ("binary", [0, 1], [2, 2**63, 2**64 - 1]),
+        ("regression", [2**14, -(2**14) % 2**64, 0], [2**14 + 1, 2**63, 2**40]),
+    ],
+)
+def test_labels_of_other_tasks_are_tested_too(task: str, good: list[int], bad: list[int]) -> None:
+    """A 0 or 1, or a number from −1 to 1."""
+    classes = 2 if task == "binary" else 1
+    clients = (PublicClient("bank", 3), PublicClient("card", 5))
+    plan = plan_run("g_bmf", PublicFederation(clients, 64, classes, 1.0, ()), small_training(task=task))
+
+    def opened(label: int) -> int:
+        labels = np.full((64, 1), good[0], dtype=np.uint64)
+        labels[9, 0] = np.uint64(label)
+
+        async def program(party: Party, own: Any) -> int:
+            faults = Faults(party, await public_coins(party))
+            await _require_labels(faults, party, plan, refmpc.seal(own))
+            found = await refmpc.reveal(await faults.any(), "bit")
+            assert found is not None
+            return int(found[0])
+
+        return int(refmpc.run(program, shared(labels, 3), releases={"bit": "a test"}).outputs[0])
+
+    assert [opened(label) for label in good] == [0] * len(good)
+    assert [opened(label) for label in bad] == [1] * len(bad)

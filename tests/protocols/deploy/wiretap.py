@@ -77,6 +77,8 @@ class Relay:
                 if limited and self.cut_after is not None and len(stream) > self.cut_after:
                     self.cuts += 1
                     break
+        if source in self._stalled:
+            return  # not even the end gets through
         for end in (source, sink):
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
