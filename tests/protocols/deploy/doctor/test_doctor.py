@@ -433,7 +433,7 @@ def test_the_state_is_told(tmp_path: Path):
 def test_a_disk_without_room_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int, status: str):
     """Own disk and those of the peers: a full one was all green."""
     config = make_federation(tmp_path)
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(2 * free, free, free))  # type: ignore[attr-defined]
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(2 * free, free, free))
     with answering(config, "server-0"):
         found = {f.subject: f for f in examine(config, "bank") if f.check == "disk"}
     assert {found["bank"].status, found["server-0"].status} == {status}
