@@ -15,7 +15,16 @@ from vfl.dp.allocation import padding
 from vfl.dp.factorisation import KINDS
 from vfl.tasks import check_task
 
-__all__ = ["AVERAGES", "ORDERS", "SETTINGS", "Schedule", "TrainingConfig", "first_averaged", "halving_steps"]
+__all__ = [
+    "AVERAGES",
+    "LARGEST_EPSILON",
+    "ORDERS",
+    "SETTINGS",
+    "Schedule",
+    "TrainingConfig",
+    "first_averaged",
+    "halving_steps",
+]
 
 AVERAGES = ("none", "fifth", "exponential")
 ORDERS = ("fixed", "secret")

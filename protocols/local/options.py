@@ -9,11 +9,12 @@ from typing import Any
 
 from accel.errors import InvalidArgument
 from protocols.version import add_version_option
-from vfl.data.sets import DATA_SETS
+from vfl.data.sets import DATA_SETS, EMBEDDED_TABLES
+from vfl.defaults import table_row_bound, training_defaults
 from vfl.dp.factorisation import KINDS
 from vfl.local.config import LOCAL_MODELS
 from vfl.tasks import TASKS
-from vfl.training import AVERAGES, ORDERS, SETTINGS, TrainingConfig
+from vfl.training import AVERAGES, LARGEST_EPSILON, ORDERS, SETTINGS, TrainingConfig
 
 __all__ = ["RunOptions", "parse_options"]
 
@@ -82,6 +83,20 @@ def _widths(text: str) -> tuple[int, ...]:
         ) from None
 
 
+def _usual(protocol: str, found: dict[str, Any], training: TrainingConfig, run: RunOptions) -> dict[str, Any]:
+    """What holds for options that are not given: those of images and embeddings, or those of tables."""
+    hidden = bool(found.get("hidden"))
+    if found["data"] in EMBEDDED_TABLES and found["embeddings"] is None and protocol in ("g_bmf", "g_shuff", "plain"):
+        rows, width = EMBEDDED_TABLES[found["data"]]
+        clipped = found["row_rule"] in (None, "clip")
+        epsilon = found["epsilon"] if 0 < found["epsilon"] < LARGEST_EPSILON else training.epsilon  # else refused later
+        bound = table_row_bound(width) if clipped else run.row_bound
+        return {"row_rule": "clip", "row_bound": bound, **training_defaults(rows, epsilon, hidden=hidden)}
+    rate = MLP_LEARNING_RATE if hidden else training.learning_rate
+    usual = {"epochs": training.epochs, "batch_size": training.batch_size, "learning_rate": rate}
+    return {"row_rule": run.row_rule, "row_bound": run.row_bound, **usual}
+
+
 def _numbers(text: str) -> tuple[float, ...]:
     """1,3 as (1.0, 3.0)."""
     try:
@@ -108,13 +123,17 @@ def parse_options(protocol: str, description: str | None, argv: list[str] | None
         "--local-model", choices=LOCAL_MODELS, default=run.local_model, help="frozen model at each client"
     )
     data.add_argument("--local-weights", metavar="FILE", help="weights of the local model, from public data")
-    data.add_argument("--row-bound", type=float, default=run.row_bound, help="public bound R on the norm of each row")
     data.add_argument(
-        "--row-rule", choices=("clip", "normalise"), default=run.row_rule, help="how rows are brought within R"
+        "--row-bound", type=float, help="public bound R on the norm of each row (default 1; tables 2·√width)"
+    )
+    data.add_argument(
+        "--row-rule",
+        choices=("clip", "normalise"),
+        help="how rows are brought within R (default normalise; tables clip)",
     )
     train = parser.add_argument_group("training")
-    train.add_argument("--epochs", type=int, default=default.epochs)
-    train.add_argument("--batch-size", type=int, default=default.batch_size)
+    train.add_argument("--epochs", type=int, help=f"default {default.epochs}; of tables by rows and ε (vfl.defaults)")
+    train.add_argument("--batch-size", type=int, help=f"default {default.batch_size}; of tables by rows")
     train.add_argument("--learning-rate", type=float, help="default 2, which suits one layer; 0.5 with --hidden")
     train.add_argument("--schedule", choices=("constant", "linear", "cosine"), default=default.schedule)
     train.add_argument(
@@ -279,8 +298,8 @@ def parse_options(protocol: str, description: str | None, argv: list[str] | None
     setting = found.pop("setting")
     if setting is not None:
         found.update(SETTINGS[setting])
-    if found["learning_rate"] is None:
-        found["learning_rate"] = MLP_LEARNING_RATE if found.get("hidden") else default.learning_rate
+    usual = _usual(protocol, found, default, run)
+    found |= {name: value for name, value in usual.items() if found[name] is None}
     names = {field.name for field in fields(TrainingConfig)}
     try:
         training = TrainingConfig(**{name: value for name, value in found.items() if name in names})

@@ -22,6 +22,7 @@ from accel.validate import require, require_choice, require_integer, require_rea
 
 __all__ = [
     "DATA_SETS",
+    "EMBEDDED_TABLES",
     "VerticalData",
     "load_data",
     "load_embeddings",
@@ -30,6 +31,9 @@ __all__ = [
 ]
 
 DATA_SETS = ("digits", "breast_cancer", "diabetes", "cifar10", "cifar100", "emnist", "ocr_letters")
+# tables among them: training rows and columns, as ``load_data`` deals them by default
+EMBEDDED_TABLES = {"breast_cancer": (398, 30)}
+
 # where torchvision looks for these sets, under its root
 _IMAGE_FILES = {
     "cifar10": ("cifar-10-batches-py", (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch", "batches.meta")),

@@ -16,6 +16,8 @@ from protocols.local.options import RunOptions, parse_options
 from protocols.local.report import estimate
 from protocols.plan.run_plan import plan_run
 from tests.protocols.secure_runs import run_secure, small_training
+from vfl.data.sets import EMBEDDED_TABLES, load_data
+from vfl.defaults import table_row_bound
 from vfl.dp import DeltaWarning
 from vfl.training import TrainingConfig
 from vfl.twins import train_ldp_g
@@ -41,7 +43,7 @@ def test_options_survive_being_written_to_config_json():
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["--epsilon", "0"], "epsilon = 0.0: must be a finite number in (0, inf)"),
+        (["--epsilon", "0"], "epsilon = 0.0: must be a finite number in (0, 100]"),
         (["--delta", "1"], "delta = 1.0: must be a finite number in (0, 1)"),
         (["--momentum", "1"], "momentum = 1.0: must be"),
         (["--resume", "nowhere"], "no config.json there, so no run to continue"),
@@ -172,3 +174,23 @@ def test_a_delta_that_is_too_large_is_warned_of(capsys, monkeypatch, protocol):
         else:
             main(protocol, None, [*words, "--estimate"])
     assert "WARNING: delta = 0.001" in capsys.readouterr().out
+
+
+def test_tables_have_defaults_of_their_own():
+    """Those of images would shrink every row to one norm; what is given holds."""
+    rows, width = EMBEDDED_TABLES["breast_cancer"]
+    data = load_data("breast_cancer")
+    assert (data.num_samples, sum(part.shape[1] for part in data.train)) == (rows, width)
+    options = parse_options("g_bmf", None, ["--data", "breast_cancer"])
+    assert (options.row_rule, options.row_bound) == ("clip", table_row_bound(30))
+    assert (
+        options.training.batch_size == 79 and options.training.epochs == 20 and options.training.learning_rate == 0.55
+    )
+    given = ["--data", "breast_cancer", "--row-rule", "normalise", "--epochs", "3", "--learning-rate", "2"]
+    options = parse_options("g_bmf", None, given)
+    assert (options.row_rule, options.row_bound, options.training.epochs) == ("normalise", 1.0, 3)
+    for words in ([], ["--data", "digits"]):
+        options = parse_options("g_bmf", None, words)
+        assert (options.row_rule, options.row_bound, options.training) == (
+            "normalise", 1.0, TrainingConfig(weights=options.training.weights)
+        )  # fmt: skip

@@ -25,6 +25,18 @@ def test_two_classes_by_hand():
     }  # fmt: skip
 
 
+def test_two_classes_are_seen_from_the_second():
+    random = np.random.default_rng(2)
+    labels = (random.random(400) < 0.2).astype(int)
+    share = np.clip(0.2 + 0.2 * labels + 0.1 * random.normal(size=400), 0, 1)
+    found = evaluate_classes(labels, share, ["no", "yes"])
+    assert found.metrics["average precision"] == pytest.approx(metrics.average_precision_score(labels, share))
+    assert found.chance["average precision"] == pytest.approx(labels.mean())
+    (roc,), ((name, predicted, _, rows),) = found.roc, found.calibration
+    assert roc[0] == name == "yes" and sum(rows) == 400
+    assert np.average(predicted, weights=rows) == pytest.approx(share.mean())
+
+
 def test_many_classes_are_those_of_scikit_learn():
     random = np.random.default_rng(0)
     labels, shares = random.integers(0, 4, 300), random.dirichlet(np.ones(4), 300)

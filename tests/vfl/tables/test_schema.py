@@ -64,6 +64,7 @@ def test_constants_are_those_of_scikit_learn(frame, schema):
     known = frame["age"].notna().to_numpy()
     expected = StandardScaler().fit_transform(frame[["age"]].to_numpy())[known, 0]
     np.testing.assert_allclose(column["age"][known], np.clip(expected, -4, 4), atol=1e-6)
+    assert (column["age"][~known] == 0).all() and (~known).sum() == 5  # what is empty is at the centre
     gain = frame[["gain"]].to_numpy()
     uniform = QuantileTransformer(n_quantiles=33, subsample=None).fit_transform(gain)[:, 0]
     np.testing.assert_allclose(column["gain"], 2 * uniform - 1, atol=1e-6)

@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 
 from accel.errors import InvalidArgument
-from protocols.deploy.cli import main
+from protocols.deploy.cli import main, make_parser
 from protocols.deploy.client.align import Aligner
+from protocols.deploy.client.columns import read_columns
 from protocols.deploy.commands.client import released
 from protocols.deploy.config.public_plan import plan_for
-from protocols.deploy.config.read import FederationConfig, load
+from protocols.deploy.config.read import ClientEntry, FederationConfig, configuration_hash, load
 from protocols.deploy.net.credentials import load_credentials
 from protocols.deploy.net.wire import Identity
 from protocols.deploy.records.log import Log
@@ -190,3 +191,49 @@ def test_no_common_person_is_said_in_a_sentence_and_not_remembered(config: Feder
     assert "no person is in every client's file: none of the 2 ids (text, 2 characters)" in said["bank"]
     assert "3 ids (whole numbers, 1 characters)" in said["card"] and "ids are written alike" in said["card"]
     assert not list(tmp_path.glob("*/alignment-training.npz"))  # other files may have rows in common
+
+
+def test_held_out_rows_are_evaluated_at_the_label_client_alone(config: FederationConfig, tmp_path: Path) -> None:
+    """In the clear, without servers: the rows at the end of the training's order, and no others."""
+    file = Path(config.source)
+    file.write_text(file.read_text().replace("held_out = 0.0", "held_out = 0.25"))
+    config = load(file)
+    random, count = np.random.default_rng(3), 40
+    layer = random.normal(size=(sum(WIDTHS.values()) + 1, 1))  # two classes are one logit
+    values = {name: random.uniform(size=(count, width)) for name, width in WIDTHS.items()}
+    layer[-1] = -np.median(np.column_stack(list(values.values())) @ layer[:-1])
+    labels = (np.column_stack([*values.values(), np.ones(count)]) @ layer)[:, 0] > 0
+    words = {}
+    for name, width in WIDTHS.items():
+        with (tmp_path / f"{name}.csv").open("w", newline="") as table:
+            writer = csv.writer(table)
+            writer.writerow(["id", *(f"x{i}" for i in range(width)), *(["label"] if name == "card" else [])])
+            for i, row in enumerate(values[name]):
+                writer.writerow([f"p{i}", *row, *([int(labels[i])] if name == "card" else [])])
+        entry = config.participant(name)
+        assert isinstance(entry, ClientEntry)
+        columns = str(tmp_path / f"{name}.csv")
+        arguments = make_parser().parse_args(["check", columns, "--value-range", "0,1"])
+        own = read_columns(config, entry, columns, arguments)
+        write_model(tmp_path / f"{name}.npz", released(config, plan_for(config, count), [layer], columns=own))
+        words[name] = ["predict", "--as", name, "--config", str(file), "--columns", columns, "--held-out", "--clear"]
+        words[name] += ["--model", str(tmp_path / f"{name}.npz"), "--log", str(tmp_path / "log")]
+        words[name] += ["--state", str(tmp_path / "state" / name), "--report", str(tmp_path / f"{name}.html")]
+        words[name] += ["--out", str(tmp_path / f"{name}-out.csv")]
+    assert main(words["bank"]) == 2  # nothing was aligned for a training yet
+    state = {name: tmp_path / "state" / name / configuration_hash(config)[:16] for name in WIDTHS}
+    ids = [f"p{i}" for i in range(count)]
+
+    def train(name: str) -> Any:
+        identity = Identity(config, name, load_credentials(config, name))
+        mine = Aligner(identity, "training", ids, state[name], Log(name, tmp_path / "log"), listen_on=None)
+        with mine.open() as opened:
+            return opened.agree(lambda n: None)
+
+    agreed = together({name: lambda name=name: train(name) for name in WIDTHS})
+    assert together({name: lambda name=name: main(words[name]) for name in WIDTHS}) == {"bank": 0, "card": 0}
+    assert (tmp_path / "card.html").exists() and not (tmp_path / "bank.html").exists()
+    with (tmp_path / "card-out.csv").open() as table:
+        found = [row["id"] for row in csv.DictReader(table)]
+    assert sorted(found) == sorted(ids[row] for row in agreed["card"].rows[30:])
+    assert "accuracy</th><td>1.000" in (tmp_path / "card.html").read_text()  # labels are the model's own

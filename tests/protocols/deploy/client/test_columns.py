@@ -59,7 +59,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[FederationConfig,
     frame().to_csv(folder / "card.csv", index=False)
     given_options = options("--schema", str(folder / "columns.toml"))
     own = read_columns(config, card(config), folder / "card.csv", given_options, label_column="defaulted")
-    layer = np.random.default_rng(2).normal(size=(10, 2))
+    layer = np.random.default_rng(2).normal(size=(10, 1))
     write_model(folder / "model.npz", released(config, plan_for(config, ROWS), [layer], columns=own))
     return config, own, read_model(folder / "model.npz"), folder
 
@@ -125,7 +125,14 @@ def test_new_rows_are_found_by_name_or_refused(
 
 def test_the_same_constants_may_be_stated_again(trained: Any) -> None:
     config, own, model, folder = trained
-    for words in (["--schema", str(folder / "columns.toml")], ["--public", str(folder / "public.csv")]):
+    assert own.schema is not None
+    turned = folder / "turned.toml"  # the same columns in another order: that of the model holds
+    write_schema(turned, replace(own.schema, columns=own.schema.columns[::-1]))
+    for words in (
+        ["--schema", str(folder / "columns.toml")],
+        ["--schema", str(turned)],
+        ["--public", str(folder / "public.csv")],
+    ):
         new = read_columns(config, card(config), folder / "card.csv", options(*words), with_label=False, model=model)
         np.testing.assert_allclose(new.outputs, own.outputs, atol=1e-6)
     with pytest.raises(
@@ -133,7 +140,6 @@ def test_the_same_constants_may_be_stated_again(trained: Any) -> None:
     ):
         schema = fit_schema(frame().drop(columns="defaulted").assign(age=1.0), id_column="person")
         age = {column.name: column for column in schema.columns}["age"]
-        assert own.schema is not None
         mine = replace(own.schema, columns=tuple(age if c.name == "age" else c for c in own.schema.columns))
         write_schema(folder / "other.toml", mine)
         words = ["--schema", str(folder / "other.toml")]

@@ -9,12 +9,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from protocols.deploy.config.public_plan import local_update, log_claim, plan_for
+from protocols.deploy.config.public_plan import held_out_rows, local_update, log_claim, plan_for, training_for
 from protocols.deploy.config.read import FederationConfig, parse
 from protocols.deploy.config.template import federation_text
 from protocols.deploy.records.log import Log
 from protocols.plan.gl_plan import plan_layer_run
 from vfl.data.sets import VerticalData
+from vfl.defaults import training_defaults
 from vfl.dp import DeltaWarning
 from vfl.federation import Federation, build_federation
 
@@ -102,6 +103,22 @@ def test_a_deployment_logs_what_is_proven_and_warns(tmp_path):
     assert [line["level"] for line in lines] == ["info", "warning", "warning"]
     assert lines[0]["claim"].startswith("proven ε = ") and "not proven for shuffled batches" in lines[1]["claim"]
     assert "n = 300" in lines[2]["reason"] and "choose delta = 0.0001 or less" in lines[2]["reason"]
+
+
+def test_held_out_rows_take_no_part_and_what_is_open_follows_from_the_others():
+    config = configured(
+        'protocol = "g_bmf"', "held_out = 0.2", 'epochs = "auto"', 'batch_size = "auto"', "epsilon = 1.0"
+    )
+    plan = plan_for(config, ROWS)
+    assert held_out_rows(config, ROWS) == 60 and plan.schedule.num_samples == 240
+    expected = training_defaults(240, 1.0)
+    assert (plan.training.batch_size, plan.training.epochs) == (expected["batch_size"], expected["epochs"])
+    assert plan.training.learning_rate == 0.5  # stated
+    layers = plan_for(configured("held_out = 0.2"), ROWS)
+    assert layers.schedule.num_samples <= 240
+    stated = training_for(configured("batch_size = 24", 'epochs = "auto"'), ROWS)
+    steps = expected["epochs"] * (ROWS // expected["batch_size"])
+    assert abs(stated.steps(ROWS).num_steps - steps) < ROWS // 24 + 40  # about as many steps in smaller batches
 
 
 def test_an_average_of_open_weights_is_part_of_the_plan() -> None:
