@@ -8,7 +8,7 @@ no roots and no division by them:
 |---|---|
 | ‖[h 1]‖², rounded up | ``SQUARE_BITS`` (20) |
 | 1/‖[h 1]‖, never too large | 26 |
-| γ as an integer, rounded down | ``clip_bits``, so that it has 30 bits |
+| γ as an integer, rounded down | ``clip_bits``, at most 36, so that it has 30 bits where it can |
 | b, one unit taken off | 32, ``UPDATE_BITS`` |
 | δ, then u = clamp(δ, ±b), exact | 32 |
 | [H 1]ᵀu | 46, the scale of the noise |
@@ -50,8 +50,8 @@ class OneOutputScales:
 
     @property
     def clip_bits(self) -> int:
-        """At which γ is an integer of 30 bits."""
-        return CLIP_BITS - math.ceil(math.log2(self.clip_norm))
+        """At which γ is an integer of 30 bits, or of fewer if γ is so small that γ/‖[h 1]‖ would not fit."""
+        return min(CLIP_BITS - math.ceil(math.log2(self.clip_norm)), ROOM - MANTISSA_BITS)
 
     @property
     def clip_word(self) -> int:
