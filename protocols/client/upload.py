@@ -9,10 +9,12 @@ import numpy as np
 
 import refmpc
 from protocols.client.commitment import check_columns, commit_to_columns
+from protocols.client.verification import ShareDigests, verify_uploads
 from protocols.plan.run_plan import MODEL_RELEASE, Plan
 from protocols.plan.scales import EMBEDDING_BITS
 from protocols.server.checkpoint import ServerDirectory
-from protocols.step.global_step import SharedRows, squared_norms
+from protocols.step.clip import norms_of_squares, squared_norms
+from protocols.step.global_step import SharedRows
 from refmpc import ArithmeticTensor, Client, Party
 from refmpc.core.fixed import encode
 
@@ -75,7 +77,8 @@ def receive_model(client: Client, plan: Plan) -> list[np.ndarray]:
 
 
 async def receive_rows(party: Party, plan: Plan, directory: ServerDirectory | None = None) -> SharedRows:
-    """Take in all clients' columns side by side, append the column of ones, and compute the row norms.
+    """Take in all clients' columns side by side, test them (``protocols.client.verification``), append the column of ones,
+    and compute the row norms.
 
     ``directory`` keeps what tells a resumed run that a client's columns are still the same; None if the servers have kept
     the shares themselves (``protocols.deploy``). Dummies of a secret order come last: zero in every column, that of the ones
@@ -87,6 +90,7 @@ async def receive_rows(party: Party, plan: Plan, directory: ServerDirectory | No
     labels = np.zeros((2, padded, plan.outputs), dtype=np.uint64)
     if directory is not None:
         check_columns(party, directory, plan.client_names)
+    digests = ShareDigests(plan.client_names) if plan.row_test is not None else None
     with party.phase("upload"):
         for chunk in _chunks(plan):
             start = 0
@@ -94,16 +98,27 @@ async def receive_rows(party: Party, plan: Plan, directory: ServerDirectory | No
                 part = refmpc.input_from_client(party, name, (chunk.stop - chunk.start, width), EMBEDDING_BITS)
                 shares[:, chunk, start : start + width] = refmpc.unseal(part.shares)
                 start += width
+                if digests is not None:
+                    digests.add(name, refmpc.unseal(part.shares))
             own = refmpc.input_from_client(
                 party, plan.client_names[-1], (chunk.stop - chunk.start, plan.outputs), plan.label_bits
             )
             labels[:, chunk] = refmpc.unseal(own.shares)
+            if digests is not None:
+                digests.add(plan.client_names[-1], refmpc.unseal(own.shares))
             party.report({"phase": "upload", "done": chunk.stop, "total": rows})
+    squares = None
+    if digests is not None:
+        rows_held = ArithmeticTensor(party, shares, EMBEDDING_BITS)  # its last column is still zero
+        with party.phase("verification"):
+            squares = await verify_uploads(party, plan, rows_held, refmpc.seal(labels[:, :rows]), digests)
     embeddings = with_ones_column(party, shares)
     with party.phase("norms"):
-        norms = await squared_norms(
-            embeddings, plan.scales
-        )  # of dummies those of [0 1]: within the domain of every step
+        if squares is None or plan.scales.one_output is not None:
+            norms = await squared_norms(embeddings, plan.scales)
+        else:
+            norms = await norms_of_squares(squares, plan.scales)
+        # of dummies those of [0 1]: within the domain of every step
     if padded > rows:
         shares[:, rows:, -1] = 0
         embeddings = ArithmeticTensor(party, shares, EMBEDDING_BITS)

@@ -15,6 +15,7 @@ import numpy as np
 from accel.validate import require
 from protocols.plan.low_round_scales import with_low_round
 from protocols.plan.one_output_scales import plan_one_output
+from protocols.plan.row_test import FAULT_CLAIM, RowTest, row_test, upload_release
 from protocols.plan.scales import EMBEDDING_BITS, GRADIENT_BITS, RELEASE_BITS, Scales, plan_scales
 from protocols.step.over_clip import ROOM
 from refmpc.mathematics.gaussian import (
@@ -33,6 +34,7 @@ from vfl.dp import (
     NoiseSplit,
     with_delta_checked,
 )
+from vfl.dp.claim import ROW_BOUND_CHECKED, ROW_BOUND_TRUSTED
 from vfl.gradients import GlobalModel
 from vfl.run_mechanism import calibrate_run, choose_factorisation, choose_schedule
 from vfl.tasks import output_count, shared_labels
@@ -93,10 +95,11 @@ class PublicFacts(Protocol):
 
 @dataclass(frozen=True)
 class PublicClient:
-    """What the others know of a client."""
+    """What the others know of a client. ``bound``: its part of the row bound; None: an equal part."""
 
     name: str
     width: int
+    bound: float | None = None
 
 
 @dataclass(frozen=True)
@@ -130,6 +133,19 @@ class Plan:
     public_rows: PublicRows | None = field(
         default=None, kw_only=True
     )  # measured on after every epoch, with open weights
+    client_bounds: tuple[float, ...] = field(default=(), kw_only=True)  # R of each client; nothing: equal parts
+
+    @property
+    def row_test(self) -> RowTest | None:
+        """How the servers test that every row is within its bound; None if they cannot, and clients are trusted with it."""
+        return row_test(self.width, self.scales.row_bound)
+
+    @property
+    def held_bounds(self) -> tuple[float, ...]:
+        """The bound of each client's part of a row as the servers hold it, rounding included."""
+        equal = (self.scales.row_bound - _rounding(self.width)) / math.sqrt(len(self.client_widths))
+        bounds = self.client_bounds or (equal,) * len(self.client_widths)
+        return tuple(bound + _rounding(width) for bound, width in zip(bounds, self.client_widths, strict=True))
 
     @property
     def outputs(self) -> int:
@@ -195,7 +211,8 @@ class Plan:
     @property
     def releases(self) -> dict[str, str]:
         """What may be opened, with the claim that covers it."""
-        return {MODEL_RELEASE: self.claim.paragraph()} | self._sums_release
+        tests = {} if self.row_test is None else {upload_release(n): FAULT_CLAIM for n in ("", *self.client_names)}
+        return {MODEL_RELEASE: self.claim.paragraph()} | tests | self._sums_release
 
     @property
     def _sums_release(self) -> dict[str, str]:
@@ -262,6 +279,19 @@ class Plan:
         """η of a step, by the public schedule."""
         training = self.training
         return training.learning_rate * training.learning_rate_factor(step, self.schedule.num_steps)
+
+
+def _rounding(width: int) -> float:
+    """How much longer the rounding of its columns can make a row."""
+    return math.sqrt(width) * 2.0 ** -(EMBEDDING_BITS + 1)
+
+
+def _own_bound(client: PublicShape, equal: float) -> float:
+    """R of a client: what it was given, or an equal part."""
+    bound = (
+        client.bound if isinstance(client, PublicClient) else getattr(getattr(client, "row_bound", None), "norm", None)
+    )
+    return equal if bound is None else float(bound)
 
 
 def joint_scale(target_std: float) -> tuple[int, int]:
@@ -415,7 +445,9 @@ def plan_run(protocol: str, federation: PublicFacts, training: TrainingConfig) -
                 overflow_probability=slack.overflow_probability + samples * JOINT_DISTANCE,
             )
         noise = calibrate_run(protocol, training, schedule, factorisation, slack)
-    assumed = (*noise.claim.public, *federation.public_inputs)
+    checked = row_test(federation.width, scales.row_bound) is not None
+    public = (ROW_BOUND_CHECKED if checked and text == ROW_BOUND_TRUSTED else text for text in noise.claim.public)
+    assumed = (*public, *federation.public_inputs)
     if training.hidden:
         assumed += ("the starting weights are public and random, from the seed of the run",)
     if training.class_weights:
@@ -428,6 +460,7 @@ def plan_run(protocol: str, federation: PublicFacts, training: TrainingConfig) -
     noise = replace(noise, claim=replace(claim, public=assumed))
     if joint:
         noise = replace(noise, claim=_joint_claim(noise))
+    equal = federation.row_bound / math.sqrt(len(federation.clients))
     return Plan(
         protocol=protocol,
         training=training,
@@ -438,4 +471,5 @@ def plan_run(protocol: str, federation: PublicFacts, training: TrainingConfig) -
         client_names=tuple(client.name for client in federation.clients),
         client_widths=tuple(client.width for client in federation.clients),
         classes=federation.classes,
+        client_bounds=tuple(_own_bound(client, equal) for client in federation.clients),
     )

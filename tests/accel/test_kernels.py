@@ -436,3 +436,23 @@ def test_start_up_without_numba_works():
     )
     out = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
     assert out.strip() == "accel.reference"
+
+
+@both
+@given(seed=st.integers(0, 2**31), rows=st.integers(0, 40), columns=st.integers(1, 5), count=st.integers(1, 64))
+def test_projections_are_sums_with_signs(kernels, seed, rows, columns, count):
+    x, coins = random_words(seed, rows, columns), random_words(seed + 1, rows, 2)
+    out = garbage(count, columns)
+    want = out.copy()
+    for t in range(count):
+        for i in range(rows):
+            sign = (int(coins[i, 0]) >> t & 1) - (int(coins[i, 1]) >> t & 1)
+            want[t] = [(int(a) + sign * int(b)) % 2**64 for a, b in zip(want[t], x[i], strict=True)]
+    kernels.project_signs(x, coins, out)
+    assert (out == want).all()
+    bits, parities = (x[:, 0] & np.uint64(0xFF)).astype(np.uint8), np.zeros(1, np.uint64)
+    kernels.subset_parities(bits, coins[:, 0].copy(), parities)
+    expected = 0
+    for bit, coin in zip(bits, coins[:, 0], strict=True):
+        expected ^= int(coin) if bit & 1 else 0
+    assert int(parities[0]) == expected

@@ -65,6 +65,9 @@ class PrivacyBudget:
     """The ledger file at ``path``: opened if it is there (the totals must then agree), created (mode
     0600) if not.
 
+    ``limits_are_agreed``: the totals come from something that all who are concerned have agreed on (federation.toml), and
+    replace those in the file; otherwise a budget is not raised by opening it.
+
     ``spend`` charges a run *before* it starts. The same run with the same claim may be charged again at
     no cost, which is what a resumed run does; another claim under the same run name is refused.
     """
@@ -73,7 +76,15 @@ class PrivacyBudget:
     total_epsilon: float
     total_delta: float
 
-    def __init__(self, path: str | os.PathLike[str], total_epsilon: float, total_delta: float):
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        total_epsilon: float,
+        total_delta: float,
+        *,
+        limits_are_agreed: bool = False,
+    ):
+        self._limits_are_agreed = limits_are_agreed
         self.path = Path(path)
         self.total_epsilon = require_real("total_epsilon", total_epsilon, 0, open_low=True)
         self.total_delta = require_real("total_delta", total_delta, 0, 1, open_low=True, open_high=True)
@@ -127,6 +138,11 @@ class PrivacyBudget:
             self._write({**runs, run: claim})
             return total
 
+    def refund(self, run: str) -> None:
+        """Take a charge back: only for a run of which nothing was opened, to anybody."""
+        with self._lock():
+            self._write({name: claim for name, claim in self._read().items() if name != run})
+
     def _read(self) -> dict[str, Claim]:
         try:
             content: dict[str, Any] = json.loads(self.path.read_text(encoding="utf-8"))
@@ -140,7 +156,7 @@ class PrivacyBudget:
             ) from error
         require(version == _VERSION, "budget file version", version, f"{_VERSION}")
         require(
-            totals == (self.total_epsilon, self.total_delta),
+            self._limits_are_agreed or totals == (self.total_epsilon, self.total_delta),
             "total_epsilon, total_delta",
             (self.total_epsilon, self.total_delta),
             f"{totals} as in {self.path.name}",

@@ -15,6 +15,8 @@ __all__ = [
     "CHANGED_LABEL",
     "OUTSIDE_EVERY_CLAIM",
     "PUBLIC_BY_ASSUMPTION",
+    "ROW_BOUND_CHECKED",
+    "ROW_BOUND_TRUSTED",
     "WARNING",
     "WEAK_EPSILON",
     "ZERO_OUT",
@@ -27,9 +29,11 @@ __all__ = [
 
 ZERO_OUT = "zero-out: one record's contribution is there or is not"
 CHANGED_LABEL = "one record's label changed"
+ROW_BOUND_TRUSTED = "the row bound is enforced by the clients"
+ROW_BOUND_CHECKED = "the row bound, and the form of labels, is checked by the servers before training (proofs §11)"
 PUBLIC_BY_ASSUMPTION = (
     "local models and all preprocessing constants are public or come from other data",
-    "the row bound is enforced by the clients",
+    ROW_BOUND_TRUSTED,
 )
 OUTSIDE_EVERY_CLAIM = (
     "tuning on the private data (clip norm, learning rate, epochs)",

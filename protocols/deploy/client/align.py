@@ -64,12 +64,14 @@ class Aligner:
         *,
         listen_on: str | None,
         pad_to: int | None = None,
+        terms: Mapping[str, Any] | None = None,
         id_form: str = IdRule().form,
         handlers: Mapping[str, Handler] | None = None,
     ):
         self._identity, self._kind, self._ids, self._log = identity, kind, ids, log
         encode_ids(ids)  # refuses what cannot be matched, before anybody is called
-        self._tag = hashlib.sha256("\0".join(ids).encode()).hexdigest()
+        words = ["\0".join(ids), *(f"{name} {value}" for name, value in (terms or {}).items())]
+        self._tag = hashlib.sha256("\0\0".join(words).encode()).hexdigest()
         state.mkdir(parents=True, exist_ok=True, mode=0o700)
         state.chmod(0o700)
         self._file = state / f"alignment-{kind}.npz"
@@ -77,6 +79,8 @@ class Aligner:
         self._names = [client.name for client in clients]
         self._leader = clients[-1]
         self._listen_on, self._pad_to, self._id_form = listen_on, pad_to, id_form
+        self._terms = {"--pad-to": pad_to, **(terms or {})}  # what all clients must have chosen alike
+        self._waiting = Waiting(log)
         self._handlers = {"align": self._arrive, **(handlers or {})}
         self._arrived: dict[str, Channel] = {}
         self._changed = threading.Condition()
@@ -139,10 +143,14 @@ class Aligner:
         if name not in self._names or hello.get("kind") != self._kind:
             channel.answer(refused=f"{self._identity.name} aligns for {self._kind} here")
             return
-        if hello.get("pad_to") != self._pad_to:
-            both = f"{name} has --pad-to {hello.get('pad_to')}, {self._identity.name} has {self._pad_to}"
-            channel.answer(refused=f"{both}: they must agree")
-            return
+        theirs = hello.get("terms")
+        for option, mine in self._terms.items():
+            other = theirs.get(option) if isinstance(theirs, dict) else None
+            if other != mine:
+                both = f"{name} has {option} {printable(str(other), 80)}, {self._identity.name} has {mine}"
+                channel.answer(refused=f"{both}: they must agree")
+                self._log.error("a client differs in what all must have chosen alike", reason=both)
+                return
         if hello.get("id_form") != self._id_form:
             channel.answer(
                 refused=f"{name} writes ids in {printable(str(hello.get('id_form')))} form, {self._identity.name} in {self._id_form} "
@@ -167,11 +175,12 @@ class Aligner:
 
     def _lead(self, advance: Advance) -> np.ndarray:
         members = self._names[:-1]
-        waiting = Waiting(self._log)
         with self._changed:
             while missing := [name for name in members if name not in self._arrived]:
-                waiting.say(missing)
+                for name in missing:
+                    self._waiting.on(name, "to align rows")
                 self._changed.wait(1.0)
+            self._waiting.over()
             self._members = {name: self._arrived.pop(name) for name in members}
         try:
             links = {name: channel.connection for name, channel in self._members.items()}
@@ -229,7 +238,7 @@ class Aligner:
 
     def _call_leader(self) -> Channel:
         address = self._meeting_place()
-        waiting, backoff = Waiting(self._log), Backoff()
+        backoff = Backoff()
         while True:
             try:
                 timeout = self._identity.config.run.timeout
@@ -240,15 +249,17 @@ class Aligner:
                     "align",
                     timeout=timeout,
                     kind=self._kind,
-                    pad_to=self._pad_to,
+                    terms=self._terms,
                     id_form=self._id_form,
                 )
+                self._waiting.over()
                 return channel
             except (PeerLost, PeerTimeout) as error:
-                waiting.say([self._leader.name], str(error))
+                self._waiting.on(self._leader.name, f"to align rows: {error}")
             except Refused as error:
                 if not error.later:
                     raise
+                self._waiting.on(self._leader.name, str(error))
             backoff.wait()
 
     def kept(self) -> Agreed | None:

@@ -10,10 +10,11 @@ import numpy as np
 
 from accel.errors import InvalidArgument
 from accel.validate import require
+from protocols.deploy.config.public_plan import client_bounds
 from protocols.deploy.config.read import ClientEntry, FederationConfig, RunConfig
 from protocols.inference.model_file import ReleasedModel
 from vfl.data.embeddings import embed_own_rows
-from vfl.data.scaling import RowBound, bound_rows, split_row_bound
+from vfl.data.scaling import RowBound, bound_rows
 from vfl.defaults import NARROW, table_row_bound
 from vfl.local.config import LOCAL_MODELS, LocalModelConfig
 from vfl.local.lora import ParallelLora
@@ -113,11 +114,8 @@ def add_column_options(parser: argparse.ArgumentParser) -> None:
 
 
 def client_row_bound(config: FederationConfig, entry: ClientEntry) -> float:
-    """This client's part R_i of the row bound: by width with ``clip``, the same for all with ``normalise``."""
-    clients = config.ordered_clients
-    widths = [client.width for client in clients] if config.run.row_rule == "clip" else None
-    bounds = split_row_bound(config.run.row_bound, len(clients), widths)
-    return bounds[[client.name for client in clients].index(entry.name)]
+    """This client's part R_i of the row bound."""
+    return client_bounds(config)[[client.name for client in config.ordered_clients].index(entry.name)]
 
 
 def rule_warning(config: FederationConfig, entry: ClientEntry) -> str:

@@ -117,13 +117,13 @@ class LiveCalls(ServerCalls):
                     return trained
             except _AGAIN as error:
                 if finished:
-                    self._complain(str(error))
+                    self._waiting.on("the servers", str(error))
                 else:
                     self._log.warning("the attempt failed, the servers are called again", reason=str(error))
             except ColumnsChanged as error:
                 if self._identity.name in error.clients:
                     raise
-                self._complain(str(error))
+                self._waiting.on(" and ".join(error.clients), str(error))
             finally:
                 self._hang_up()
             backoff.wait()
@@ -148,7 +148,7 @@ class LiveCalls(ServerCalls):
                     named[server] = str(message["attempt"])
                     continue
                 done[server] = message.get("done") is True
-                self._on_beat(message)
+                self._heed(message)
                 self._channels[server].send({"waiting": True})
             if len(done) == 3 and all(done.values()):
                 return False
@@ -160,12 +160,11 @@ class LiveCalls(ServerCalls):
             raise PeerLost("the servers named different attempts")  # one has met the others anew
         for channel in self._channels.values():
             channel.send({"takes": named[0]})
+        self._waiting.over()
         self._log.info("all servers named the same attempt", attempt=named[0][:8])
         return True
 
     def _play(self, job: LayerClientJob) -> TrainedClient:
-        for channel in self._channels.values():
-            _notice_silence(channel.connection)
         connections: dict[Any, socket.socket] = {s: channel.connection for s, channel in self._channels.items()}
         transport = SocketTransport(connections, self.timeout)
         try:
@@ -179,14 +178,6 @@ class LiveCalls(ServerCalls):
 def _anew(job: LayerClientJob) -> LayerClientJob:
     """With layers as they start: what was applied so far comes from disk, not from an attempt that broke off."""
     return replace(job, client=job.client.fresh())
-
-
-def _notice_silence(connection: socket.socket) -> None:
-    """While the servers compute this client only listens: let the kernel ask whether they are still there."""
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in (("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 4)):
-        if hasattr(socket, option):
-            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from protocols.deploy.net.wire import Channel, Identity, Refused, call
 from protocols.deploy.records.log import Log
 from protocols.deploy.records.waiting import Waiting
 from refmpc.core.errors import HandshakeError, OutOfStep, PeerLost, PeerTimeout, RefmpcError
-from refmpc.net.framing import Peer, name_of
+from refmpc.net.framing import Peer, name_of, printable
 
 __all__ = ["SERVERS", "Beat", "Delivered", "ServerCalls"]
 
@@ -26,7 +26,8 @@ Beat = Callable[[Mapping[str, Any]], None]
 
 
 class ServerCalls:
-    """One session of one client. ``on_beat`` gets what the servers say while the client waits."""
+    """One session of one client. ``on_beat`` gets what the servers say while the client waits; ``columns`` is a keyed tag of
+    what it shares."""
 
     def __init__(
         self,
@@ -39,14 +40,16 @@ class ServerCalls:
         output: str | None = None,
         parameters: Mapping[str, Any],
         largest_result: int,
+        columns: str | None = None,
         on_beat: Beat = lambda progress: None,
     ):
         self._identity, self._log = identity, log
-        self._facts = {"kind": kind, "session": session, "rows": rows, "output": output}
+        self._facts = {"kind": kind, "session": session, "rows": rows, "output": output, "columns": columns}
         self._parameters = parameters
         self._largest_result = largest_result
         self._on_beat = on_beat
-        self.timeout = identity.config.run.timeout
+        self.timeout = identity.config.run.timeout  # of a program: it may wait for a result as long as training takes
+        self._channel_timeout = identity.config.run.timeout  # of a call: servers give signs of life all the time
         self._channels: dict[int, Channel] = {}
         self._waiting = Waiting(log)
 
@@ -66,10 +69,13 @@ class ServerCalls:
                     self._call(server, "result")
                 results = self._wait_for_results()
                 if len({str(head["attempt"]) for head, _ in results.values()}) == 1:
+                    self._waiting.over()
                     return Delivered(results)
-                self._complain("the servers are between two attempts: their results do not belong together yet")
+                self._waiting.on(
+                    "the servers", "they are between two attempts: their results do not belong together yet"
+                )
             except (PeerLost, PeerTimeout) as error:
-                self._complain(str(error))
+                self._waiting.on("the servers", str(error))
             backoff.wait()
 
     def _wait_for_results(self) -> dict[int, tuple[dict[str, Any], bytearray]]:
@@ -82,9 +88,20 @@ class ServerCalls:
                     results[server] = message, payload
                     continue
                 if server == min(set(SERVERS) - results.keys()):
-                    self._on_beat(message)
+                    self._heed(message)
                 self._channels[server].send({"waiting": True})
         return results
+
+    def _heed(self, beat: Mapping[str, Any]) -> None:
+        """A server's sign of life: what it is doing, and whom everybody waits for."""
+        self._waiting.over("the servers")
+        missing = [printable(str(name), 40) for name in beat.get("missing") or ()]
+        for wait in self._waiting.now:
+            if wait.whom not in missing:
+                self._waiting.over(wait.whom)
+        for name in missing:
+            self._waiting.on(name, "the servers cannot begin without it")
+        self._on_beat(beat)
 
     def _confirm(self) -> None:
         """Tell the servers that this client has its result."""
@@ -99,18 +116,15 @@ class ServerCalls:
     def _call(self, server: int, purpose: str) -> dict[str, Any]:
         address = self._identity.config.addresses[server]
         try:
-            channel, answer = call(self._identity, server, address, purpose, timeout=self.timeout, **self._facts)
+            channel, answer = call(
+                self._identity, server, address, purpose, timeout=self._channel_timeout, **self._facts
+            )
         except Refused as error:
             if error.later:
                 raise PeerLost(str(error)) from error
             raise
         self._channels[server] = channel
-        self._waiting.here(server)
         return answer
-
-    def _complain(self, why: str) -> None:
-        """Servers are called in order: the first that has not answered is the one to wait for."""
-        self._waiting.say([server for server in SERVERS if server not in self._channels][:1], why)
 
     def _hang_up(self) -> None:
         for channel in self._channels.values():

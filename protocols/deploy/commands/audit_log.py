@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import itertools
 import json
 import re
 from collections import Counter
@@ -18,9 +19,10 @@ from rich.text import Text
 
 from accel.validate import require
 from protocols.deploy.records.audit import AuditError, Record, compare, read_log
+from protocols.deploy.records.budget import BUDGET, COLUMNS, read_spent
 from refmpc.net.framing import printable
 
-__all__ = ["Run", "add_parser", "check", "collect", "run"]
+__all__ = ["Run", "add_parser", "budgets", "check", "collect", "run"]
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -70,8 +72,11 @@ def run(arguments: argparse.Namespace) -> int:
     wrong += check(runs) + check_against_logs(runs, logs)
     for place in dict.fromkeys(log.place for log in logs):
         wrong += compare({log.server: log.records for log in logs if log.place == place})
+    spent, unlike = budgets([Path(directory) for directory in arguments.directories])
+    wrong += unlike
     if arguments.json:
         facts = {
+            "spent": spent,
             "runs": [asdict(one) for one in runs],
             "logs": [asdict(log) for log in logs],
             "wrong": wrong,
@@ -79,6 +84,11 @@ def run(arguments: argparse.Namespace) -> int:
         print(json.dumps(facts, indent=2))
     else:
         _print(runs, logs, wrong)
+        for server, ledgers in spent.items():
+            for ledger in ledgers:
+                limit = "no limit" if ledger["limit"] is None else f"limit {ledger['limit']:g}"
+                words = f"ε = {ledger['epsilon']:.4g} at δ = {ledger['delta']:g} in {len(ledger['runs'])} runs, {limit}"
+                Console().print(f"{server}: spent on {ledger['ledger']}: {words}", markup=False)
     return 1 if wrong else 0
 
 
@@ -100,6 +110,26 @@ def collect(directories: Iterable[Path]) -> tuple[list[Run], list[Log], list[str
             except AuditError as error:
                 wrong.append(str(error))
     return runs, logs, wrong
+
+
+def budgets(directories: Iterable[Path]) -> tuple[dict[str, list[dict[str, Any]]], list[str]]:
+    """What each server has recorded as spent, and sentences on ledgers that cannot be read or differ."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    wrong: list[str] = []
+    for server, directory in _servers(list(directories)).items():
+        for file in sorted(directory.rglob(f"{BUDGET}/*.json")):
+            if file.name == COLUMNS:
+                continue
+            try:
+                found.setdefault(server, []).append(read_spent(file))
+            except (ValueError, KeyError, TypeError, OSError) as error:
+                wrong.append(f"{file} is not a privacy ledger: {type(error).__name__}")
+    for (first, ledgers), (second, others) in itertools.pairwise(found.items()):
+        theirs = {ledger["ledger"]: sorted(ledger["runs"]) for ledger in others}
+        for ledger in ledgers:
+            if sorted(ledger["runs"]) != theirs.get(ledger["ledger"]):
+                wrong.append(f"{first} and {second} differ in the runs charged to {ledger['ledger']}")
+    return found, wrong
 
 
 def check(runs: list[Run]) -> list[str]:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import hmac
 import json
+import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -28,7 +30,7 @@ from protocols.deploy.client.live import train_with_servers
 from protocols.deploy.client.uplink import UplinkTransport, UploadLost
 from protocols.deploy.config.public_plan import log_claim, plan_for
 from protocols.deploy.config.read import ClientEntry, FederationConfig, load
-from protocols.deploy.net.credentials import load_credentials, own_directory
+from protocols.deploy.net.credentials import load_credentials, own_directory, validity_warning
 from protocols.deploy.net.wire import Identity
 from protocols.deploy.records.log import Log
 from protocols.deploy.server.tasks import TRAINING
@@ -80,6 +82,8 @@ def client_identity(arguments: argparse.Namespace) -> tuple[Identity, ClientEntr
     identity = Identity(config, entry.name, load_credentials(config, entry.name, arguments.credentials))
     state = Path(arguments.state or own_directory(config, entry.name, arguments.credentials) / "state")
     log = Log(entry.name, None if arguments.log is None else Path(arguments.log))
+    if expiry := validity_warning(identity.credentials.certificate):
+        log.warning("own certificate", reason=expiry)
     return identity, entry, state / identity.configuration[:16], log
 
 
@@ -162,6 +166,7 @@ def take_part(
                 parameters=parameters,
                 largest_result=8 * plan.parameters,
                 anew=shared.differs,
+                columns=shared.tag,
                 on_beat=on_beat,
             )
             shared.note()
@@ -190,7 +195,16 @@ class _Shared:
         if job.labels is not None:
             digest.update(np.ascontiguousarray(job.labels).data)
         self._file = file
+        self._key = file.parent.parent / "columns.key"  # beside the states of all configurations
         self._facts = {"session": session, "digest": digest.hexdigest()}
+
+    @property
+    def tag(self) -> str:
+        """For the servers' record of what was spent on whom: the same for the same columns, and a random number to others."""
+        if not self._key.exists():
+            self._key.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            write_bytes(self._key, secrets.token_bytes(32), private=True)
+        return hmac.new(self._key.read_bytes(), self._facts["digest"].encode(), "sha256").hexdigest()
 
     @property
     def differs(self) -> bool:

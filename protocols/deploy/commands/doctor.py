@@ -42,6 +42,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--as", dest="participant", required=True, help="server-0 … server-2 or a client's name")
     parser.add_argument("--config", default="federation.toml", metavar="FILE")
     parser.add_argument("--credentials", metavar="DIR", help="own key and certificate (default: beside the file)")
+    parser.add_argument(
+        "--state", metavar="DIR", help="own state, on whose disk there must be room (default: NAME/state)"
+    )
     parser.add_argument("--timeout", type=float, default=5.0, help="seconds for each peer to connect and to answer")
     parser.add_argument("--alignment", action="store_true", help="also the client whom this one matches ids with")
     parser.add_argument("--answer", action="store_true", help="answer the doctors of others until interrupted")
@@ -64,7 +67,9 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         digest = configuration_hash(config)
         findings = [Finding(name, "file", "ok", f"{arguments.config}, hash {digest[:16]}…")]
-        findings += examine(config, name, arguments.credentials, timeout=timeout, alignment=arguments.alignment)
+        findings += examine(
+            config, name, arguments.credentials, arguments.state, timeout=timeout, alignment=arguments.alignment
+        )
     if arguments.json:
         print(json.dumps({"hash": digest, "findings": [asdict(finding) for finding in findings]}, indent=2))
     else:
@@ -76,12 +81,13 @@ def examine(
     config: FederationConfig,
     name: str,
     directory: str | Path | None = None,
+    state: str | Path | None = None,
     *,
     timeout: float = 5.0,
     alignment: bool = False,
 ) -> list[Finding]:
     """Own files, then all peers at once; findings come back in the order of the file."""
-    findings = list(check_own_files(config, name, directory))
+    findings = list(check_own_files(config, name, directory, state))
     peers = list(_peers(config, name, alignment))
 
     def look(peer: tuple[ServerEntry | ClientEntry, tuple[str, int]]) -> list[Finding]:

@@ -1,6 +1,6 @@
 """``ppvfl predict``: predictions for new rows, with every client's columns, for the one client that the file names.
 
-The clients align the new rows, share their embeddings, and the servers (`ppvfl server --serve-predictions`) compute. Only
+The clients align the new rows, share their embeddings, and the servers (`ppvfl server`, which stays after the training) compute. Only
 the receiver learns predictions; servers learn nothing but the number of rows. With ``--clear`` no server takes part:
 the other clients send the receiver their sums of the first layer, which tell it more about their columns than a
 prediction does.
@@ -13,19 +13,20 @@ predictions, compares them with its labels and writes a report; ``--evaluate`` d
 from __future__ import annotations
 
 import argparse
-import contextlib
 import csv
+import io
 import json
 import sys
 import threading
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import numpy as np
 from rich.console import Console
 
+from accel.files import write_text
 from accel.validate import require
 from protocols.deploy.client.align import Agreed, Aligner
 from protocols.deploy.client.columns import OwnColumns, add_column_options, read_columns
@@ -111,6 +112,7 @@ def run(arguments: argparse.Namespace) -> int:
         id_form=own.id_form,
         listen_on=arguments.listen,
         pad_to=arguments.pad_to,
+        terms={"--output": arguments.output},
         handlers={"sums": sums.take},
     )
     with aligner.open():
@@ -285,12 +287,12 @@ def _write(
     if arguments.json:
         print(json.dumps({"output": arguments.output, "columns": header, "rows": dict(zip(ids, rows, strict=True))}))
         return
-    with contextlib.ExitStack() as stack:
-        stream: TextIO = sys.stdout
-        if arguments.out is not None:
-            stream = stack.enter_context(Path(arguments.out).open("w", newline="", encoding="utf-8"))
-        writer = csv.writer(stream)
-        writer.writerow([arguments.id or ("id" if own.schema is None else own.schema.id.column), *header])
-        writer.writerows([name, *row] for name, row in zip(ids, rows, strict=True))
-    if arguments.out is not None:
-        Console().print(f"[bold]{arguments.out}[/bold]: {arguments.output} of {len(ids)} rows")
+    text = io.StringIO()
+    writer = csv.writer(text)
+    writer.writerow([arguments.id or ("id" if own.schema is None else own.schema.id.column), *header])
+    writer.writerows([name, *row] for name, row in zip(ids, rows, strict=True))
+    if arguments.out is None:
+        sys.stdout.write(text.getvalue())
+        return
+    write_text(Path(arguments.out), text.getvalue(), private=True)  # only for its owner
+    Console().print(f"[bold]{arguments.out}[/bold]: {arguments.output} of {len(ids)} rows")

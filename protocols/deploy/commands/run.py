@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from accel.validate import require
 from protocols.deploy.client.columns import add_column_options
@@ -23,6 +25,9 @@ from protocols.deploy.config.read import FederationConfig, load
 
 __all__ = ["add_parser", "processes", "run"]
 
+# of the logs, what people want to see
+_SHOWN = {"rows aligned", "upload complete, all servers have it", "all servers agree", "computed and released"}
+_FACTS = ("common", "rows", "rounds", "bytes_sent", "seconds", "peer", "since", "reason", "claim")
 EVALUATION, PREDICTION = "evaluation", "prediction"  # folders of the outputs of what comes after the training
 _END = 10.0  # seconds for a server to end after its clients have
 
@@ -70,7 +75,8 @@ def run(arguments: argparse.Namespace) -> int:
     with processes(commands, out) as running:
         deadline = None if arguments.timeout is None else time.monotonic() + arguments.timeout
         waited = {name: running[name] for name in files} if _serve(arguments) else running
-        failed = _wait(waited, deadline, running)
+        with _Watch(out, list(commands), console) as watch:
+            failed = _wait(waited, deadline, running, watch.look)
         servers = {server.name: running[server.name] for server in config.servers}
         for folder, rows in ((EVALUATION, files if arguments.evaluate else None), (PREDICTION, new)):
             if rows is None or failed:
@@ -80,8 +86,8 @@ def run(arguments: argparse.Namespace) -> int:
                 f"{folder}/{name}": _predict_command(config, arguments, folder, name, file, out)
                 for name, file in rows.items()
             }
-            with processes(asking, out) as predicting:
-                failed = _wait(predicting, deadline, {**servers, **predicting})
+            with processes(asking, out) as predicting, _Watch(out, list(asking), console) as watch:
+                failed = _wait(predicting, deadline, {**servers, **predicting}, watch.look)
             shown.append(f"{folder}/{last}")
     if failed:
         name = failed[0]
@@ -109,7 +115,7 @@ def _files(config: FederationConfig, text: str, option: str) -> dict[str, Path]:
 
 def _server_command(arguments: argparse.Namespace, name: str, out: Path) -> list[str]:
     own = ["--as", name, "--config", arguments.config, "--log", str(out / f"{name}.log")]
-    own += ["--serve-predictions"] if _serve(arguments) else []
+    own += [] if _serve(arguments) else ["--until-trained"]
     return [sys.executable, "-m", "protocols.deploy", "server", *own]
 
 
@@ -182,7 +188,58 @@ def processes(commands: dict[str, Sequence[str]] | dict[str, list[str]], out: Pa
                 process.wait()
 
 
-def _wait(waited: dict[str, Any], deadline: float | None, watched: dict[str, Any]) -> list[str]:
+class _Watch:
+    """What the participants are doing, for people: a bar where there is a terminal, and what happens, from their logs."""
+
+    def __init__(self, out: Path, names: Sequence[str], console: Console):
+        self._files = {name: out / f"{name}.log" for name in names}
+        self._read = {name: file.stat().st_size if file.exists() else 0 for name, file in self._files.items()}
+        self._console = console
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        self._bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+        self._task = self._bar.add_task("starting", total=None)
+
+    def __enter__(self) -> _Watch:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.look()
+        self._bar.stop()
+
+    def look(self) -> None:
+        """Show what has been logged since the last look."""
+        for name, file in self._files.items():
+            if not file.exists():
+                continue
+            with file.open("rb") as handle:
+                handle.seek(self._read[name])
+                lines = handle.read().splitlines(keepends=True)
+            for line in lines:
+                if not line.endswith(b"\n"):
+                    break  # it is being written
+                self._read[name] += len(line)
+                self._show(name, json.loads(line))
+
+    def _show(self, name: str, record: Mapping[str, Any]) -> None:
+        event = record["event"]
+        if event == "progress":
+            if name == "server-0":  # the three are in step
+                shown = f"{record['phase']} {record['done']} of {record['total']}"
+                self._bar.update(
+                    self._task, description=record["phase"], completed=record["done"], total=record["total"]
+                )
+                if not self._console.is_terminal:
+                    self._console.print(f"server-0: {shown}", markup=False)
+        elif event in _SHOWN or record["level"] != "info":
+            facts = {key: value for key, value in record.items() if key in _FACTS}
+            rest = ", ".join(f"{key} {value}" for key, value in facts.items())
+            self._console.print(f"{name}: {event}{': ' if rest else ''}{rest}", markup=False)
+
+
+def _wait(
+    waited: dict[str, Any], deadline: float | None, watched: dict[str, Any], look: Callable[[], None]
+) -> list[str]:
     """Until all of ``waited`` have ended; who of ``watched`` failed, or who was not done in time."""
     while any(process.poll() is None for process in waited.values()):
         failed = [name for name, process in watched.items() if process.poll() not in (None, 0)]
@@ -190,5 +247,6 @@ def _wait(waited: dict[str, Any], deadline: float | None, watched: dict[str, Any
             return failed
         if deadline is not None and time.monotonic() > deadline:
             return [name for name, process in waited.items() if process.poll() is None]
-        time.sleep(0.1)
+        look()
+        time.sleep(0.2)
     return [name for name, process in waited.items() if process.poll() != 0]

@@ -13,31 +13,37 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from accel.errors import InvalidArgument
 from accel.files import write_bytes
 from accel.validate import require
 from protocols.client.commitment import ColumnsChanged
+from protocols.client.verification import UploadRefused
 from protocols.deploy.config.public_plan import log_claim
-from protocols.deploy.config.read import FederationConfig, ServerEntry, load
+from protocols.deploy.config.read import FederationConfig, ServerEntry, load, split_address
 from protocols.deploy.doctor.answerer import Answerer
 from protocols.deploy.net.backoff import Backoff
-from protocols.deploy.net.credentials import load_credentials, own_directory
+from protocols.deploy.net.credentials import load_credentials, own_directory, validity_warning
 from protocols.deploy.net.door import Door
-from protocols.deploy.net.wire import Channel, Identity, Refused
+from protocols.deploy.net.wire import Channel, Identity
 from protocols.deploy.records.audit import WITNESS, AuditLog
+from protocols.deploy.records.budget import Budgets
+from protocols.deploy.records.disk import explain
 from protocols.deploy.records.log import Log
 from protocols.deploy.records.waiting import Waiting
-from protocols.deploy.server.live import BEAT, LiveTransport
+from protocols.deploy.server.live import LiveTransport
 from protocols.deploy.server.meeting import DONE, READY, Different, Meeting, Met
+from protocols.deploy.server.page import StatusPage
+from protocols.deploy.server.reception import Reception
 from protocols.deploy.server.sessions import Session, SessionStore
 from protocols.deploy.server.spool import SpoolTransport
-from protocols.deploy.server.tasks import TRAINING, TrainingTask
+from protocols.deploy.server.status import StatusSource
+from protocols.deploy.server.tasks import TrainingTask
 from protocols.local.progress import ProgressBars
 from protocols.server.checkpoint import CannotResume
 from protocols.server.gl_training import GREETING
@@ -45,14 +51,14 @@ from refmpc import Ledger, Party
 from refmpc.core.errors import HandshakeError, PeerAborted, RefmpcError
 from refmpc.launch.participants import Options, keep_freed_memory, play_party
 from refmpc.net.emulation import PROFILES
-from refmpc.net.framing import listed, name_of
+from refmpc.net.framing import name_of
 from refmpc.net.rendezvous import listen
 from refmpc.net.sockets import SocketTransport
+from vfl.dp.budget import BudgetExceededError
 
 __all__ = ["Server", "add_parser", "run"]
 
 _LOG_EVERY = 10.0  # seconds between two lines of progress in the log
-_PAUSE = 0.5  # seconds after the first attempt that failed
 
 
 def add_parser(subparsers: Any) -> None:
@@ -68,7 +74,14 @@ def add_parser(subparsers: Any) -> None:
         "--listen", metavar="HOST", help="address to listen on (default: the server's host in the file)"
     )
     parser.add_argument(
-        "--serve-predictions", action="store_true", help="go on after the training, for `ppvfl predict`"
+        "--until-trained",
+        action="store_true",
+        help="end when every client has the model (default: stay, for `ppvfl predict`)",
+    )
+    parser.add_argument(
+        "--status",
+        metavar="HOST:PORT",
+        help="where the status page listens (default: loopback, 1000 above the server's port; 'off': nowhere)",
     )
     parser.add_argument("--log", metavar="FILE", help="structured log, a JSON object a line (default: stderr)")
 
@@ -82,7 +95,13 @@ def run(arguments: argparse.Namespace) -> int:
     identity = Identity(config, entry.id, load_credentials(config, entry.name, arguments.credentials))
     state = Path(arguments.state or own_directory(config, entry.name, arguments.credentials) / "state")
     log = Log(entry.name, None if arguments.log is None else Path(arguments.log))
-    server = Server(identity, state, log, host=arguments.listen or entry.host, predictions=arguments.serve_predictions)
+    if expiry := validity_warning(identity.credentials.certificate):
+        log.warning("own certificate", reason=expiry)
+    stays = not arguments.until_trained
+    server = Server(identity, state, log, host=arguments.listen or entry.host, predictions=stays)
+    if arguments.status != "off":
+        asked = arguments.status or f"127.0.0.1:{min(entry.port + 1000, 65535)}"
+        server.show_status(split_address(asked, "--status"), required=arguments.status is not None)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: server.stop.set())
     return server.serve()
@@ -95,31 +114,62 @@ class Server:
         self._predictions = predictions
         self._identity, self._log = identity, log
         self.config: FederationConfig = identity.config
-        directory = state / identity.configuration[:16]
+        self._directory = directory = state / identity.configuration[:16]
+        self._budgets = Budgets(state, self.config)
         self._store = SessionStore(self.config, directory, predictions=predictions)
         self._audit = AuditLog(directory / "audit.jsonl")  # also keeps a second process out of this directory
-        self._meeting = Meeting(identity, log, self._audit)
-        self._uploading: dict[tuple[str, str], Channel] = {}
-        self._waiting, self._between = Waiting(log, silent=BEAT), Backoff(first=_PAUSE)
-        self._lock = threading.Lock()
+        self._waiting = Waiting(log)
+        self._meeting = Meeting(identity, log, self._audit, self._waiting)
+        self._pause = Backoff(0.5, 60.0)  # after an attempt that failed
         self.stop = threading.Event()
+        self.status = StatusSource(
+            self.config, identity.name, directory, self._store, self._waiting, self._budgets, self._log
+        )
+        self.page: StatusPage | None = None
         entry = self.config.servers[int(str(identity.me))]
         self._listener = listen(host, entry.port)
+
+    def show_status(self, address: tuple[str, int], *, required: bool = True) -> None:
+        """A page for people and monitors at ``address``; if it is not ``required``, a port that is taken is only logged."""
+        try:
+            self.page = StatusPage(address, self.status, self._directory)
+        except OSError as error:
+            if required:
+                raise
+            self._log.warning("no status page", address=f"{address[0]}:{address[1]}", **explain(error))
 
     def serve(self) -> int:
         """Until there is nothing left to do, or ``stop`` is set."""
         keep_freed_memory()
+        number = int(str(self._identity.me))
+        reception = Reception(
+            self.config,
+            number,
+            self._store,
+            self._audit,
+            self._log,
+            lambda channel: self._door.keep(channel),
+            self.stop,
+        )
         host, port = self._listener.getsockname()[:2]
         handlers = {
-            "upload": self._take_upload,
-            "live": self._take_in,
-            "result": self._hand_out,
-            "taken": self._note_taken,
+            "upload": reception.take_upload,
+            "live": reception.take_in,
+            "result": reception.hand_out,
+            "taken": reception.note_taken,
             "party": self._let_server_in,
             "wake": self._wake,
+            "status": self._tell_status,
         }
         begun = self._store.training
-        doctor = Answerer(self.config, self._identity.credentials, self._identity.name, state=self._state_in_words)
+        doctor = Answerer(
+            self.config,
+            self._identity.credentials,
+            self._identity.name,
+            state=self._state_in_words,
+            directory=self._directory,
+            budget=lambda: [asdict(spent) for spent in self._budgets.spent()],
+        )
         timeout = self.config.run.timeout
         with Door(self._identity, self._listener, handlers, self._log, timeout=timeout, doctor=doctor) as self._door:
             self._log.info(
@@ -128,12 +178,20 @@ class Server:
                 configuration=self._identity.configuration[:16],
                 protocol=self.config.run.protocol,
                 resumes=None if begun is None else begun.name[:8],
+                status=None if self.page is None else "http://{}:{}/".format(*self.page.address),
             )
             while not self._over():
-                if self._wait_for_work():
-                    self._meet_and_compute()
+                self.status.tick()
+                try:
+                    if self._wait_for_work():
+                        self._meet_and_compute()
+                except OSError as error:  # of this server's own disk, most likely full: it can go on when there is room
+                    self._log.error("this server cannot go on for now", **explain(error))
+                    self.stop.wait(self._pause.next_pause())
             self._log.info("stopped" if self.stop.is_set() else "finished: every client has the model")
         self._meeting.close()
+        if self.page is not None:
+            self.page.close()
         self._audit.append("stopped" if self.stop.is_set() else "finished")
         self._audit.close()
         return 0
@@ -141,13 +199,13 @@ class Server:
     def _state_in_words(self) -> str:
         """For doctors: public facts only."""
         training = self._store.training
+        if waits := self._waiting.words:
+            return waits
         if training is None:
             return "waits for clients"
         if training.done:
             return "has trained"
         progress = training.progress
-        if not training.complete:
-            return f"waits for {listed(training.missing)}" if training.task.live else "takes uploads"
         return f"{progress['phase']} {progress['done']} of {progress['total']}" if progress else "waits for servers"
 
     # the main thread -----------------------------------------------------------------------------
@@ -168,20 +226,33 @@ class Server:
         return self._meeting.somebody_waits and bool(self._offers())
 
     def _name_missing(self) -> None:
-        """A training whose clients must be there stands still without them: say who is waited for, now and then."""
+        """Without all clients nothing is computed: say who is waited for, and since when."""
         training = self._store.training
-        if training is None or training.done or not training.task.live or not training.missing:
-            return
-        self._waiting.say(training.missing)
+        missing = [] if training is None or training.done else training.missing
+        doing = (
+            "it must be there during the training" if training and training.task.live else "its upload is not complete"
+        )
+        for client in self.config.clients:
+            if client.name in missing:
+                self._waiting.on(client.name, doing)
+            else:
+                self._waiting.over(client.name)
 
     def _offers(self) -> dict[str, str]:
         """What this server can compute, or (DONE) compute once more with a server that died before it had."""
         offered = [session for session in self._store if session.complete and not session.failed]
         return {session.name: DONE if session.done else READY for session in offered}
 
+    def _compared(self, name: str) -> dict[str, Any]:
+        """What the three servers must agree on before they compute a session: also that nobody's budget is exceeded."""
+        session = self._store[name]
+        training = isinstance(session.task, TrainingTask) and not session.done
+        budget = self._budgets.objection(name, session.task.plan.claim) if training else ""  # type: ignore[union-attr]
+        return {**session.parameters(), "budget": budget}
+
     def _meet_and_compute(self) -> None:
         try:
-            met = self._meeting.hold(self._offers, lambda name: self._store[name].parameters(), self._over)
+            met = self._meeting.hold(self._offers, self._compared, self._over)
         except Different as error:  # nothing was computed: clients may begin another one
             self._store[error.session].failed = str(error)
             self._log.error("the servers cannot compute this session together", reason=str(error))
@@ -200,24 +271,47 @@ class Server:
         if isinstance(session.task, TrainingTask):
             log_claim(self._log, session.task.plan.claim)
         try:
+            if isinstance(session.task, TrainingTask):
+                self._budgets.charge(session.name, session.task.plan.claim, session.columns)
+                self._audit.append("charged", session=session.name, spent=[s.words for s in self._budgets.spent()])
             session.computing = True
             self._attempt(session, met)
-            self._between.reset()
+        except BudgetExceededError as error:  # at all three: they have compared
+            session.failed = str(error)
+            self._audit.append("session failed", session=session.name, reason="budget")
+            self._log.error("the budget of a client would be exceeded", reason=str(error))
+            for connection in met.connections.values():
+                connection.close()
         except CannotResume as error:  # it would release something twice: nobody computes until an operator has acted
             if not session.done:  # a server that is done goes on handing out what it has
                 session.failed = str(error)
             self._audit.append("session failed", session=session.name)
             self._log.error("this training must not go on", reason=str(error))
+        except UploadRefused as error:  # all three servers know; nothing was trained, and clients may begin another one
+            session.failed = f"{error}. When it is mended, start all clients with --align-again"
+            self._budgets.refund(session.name)  # the bit on the uploads is all that was opened
+            self._audit.append("session failed", session=session.name, refused=list(error.clients))
+            self._log.error("an upload is refused", clients=", ".join(error.clients), reason=str(error))
         except (RefmpcError, ColumnsChanged) as error:
-            self._audit.append("attempt failed", attempt=met.attempt, reason=type(error).__name__)
-            self._log.warning("the attempt failed, the servers will meet again", reason=str(error))
-            self._between.wait()
+            self._failed(met, error, {"reason": str(error)})
+        except OSError as error:  # of this server's own disk, most likely full: it can go on when there is room
+            self._failed(met, error, explain(error))
+        else:
+            self._pause.reset()
         finally:
             session.computing = False
             session.guests.let_go()
         with self._store.changed:
             self._store.changed.notify_all()
         session.guests.notify()
+
+    def _failed(self, met: Met, error: Exception, facts: Mapping[str, str]) -> None:
+        """Nothing is lost: the servers meet again, after a pause that grows while nothing succeeds."""
+        with contextlib.suppress(OSError):  # a full disk must not end the server
+            self._audit.append("attempt failed", attempt=met.attempt, reason=type(error).__name__)
+        pause = self._pause.next_pause()
+        self._log.warning("the attempt failed, the servers will meet again", pause=round(pause, 1), **facts)
+        self.stop.wait(pause)
 
     def _transport(self, session: Session, met: Met) -> SpoolTransport | LiveTransport:
         """The servers' connections, and the clients: what they have sent before, or they themselves."""
@@ -251,6 +345,7 @@ class Server:
 
         async def program(party: Party, directory: Path) -> Any:
             ledgers.append(party.ledger)  # also if it fails: what was opened stays opened
+            session.ledger = party.ledger
             return await task.run(party, directory)
 
         with ProgressBars(Console(stderr=True), quiet=not self._log.is_terminal) as show:
@@ -300,11 +395,14 @@ class Server:
             nonlocal logged
             if self.stop.is_set():
                 raise PeerAborted("this server was asked to stop")
+            self.status.tick()
+            session.pace.report(message["phase"], message["done"], message["total"])
             session.progress = {"phase": message["phase"], "done": message["done"], "total": message["total"]}
             if message["phase"] == GREETING:  # all steps before this one have been released, in earlier attempts
                 self._audit.append("training begins", session=session.name, attempt=attempt, step=message["done"])
                 self._log.info("training begins", step=message["done"], of=message["total"])
             show(0, message)
+            self._pause.reset()
             if time.monotonic() - logged > _LOG_EVERY:
                 logged = time.monotonic()
                 self._log.info("progress", **session.progress)
@@ -329,134 +427,13 @@ class Server:
         with self._store.changed:
             self._store.changed.notify_all()
 
+    def _tell_status(self, channel: Channel, hello: Mapping[str, Any]) -> None:
+        channel.answer(ok=True)
+        channel.send(self.status.facts())
+
     def _wake(self, channel: Channel, hello: Mapping[str, Any]) -> None:
         channel.answer(ok=True)
         if isinstance(channel.peer, int):
             self._meeting.wake()
             with self._store.changed:
                 self._store.changed.notify_all()
-
-    def _session_of(self, channel: Channel, hello: Mapping[str, Any], *, live: bool = False) -> Session:
-        """The session that a client names in its first message; refuses in a sentence."""
-        try:
-            require(channel.peer in {c.name for c in self.config.clients}, "caller", name_of(channel.peer), "a client")
-            stays = hello.get("kind") == TRAINING and self.config.run.layers is not None
-            way = "live" if stays else "upload"
-            require(live == stays, "purpose", hello.get("purpose"), f"{way!r} for this with {self.config.run.protocol}")
-            session = self._store.open(hello)
-        except InvalidArgument as error:
-            channel.answer(refused=str(error))
-            raise Refused(str(error)) from None
-        return session
-
-    @contextlib.contextmanager
-    def _alone(self, session: Session, channel: Channel) -> Iterator[None]:
-        """One upload of a client at a time; a client that has come back ends its own earlier call."""
-        key = session.name, name_of(channel.peer)
-        with self._lock:
-            earlier = self._uploading.get(key)
-            self._uploading[key] = channel
-        if earlier is not None:
-            earlier.cut()
-        with session.locks[key[1]]:
-            try:
-                yield
-            finally:
-                with self._lock:
-                    if self._uploading.get(key) is channel:
-                        del self._uploading[key]
-
-    def _take_upload(self, channel: Channel, hello: Mapping[str, Any]) -> None:
-        """Keep a client's messages one by one, each acknowledged when it is on disk. Memory: one message."""
-        session = self._session_of(channel, hello)
-        client = name_of(channel.peer)
-        spool = session.spools[client]
-        with self._alone(session, channel):
-            channel.answer(
-                ok=True,
-                parameters=session.task.plan.public_parameters(),
-                kept=spool.count,
-                digest=spool.digest,
-                complete=spool.complete or session.done,
-            )
-            while not (spool.complete or session.done):
-                message, payload = channel.receive(session.task.largest_message)
-                if "from" in message:
-                    begin = message["from"]
-                    good = isinstance(begin, int) and 0 <= begin <= spool.count
-                    require(good, "from", begin, f"0 to {spool.count}")
-                    spool.cut(begin)
-                    channel.send({"digest": spool.digest})
-                    self._log.info("upload begins", client=client, session=session.name[:8], kept=begin)
-                elif "message" in message:
-                    good = message["message"] == spool.count < session.task.messages_of(client)
-                    require(good, "message", message["message"], f"{spool.count} of {session.task.messages_of(client)}")
-                    spool.append(str(message.get("operation")), str(message.get("token")), payload)
-                    channel.send({"kept": spool.count})
-                else:
-                    good = message.get("complete") == spool.count == session.task.messages_of(client)
-                    good = good and message.get("digest") == spool.digest
-                    require(
-                        good, "complete", message.get("complete"), f"{spool.count} messages with the digest kept here"
-                    )
-                    spool.seal()
-                    channel.send({"sealed": spool.count})
-                    self._audit.append("upload complete", client=client, session=session.name, digest=spool.digest)
-                    self._log.info("upload complete", client=client, session=session.name[:8], messages=spool.count)
-        with self._store.changed:
-            self._store.changed.notify_all()
-
-    def _take_in(self, channel: Channel, hello: Mapping[str, Any]) -> None:
-        """A client that stays: signs of life until an attempt begins, whose connection this is from then on."""
-        session = self._session_of(channel, hello, live=True)
-        channel.answer(ok=True, parameters=session.task.plan.public_parameters(), done=session.done)
-        self._log.info("a client is here", client=name_of(channel.peer), session=session.name[:8])
-
-        def sign() -> dict[str, Any]:
-            if session.failed:
-                return {"refused": session.failed}
-            return {
-                "progress": session.progress,
-                "complete": session.complete,
-                "missing": session.missing,
-                "done": session.done,
-            }
-
-        if session.guests.wait(channel, sign):
-            self._door.keep(channel)
-
-    def _hand_out(self, channel: Channel, hello: Mapping[str, Any]) -> None:
-        """A client waits for its result: signs of life until it is there, then its shares, until it has them."""
-        session = self._store.get(hello.get("session"))
-        client = name_of(channel.peer)
-        if session is None or client not in session.task.receivers:
-            channel.answer(refused="no such session here")
-            raise Refused(f"{client} asks for a session that is not here")
-        channel.answer(ok=True)
-        while not self.stop.is_set():
-            if session.failed:
-                channel.refuse(session.failed)
-                return
-            found = session.result(client)
-            if found is None:
-                channel.send({"progress": session.progress, "complete": session.complete})
-                channel.receive()
-                with self._store.changed:
-                    self._store.changed.wait(BEAT)
-                continue
-            head, payload = found
-            channel.send(head, [payload])
-            return
-
-    def _note_taken(self, channel: Channel, hello: Mapping[str, Any]) -> None:
-        """A client has all three parts of its result."""
-        session, client = self._store.get(hello.get("session")), name_of(channel.peer)
-        if session is None or client not in session.task.receivers or not session.done:
-            channel.answer(refused="no such session here, or it is not done")
-            return
-        self._audit.append("result taken", client=client, session=session.name)
-        self._log.info("a client has its result", client=client, session=session.name[:8])
-        channel.answer(ok=True)
-        session.note_taken(client)  # last: the server may end now
-        with self._store.changed:
-            self._store.changed.notify_all()

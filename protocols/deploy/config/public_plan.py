@@ -11,6 +11,7 @@ from protocols.deploy.records.log import Log
 from protocols.plan.gl_plan import LayerPlan, plan_from_facts
 from protocols.plan.gl_shapes import AdapterShape, LayerFacts, PublicLayers, start_digest
 from protocols.plan.run_plan import Plan, PublicClient, PublicFederation, plan_run
+from vfl.data.scaling import split_row_bound
 from vfl.defaults import training_defaults
 from vfl.dp.claim import WARNING, Claim
 from vfl.local.client import LocalUpdate, initial_layers
@@ -18,6 +19,7 @@ from vfl.local.lora import ParallelLora
 from vfl.training import TrainingConfig
 
 __all__ = [
+    "client_bounds",
     "held_out_rows",
     "layer_plan_for",
     "local_update",
@@ -36,7 +38,10 @@ def plan_for(config: FederationConfig, rows: int) -> Plan:
     if run.layers is not None:
         return layer_plan_for(config, rows)
     public = PublicFederation(
-        clients=tuple(PublicClient(client.name, client.width) for client in config.ordered_clients),
+        clients=tuple(
+            PublicClient(client.name, client.width, bound)
+            for client, bound in zip(config.ordered_clients, client_bounds(config), strict=True)
+        ),
         num_samples=rows - held_out_rows(config, rows),
         classes=len(run.classes) or 1,
         row_bound=run.row_bound,
@@ -62,6 +67,13 @@ def training_for(config: FederationConfig, rows: int) -> TrainingConfig:
         steps = int(chosen["epochs"]) * (used // int(chosen["batch_size"]))
         chosen["epochs"] = max(1, round(steps / max(1, used // run.training.batch_size)))
     return run.training.with_(**{name: chosen[name] for name in run.automatic})
+
+
+def client_bounds(config: FederationConfig) -> tuple[float, ...]:
+    """The parts of the row bound, in the order of the columns: by width with ``clip``, the same for all with ``normalise``."""
+    clients = config.ordered_clients
+    widths = [client.width for client in clients] if config.run.row_rule == "clip" else None
+    return tuple(split_row_bound(config.run.row_bound, len(clients), widths))
 
 
 def log_claim(log: Log, claim: Claim) -> None:

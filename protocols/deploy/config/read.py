@@ -20,6 +20,7 @@ from accel.errors import InvalidArgument
 from accel.validate import require, require_choice, require_integer, require_real
 from protocols.deploy.config.schema import (
     HOST,
+    BudgetConfig,
     ClientEntry,
     ConfigurationError,
     FederationConfig,
@@ -76,6 +77,7 @@ def agreed_values(config: FederationConfig) -> dict[str, Any]:
     shared = {name: value for name, value in training.items() if name not in _NOT_SHARED}
     shared |= dict.fromkeys(config.run.automatic, AUTO)
     values |= {f"[run] {name}": value for name, value in (run | shared).items()}
+    values |= {f"[budget] {name}": value for name, value in (asdict(config.budget) if config.budget else {}).items()}
     values |= {f"[predict] {name}": value for name, value in asdict(config.predict).items()}
     plain: dict[str, Any] = json.loads(json.dumps(values))
     return plain
@@ -130,7 +132,9 @@ class _Reader:
 
     def config(self) -> FederationConfig:
         document = self._document
-        self._known("the file", document, ("federation", "server", "client", "run", "predict", "certificates"))
+        self._known(
+            "the file", document, ("federation", "server", "client", "run", "predict", "budget", "certificates")
+        )
         head = self._table("federation")
         self._known("[federation]", head, ("name", "version"))
         require_integer("[federation] version", head.get("version"), FORMAT, FORMAT, "this software reads version 1")
@@ -156,9 +160,25 @@ class _Reader:
             clients=clients,
             run=run,
             predict=PredictConfig(receiver, rows),
+            budget=self._budget(run),
             source=self._source,
         )
         return replace(config, certificates=self._certificates(config))
+
+    def _budget(self, run: RunConfig) -> BudgetConfig | None:
+        table = self._table("budget", optional=True)
+        if not table:
+            return None
+        self._known("[budget]", table, tuple(f.name for f in fields(BudgetConfig)))
+        epsilon = self._real("[budget] epsilon", table.get("epsilon"))
+        delta = self._real("[budget] delta", table.get("delta", run.training.delta))
+        return BudgetConfig(
+            epsilon=require_real("[budget] epsilon", epsilon, 0.0, open_low=True),
+            delta=require_real("[budget] delta", delta, 0.0, 1.0, open_low=True, open_high=True),
+            people=self._text(
+                "[budget] people", table.get("people", BudgetConfig.people), "whose data it is, in words"
+            ),
+        )
 
     def _server(self, entry: Mapping[str, Any], index: int) -> ServerEntry:
         where = f"[[server]] {index}"
@@ -289,7 +309,8 @@ class _Reader:
         way_out = "its clients know the batches" if protocol == "gl_bmf" else "its order is always secret"
         allowed = training.order == "fixed" or protocol == "g_bmf"
         require(allowed, "[run] order", training.order, f"absent with protocol {protocol!r}", way_out)
-        every = require_integer("[run] checkpoint_every", table.get("checkpoint_every", 0), 0)
+        usual = 0 if protocol == "gl_bmf" else RunConfig.checkpoint_every
+        every = require_integer("[run] checkpoint_every", table.get("checkpoint_every", usual), 0)
         rule = self._choice("[run] row_rule", table.get("row_rule", "clip"), ("clip", "normalise"))
         return RunConfig(
             training=training,

@@ -14,6 +14,7 @@ from vfl.training import TrainingConfig
 
 __all__ = [
     "HOST",
+    "BudgetConfig",
     "ClientEntry",
     "ConfigurationError",
     "FederationConfig",
@@ -108,7 +109,7 @@ class RunConfig:
     row_bound: float = 1.0
     row_rule: str = "clip"
     held_out: float = 0.0
-    checkpoint_every: int = 0
+    checkpoint_every: int = 100
     timeout: float = 60.0
     layers: LayersConfig | None = None
     automatic: tuple[str, ...] = ()
@@ -124,6 +125,15 @@ class PredictConfig:
 
 
 @dataclass(frozen=True)
+class BudgetConfig:
+    """What may be spent in all on each client's people, over all runs of all federations that name the same ``people``."""
+
+    epsilon: float
+    delta: float
+    people: str = "everybody"
+
+
+@dataclass(frozen=True)
 class FederationConfig:
     """The whole file. ``certificates`` maps participants to their public certificate (PEM), if the file holds it."""
 
@@ -132,6 +142,7 @@ class FederationConfig:
     clients: tuple[ClientEntry, ...]
     run: RunConfig
     predict: PredictConfig
+    budget: BudgetConfig | None = None
     certificates: Mapping[str, str] = field(default_factory=dict, repr=False)
     source: str = field(default="federation.toml", compare=False)
 

@@ -82,13 +82,20 @@ factorisation = "bisr"  # of the workload, for g_bmf: "bisr", "bsr" or "identity
 # weights = "open"      # every noised gradient sum is opened, so that the weights are public while they are trained; same
                         # claim, less work. "secret": only the last model is opened (gl_bmf: and each client's own gradients)
 # average = "fifth"     # with open weights (not gl_bmf): the model is the mean over the last fifth of all steps; or "exponential"
-checkpoint_every = 0    # steps between checkpoints, from which a server that died resumes; 0: none (with open weights, and
-                        # in gl_bmf, every step is kept whatever is said here)
+# checkpoint_every = 100 # steps between checkpoints, from which a server that died resumes; 0: none (with open weights,
+                        # and in gl_bmf, every step is kept whatever is said here)
 timeout = 60.0          # seconds to wait for a silent peer
 
 [predict]
 receiver = {receiver} # the only client that receives predictions
 maximum_rows = 100000   # of one request
+
+# What may be spent in all on each client's people, over all runs that name the same people: every server keeps the sum and
+# refuses a run that would exceed it. Without this section the sum is kept and shown, and nothing is refused.
+# [budget]
+#   epsilon = 10.0
+#   delta = 1e-5
+#   people = "everybody"  # whose data it is; another word for a federation about other people
 """
 
 

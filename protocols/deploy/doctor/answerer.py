@@ -10,14 +10,18 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import math
 import socket
 import ssl
 import threading
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from protocols.deploy.config.read import FederationConfig, agreed_values, configuration_hash
+from protocols.deploy.net.credentials import own_directory
+from protocols.deploy.records.disk import free_bytes
 from protocols.version import software_version
 from refmpc.core.errors import HandshakeError
 from refmpc.net.admission import PATIENCE, Admission, Caller
@@ -46,7 +50,8 @@ _log = logging.getLogger("ppvfl.doctor")
 
 
 class Answerer:
-    """Answers doctors on behalf of participant ``name``. ``state`` says in a word what the server is doing."""
+    """Answers doctors on behalf of participant ``name``. ``state`` says in a word what it is doing; it keeps its state on the
+    disk of ``directory``, and ``budget`` is what it has recorded as spent."""
 
     def __init__(
         self,
@@ -57,6 +62,8 @@ class Answerer:
         state: Callable[[], str] = lambda: "answering doctors only",
         clock: Callable[[], float] = time.time,
         version: str | None = None,
+        directory: Path | None = None,
+        budget: Callable[[], list[dict[str, Any]]] = list,
     ):
         self._config = config
         self._credentials = credentials
@@ -64,6 +71,8 @@ class Answerer:
         self._state = state
         self._clock = clock
         self._version = version or software_version()
+        self._directory = directory or own_directory(config, name)
+        self._budget = budget
         self._places = threading.BoundedSemaphore(_VISITORS)
 
     def answer(self, connection: ssl.SSLSocket, first: Mapping[str, Any], source: str = "a caller") -> None:
@@ -106,6 +115,8 @@ class Answerer:
             "agreed": agreed if len(json.dumps(agreed)) < MAX_MESSAGE // 2 else {},  # thousands of class names
             "time": self._clock(),
             "state": self._state(),
+            "free_bytes": free_bytes(self._directory),
+            "budget": _plain(self._budget()),
         }
 
     def _attend(self, connection: ssl.SSLSocket, source: str, deadline: float) -> None:
@@ -133,6 +144,14 @@ class Answerer:
         _log.warning("doctor from %s refused: %s", source, why)
         with contextlib.suppress(OSError):
             send(connection, {"refused": why}, time.monotonic() + 1.0)
+
+
+def _plain(spent: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Without infinite numbers, which JSON does not have."""
+    return [
+        {name: None if isinstance(value, float) and math.isinf(value) else value for name, value in entry.items()}
+        for entry in spent
+    ]
 
 
 def receive_payload(connection: socket.socket, size: int, deadline: float) -> None:

@@ -32,6 +32,7 @@ from protocols.deploy.doctor.answerer import MAX_TRANSFER, PURPOSE, receive_payl
 from protocols.deploy.net.credentials import (
     CERTIFICATE,
     KEY,
+    WARN_BEFORE,
     RoleError,
     own_directory,
     pinned_certificate,
@@ -40,6 +41,8 @@ from protocols.deploy.net.credentials import (
     unusable_key,
     wrong_role,
 )
+from protocols.deploy.records.budget import Spent
+from protocols.deploy.records.disk import RESERVE, free_bytes
 from protocols.version import software_version
 from refmpc.core.errors import HandshakeError
 from refmpc.net.certificates import fingerprint_of
@@ -49,7 +52,6 @@ from vfl.dp.baselines import AS_IF_POISSON
 
 __all__ = ["PEER_CHECKS", "Finding", "check_own_files", "check_peer"]
 
-WARN_BEFORE = datetime.timedelta(days=30)
 CLOCK_WARNING, CLOCK_FAILURE = 2.0, 60.0  # seconds
 SLOW_ROUND_TRIP = 0.2  # seconds
 SLOW_LINK = 10e6  # bits a second
@@ -63,6 +65,8 @@ PEER_CHECKS = (
     "certificate valid",
     "role",
     "accepts us",
+    "disk",
+    "budget",
     "version",
     "configuration",
     "clock",
@@ -85,11 +89,14 @@ class Finding:
 # own files ---------------------------------------------------------------------------------------
 
 
-def check_own_files(config: FederationConfig, name: str, directory: str | Path | None = None) -> Iterator[Finding]:
+def check_own_files(
+    config: FederationConfig, name: str, directory: str | Path | None = None, state: str | Path | None = None
+) -> Iterator[Finding]:
     """The participant's own key and certificate, the others' certificates in the file, and what it says of privacy."""
     entry = config.participant(name, "--as")
     yield check_privacy(config, name)
     folder = own_directory(config, name, directory)
+    yield check_disk(name, free_bytes(folder if state is None else Path(state)))
     certificate = None
     try:
         certificate = read_certificate(folder / CERTIFICATE)
@@ -115,6 +122,43 @@ def check_own_files(config: FederationConfig, name: str, directory: str | Path |
         except ConfigurationError as error:
             check = "role in the file" if isinstance(error, RoleError) else "certificate in the file"
             yield Finding(other.name, check, "failed", *_split(str(error)))
+
+
+def check_disk(name: str, free: Any) -> Finding:
+    """Room where a participant keeps its state; how much a run needs depends on its rows, 16 bytes a value at most."""
+    if not isinstance(free, int) or isinstance(free, bool):
+        return Finding(name, "disk", "warning", "it does not say how much is free", "install the same version there")
+    found = f"{free / 1e9:,.1f} GB free for its state"
+    if free < RESERVE:
+        return Finding(name, "disk", "failed", found, f"make room: below {RESERVE / 1e6:.0f} MB nothing is kept")
+    if free < 20 * RESERVE:
+        return Finding(name, "disk", "warning", found, "shares take 16 bytes a value: make room for large uploads")
+    return Finding(name, "disk", "ok", found)
+
+
+def check_budget(name: str, spent: Any, epsilon: float) -> Finding:
+    """What a server has recorded as spent on each client's people; a warning if another run like this may not fit."""
+    entries = spent if isinstance(spent, list) else []
+    words, tight = [], False
+    for entry in entries:
+        try:
+            limit, used = entry["limit"], entry["epsilon"]
+            found = Spent(
+                printable(str(entry["client"]), 40),
+                printable(str(entry["people"]), 40),
+                math.inf if used is None else float(used),
+                float(entry["delta"]),
+                math.inf if limit is None else float(limit),
+                int(entry["runs"]),
+            )
+        except (KeyError, TypeError, ValueError):
+            return Finding(name, "budget", "warning", "it tells nothing that can be read", "install the same version")
+        words.append(found.words)
+        tight = tight or (math.isfinite(found.limit) and found.epsilon + epsilon > found.limit)
+    if tight:
+        way_out = "runs compose to less than their sum, but it may be refused: ask for a smaller epsilon"
+        return Finding(name, "budget", "warning", "; ".join(words), way_out)
+    return Finding(name, "budget", "ok", "; ".join(words) or "nothing was spent yet")
 
 
 def check_privacy(config: FederationConfig, name: str) -> Finding:
@@ -235,6 +279,8 @@ class _Visit:
             yield facts
             return
         yield self._ok("accepts us", f"knows {self._name}; {printable(str(facts.get('state', '')), 80)}")
+        yield check_disk(self._entry.name, facts.get("free_bytes"))
+        yield check_budget(self._entry.name, facts.get("budget"), self._config.run.training.epsilon)
         yield self._version(facts)
         yield self._configuration(facts)
         yield from self._measure()

@@ -9,6 +9,7 @@ trusted themselves, and no other certificate of the same authority is.
 from __future__ import annotations
 
 import contextlib
+import datetime
 import ssl
 import stat
 from pathlib import Path
@@ -17,16 +18,21 @@ from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
+from accel.files import write_bytes
 from protocols.deploy.config.read import ClientEntry, ConfigurationError, FederationConfig, ServerEntry
 from refmpc.net.certificates import fingerprint_of, write_certificate, write_request
 from refmpc.net.tls import Credentials
 
 __all__ = [
     "CERTIFICATE",
+    "EARLIER",
     "KEY",
+    "NEXT_KEY",
     "REQUEST",
+    "WARN_BEFORE",
     "RoleError",
     "hosts_of",
+    "install_certificate",
     "load_credentials",
     "make_key",
     "own_directory",
@@ -35,11 +41,17 @@ __all__ = [
     "role_of",
     "unsafe_key",
     "unusable_key",
+    "validity_warning",
     "wrong_role",
     "wrong_usage",
 ]
 
 KEY, CERTIFICATE, REQUEST = "key.pem", "certificate.pem", "request.csr"
+NEXT_KEY, EARLIER = (
+    "next-key.pem",
+    "earlier",
+)  # the key of a request that is not signed yet; the pair before the present one
+WARN_BEFORE = datetime.timedelta(days=30)  # a certificate expires
 _PREFIX = "urn:ppvfl:"
 
 
@@ -61,16 +73,41 @@ def hosts_of(entry: ServerEntry | ClientEntry) -> list[str]:
 
 
 def make_key(entry: ServerEntry | ClientEntry, directory: Path, *, request: bool, days: int = 3650) -> Path:
-    """A fresh key, and its certificate or (``request``) a signing request; returns the latter's path."""
+    """A fresh key, and its certificate or (``request``) a signing request; returns the latter's path.
+
+    A request takes days to be signed: if there is a key already it stays, and the new one waits beside it as ``NEXT_KEY``.
+    """
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     hosts, key = hosts_of(entry) or [entry.name], directory / KEY
     if request:
         path = directory / REQUEST
-        write_request(entry.name, hosts, entry.role, path, key)
+        write_request(entry.name, hosts, entry.role, path, directory / NEXT_KEY if key.exists() else key)
     else:
         path = directory / CERTIFICATE
         write_certificate(entry.name, hosts, entry.role, path, key, days)
     return path
+
+
+def install_certificate(entry: ServerEntry | ClientEntry, directory: Path, signed: Path) -> Path:
+    """Put a signed certificate in place, together with the key of its request; the pair that was there is kept."""
+    certificate = read_certificate(signed)
+    wrong = wrong_role(certificate, entry) or wrong_usage(certificate, entry)
+    if wrong:
+        raise ConfigurationError(wrong)
+    key = directory / (NEXT_KEY if (directory / NEXT_KEY).exists() else KEY)
+    wrong = unsafe_key(key) or unusable_key(key, signed)
+    if wrong:
+        raise ConfigurationError(wrong)
+    if key.name == NEXT_KEY:
+        earlier = directory / EARLIER
+        earlier.mkdir(exist_ok=True, mode=0o700)
+        for name in (KEY, CERTIFICATE):
+            if (directory / name).exists():
+                write_bytes(earlier / name, (directory / name).read_bytes(), private=True)
+    write_bytes(directory / CERTIFICATE, signed.read_bytes())
+    if key.name == NEXT_KEY:
+        key.replace(directory / KEY)
+    return directory / CERTIFICATE
 
 
 def read_certificate(path: Path) -> x509.Certificate:
@@ -167,6 +204,20 @@ def load_credentials(config: FederationConfig, name: str, directory: str | Path 
     pem = "".join(anchor.public_bytes(serialization.Encoding.PEM).decode() for anchor in anchors)
     pinned = {other.peer: other.fingerprint for other in config.participants}
     return Credentials(certificate, key, pem, pinned)
+
+
+def validity_warning(path: Path, within: datetime.timedelta = WARN_BEFORE) -> str:
+    """A sentence if the certificate at ``path`` is not valid now, or not for much longer: the others refuse it then."""
+    certificate = read_certificate(path)
+    now, until = datetime.datetime.now(datetime.UTC), certificate.not_valid_after_utc
+    way_out = "make a new one with `ppvfl key --force`, pin it, and give the file to everybody"
+    if now < certificate.not_valid_before_utc:
+        return (
+            f"{path} is valid only from {certificate.not_valid_before_utc:%Y-%m-%d %H:%M} UTC on: set this host's clock"
+        )
+    if now > until:
+        return f"{path} expired on {until:%Y-%m-%d %H:%M} UTC, and everybody refuses it: {way_out}"
+    return f"{path} expires on {until:%Y-%m-%d}: {way_out}" if until - now < within else ""
 
 
 def unsafe_key(key: Path) -> str:

@@ -19,7 +19,8 @@ from typing import Any, NoReturn
 
 from protocols.deploy.doctor.answerer import PURPOSE as DOCTOR
 from protocols.deploy.doctor.answerer import Answerer
-from protocols.deploy.net.wire import Channel, Identity, caller_of
+from protocols.deploy.net.wire import Channel, Identity, caller_of, notice_silence
+from protocols.deploy.records.disk import explain
 from protocols.deploy.records.log import Log
 from refmpc.core.errors import RefmpcError
 from refmpc.net.admission import PATIENCE, STRANGERS, Admission, Caller
@@ -159,6 +160,7 @@ class Door:
 
     def _let_in(self, connection: socket.socket, peer: Peer) -> Channel | None:
         set_socket_options(connection)
+        notice_silence(connection)
         channel = Channel(connection, peer, self._timeout)
         with self._lock:
             if self._guests[peer] >= GUESTS:
@@ -175,9 +177,10 @@ class Door:
                 self._log.warning(
                     "a call ended", peer=name_of(channel.peer), purpose=hello["purpose"], reason=str(error)
                 )
-        except Exception as error:
+        except Exception as error:  # of others than our own and the system's only the kind: a text may quote values
+            facts = explain(error) if isinstance(error, OSError) else {}
             kind = type(error).__name__
-            self._log.error("a call failed", peer=name_of(channel.peer), purpose=hello["purpose"], error=kind)
+            self._log.error("a call failed", peer=name_of(channel.peer), purpose=hello["purpose"], error=kind, **facts)
         finally:
             with self._lock:
                 self._guests[channel.peer] -= 1

@@ -37,11 +37,13 @@ from refmpc.net.tls import (
     wrong_pin,
 )
 
-__all__ = ["VERSION", "Channel", "Identity", "Refused", "call", "caller_of"]
+__all__ = ["VERSION", "Channel", "Identity", "Refused", "call", "caller_of", "notice_silence"]
 
 VERSION = 1  # of the messages between participants
 _FRAME = struct.Struct("<IQ")
 _CALL = 10.0  # seconds for a connection, its TLS handshake and the first two messages
+
+_KEEPALIVE = (("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 4), ("TCP_USER_TIMEOUT", 35_000))
 
 Payload = Iterable[np.ndarray | bytes | bytearray]
 
@@ -117,6 +119,15 @@ def caller_of(connection: ssl.SSLSocket, credentials: Credentials) -> Peer | Non
     return next((peer for peer, pin in credentials.pinned.items() if pin.lower() == got), None)
 
 
+def notice_silence(connection: socket.socket) -> None:
+    """Let the kernel ask whether the other host is still there: one that crashed or lost its link is noticed after 35 s,
+    also by somebody who only listens or whose words are never acknowledged."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in _KEEPALIVE:
+        if hasattr(socket, option):
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+
+
 class Channel:
     """Framed messages over one connection; used by one thread at a time."""
 
@@ -172,9 +183,9 @@ class Channel:
             )
         return message, payload
 
-    def refuse(self, why: str) -> None:
-        """Tell the peer why this goes no further."""
-        self.send({"refused": why})
+    def refuse(self, why: str, *, later: bool = False) -> None:
+        """Tell the peer why this goes no further; ``later``: it may go on when it calls again."""
+        self.send({"refused": why, "later": later})
 
     def _read(self, count: int, patience: float) -> bytearray:
         data = bytearray(count)
@@ -221,6 +232,7 @@ def call(
     connection: socket.socket = raw
     try:
         set_socket_options(raw)
+        notice_silence(raw)
         raw.settimeout(max(0.05, deadline - time.monotonic()))
         connection = secure(raw, identity.credentials, server_side=False)
         shake_hands(connection, name)

@@ -6,6 +6,7 @@ import datetime
 import json
 import sys
 import threading
+from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from rich.text import Text
 __all__ = ["Log"]
 
 _BURST = 20  # lines of one kind a minute; more are counted and summed up
+_KEPT = 20  # warnings and errors that are remembered
 _STYLES = {"info": "", "warning": "yellow", "error": "red"}
 
 
@@ -34,6 +36,7 @@ class Log:
             file.touch()  # a place that cannot be written to is refused before anything else is done
         self._lock = threading.Lock()
         self._minute: dict[str, tuple[int, int]] = {}
+        self._last: deque[dict[str, str]] = deque(maxlen=_KEPT)
 
     def info(self, event: str, **facts: Any) -> None:
         self._write("info", event, facts)
@@ -43,6 +46,12 @@ class Log:
 
     def error(self, event: str, **facts: Any) -> None:
         self._write("error", event, facts)
+
+    @property
+    def last_errors(self) -> list[dict[str, str]]:
+        """The last warnings and errors, oldest first, for this participant's own status page."""
+        with self._lock:
+            return list(self._last)
 
     @property
     def is_terminal(self) -> bool:
@@ -57,11 +66,18 @@ class Log:
                 return
             if suppressed:
                 facts = {**facts, "more_like_it_last_minute": suppressed}
+            if level != "info":
+                rest = ", ".join(f"{name} {value}" for name, value in facts.items())
+                when = now.isoformat(timespec="seconds")
+                self._last.append({"time": when, "level": level, "event": event, "facts": rest})
             line = {"time": now.isoformat(timespec="milliseconds"), "level": level, "who": self._who, "event": event}
             words = json.dumps({**line, **facts}, default=str)
             if self._file is not None:
-                with self._file.open("a", encoding="utf-8") as file:  # opened for every line: it may be rotated
-                    file.write(words + "\n")
+                try:
+                    with self._file.open("a", encoding="utf-8") as file:  # opened for every line: it may be rotated
+                        file.write(words + "\n")
+                except OSError as error:  # a full disk: whoever looks at stderr shall know, and work goes on
+                    print(f"{words} (not in the log file: {error})", file=sys.stderr, flush=True)
             if self._console.is_terminal:
                 rest = ", ".join(f"{name} {value}" for name, value in facts.items())
                 self._console.print(Text(f"{now:%H:%M:%S} {event}{': ' if rest else ''}{rest}", style=_STYLES[level]))

@@ -44,6 +44,10 @@ class Different(HandshakeError):
         self.session = session
 
 
+class _Left(Exception):
+    """A server has ended the meeting, to begin another."""
+
+
 @dataclass(frozen=True)
 class Met:
     """The outcome of a meeting."""
@@ -66,14 +70,15 @@ class _Talk:
 class Meeting:
     """Meetings of one server with the two others, as often as needed."""
 
-    def __init__(self, identity: Identity, log: Log, audit: AuditLog):
+    def __init__(self, identity: Identity, log: Log, audit: AuditLog, waiting: Waiting):
         assert isinstance(identity.me, int)
         self._identity, self._me, self._log, self._audit = identity, identity.me, log, audit
         self._others: list[int] = [peer for peer in range(3) if peer != self._me]
         self._arrived: dict[int, Channel] = {}
         self._lock = threading.Lock()
         self._woken = self._closed = False
-        self._waiting = Waiting(log)
+        self._waiting = waiting
+        self._came: set[int] = set()  # to this meeting, even if they have left it again
         self._between = Backoff(*_PAUSES)
 
     def arrive(self, channel: Channel) -> None:
@@ -115,6 +120,7 @@ class Meeting:
         this server need not meet anybody any more.
         """
         self._woken = False
+        self._came.clear()
         talks: dict[int, _Talk] = {}
         offer = {
             "offers": dict(offers()),
@@ -166,8 +172,8 @@ class Meeting:
             if len(talks) == 2 and all(talk.offer for talk in talks.values()):
                 return True
         for peer in self._others:
-            if peer not in talks and not over():
-                self._waiting.say([peer], "it has not come to the meeting")
+            if peer not in self._came and not over():
+                self._waiting.on(name_of(peer), "it has not come to the meeting")
         return False
 
     def _begin(self, talks: dict[int, _Talk], peer: int, channel: Channel, offer: Mapping[str, Any]) -> None:
@@ -200,15 +206,20 @@ class Meeting:
                     if not good:
                         raise HandshakeError(f"{name_of(peer)} sent no offer of sessions: it runs another version")
                     talk.offer = message
+                    self._came.add(peer)
+                    self._waiting.over(name_of(peer))
+            except _Left:  # it waits for the third as we do, and will call again: not worth a word
+                talk.channel.close()
+                del talks[peer]
             except (RefmpcError, OSError) as error:
-                self._waiting.say([peer], str(error))
+                self._waiting.on(name_of(peer), str(error))
                 talk.channel.close()
                 del talks[peer]
 
     def _require_open(self, channel: Channel) -> None:
         channel.connection.settimeout(1.0)
         if not socket.socket.recv(channel.connection, 1, socket.MSG_PEEK):  # below TLS: is there anything at all?
-            raise HandshakeError(f"{name_of(channel.peer)} has gone again")
+            raise _Left
         time.sleep(0.02)
 
     def _call(self, peer: int, purpose: str) -> Channel | None:
@@ -216,9 +227,8 @@ class Meeting:
         try:
             channel, _ = call(self._identity, peer, self._identity.config.addresses[peer], purpose, timeout=_COMMIT)
         except RefmpcError as error:  # also a refusal: its operator may put it right, and this server goes on waiting
-            self._waiting.say([peer], str(error))
+            self._waiting.on(name_of(peer), str(error))
             return None
-        self._waiting.here(peer)
         return channel
 
     # agreement -----------------------------------------------------------------------------------

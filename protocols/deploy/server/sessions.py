@@ -20,9 +20,11 @@ from accel.files import write_bytes
 from accel.validate import require, require_choice
 from protocols.deploy.config.read import FederationConfig
 from protocols.deploy.server.live import Guests
+from protocols.deploy.server.pace import Pace
 from protocols.deploy.server.spool import Spool, publish, published
 from protocols.deploy.server.tasks import PREDICTION, TRAINING, Task, make_task
 from protocols.inference.prediction import OUTPUTS
+from refmpc import Ledger
 
 __all__ = ["Session", "SessionStore"]
 
@@ -45,6 +47,8 @@ class Session:
         self.spools = {} if task.live else {client: Spool(directory / "upload" / client) for client in clients}
         self.locks = {client: threading.Lock() for client in clients}
         self.progress: dict[str, Any] = {}
+        self.pace = Pace()
+        self.ledger: Ledger | None = None  # of the latest attempt
         self.computing = False  # whether an attempt is under way here
         self.failed = ""  # why the servers cannot compute it together, if they cannot
 
@@ -76,6 +80,17 @@ class Session:
     def taken(self) -> bool:
         """Whether everybody who gets a result has fetched it."""
         return all((self.directory / "results" / f"{client}.taken").exists() for client in self.task.receivers)
+
+    def note_columns(self, client: str, tag: Any) -> None:
+        """A client's keyed tag of its columns, for the record of what was spent on whom."""
+        if isinstance(tag, str) and re.fullmatch(r"[0-9a-f]{64}", tag):
+            write_bytes(self.directory / f"columns-{client}.tag", tag.encode(), private=True)
+
+    @property
+    def columns(self) -> dict[str, str]:
+        """The tags of all clients that sent one."""
+        files = {client: self.directory / f"columns-{client}.tag" for client in self.task.plan.client_names}
+        return {client: file.read_text() for client, file in files.items() if file.exists()}
 
     def parameters(self) -> dict[str, Any]:
         """What the three servers compare: plan, session, and that they hold the same sharing of every client."""
@@ -113,11 +128,13 @@ class SessionStore:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         directory.chmod(0o700)
         self.changed = threading.Condition()
+        self._planning = threading.Lock()
         self._sessions: dict[str, Session] = {}
         found = [json.loads(file.read_text()) for file in directory.glob("*/session.json")]
         for facts in sorted(found, key=lambda facts: facts["kind"] != TRAINING):
             if facts["kind"] == TRAINING or predictions:
-                self._sessions[facts["name"]] = self._make(facts)
+                task = make_task(config, facts, self._trained())
+                self._sessions[facts["name"]] = Session(self._directory_of(facts), facts, task)
 
     def __iter__(self) -> Iterator[Session]:
         with self.changed:
@@ -138,16 +155,26 @@ class SessionStore:
         """The session that a client names, begun if it is new; refused with a sentence if it may not begin."""
         facts = self._checked(hello)
         with self.changed:
-            known = self._sessions.get(facts["name"])
-            if known is not None:
-                for field, value in facts.items():
-                    require(
-                        known.facts[field] == value, field, value, f"{known.facts[field]!r}, as another client says"
-                    )
-                return known
+            if facts["name"] in self._sessions:
+                return self._known(facts)
+            self._require_room(facts)
+        # a plan takes as long as a caller's numbers want it to: nobody waits for it but other callers with new sessions
+        with self._planning:
+            with self.changed:
+                trained = self._trained()
+            task = make_task(self._config, facts, trained)
+        with self.changed:
+            if facts["name"] in self._sessions:
+                return self._known(facts)
             self._make_room(facts)
-            session = self._sessions[facts["name"]] = self._make(facts)
+            session = self._sessions[facts["name"]] = Session(self._directory_of(facts), facts, task)
             return session
+
+    def _known(self, facts: Mapping[str, Any]) -> Session:
+        known = self._sessions[facts["name"]]
+        for field, value in facts.items():
+            require(known.facts[field] == value, field, value, f"{known.facts[field]!r}, as another client says")
+        return known
 
     def _checked(self, hello: Mapping[str, Any]) -> dict[str, Any]:
         kind, name, rows, output = (hello.get(field) for field in ("kind", "session", "rows", "output"))
@@ -157,7 +184,7 @@ class SessionStore:
         require(good, "rows", rows, "a whole number from 1 to 10^9")
         if kind == PREDICTION:
             require_choice("output", output, OUTPUTS)
-            way_out = "start it with --serve-predictions"
+            way_out = "start it without --until-trained"
             require(self._predictions, "kind", kind, f"{TRAINING!r}: this server makes no predictions", way_out)
         else:
             require(output is None, "output", output, "none in training")
@@ -172,20 +199,27 @@ class SessionStore:
             if len(waiting) >= _OPEN:
                 self._remove(waiting[0])  # the oldest: clients that are still there begin it again
             return
+        self._require_room(facts)
         for other in others:
-            if other.begun:  # every release spends its own ε
+            self._remove(other)  # nothing was computed from it
+
+    def _require_room(self, facts: Mapping[str, Any]) -> None:
+        """Refuse a second training of this configuration, before anything is planned for it."""
+        for other in self._sessions.values():
+            if other.kind == facts["kind"] == TRAINING and other.begun:  # every release spends its own ε
                 raise InvalidArgument(
                     f"This configuration was already trained (run {other.name[:8]}). "
                     "Change its name or a parameter in federation.toml to train again"
                 )
-            self._remove(other)  # nothing was computed from it
 
     def _remove(self, session: Session) -> None:
         del self._sessions[session.name]
         session.failed = "another alignment has taken the place of this one: start this client with --align-again"
         shutil.rmtree(session.directory, ignore_errors=True)
 
-    def _make(self, facts: dict[str, Any]) -> Session:
-        trained = self._sessions and self.training
-        task = make_task(self._config, facts, trained.directory if trained and trained.done else None)
-        return Session(self._directory / f"{facts['kind']}-{facts['name']}", facts, task)
+    def _trained(self) -> Path | None:
+        """Where the training lies, if it is done."""
+        return next((s.directory for s in self._sessions.values() if s.kind == TRAINING and s.done), None)
+
+    def _directory_of(self, facts: Mapping[str, Any]) -> Path:
+        return self._directory / f"{facts['kind']}-{facts['name']}"

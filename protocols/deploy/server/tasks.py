@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from accel.prg import KEY_BYTES
 from accel.validate import require
 from protocols.client.upload import CHUNK_ROWS, receive_rows
 from protocols.deploy.config.public_plan import plan_for
@@ -30,6 +31,7 @@ __all__ = [
     "PredictionTask",
     "Task",
     "TrainingTask",
+    "make_task",
     "prediction_plan",
 ]
 
@@ -37,7 +39,29 @@ TRAINING, PREDICTION = "training", "prediction"
 _HEAD = 1 << 12  # bytes of a message besides its values
 
 
-class TrainingTask:
+class _Uploads:
+    """How large the messages of a client are. A client shares 16 bytes a value: two of its three shares are seeds
+    (``refmpc.Client.share``), so server 0 gets two seeds, the others one and the correction."""
+
+    def shape_of(self, client: str, number: int) -> tuple[int, int]:
+        """Rows and columns of a client's message."""
+        raise NotImplementedError
+
+    def messages_of(self, client: str) -> int:
+        """How many messages a client sends."""
+        raise NotImplementedError
+
+    def message_of(self, client: str, number: int, server: int) -> tuple[int, str]:
+        """Bytes of a client's message at one server, and what it holds, in words."""
+        rows, columns = self.shape_of(client, number)
+        return (2 * KEY_BYTES if server == 0 else KEY_BYTES + 8 * rows * columns), f"{rows} rows of {columns} columns"
+
+    def upload_bytes(self, client: str, server: int, kept: int) -> int:
+        """Bytes that a client still sends to one server when it has sent ``kept`` messages."""
+        return sum(self.message_of(client, number, server)[0] for number in range(kept, self.messages_of(client)))
+
+
+class TrainingTask(_Uploads):
     """Train the model of this federation on ``rows`` aligned rows, and release it to everybody."""
 
     kind = TRAINING
@@ -64,6 +88,15 @@ class TrainingTask:
         """How many messages a client sends: a chunk of embeddings each, and of labels."""
         chunks = -(-self.plan.schedule.num_samples // CHUNK_ROWS)
         return chunks * (2 if client == self.plan.client_names[-1] else 1)
+
+    def shape_of(self, client: str, number: int) -> tuple[int, int]:
+        """Rows and columns of a client's message: embeddings, at the label client followed by labels."""
+        is_labels, chunk = False, number
+        if client == self.plan.client_names[-1]:
+            chunk, is_labels = number // 2, bool(number % 2)
+        rows = min(CHUNK_ROWS, self.plan.schedule.num_samples - chunk * CHUNK_ROWS)
+        width = self.plan.client_widths[self.plan.client_names.index(client)]
+        return rows, self.plan.outputs if is_labels else width
 
     @property
     def checkpoint_every(self) -> int:
@@ -101,7 +134,7 @@ class LiveTrainingTask(TrainingTask):
         return [await protocol(self.plan.protocol).servers(party, job)]
 
 
-class PredictionTask:
+class PredictionTask(_Uploads):
     """Predict ``rows`` aligned rows with the released model, for the one client that the file names."""
 
     kind = PREDICTION
@@ -124,6 +157,11 @@ class PredictionTask:
     def messages_of(self, client: str) -> int:
         """How many messages a client sends."""
         return len(self.plan.chunks)
+
+    def shape_of(self, client: str, number: int) -> tuple[int, int]:
+        """Rows and columns of a client's message."""
+        chunk = self.plan.chunks[number]
+        return chunk.stop - chunk.start, self.plan.client_widths[self.plan.client_names.index(client)]
 
     async def run(self, party: Party, directory: Path) -> None:
         """At each server, when everything that clients send is there."""

@@ -64,7 +64,7 @@ def init(hosts: dict[str, Host], directory: Path, port: int, **run: object) -> N
 def change(file: Path, **run: object) -> None:
     text = file.read_text()
     for name, value in run.items():
-        text, count = re.subn(rf"(?m)^{name} = .*$", f"{name} = {json.dumps(value)}", text)
+        text, count = re.subn(rf"(?m)^(?:# )?{name} = .*$", f"{name} = {json.dumps(value)}", text)
         assert count == 1, name
     file.write_text(text)
 

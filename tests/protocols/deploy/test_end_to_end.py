@@ -49,7 +49,7 @@ def test_a_federation_from_init_to_predictions(hosts: dict[str, Host], tmp_path:
         if "hub" in hosts:
             run.start("wiretap", "hub", "wire.json", module="tests.protocols.deploy.wiretap")
         for name in SERVERS:
-            run.participant("server", name, "--serve-predictions")
+            run.participant("server", name)
         for name in SERVERS:
             run.wait_for(name, "listening")
         stolen = tmp_path / "federation" / "bank"
@@ -139,7 +139,7 @@ def _check_state(directory: Path) -> None:
         (file,) = state.glob("*/audit.jsonl")
         logs[name] = read_log(file)
         releases = [r.facts["receiver"] for r in logs[name] if r.event == "release"]
-        assert releases == ["all servers", "client 'bank'", "client 'card'", "client 'card'"]
+        assert releases == ["all servers", "all servers", "client 'bank'", "client 'card'", "client 'card'"]
     assert not compare(logs)
 
 
@@ -176,7 +176,7 @@ def test_everybody_is_interrupted_and_the_run_goes_on(tmp_path: Path) -> None:
         own.write_text(text.replace(before, f'host = "{after[0]}"\nport = {after[1]}'))
         run = stack.enter_context(Processes(hosts, tmp_path))
         for name in SERVERS:
-            run.participant("server", name)
+            run.participant("server", name, "--until-trained")
         for name in CLIENTS:
             label = ["--label-column", "defaulted"] if name == "card" else []
             credentials = ["--credentials", tmp_path / "federation" / name]
@@ -189,7 +189,7 @@ def test_everybody_is_interrupted_and_the_run_goes_on(tmp_path: Path) -> None:
         run.kill("server-1")
         run.kill("card")
         run.wait_for("server-0", "the attempt failed, the servers will meet again", 60)
-        run.participant("server", "server-1")
+        run.participant("server", "server-1", "--until-trained")
         run.participant(
             "client", "card", *columns("card"), "--label-column", "defaulted", "--model-out", "model-card.npz"
         )

@@ -70,7 +70,7 @@ def test_a_federation_trains_its_clients_layers_and_predicts_with_them(tmp_path:
     plan = layer_plan_for(load(tmp_path / "federation" / "federation.toml"), ROWS)
     with Processes(hosts, tmp_path) as run:
         for name in SERVERS:
-            run.participant("server", name, "--serve-predictions")
+            run.participant("server", name)
         for name in CLIENTS:
             start_client(run, name)
         for name in CLIENTS:
@@ -107,7 +107,7 @@ def test_a_server_and_a_client_are_killed_and_each_step_is_released_once(tmp_pat
     plan = layer_plan_for(load(tmp_path / "federation" / "federation.toml"), ROWS)
     with Processes(hosts, tmp_path) as run:
         for name in SERVERS:
-            run.participant("server", name)
+            run.participant("server", name, "--until-trained")
         for name in CLIENTS:
             start_client(run, name)
         for victim, attempt in (("server-1", 1), ("bank", 2)):
@@ -119,7 +119,7 @@ def test_a_server_and_a_client_are_killed_and_each_step_is_released_once(tmp_pat
             if victim == "bank":
                 start_client(run, "bank")
             else:
-                run.participant("server", victim)
+                run.participant("server", victim, "--until-trained")
         for name in (*CLIENTS, *SERVERS):
             run.wait(name, 200)
     logs = {}

@@ -47,6 +47,7 @@ class Relay:
         self.cut_after = cut_after
         self.cuts = 0
         self._open: set[socket.socket] = set()
+        self._stalled: set[socket.socket] = set()
         self._lock = threading.Lock()
         threading.Thread(target=self._accept, daemon=True).start()
 
@@ -69,14 +70,22 @@ class Relay:
         self.streams.append(stream)
         with contextlib.suppress(OSError):
             while data := source.recv(1 << 16):
+                if source in self._stalled:
+                    continue
                 stream += data
                 sink.sendall(data)
                 if limited and self.cut_after is not None and len(stream) > self.cut_after:
                     self.cuts += 1
                     break
+        if source in self._stalled:
+            return  # not even the end gets through
         for end in (source, sink):
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
+
+    def stall(self) -> None:
+        """Let nothing more pass on the connections that are open, and close none: as if a host had lost its power."""
+        self._stalled.update(self._open)
 
     def cut(self) -> None:
         """Break all connections that are open."""

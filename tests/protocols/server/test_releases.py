@@ -73,7 +73,7 @@ class Watch:
         ) -> None:
             if operation == "first step":
                 self._first[party.id] = int(next(iter(sends.values()))[0][0])
-            if party._phase in ("training", "upload", "norms", "set-up", "shuffle", "noise"):
+            if party._phase in ("training", "upload", "verification", "norms", "set-up", "shuffle", "noise"):
                 exchange(party, operation, sends, receives, *code)
                 return
             self._point(party.id, f"before {operation!r}")

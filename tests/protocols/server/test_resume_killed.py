@@ -122,4 +122,5 @@ def test_a_client_killed_while_it_waits_for_the_model_gets_it_from_the_resumed_r
     assert text.startswith("g_bmf: client 'client 1' failed: PartyFailed: its process died (killed by signal 9)")
     report = resumed("g_bmf", run, capsys, "threads")
     assert "training" not in [row["phase"] for row in report["phases"]]
-    assert [r["receiver"] for r in report["releases"]] == ["client 'client 1'", "client 'client 2'"]
+    assert [r["receiver"] for r in report["releases"]] == ["all servers", "client 'client 1'", "client 'client 2'"]
+    assert report["releases"][0]["name"] == "fault in an upload"  # the rows came anew

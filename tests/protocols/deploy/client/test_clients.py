@@ -109,11 +109,36 @@ def test_predictions_in_the_clear_are_those_of_the_model(config: FederationConfi
         work[name] = lambda words=words: main(words)
     assert together(work) == {"bank": 0, "card": 0}
     assert not (tmp_path / "bank-out.csv").exists()  # only the receiver gets predictions
+    assert (tmp_path / "card-out.csv").stat().st_mode & 0o077 == 0
     with (tmp_path / "card-out.csv").open() as file:
         found = {row["id"]: [float(row["0"]), float(row["1"])] for row in csv.DictReader(file)}
     parts = list(values.values())  # within the row bound
     expected = np.column_stack([*parts, np.ones(12)]) @ layer
     np.testing.assert_allclose([found[f"p{i}"] for i in range(12)], expected, atol=1e-5)
+
+
+def test_what_is_opened_is_agreed_before_anything_is_shared(config: FederationConfig, tmp_path: Path) -> None:
+    """With two different --output the receiver waited without a line."""
+    ids = [f"p{i}" for i in range(5)]
+
+    def with_output(name: str, output: str) -> Aligner:
+        identity = Identity(config, name, load_credentials(config, name))
+        log, terms = Log(name, tmp_path / f"{name}.log"), {"--output": output}
+        return Aligner(identity, "prediction", ids, tmp_path / name, log, listen_on=None, terms=terms)
+
+    with with_output("card", "label").open() as card:
+        with (
+            with_output("bank", "logits").open() as careless,
+            pytest.raises(HandshakeError, match="bank has --output logits, card has label: they must agree"),
+        ):
+            careless.agree(lambda count: None)
+        with with_output("bank", "label").open() as bank:
+            together({"card": lambda: card.agree(lambda n: None), "bank": lambda: bank.agree(lambda n: None)})
+    assert "card has label" in (tmp_path / "card.log").read_text()  # the receiver is told, too
+    with with_output(
+        "bank", "logits"
+    ).open() as careless:  # what was aligned for another output is not taken for this one
+        assert careless._load() is None
 
 
 @pytest.mark.parametrize(

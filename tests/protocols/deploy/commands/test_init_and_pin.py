@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import json
+import socket
 import stat
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from protocols.deploy.cli import main
 from protocols.deploy.config.read import configuration_hash, load
 from protocols.deploy.net.credentials import load_credentials, read_certificate, role_of
 from refmpc.net.certificates import fingerprint
-from tests.protocols.deploy.federations import Authority, make_federation
+from tests.protocols.deploy.federations import Authority, make_federation, rekey
 
 PARTICIPANTS = ("server-0", "server-1", "server-2", "bank", "card")
 
@@ -205,3 +206,35 @@ def test_pin_refuses_what_an_authority_made_unfit(tmp_path: Path, capsys, how):
     assert main(["pin", "--participant", "bank", *arguments]) == 2
     assert sentence in capsys.readouterr().err
     assert load(tmp_path / "federation.toml", pinned=False).participant("bank").fingerprint == ""
+
+
+def test_a_new_key_waits_until_its_certificate_is_there(tmp_path: Path, capsys):
+    """``key --csr --force`` replaced the key at once: the server could not start until the authority had signed."""
+    config, path = make_federation(tmp_path), tmp_path / "federation.toml"
+    words = ["key", "--as", "server-0", "--config", str(path)]
+    assert main([*words, "--csr", "--force"]) == 0
+    load_credentials(config, "server-0")  # the pair in use is whole
+    request = x509.load_pem_x509_csr((tmp_path / "server-0/request.csr").read_bytes())
+    signed, other = tmp_path / "signed.pem", tmp_path / "other.pem"
+    signed.write_bytes(Authority().sign(request).public_bytes(serialization.Encoding.PEM))
+    other.write_bytes((tmp_path / "server-1/certificate.pem").read_bytes())
+    assert main([*words, "--install", str(other)]) == 2  # somebody else's
+    load_credentials(config, "server-0")
+    assert main([*words, "--install", str(signed)]) == 0
+    assert main(["pin", "--participant", "server-0", "--certificate", str(signed), "--config", str(path)]) == 0
+    load_credentials(load(path), "server-0")
+    assert (tmp_path / "server-0/earlier/key.pem").stat().st_mode & 0o077 == 0
+    capsys.readouterr()
+
+
+def test_an_own_certificate_that_expired_is_told_at_the_start(tmp_path: Path):
+    make_federation(tmp_path)
+    config = rekey(tmp_path, "server-0", days=10, age=20)
+    with socket.create_server(config.addresses[0]):  # so that the server ends at once
+        main(["server", "--as", "server-0", "--config", config.source, "--log", str(tmp_path / "log")])
+    assert "expired on" in (tmp_path / "log").read_text()
+    config = rekey(tmp_path, "bank", days=10)
+    (tmp_path / "bank.csv").write_text("id,x\n1,2\n")
+    words = ["--columns", str(tmp_path / "bank.csv"), "--log", str(tmp_path / "log-bank")]
+    assert main(["client", "--as", "bank", "--config", config.source, *words]) == 2
+    assert "expires on" in (tmp_path / "log-bank").read_text()

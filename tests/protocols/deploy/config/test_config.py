@@ -100,7 +100,7 @@ WRONG = [
     ("hidden = []", f"hidden = [8]\n{JOINT}", r"\[run\] hidden = \[8\]: must be \[\]: gl_bmf trains one global layer"),
     ("hidden = []", f'noise = "joint"\n{JOINT}', r"\[run\] noise = 'joint': must be one of 'distributed'"),
     (
-        "checkpoint_every = 0",
+        "# checkpoint_every = 100",
         f"checkpoint_every = 9\n{JOINT}",
         r"checkpoint_every = 9: must be 0: gl_bmf keeps every step",
     ),
@@ -206,7 +206,7 @@ OTHER = [
     ('name = "pilot"', 'name = "other"'),
     ('name = "bank"', 'name = "bonk"'),
     ('fingerprint = ""', f'fingerprint = "{"cd" * 32}"'),
-    ("checkpoint_every = 0", "checkpoint_every = 10"),
+    ("# checkpoint_every = 100", "checkpoint_every = 10"),
 ]
 
 

@@ -45,6 +45,7 @@ def test_nothing_is_wrong_with_a_sound_federation(tmp_path: Path):
     assert {f.subject for f in as_server} == {"server-0", "server-1", "server-2"}
     assert [f.check for f in as_server if f.subject == "server-1"] == [
         "privacy",
+        "disk",
         "own certificate",
         "own certificate valid",
         "own key safe",
@@ -358,7 +359,9 @@ def test_who_is_answered(tmp_path: Path):
         with call(config, bank) as connection:
             facts = ask(connection, purpose="doctor", **{"from": "bank", "to": "server-0"})
             assert facts["version"] == software_version()
-            assert set(facts) == {"from", "version", "hash", "agreed", "time", "state"}, "public facts only"
+            assert set(facts) == {"from", "version", "hash", "agreed", "time", "state", "free_bytes", "budget"}, (
+                "public facts only"
+            )
         refusals: dict[str, dict[str, Any]] = {
             "client 'card' presented the certificate": {"from": "card", "to": "server-0"},
             "'mallory' is no participant": {"from": "mallory", "to": "server-0"},
@@ -424,3 +427,13 @@ def test_the_state_is_told(tmp_path: Path):
         findings = examine(config, "bank", timeout=2.0)
     (finding,) = [f for f in findings if (f.subject, f.check) == ("server-0", "accepts us")]
     assert "training, step 7 of 80" in finding.found
+
+
+@pytest.mark.parametrize(("free", "status"), [(10 << 20, "failed"), (1 << 30, "warning"), (1 << 40, "ok")])
+def test_a_disk_without_room_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int, status: str):
+    """Own disk and those of the peers: a full one was all green."""
+    config = make_federation(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(2 * free, free, free))
+    with answering(config, "server-0"):
+        found = {f.subject: f for f in examine(config, "bank") if f.check == "disk"}
+    assert {found["bank"].status, found["server-0"].status} == {status}

@@ -23,6 +23,7 @@ import pytest
 from hypothesis import example, given, seed, settings
 from hypothesis import strategies as st
 
+from accel.prg import KEY_BYTES
 from protocols.deploy.commands.server import Server
 from protocols.deploy.config.read import FederationConfig, load
 from protocols.deploy.net.credentials import load_credentials
@@ -336,7 +337,7 @@ def test_a_client_that_breaks_the_rules_of_an_upload_is_refused_and_nothing_is_k
         ({"rows": True}, "rows"),
         ({"kind": "prediction", "output": "label"}, "no predictions"),
         ({"output": "label"}, "output"),
-        ({"rows": 3}, "batch_size"),
+        ({"rows": 0}, "rows"),
     ):
         with pytest.raises(Refused, match=words):
             upload(**changes)
@@ -355,7 +356,7 @@ def test_a_client_that_breaks_the_rules_of_an_upload_is_refused_and_nothing_is_k
             channel.receive()
     channel, _ = upload()
     with channel:
-        channel.send({"message": 0, "operation": "input_from_client", "token": token}, [bytes(100)])
+        channel.send({"message": 0, "operation": "input_from_client", "token": token}, [bytes(2 * KEY_BYTES)])
         assert channel.receive()[0] == {"kept": 1}
         # a second call of the same client ends the first, and finds what was kept
         again, answer = upload()
@@ -385,3 +386,24 @@ def test_plain_tcp_and_old_tls_are_not_spoken(besieged: Besieged) -> None:
     with socket.create_connection(besieged.address) as raw, pytest.raises(ssl.SSLError, match="(?i)version"):
         context.wrap_socket(raw)
     besieged.greet()
+
+
+def test_both_ends_of_a_call_notice_a_host_that_is_gone(besieged: Besieged) -> None:
+    """Keepalive on every channel: whoever only listens would wait for a crashed host for good."""
+    kept: list[Channel] = []
+    arrived = threading.Event()
+
+    def keep(channel: Channel, hello: Any) -> None:
+        channel.answer(ok=True)
+        kept.append(channel)
+        arrived.set()
+        channel.receive()
+
+    besieged.door._handlers["stay"] = keep
+    channel, _ = call(besieged.identity("bank"), 0, besieged.address, "stay", timeout=5.0)
+    with channel:
+        assert arrived.wait(5)
+        for end in (channel, kept[0]):
+            assert end.connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+            idle = end.connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE)
+            assert idle <= 30

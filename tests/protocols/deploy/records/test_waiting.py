@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from protocols.deploy.records.log import Log
-from protocols.deploy.records.waiting import QUIET, Waiting
+from protocols.deploy.records.waiting import Waiting
 from refmpc.net.framing import listed, name_of, title
 
 
@@ -21,26 +21,19 @@ def test_a_participant_has_one_name() -> None:
     assert [listed("abc"[:n]) for n in range(4)] == ["", "a", "a and b", "a, b and c"]
 
 
-def test_the_missing_are_named_once_and_again_when_something_changes(
+def test_a_wait_is_logged_at_once_and_then_more_and_more_rarely(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 1000.0
     monkeypatch.setattr("time.monotonic", lambda: now)
-    waiting = Waiting(Log("bank", tmp_path / "log"), silent=2.0)
-    waiting.say([0, "card"])
-    assert said(tmp_path / "log") == []
-    now += 2.0
-    for _ in range(3):
-        waiting.say([0, "card"])
-        waiting.say([1], "refused")
+    waits = Waiting(Log("card", tmp_path / "log"))
+    for _ in range(3600):
+        waits.on("bank", "to align rows")
+        now += 1.0
+    assert waits.words.startswith("waiting for bank since 20") and waits.words.endswith("(to align rows)")
+    waits.on("bank", "refused")  # another reason is said at once
+    waits.over("bank")
     lines = said(tmp_path / "log")
-    assert [line["event"] for line in lines] == ["waiting", "waiting"]
-    assert [line["missing"] for line in lines] == ["server-0 and card", "server-1"]
-    assert [(line["level"], line.get("reason")) for line in lines] == [("info", None), ("warning", "refused")]
-    waiting.here(1)
-    waiting.say([1], "refused")
-    waiting.say([0, "card"])
-    assert len(said(tmp_path / "log")) == 3, "server-1 went again, the others were never there"
-    now += QUIET
-    waiting.say([0, "card"])
-    assert len(said(tmp_path / "log")) == 4
+    assert 10 <= len(lines) <= 20 and {line["peer"] for line in lines} == {"bank"}
+    assert [line["event"] for line in lines[-2:]] == ["waiting", "no longer waiting"] and waits.words == ""
+    assert lines[-2]["reason"] == "refused" and lines[-2]["seconds"] == 3600

@@ -46,12 +46,14 @@ class Federation:
         self.servers: dict[int, tuple[Server, threading.Thread]] = {}
         self.seen_by: dict[tuple[str, int], dict[str, Any]] = {}  # other addresses of a server, for one client
 
-    def start(self, number: int, *, predictions: bool = False) -> Server:
+    def start(self, number: int, *, predictions: bool = False, status: bool = False) -> Server:
         name = f"server-{number}"
         identity = Identity(self.config, number, load_credentials(self.config, name))
         log = Log(name, self.directory / f"{name}.log")
         state = self.directory / name / "state"
         server = Server(identity, state, log, host="127.0.0.1", predictions=predictions)
+        if status:
+            server.show_status(("127.0.0.1", 0))
         thread = threading.Thread(target=server.serve, daemon=True, name=name)
         thread.start()
         self.servers[number] = server, thread
@@ -76,7 +78,7 @@ class Federation:
         embeddings = scale * random.uniform(-0.3, 0.3, size=(rows, entry.width))  # type: ignore[union-attr]
         labels = tuple(str(i % 2) for i in range(rows))
         table = ClientTable(f"{name}.csv", tuple(map(str, range(rows))), (), np.empty((rows, 0), np.float32), labels)
-        own = OwnColumns(table, embeddings, RowBound(1.0, "clip"), "a test")
+        own = OwnColumns(table, embeddings, RowBound(max(1.0, scale), "clip"), "a test")
 
         def work() -> None:
             log = Log(name, self.directory / f"{name}.log")

@@ -1,0 +1,171 @@
+"""Are the uploads what the claim presumes? Tested by the servers on shares, once, before training: proofs §11.
+
+Every row within the row bound (all clients together), every label one-hot, and the same shares at the servers that hold the
+same share. One bit is opened, for all uploads; if it says that something is wrong, one more for each client, which names who.
+Clients may send any 64-bit words: the tests do not presume that nothing wraps around, they show it.
+
+A cheating client is missed with a probability of at most 2^−37 (three tests of 2^−40 each, and the parities); an honest one
+is refused with at most 2^−80. Cost: 24 bytes a row that the norms need anyway, 50 to 90 for the comparison, and some 10 kB
+a column once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+import refmpc
+from accel.errors import InvalidArgument
+from protocols.plan.row_test import NORM_ROWS, RowTest, row_test, upload_release
+from protocols.plan.run_plan import Plan
+from protocols.plan.scales import EMBEDDING_BITS
+from refmpc import ArithmeticTensor, Party, Words
+from refmpc.core.rounds import Round
+from refmpc.primitives.input_checks import Faults, public_coins
+
+__all__ = ["ShareDigests", "UploadRefused", "require_bits", "require_one_hot", "require_rows_within", "verify_uploads"]
+
+
+class UploadRefused(InvalidArgument):
+    """The uploads of some ``clients`` are not what the claim presumes: nothing was trained on them."""
+
+    def __init__(self, text: str, clients: Sequence[str] = ()):
+        super().__init__(text)
+        self.clients = tuple(clients)
+
+
+async def require_rows_within(faults: Faults, x: ArithmeticTensor, test: RowTest) -> ArithmeticTensor:
+    """Tests every row of x (n, width; columns of zeros may follow). Returns the exact squared norms, scale 2·14 bits.
+
+    Rounds: 2 for each ``test.rows`` rows, 5 for each NORM_ROWS."""
+    largest = math.isqrt(test.squared) + 1
+    words = x.reinterpret(0)
+    for start in range(0, len(x), test.rows):
+        await faults.require_small(words[start : start + test.rows], largest)
+    pieces = []
+    for start in range(0, len(x), NORM_ROWS):
+        rows = x[start : start + NORM_ROWS]
+        squares = await refmpc.dot(rows, rows)
+        column = squares.reinterpret(0).reshape(len(rows), 1)
+        await faults.require_small(column, test.squared)
+        await faults.require_not_negative((-column) + test.squared, min(63, test.high_bit(len(rows))))
+        pieces.append(squares)
+    return refmpc.concatenate(pieces)
+
+
+async def require_one_hot(faults: Faults, party: Party, labels: Words) -> None:
+    """Tests that every row of labels (2, n, S), ring integers, has one 1 and zeros else. 6 rounds in all."""
+    await require_bits(faults, party, labels)
+    machine, rows = party.machine, labels.shape[1]
+    rest = machine.memory((rows, 1))
+    machine.call("sum_axes", labels[0], (1,), rest[:, 0])
+    if party.id == 0:
+        machine.call("subtract", rest, np.uint64(1), rest)
+    await faults.require_zero(rest)
+
+
+async def require_bits(faults: Faults, party: Party, labels: Words) -> None:
+    """Tests that all of labels (2, n, S) are 0 or 1. 3 rounds.
+
+    y² = y modulo 2^64 only for 0 and 1, because y and y − 1 have no common factor."""
+    machine = party.machine
+    own = machine.contiguous(labels)
+    squares = machine.memory(own.shape[1:])
+    machine.call("product_pair", own, own, None, squares)
+    machine.call("subtract", squares, own[0], squares)
+    await faults.require_zero(squares)
+
+
+async def _require_labels(faults: Faults, party: Party, plan: Plan, labels: Words) -> None:
+    """Of each task its own: a one-hot row, a 0 or 1, or a number from −1 to 1."""
+    task = plan.training.task
+    if task == "classification":
+        await require_one_hot(faults, party, labels)
+    elif task == "binary":
+        await require_bits(faults, party, labels)
+    else:
+        test = row_test(1, 1.0)
+        assert test is not None
+        numbers = ArithmeticTensor(party, party.machine.contiguous(labels), EMBEDDING_BITS)
+        await require_rows_within(faults, numbers, test)
+
+
+class ShareDigests:
+    """Whether the two servers that hold the same share of a client have got the same one."""
+
+    def __init__(self, clients: Sequence[str]):
+        self._clients = tuple(clients)
+        self._hashes = {client: (hashlib.sha256(), hashlib.sha256()) for client in clients}
+
+    def add(self, client: str, shares: np.ndarray) -> None:
+        """Both of this server's shares of a message, as plain words."""
+        for digest, share in zip(self._hashes[client], shares, strict=True):
+            digest.update(np.ascontiguousarray(share).data)
+
+    def differing(self, party: Party) -> list[str]:
+        """The clients whose shares differ anywhere; all servers get the same answer. 2 rounds, 96 bytes a client and more."""
+        first, second = (
+            np.frombuffer(b"".join(self._hashes[client][side].digest() for client in self._clients), dtype=np.uint8)
+            for side in (0, 1)
+        )
+        round_ = Round("share digests")
+        round_.send_next(second)  # the next server's first share
+        theirs = round_.expect_previous(first.shape, np.uint8)
+        party.deliver(round_)
+        wrong = (np.asarray(theirs) != first).reshape(len(self._clients), -1).any(axis=1).astype(np.uint8)
+        verdicts = Round("share verdicts")
+        verdicts.send_next(wrong)
+        verdicts.send_previous(wrong)
+        others = [verdicts.expect_next(wrong.shape, np.uint8), verdicts.expect_previous(wrong.shape, np.uint8)]
+        party.deliver(verdicts)
+        both = wrong | np.asarray(others[0]) | np.asarray(others[1])
+        return [client for client, found in zip(self._clients, both, strict=True) if found]
+
+
+async def verify_uploads(
+    party: Party, plan: Plan, rows: ArithmeticTensor, labels: Words, digests: ShareDigests
+) -> ArithmeticTensor:
+    """Tests what all clients have shared: rows (n, d, and a column of zeros) and labels (2, n, S). Returns the exact squared
+    norms of the rows. Raises ``UploadRefused`` at all servers, with the names of the clients."""
+    test = plan.row_test
+    assert test is not None
+    if wrong := digests.differing(party):
+        raise UploadRefused(f"{_named(wrong)} sent different shares of the same rows to two servers", wrong)
+    faults = Faults(party, await public_coins(party))
+    squares = await require_rows_within(faults, rows, test)
+    await _require_labels(faults, party, plan, labels)
+    if not await _opened(faults, upload_release()):
+        return squares
+    refused, start = [], 0
+    for place, (name, width) in enumerate(zip(plan.client_names, plan.client_widths, strict=True)):
+        own = rows[:, start : start + width].copy()
+        start += width
+        faults = Faults(party, await public_coins(party))
+        bound = plan.held_bounds[place]
+        part = row_test(width, bound)
+        assert part is not None  # narrower, and a smaller bound
+        await require_rows_within(faults, own, part)
+        if name == plan.client_names[-1]:
+            await _require_labels(faults, party, plan, labels)
+        if await _opened(faults, upload_release(name)):
+            refused.append(name)
+    bounds = ", ".join(f"{bound:.5g}" for bound in plan.held_bounds)
+    raise UploadRefused(
+        f"{_named(refused) or 'no single client'} shared rows beyond the row bound ({bounds} for each client), or labels that "
+        "are none: nothing was trained. Look at its file and its options; a client that does so on purpose would void "
+        "the others' guarantee",
+        refused,
+    )
+
+
+async def _opened(faults: Faults, release: str) -> bool:
+    found = await refmpc.reveal(await faults.any(), release)
+    assert found is not None
+    return bool(found[0] != 0)
+
+
+def _named(clients: Sequence[str]) -> str:
+    return " and ".join(f"client {name!r}" for name in clients)

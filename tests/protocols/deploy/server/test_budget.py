@@ -1,0 +1,104 @@
+"""What is spent on the same people over several runs: kept by every server, refused beyond the limit, shown."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from protocols.deploy.cli import main
+from protocols.deploy.config.public_plan import plan_for
+from protocols.deploy.config.read import load
+from protocols.deploy.doctor.checks import check_budget
+from protocols.deploy.records.budget import BUDGET, Budgets
+from refmpc.core.errors import HandshakeError
+from tests.protocols.deploy.federations import make_federation
+from tests.protocols.deploy.server.threads import ROWS, Federation
+from vfl.dp.budget import BudgetExceededError, composed_epsilon
+
+LIMIT = "\n[budget]\nepsilon = 4.0\ndelta = 1e-5\n"
+
+
+def train(federation: Federation) -> dict[str, Any]:
+    for number in range(3):
+        federation.start(number)
+    session = secrets.token_hex(16)
+    outcome: dict[str, Any] = {}
+    for thread in [federation.client(name, session, outcome) for name in ("bank", "card")]:
+        thread.join(60)
+    federation.stop()
+    return outcome
+
+
+def renamed(federation: Federation, name: str) -> None:
+    file = federation.directory / "federation.toml"
+    file.write_text(file.read_text().replace(f'name = "{federation.config.name}"', f'name = "{name}"'))
+    federation.config = load(file)
+
+
+def test_a_second_run_beyond_the_budget_is_refused_and_the_first_is_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    federation = Federation(tmp_path)
+    file = tmp_path / "federation.toml"
+    file.write_text(file.read_text() + LIMIT)
+    federation.config = load(file)
+    assert isinstance(train(federation)["bank"], list)
+    renamed(federation, "another")  # another configuration, the same people
+    refused = train(federation)
+    for found in refused.values():
+        assert isinstance(found, HandshakeError) and "would bring" in str(found)
+    assert len(list(tmp_path.glob("server-*/state/*/training-*/done.json"))) == 3
+    for number in range(3):
+        spent = Budgets(tmp_path / f"server-{number}" / "state", federation.config).spent()
+        assert [(s.client, s.runs) for s in spent] == [("bank", 1), ("card", 1)]
+        assert all(2.9 < s.epsilon < 3.1 for s in spent)
+        tags = json.loads((tmp_path / f"server-{number}" / "state" / BUDGET / "columns.json").read_text())
+        (first,) = tags.values()
+        assert set(first) == {"bank", "card"} and len(set(first.values())) == 2
+    capsys.readouterr()
+    assert main(["audit-log", *(str(tmp_path / f"server-{n}" / "state") for n in range(3))]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "server-2: spent on card-everybody" in shown and "in 1 runs, limit 4" in shown
+    (ledger,) = (tmp_path / "server-1" / "state" / BUDGET).glob("bank-*.json")
+    content = json.loads(ledger.read_text())
+    ledger.write_text(json.dumps({**content, "runs": []}))
+    assert main(["audit-log", *(str(tmp_path / f"server-{n}" / "state") for n in range(3))]) == 1
+    assert "differ in the runs charged to bank" in " ".join(capsys.readouterr().out.split())
+
+
+def test_runs_compose_and_a_run_is_charged_once(tmp_path: Path) -> None:
+    make_federation(tmp_path)
+    file = tmp_path / "federation.toml"
+    file.write_text(file.read_text().replace("batch_size = 128", "batch_size = 32") + LIMIT.replace("4.0", "4.5"))
+    config = load(file)
+    claim, tags = plan_for(config, ROWS).claim, {"bank": "0" * 64}
+    budgets = Budgets(tmp_path / "state", config)
+    for _ in range(3):
+        budgets.charge("first", claim, tags)
+    budgets.charge("second", claim, tags)
+    together = composed_epsilon([claim, claim], 1e-5)
+    assert np.isclose(budgets.spent()[0].epsilon, together) and claim.epsilon < together < 2 * claim.epsilon
+    assert "would bring" in budgets.objection("third", claim) and budgets.objection("second", claim) == ""
+    with pytest.raises(BudgetExceededError, match="bank"):
+        budgets.charge("third", claim, tags)
+    assert [spent.runs for spent in budgets.spent()] == [2, 2]
+    budgets.refund("second")
+    budgets.charge("third", claim, tags)
+    file.write_text(file.read_text().replace("epsilon = 4.5", 'epsilon = 4.5\npeople = "other people"'))
+    assert [spent.runs for spent in Budgets(tmp_path / "state", load(file)).spent()] == [0, 0]
+
+
+def test_doctor_shows_what_is_spent_and_warns_before_it_is_too_much() -> None:
+    entry = {"client": "bank", "people": "everybody", "epsilon": 3.0, "delta": 1e-5, "limit": 10.0, "runs": 1}
+    found = check_budget("server-0", [entry], 3.0)
+    assert (found.status, found.found) == ("ok", "bank: ε = 3 of 10 at δ = 1e-05, 1 runs (everybody)")
+    assert check_budget("server-0", [{**entry, "limit": 5.0}], 3.0).status == "warning"
+    assert check_budget("server-0", [{**entry, "limit": None}], 3.0).found.endswith(
+        "no limit at δ = 1e-05, 1 runs (everybody)"
+    )
+    assert check_budget("server-0", [{}], 3.0).status == "warning"
