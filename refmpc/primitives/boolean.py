@@ -7,6 +7,7 @@ sliced (plane j holds bit j of 64 elements a word), so that one AND of planes is
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
 from accel import kernels
 from accel.validate import require
@@ -288,14 +289,15 @@ async def boolean_to_arithmetic(x: BooleanTensor, fraction_bits: int = 0) -> Ari
 # equality ---------------------------------------------------------------------------------------
 
 
-def _equal_cost(x: ArithmeticTensor, y: ArithmeticTensor) -> Cost:
+def _equal_cost(x: ArithmeticTensor, y: ArithmeticTensor | npt.ArrayLike) -> Cost:
     count = int(np.prod(np.broadcast_shapes(x.shape, np.shape(y))))
     return Cost(7, 8 * count + 24 * 63 * plane_words(count))
 
 
 @protocol(cost=_equal_cost, source="AND tree over the bits of c ⊕ ρ")
-async def equal(x: ArithmeticTensor, y: ArithmeticTensor) -> TwoHolderBits:
-    """[x = y] in the ring. 7 rounds, about 32 bytes. Exact: x − y = c − ρ is zero when all bits of c and ρ agree."""
+async def equal(x: ArithmeticTensor, y: ArithmeticTensor | npt.ArrayLike) -> TwoHolderBits:
+    """[x = y] in the ring; y may be public. 7 rounds, about 32 bytes. Exact: x − y = c − ρ is zero when all bits of c and
+    ρ agree."""
     difference = x - y
     operation = x.party.operation("equal", difference)
     known, dealt = await _boolean_operands(operation, difference, negate_dealt=False)

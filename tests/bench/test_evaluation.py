@@ -4,6 +4,7 @@ import dataclasses
 import importlib.util
 import json
 import re
+from typing import Any
 
 import numpy as np
 import pytest
@@ -51,7 +52,8 @@ def test_a_sweep_continues(tmp_path):
     both = run_sweep([at(1.0), at(8.0)], NOWHERE, cache, on_result=lambda cell, result: ran.append(cell))
     assert ran == [at(1.0), at(8.0)] and both[at(1.0)] == first[at(1.0)]
     # together or one by one, a cell gives the same figure
-    assert run_cells([at(1.0), at(8.0)], NOWHERE)[0]["accuracy"] == first[at(1.0)]["accuracy"]
+    alone, together = first[at(1.0)], run_cells([at(1.0), at(8.0)], NOWHERE)[0]
+    assert isinstance(alone, dict) and together["accuracy"] == alone["accuracy"]
     assert not list(tmp_path.glob("*.part"))
 
 
@@ -86,7 +88,7 @@ def test_cells_without_noise_take_the_same_steps():
 def test_cells_that_were_not_run_say_so(tmp_path):
     lines = layout(1, Selection(seeds=2, data=("cifar10", "digits"), methods=("g_bmf",), epsilons=(1.0, 8.0)))
     own = [cell for line in lines for entry in line.entries for cell in entry.cells if cell.data == "digits"]
-    results = {own[0]: {"accuracy": 0.5}, own[1]: {"accuracy": 0.7}, own[2]: {"accuracy": 0.9}}
+    results: dict[Cell, Any] = {own[0]: {"accuracy": 0.5}, own[1]: {"accuracy": 0.7}, own[2]: {"accuracy": 0.9}}
     missing = next(cell for line in lines for entry in line.entries for cell in entry.cells if cell.data == "cifar10")
     results[missing] = run_sweep([missing], NOWHERE, ResultCache(tmp_path, NOWHERE))[missing]
     shown = view(1, lines, results)
@@ -187,6 +189,7 @@ def test_settings_are_chosen_on_public_rows(tmp_path, capsys):
     images, labels = random.integers(0, 256, (200, 32, 32, 3), dtype=np.uint8), np.arange(200) % 100
     np.savez(tmp_path / "cifar100_public.npz", x=images, y=labels)
     network = build_local_model(LocalModelConfig("resnet18", output_width=1000), (32, 16, 3)).network
+    assert isinstance(network, torch.nn.Module)
     torch.save(network.state_dict(), tmp_path / "resnet18_imagenet.pth")
     arguments = ["--data-root", str(tmp_path), "--embedding-cache", str(tmp_path), "--out", str(tmp_path)]
     main(["choose", "--options", "ldp_projection,split", "--seeds", "1", "--epsilon", "8", *arguments])

@@ -12,6 +12,7 @@ import protocols.client.gl_client
 import protocols.server.training
 import refmpc
 from protocols.client.gl_client import client_program
+from protocols.client.upload import release_model
 from protocols.local.gl_launch import client_jobs, layer_estimate, main
 from protocols.plan.gl_plan import plan_layer_run
 from protocols.plan.gl_scales import FactorBounds
@@ -21,6 +22,7 @@ from protocols.step.cost import step_cost
 from protocols.step.public_weights import moved as moved_layers
 from protocols.step.public_weights import public_start
 from refmpc.core.errors import PartyFailed
+from tests.present import present
 from tests.protocols.conftest import small_federation
 from tests.protocols.gl_runs import adapters_of, crash_once, difference, make, parameter_bound, run_secure, trained
 from tests.protocols.secure_runs import noise_of_the_servers
@@ -142,7 +144,7 @@ def test_open_sums_are_the_twins_gradients_and_what_everybody_computes_from_them
     federation, plan = make(momentum=momentum, weights="open", **changes)
     sums: dict[int, dict[int, np.ndarray]] = defaultdict(dict)
     told: dict[str, list[np.ndarray]] = defaultdict(list)
-    move, receive = OpenLayerRun._move, protocols.client.gl_client.receive_opening
+    move, receive = OpenLayerRun._move, refmpc.receive_opening
 
     def noting(self, step, opened):
         sums[self.party.id][step] = opened.copy()
@@ -225,7 +227,7 @@ def test_factors_beyond_their_bounds_are_shared_within_them():
     federation, plan = make()
     bounds = FactorBounds(block=0.5, row_factor=0.25, projected=0.01, up=0.1)
     client = federation.fresh().clients[0]
-    for layer in client.lora.layers:
+    for layer in present(client.lora).layers:
         layer.up += 1.0
     projected, up, factors = protocols.client.gl_client.bounded_factors(client, slice(0, 32), bounds)
     assert np.linalg.norm(projected, axis=1).max() <= 0.01
@@ -290,10 +292,9 @@ def test_after_a_crash_no_step_is_released_with_two_values(tmp_path, monkeypatch
 def test_a_server_that_has_not_written_the_last_step_means_nobody_opened_the_model(tmp_path, monkeypatch):
     federation, plan = make(epochs=1)
     opened = []
-    real = protocols.server.training.release_model
 
     async def watching(party, plan, weights):
-        opened.append(await real(party, plan, weights))
+        opened.append(await release_model(party, plan, weights))
         return opened[-1]
 
     monkeypatch.setattr(protocols.server.training, "release_model", watching)

@@ -30,7 +30,7 @@ def sign(high_bit, prime, secrets, idle=()):
 
 
 def composed(call, one, two, **options):
-    secrets = tuple((round(value * 2**16),) for value in (one, two))
+    secrets = (round(one * 2**16),), (round(two * 2**16),)
     return Case(lambda party, x: call(x), ("arithmetic",), secrets, composed=True, **options)
 
 
@@ -56,8 +56,8 @@ def below(party, z, largest):
 
 def spline(party, m, t):
     segments = row_segments(party, len(m))
-    pair = [at_holders(each.reinterpret(bits), segments) for each, bits in ((m, 20), (t, 0))]
-    return refmpc.spline_times(*pair, "root")
+    one, other = (at_holders(each.reinterpret(bits), segments) for each, bits in ((m, 20), (t, 0)))
+    return refmpc.spline_times(one, other, "root")
 
 
 def scaled(party, v, x):
@@ -370,7 +370,8 @@ def a_word_in_the_clear(monkeypatch):
 
 def one_coin_for_all_thresholds(monkeypatch):
     """The holders use the same β for every threshold: the dealer's own bits then tell how many are reached."""
-    draw, first = Stream.bytes, {}
+    draw = Stream.bytes
+    first: dict[Stream, np.ndarray] = {}
 
     def again(self, count):
         return first.setdefault(self, draw(self, count)) if count == 4096 else draw(self, count)
@@ -394,7 +395,7 @@ def exp_with_a_short_mask(monkeypatch):
 def shuffle_without_r(monkeypatch):
     """Role 0 sends its rows permuted but not masked."""
     words = Stream.words
-    seen = {}
+    seen: dict[Stream, int] = {}
 
     def unmasked(self, count):
         seen[self] = seen.get(self, 0) + 1

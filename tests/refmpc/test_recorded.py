@@ -1,6 +1,7 @@
 """Recorded steps: every byte that is sent, and every result, is that of the same call without recording."""
 
 import queue
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,7 +28,7 @@ EAGER_ONLY = {
 @pytest.fixture
 def sent(monkeypatch):
     """Everything that parties of a run send, with the codes of the frames, by party."""
-    log = {}
+    log: dict[int, list[Any]] = {}
     exchange = ThreadTransport.exchange
 
     def logged(self, operation, sends, receives, code=0):
@@ -206,7 +207,7 @@ def test_a_step_that_would_keep_too_much_memory_runs_as_it_is(monkeypatch):
     assert programs_of(program, {"test": "none"}) == [([1.0] * 4, 0)] * 3
 
 
-REFUSED = {
+REFUSED: dict[str, tuple[Any, str]] = {
     "a release": (lambda party, x: refmpc.reveal(x, release="test"), "the release 'test' inside a recorded step"),
     "an input": (lambda party, x: refmpc.input_from_party(party, 0, [1.0], (1,)), "an input inside a recorded step"),
     "joint noise": (lambda party, x: refmpc.joint_gaussian(party, (3,)), "inside a recorded step"),
@@ -332,7 +333,7 @@ def test_a_draw_whose_bytes_do_not_last_takes_the_reserve_and_nothing_else_moves
 
 def test_a_message_between_threads_does_not_change_when_its_memory_is_written_to_again():
     """A party that lags behind read what a repetition had put there since."""
-    link = queue.SimpleQueue()
+    link: queue.SimpleQueue[Any] = queue.SimpleQueue()
     sender = ThreadTransport({1: link}, {}, timeout=1)
     message = np.arange(5, dtype=np.uint64)
     sender.exchange("example", {1: [message]}, {})

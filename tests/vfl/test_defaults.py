@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -15,7 +17,7 @@ from vfl.training import TrainingConfig
 
 @given(rows=st.integers(1, 10**8), epsilon=st.floats(0.01, 100))
 def test_every_size_has_a_schedule_with_few_steps(rows, epsilon):
-    chosen = training_defaults(rows, epsilon)
+    chosen: dict[str, Any] = training_defaults(rows, epsilon)
     schedule = TrainingConfig(epsilon=epsilon, **chosen).steps(rows)
     assert schedule.num_samples > 0.8 * rows  # hardly a row is left over
     assert min(50, rows) <= schedule.num_steps <= 760

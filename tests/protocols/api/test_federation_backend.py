@@ -64,7 +64,7 @@ def test_two_organisations_train_and_predict(tmp_path, task):
     label = "defaulted" if task == "binary" else "spent"
     card = tables["card"][["customer", *CARD, label]]
     kind = VerticalClassifier if task == "binary" else VerticalRegressor
-    stated = {} if task == "binary" else {"target_range": (-4.0, 4.0)}
+    stated: dict[str, Any] = {} if task == "binary" else {"target_range": (-4.0, 4.0)}
     public = {"bank": PUBLIC["bank"], "card": PUBLIC["card"][["customer", *CARD]]}
     local = kind(public=public, id_column="customer", **stated).fit({"bank": tables["bank"], "card": card}, y=label)
     widths = dict(zip(local.columns_.names, local.columns_.widths, strict=True))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import numpy as np
 import pytest
@@ -39,7 +40,8 @@ def test_other_files_are_refused_in_a_sentence(tmp_path):
     with pytest.raises(InvalidArgument, match="--model = .*nowhere.npz.*an existing file"):
         read_model(tmp_path / "nowhere.npz", "--model")
     file = tmp_path / "other.npz"
-    for arrays in ({"weights": np.zeros(3)}, {"layer_1": np.zeros(3), "layer_3": np.zeros(3)}):
+    broken: list[dict[str, Any]] = [{"weights": np.zeros(3)}, {"layer_1": np.zeros(3), "layer_3": np.zeros(3)}]
+    for arrays in broken:
         np.savez(file, **arrays)
         with pytest.raises(InvalidArgument, match="without a gap"):
             read_model(file)
@@ -51,7 +53,7 @@ def test_other_files_are_refused_in_a_sentence(tmp_path):
 
 def test_schema_task_and_bound_survive(tmp_path):
     schema = Schema((Number("age", range=(0, 120)), Category("région", ("a", "b"))), IdRule("who", "integer"))
-    own = {"schema": schema, "row_bound": 3.5, "row_rule": "clip", "local_model": "ab" * 32}
+    own: dict[str, Any] = {"schema": schema, "row_bound": 3.5, "row_rule": "clip", "local_model": "ab" * 32}
     write_model(tmp_path / "m.npz", ReleasedModel(LAYERS[:1], task="regression", target_range=(0.0, 9.5), **own))
     again = read_model(tmp_path / "m.npz")
     assert (again.schema, again.row_bound, again.row_rule, again.local_model) == tuple(own.values())

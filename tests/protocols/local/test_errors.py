@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,11 +22,11 @@ PACKAGES = ("accel", "bench", "protocols", "refmpc", "vfl")
 ROOT = Path(accel.errors.__file__).parent.parent
 
 
-def numpy_bug(*ignored: object) -> np.ndarray:
+def numpy_bug(*ignored: object) -> Any:
     return np.zeros(3) + np.zeros(4)
 
 
-def mistake(*ignored: object) -> None:
+def mistake(*ignored: object) -> Any:
     require(False, "epsilon", -1, "above 0", "take 1")
 
 

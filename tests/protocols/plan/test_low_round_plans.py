@@ -16,6 +16,7 @@ from protocols.step.cost import step_cost
 from tests.protocols.conftest import small_federation
 from tests.protocols.secure_runs import noise_of_the_servers, run_secure, small_training
 from tests.protocols.step.agreement import twin_and_bound
+from vfl.run_mechanism import calibrate_run
 
 
 def plan(protocol="g_bmf", row_bound=1.0, **changes):
@@ -37,11 +38,11 @@ def test_one_layer_takes_the_short_step_and_its_clip_leaves_no_slack(protocol, w
 
 @pytest.mark.parametrize("weights", ["secret", "open"])
 def test_the_claim_is_about_the_scales_that_run(monkeypatch, weights):
-    calibrate, slacks = run_plan.calibrate_run, []
+    slacks = []
 
     def watched(*arguments):
         slacks.append(arguments[-1])
-        return calibrate(*arguments)
+        return calibrate_run(*arguments)
 
     monkeypatch.setattr(run_plan, "calibrate_run", watched)
     found, _ = plan(weights=weights, momentum=0.5)

@@ -18,6 +18,7 @@ from protocols.server.iterates import Iterates, correct_and_loss
 from protocols.server.open_training import OpenTrainingRun
 from protocols.step.public_weights import PublicLayer
 from refmpc.core.errors import PartyFailed
+from tests.present import present
 from tests.protocols.conftest import small_federation
 from tests.protocols.gl_runs import make
 from tests.protocols.secure_runs import noise_of_the_servers, run_secure, small_training, weight_bound
@@ -160,7 +161,8 @@ def test_what_is_not_sound_is_refused_with_a_sentence():
 def test_the_plan_is_bound_to_the_rows_and_says_so():
     plain, measured = planned(), planned(0)
     assert plain.fingerprint != measured.fingerprint != planned(3).fingerprint
-    other = replace(measured.public_rows, labels=measured.public_rows.labels[::-1].copy())
+    rows = present(measured.public_rows)
+    other = replace(rows, labels=rows.labels[::-1].copy())
     assert with_public_rows(plain, other).fingerprint != measured.fingerprint
     assert (
         "64 labelled rows are public" in measured.claim.paragraph()

@@ -160,15 +160,16 @@ def test_a_server_that_dies_anywhere_around_a_release_never_makes_two_values(tmp
     points = range(written, len(names))
     assert {f"{when} {what}" for when in ("before", "after") for what in STAGES} <= {names[i] for i in points}
     for victim, point in enumerate(points):
-        watch.points.clear(), watch.sent.clear()
+        watch.points.clear()
+        watch.sent.clear()
         directory, watch.kill = tmp_path / f"{point}", (victim % 3, point)
         with pytest.raises(PartyFailed, match="Crash"):
             run(directory)
         where, watch.kill = watch.points[victim % 3][-1], None
         model = model_of(run(directory))
-        assert watch.two_values() == watch.too_early == [], f"server {victim % 3} died {where}"
+        assert watch.two_values() == [] and watch.too_early == [], f"server {victim % 3} died {where}"
     assert (model_of(run(directory)) == model).all()  # a finished run sends the same again
-    assert watch.two_values() == watch.too_early == []
+    assert watch.two_values() == [] and watch.too_early == []
 
 
 @pytest.mark.parametrize("protocol", ["g_bmf", "g_shuff", "gl_bmf"])
@@ -256,8 +257,8 @@ def test_gl_bmf_begun_without_checkpoints_is_not_resumed_with_them(tmp_path, mon
 def test_servers_refuse_another_plan_in_the_directory_of_a_run(tmp_path, protocol):
     for epsilon in (20.0, 0.5):
         if protocol == "gl_bmf":
-            federation, plan = make(epochs=1, epsilon=epsilon)
-            start = lambda: run_gl(plan, federation, tmp_path, keep=True)  # noqa: E731, B023
+            layers, layer_plan = make(epochs=1, epsilon=epsilon)
+            start = lambda: run_gl(layer_plan, layers, tmp_path, keep=True)  # noqa: E731, B023
         else:
             federation = small_federation(96, (5, 4), 4)
             plan = plan_run(protocol, federation, small_training(learning_rate=0.2, epsilon=epsilon))

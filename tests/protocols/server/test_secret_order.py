@@ -10,10 +10,10 @@ import refmpc
 from protocols import g_bmf, g_shuff
 from protocols.plan.run_plan import plan_run
 from protocols.plan.scales import EMBEDDING_BITS
-from protocols.server import shuffled_rows
 from protocols.server.checkpoint import CannotResume
 from protocols.server.shuffled_rows import ShuffledRows
 from refmpc.primitives import shuffle as shuffle_module
+from tests.present import present
 from tests.protocols.conftest import lora_federation, small_federation
 from tests.protocols.secure_runs import noise_of_the_servers, run_secure, small_training, weight_bound
 from tests.protocols.server.crashes import run_until_crash
@@ -81,13 +81,13 @@ def test_g_shuff_is_its_twin_in_the_order_that_was_drawn(federation, tmp_path):
 @pytest.mark.parametrize("weights", ["open", "secret"])
 def test_a_resumed_run_goes_on_in_the_same_order(federation, tmp_path, monkeypatch, weights):
     plan = plan_run("g_bmf", federation, small_training(epochs=3, weights=weights, **SECRET))
-    shuffles, shuffle = [], shuffled_rows.refmpc.shuffle
+    shuffles, shuffle = [], refmpc.shuffle
 
     async def counting(tensors):
         shuffles.append(tensors[0].party.id)
         return await shuffle(tensors)
 
-    monkeypatch.setattr(shuffled_rows.refmpc, "shuffle", counting)
+    monkeypatch.setattr(refmpc, "shuffle", counting)
     run_until_crash(plan, federation, tmp_path, monkeypatch, 5)
     result = run_secure(plan, federation, tmp_path, every=2)
     assert sorted(shuffles) == [0, 1, 2]  # once, at each server
@@ -132,7 +132,7 @@ def test_a_records_batch_is_uniform_to_each_server(monkeypatch):
         places = []
         for _ in range(SHUFFLES):
             (shuffled,) = await refmpc.shuffle([ids])
-            places.append(await refmpc.reveal(shuffled, release="order"))
+            places.append(present(await refmpc.reveal(shuffled, release="order")))
         return np.stack(places)[:, :, 0]
 
     orders = refmpc.run(program, [None] * 3, releases={"order": "a test"}).outputs[0]

@@ -73,10 +73,11 @@ def test_another_plan_and_a_damaged_file_are_refused(tmp_path):
     file = tmp_path / "server-0" / "shuffled-00000004.npz"
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
+    nobody: Any = None
     for damaged in (bytes(content), bytes(content[:100]), b""):
         file.write_bytes(damaged)
         with pytest.raises(CannotResume, match="is damaged"):
-            ShuffledRows(tmp_path / "server-0", "plan").load(None, 4)
+            ShuffledRows(tmp_path / "server-0", "plan").load(nobody, 4)
 
 
 # G-Shuff with open weights -----------------------------------------------------------------------

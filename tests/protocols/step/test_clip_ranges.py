@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import cast
 
 import numpy as np
 import pytest
@@ -114,7 +115,8 @@ def test_a_search_that_finds_no_noise_is_refused_in_a_sentence():
 
 def test_the_bound_of_q_in_gl_bmf_is_the_domain_of_the_clip_factor():
     """Found by review: plans with a bound between 2^32 and 2^34 were accepted and failed in step 0, after the upload."""
-    seen = set()
+    seen, nobody = set(), cast("refmpc.Party", None)
+    secret = refmpc.ArithmeticTensor(nobody, np.zeros((2, 1), np.uint64), 26)
     for exponent in np.arange(-4.0, 1.0, 0.25):
         federation = lora_federation(8, (3, 2), ((3,), (2,)), 3, local_learning_rate=10.0**exponent * 3)
         options = parse_options("gl_bmf", None, ["--batch-size", "8", "--epochs", "40", "--clip-norm", "0.02"])
@@ -126,7 +128,7 @@ def test_the_bound_of_q_in_gl_bmf_is_the_domain_of_the_clip_factor():
             seen.add("refused")
             continue
         assert plan.adapters.clip_bound <= MOST_CLIP_BOUND
-        refmpc.clip_factor.cost(Secret([0]).tensor(None, np.zeros((2, 1), np.uint64)).reinterpret(26), plan.adapters.clip_bound)  # fmt: skip
+        refmpc.clip_factor.cost(secret, plan.adapters.clip_bound)
         seen.add("accepted")
     assert seen == {"accepted", "refused"}
 

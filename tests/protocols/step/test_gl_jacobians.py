@@ -270,7 +270,9 @@ def test_a_layer_without_factors_survives_a_crash(tmp_path, monkeypatch):
     assert result.ledgers[0].phases["training"].rounds == step_cost(plan).rounds  # the third step only
     twin = train_gl_bmf(federation, plan.training, noise=noise_of_the_servers(plan, tmp_path))
     assert np.linalg.norm(layers_of(trained(result, twin)) - layers_of(twin.clients)) < 1e-3
-    federation.clients[0].rows = federation.clients[0].rows[::-1].copy()
+    client = federation.clients[0]
+    assert isinstance(client, LayerClient)
+    client.rows = client.rows[::-1].copy()
     with pytest.raises(PartyFailed, match="client 'client 1' came back with different columns"):
         run_secure(plan, federation, tmp_path, keep=True, clients=client_jobs(plan, federation, tmp_path))
 
@@ -278,6 +280,7 @@ def test_a_layer_without_factors_survives_a_crash(tmp_path, monkeypatch):
 def test_jacobians_beyond_their_bound_are_shared_within_it():
     federation = layer_federation()
     client = federation.clients[0]
+    assert isinstance(client, LayerClient)
     client.largest_jacobian = 0.3
     found = np.linalg.norm(client.layer_jacobian(slice(0, 20)), 2, axis=(1, 2))
     assert found.max() <= 0.3 and found.min() > 0.2

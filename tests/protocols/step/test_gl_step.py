@@ -139,7 +139,7 @@ async def clip_only(party, job):
     norms = await squared_norms(embeddings, plan.scales)
     products = [await weight_products(client, weights, scales) for client in clients]
     factor, at_layers, _ = await clip_factors(errors, norms, clients, products, scales)
-    opened = [errors, factor, *(product.block for product in products), *at_layers.values()]
+    opened: list[Any] = [errors, factor, *(product.block for product in products), *at_layers.values()]
     return [await refmpc.reveal(x, release="test") for x in opened]
 
 

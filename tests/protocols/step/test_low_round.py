@@ -1,6 +1,7 @@
 """From logits to clipped updates in 16 rounds: right, never above the clip, whatever rounds how; and its plan."""
 
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pytest
@@ -157,7 +158,7 @@ def test_the_plan_of_the_benchmark():
 
 
 def test_less_room_for_the_gradient_takes_bits_from_the_clip_then_from_the_errors():
-    bits = []
+    bits: list[tuple[int, int] | None] = []
     for bound in (700.0, 3000.0, 5000.0, 9000.0, 20_000.0, 60_000.0):
         try:
             scales = plan_low_round(10, 46, LOGIT_BOUND, NORM_BOUND, bound)
@@ -184,7 +185,7 @@ def test_less_room_for_the_gradient_takes_bits_from_the_clip_then_from_the_error
     ],
 )
 def test_what_does_not_fit_is_refused_by_name(changed, named):
-    good = {
+    good: dict[str, Any] = {
         "classes": 10, "logit_bits": 46, "logit_bound": 31000.0, "norm_bits": 12, "clip_bound": 260.0, "clip_bits": 22,
     }  # fmt: skip
     LowRoundScales(**good)

@@ -19,6 +19,7 @@ from protocols.plan.scales import EMBEDDING_BITS, RELEASE_BITS
 from protocols.step.cost import step_cost
 from protocols.step.global_step import SharedRows, Weights, gradient_step, squared_norms
 from refmpc import ArithmeticTensor
+from tests.present import present
 from tests.protocols.conftest import small_federation
 from tests.protocols.secure_runs import noise_of_the_servers, run_secure, small_training
 from tests.protocols.server.crashes import run_until_crash
@@ -137,7 +138,7 @@ async def one_step(party, job):
     ]
     noise = np.zeros(plan.parameters, dtype=np.int64)
     after = await gradient_step(SharedRows(embeddings, one_hot, norms), before, noise, 1.0, plan.training, plan.scales)
-    return [await refmpc.reveal(layer.velocity, release="test") for layer in after]
+    return [await refmpc.reveal(present(layer.velocity), release="test") for layer in after]
 
 
 def nothing(party, shape) -> ArithmeticTensor:
@@ -169,7 +170,7 @@ def test_one_contribution_is_never_longer_than_the_clip_norm(hidden, clip_norm, 
     reached = 0.0
     for _ in range(3):
         layers = [rng.normal(size=shape) * growth / np.sqrt(shape[0]) for shape in plan.layer_shapes]
-        row = rng.normal(size=(1, plan.width))
+        row: np.ndarray = rng.normal(size=(1, plan.width))
         row = with_ones(row / np.linalg.norm(row) * 3.99)
         label = np.array([int((GlobalModel(layers).forward(row)[1]).argmin())])  # as wrong as can be
         assert all(
@@ -179,7 +180,7 @@ def test_one_contribution_is_never_longer_than_the_clip_norm(hidden, clip_norm, 
         exact = clipped_gradient(GlobalModel(layers), row, label, clip_norm, norm_limit=plan.scales.norm_limit).total
         assert np.linalg.norm(total) <= clip_norm + slack
         assert np.linalg.norm(total - exact) <= 0.02 * clip_norm + slack
-        reached = max(reached, np.linalg.norm(total))
+        reached = max(reached, float(np.linalg.norm(total)))
     assert reached >= 0.98 * clip_norm - slack  # it was the clip that held it
 
 
@@ -189,7 +190,8 @@ def test_a_sample_beyond_the_norm_limit_contributes_nothing_and_harms_nobody():
     limit = plan.scales.norm_limit
     assert limit is not None
     rng = np.random.default_rng(2)
-    rows, labels = rng.normal(size=(3, 7)) * 0.2, np.array([0, 1, 2])
+    rows: np.ndarray = rng.normal(size=(3, 7)) * 0.2
+    labels = np.array([0, 1, 2])
     rows[:, 0] = 0.0, 0.9, 0.0
     rows = with_ones(np.rint(rows * 2.0**EMBEDDING_BITS) * 2.0**-EMBEDDING_BITS)
     layers = [np.abs(rng.normal(size=shape)) * 0.3 for shape in plan.layer_shapes]
@@ -198,7 +200,7 @@ def test_a_sample_beyond_the_norm_limit_contributes_nothing_and_harms_nobody():
         bounds = [layer.weight_bound for layer in plan.scales.layers]
         return all(np.linalg.norm(own, 2) <= bound for own, bound in zip(layers, bounds, strict=True))
 
-    loud = [layer.copy() for layer in layers]
+    loud: list[np.ndarray] = [layer.copy() for layer in layers]
     loud[0][0] = 0.99 * plan.scales.layers[0].weight_bound / 6**0.5  # the second row, and no other, meets this
     assert within_ranges(loud) and np.linalg.norm(rows[1] @ loud[0]) > 2 * limit
     labels[1] = int(GlobalModel(loud).forward(rows)[1][1].argmin())  # as wrong as can be: a long gradient

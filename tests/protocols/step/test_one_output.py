@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from protocols.step.class_weights import row_weights, weighted_labels
 from protocols.step.cost import step_cost
 from protocols.step.one_output import clamped_updates, clip_bounds
 from refmpc import Cost
+from tests.present import present
 from tests.protocols.conftest import lora_federation, small_federation
 from tests.protocols.secure_runs import noise_of_the_servers, run_secure, small_training
 from tests.protocols.step.agreement import assert_agrees
@@ -102,7 +104,9 @@ def test_weights_of_rows_and_labels_are_local_and_exact(shape):
 
     def program(party, y):
         with party.phase("counted"):
-            return refmpc.concatenate([row_weights(y, weights).reshape(-1, 1), weighted_labels(y, weights)], axis=1)
+            return refmpc.concatenate(
+                [present(row_weights(y, weights)).reshape(-1, 1), weighted_labels(y, weights)], axis=1
+            )
 
     result = evaluate(program, Secret(shared))
     words = weight_words(weights)
@@ -185,7 +189,7 @@ def test_one_logit_takes_half_the_bytes_of_two():
     assert one.bytes < 0.55 * two.bytes and one.rounds < two.rounds
 
 
-REFUSED = {
+REFUSED: dict[str, tuple[int, dict[str, Any]]] = {
     "task = 'binary': must be classification: there are 3": (3, {"task": "binary"}),
     "task = 'regression': must be classification: the labels are 2": (2, {"task": "regression"}),
     "task = 'classification': must be regression": (1, {}),
@@ -229,6 +233,6 @@ def test_dummies_of_a_secret_order_stay_in_every_domain(tmp_path, task):
     assert plan.schedule.num_rows > plan.schedule.num_samples
     with pytest.warns(UserWarning, match="insecure_"):
         run_secure(plan, federation, tmp_path, insecure_check_ranges=True)
-    zeros = np.zeros((3, plan.width + 1), dtype=np.int64)
-    bounds = evaluate(lambda party, x: clip_bounds(x, plan.scales.one_output), Secret(zeros, EMBEDDING_BITS)).opened
+    zeros, scales = np.zeros((3, plan.width + 1), dtype=np.int64), present(plan.scales.one_output)
+    bounds = evaluate(lambda party, x: clip_bounds(x, scales), Secret(zeros, EMBEDDING_BITS)).opened
     assert (bounds.value > 0).all() and (bounds.value <= plan.training.clip_norm).all()

@@ -1,6 +1,7 @@
 """Parties that do not do the same notice in the round where it matters, and never compute garbage."""
 
 import re
+from typing import Any
 
 import numpy as np
 import pytest
@@ -160,7 +161,7 @@ def test_what_one_party_does_for_itself_is_its_own_affair():
 
 
 def test_digests_tell_apart_what_is_different():
-    values = [
+    values: list[Any] = [
         0,
         1,
         -1,

@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from typing import Any
 
 import numpy as np
 import pytest
@@ -59,7 +60,15 @@ def test_nothing_can_be_computed_or_read_from_a_sealed_array(what):
 def test_views_of_a_sealed_array_are_sealed_and_share_its_memory():
     memory = np.arange(12, dtype=np.uint64).reshape(3, 4)
     words = seal(memory)
-    views = [words[1], words[0, 0], words[:, ::2], words.T, words.reshape(2, 6), words.view(np.int64), words[None]]
+    views: list[np.ndarray] = [
+        words[1],
+        words[0, 0],
+        words[:, ::2],
+        words.T,
+        words.reshape(2, 6),
+        words.view(np.int64),
+        words[None],
+    ]
     views += [np.broadcast_to(words, (2, 3, 4)), *words]
     assert all(isinstance(view, Words) and np.shares_memory(view, words) for view in views)
     assert repr(words) == "Words(shape=(3, 4), dtype=uint64)"  # in a traceback: never a value
@@ -67,7 +76,8 @@ def test_views_of_a_sealed_array_are_sealed_and_share_its_memory():
 
 
 def test_a_kernel_takes_no_plain_array():
-    machine = Machine(None)
+    nobody: Any = None
+    machine = Machine(nobody)
     with pytest.raises(TypeError, match=r"kernel 'add' was given a plain array of shape \(3,\): seal\(\) it"):
         machine.call("add", np.ones(3, np.uint64), np.uint64(1), machine.memory(3))
 

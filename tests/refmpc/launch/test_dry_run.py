@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import numpy as np
 import pytest
 
@@ -19,7 +21,7 @@ async def program(party, rows):
         x = refmpc.input_from_client(party, "hospital", (rows, 3), 16)
         y = await refmpc.input_from_party(party, 1, np.ones((rows, 3)) if party.id == 1 else None, (rows, 3), 16)
     with party.phase("computing"):
-        x, y = await refmpc.shuffle([x, y])
+        x, y = cast("list[refmpc.ArithmeticTensor]", await refmpc.shuffle([x, y]))
         share, product = await refmpc.gather(refmpc.softmax(x, 16, 40), refmpc.multiply_truncate(x, y, 16))
         joint = await refmpc.joint_gaussian(party, (5,))
         factor = await refmpc.clip_factor((await refmpc.dot(y, y)).reinterpret(26), 100.0)

@@ -20,6 +20,7 @@ import refmpc
 from refmpc.core.errors import PartyFailed
 from refmpc.launch import processes
 from refmpc.net import certificates
+from tests.present import present
 
 TIMEOUT = 1.0
 
@@ -212,7 +213,7 @@ def start_caller(folder, tmp_path_factory):
     until = time.monotonic() + 30
     while len(list(folder.glob("*.pid"))) < 3:
         assert time.monotonic() < until
-        assert caller.poll() is None, caller.stderr.read()
+        assert caller.poll() is None, present(caller.stderr).read()
         time.sleep(0.05)
     return caller
 

@@ -11,6 +11,8 @@ import threading
 import time
 import traceback
 import warnings
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,6 +24,7 @@ from refmpc.core.errors import OutOfStep, PartyFailed, PeerAborted
 from refmpc.launch import participants
 from refmpc.launch.participants import explain, hanging
 from refmpc.launch.processes import modules_of
+from refmpc.net.framing import Peer
 
 WHERE = ["threads", "processes"]
 CLAIM = {"squares": "a test, no claim"}
@@ -62,14 +65,15 @@ def test_each_party_gets_its_own_input_and_returns_its_own_output(parties):
 
 
 def test_arguments_are_refused_by_name():
-    for arguments, words in [
+    refused: list[tuple[dict[str, Any], str]] = [
         ({"parties": "trees"}, "parties = 'trees': must be one of 'threads', 'processes'"),
         ({"inputs": [1]}, "inputs"),
         ({"timeout": 0}, "timeout = 0"),
         ({"tls": True}, "tls = True: must be False with threads"),
         ({"network": "moon"}, "network = 'moon'"),
         ({"parameters": {"x": object()}}, "plain JSON"),
-    ]:
+    ]
+    for arguments, words in refused:
         with pytest.raises(ValueError, match=words):
             refmpc.run(alone, **arguments)
 
@@ -147,7 +151,9 @@ def test_an_error_at_one_party_is_raised_with_its_traceback_and_the_others_end(p
 
 def test_parties_that_fail_together_write_their_tracebacks_one_after_the_other(monkeypatch):
     """Python 3.11 parses source lines for a traceback, and cannot do so in two threads at once."""
-    real, inside, most, all_failed = traceback.format_exc, [], [], threading.Barrier(3)
+    real, all_failed = traceback.format_exc, threading.Barrier(3)
+    inside: list[None] = []
+    most: list[int] = []
 
     def formatting() -> str:
         inside.append(None)
@@ -271,7 +277,10 @@ def test_a_program_that_never_ends_does_not_hang_the_caller(parties, monkeypatch
 
 
 def test_the_root_cause_comes_before_its_echoes():
-    echoes = {0: (PeerAborted("server-1 gave up"), "-"), 1: (refmpc.PeerTimeout("server-2 sent nothing"), "-")}
+    echoes: dict[Peer, tuple[BaseException, str]] = {
+        0: (PeerAborted("server-1 gave up"), "-"),
+        1: (refmpc.PeerTimeout("server-2 sent nothing"), "-"),
+    }
     assert str(explain(echoes)).startswith("server-1 failed: PeerTimeout")
     assert str(explain({**echoes, 2: (KeyError("x"), "-")})).startswith("server-2 failed: KeyError")
     waiting = {0: hanging(), "a": (PartyFailed("its process died (killed by signal 9)"), "-"), 1: hanging()}
@@ -351,5 +360,5 @@ def test_processes_start_from_a_warm_fork_server():
 def test_the_fork_server_imports_the_programs_but_not_the_command():
     here = lambda: None  # noqa: E731
     here.__module__ = "__main__"
-    programs = [json.dumps, functools.partial(textwrap.dedent, "x"), here]
+    programs: list[Callable[..., Any]] = [json.dumps, functools.partial(textwrap.dedent, "x"), here]
     assert modules_of(programs) == ["json", "textwrap"]

@@ -10,7 +10,7 @@ from scipy import stats
 from scipy.special import ndtri
 
 import refmpc
-from refmpc.core.party import Operation
+from refmpc.core.party import Operation, Party
 from refmpc.mathematics import gaussian
 from refmpc.mathematics.gaussian_table import CENTRE_BITS, COEFFICIENT_BITS, TABLE
 from tests.gaussians import departures
@@ -166,7 +166,7 @@ def test_smoothing_adds_each_servers_own_noise(smoothed):
 
 def plant(monkeypatch, segment_words, position_words):
     """Replace the secret random words by public ones (they alternate: segments, then positions)."""
-    honest_operation = gaussian.Party.operation
+    honest_operation = Party.operation
 
     def planted(operation, count):
         words = segment_words if operation.name.endswith("segments") else position_words
@@ -184,7 +184,7 @@ def plant(monkeypatch, segment_words, position_words):
         return operation
 
     monkeypatch.setattr(gaussian, "_random_words", planted)
-    monkeypatch.setattr(gaussian.Party, "operation", named)
+    monkeypatch.setattr(Party, "operation", named)
 
 
 def test_all_segments_to_their_edges(monkeypatch):

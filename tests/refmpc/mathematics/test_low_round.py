@@ -220,7 +220,7 @@ def test_roots_and_reciprocals_are_worked_out_without_fused_operations():
                 out = np.empty(20_000, dtype=np.uint64)
                 accel.backend(name).spline_hold(c, c_t, halves, scale, function, out)
                 found.append(out)
-            assert np.array_equal(*found)
+            assert np.array_equal(found[0], found[1])
 
 
 # scale_rows, squares -----------------------------------------------------------------------------

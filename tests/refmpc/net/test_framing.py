@@ -8,6 +8,7 @@ import socket
 import ssl
 import threading
 import time
+from functools import partial
 
 import numpy as np
 import pytest
@@ -205,7 +206,7 @@ def test_whoever_waits_for_a_waiting_party_names_the_one_that_is_silent(links):
 def test_an_abort_reaches_all_peers_with_its_reason(links):
     links[2].abort("ValueError")
     outcomes = all_end(
-        {me: lambda me=me: links[me].exchange("multiply", {}, {2: [np.zeros(1, np.uint64)]}) for me in (0, 1)}
+        {me: partial(links[me].exchange, "multiply", {}, {2: [np.zeros(1, np.uint64)]}) for me in (0, 1)}
     )
     for outcome in outcomes.values():
         assert isinstance(outcome, PeerAborted)

@@ -10,6 +10,7 @@ import struct
 import threading
 import time
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -93,8 +94,9 @@ def test_a_missing_parameter_is_a_difference():
 
 
 def test_equal_parameters_in_another_order_and_not_a_number_are_equal():
-    first = Greeting("one run", {"a": float("nan"), "b": {"x": 1, "y": [1, 2]}, 3: 4})
-    second = Greeting("one run", {3: 4, "b": {"y": (1, 2), "x": 1}, "a": float("nan")})
+    one: dict[Any, Any] = {"a": float("nan"), "b": {"x": 1, "y": [1, 2]}, 3: 4}
+    other: dict[Any, Any] = {3: 4, "b": {"y": (1, 2), "x": 1}, "a": float("nan")}
+    first, second = Greeting("one run", one), Greeting("one run", other)
     met = meet({0: first, 1: second, 2: first})
     assert all(isinstance(connections, dict) for connections in met.values()), met
     close_all(met)
@@ -132,10 +134,12 @@ def test_a_party_with_another_version_is_named_with_both_versions(monkeypatch):
 
 def test_the_run_is_never_said_aloud(monkeypatch):
     spoken = []
-    send = rendezvous.send
-    monkeypatch.setattr(
-        rendezvous, "send", lambda c, message, d: (spoken.append(json.dumps(message)), send(c, message, d))
-    )
+
+    def overheard(connection, message, deadline):
+        spoken.append(json.dumps(message))
+        tls.send(connection, message, deadline)
+
+    monkeypatch.setattr(rendezvous, "send", overheard)
     close_all(meet(dict.fromkeys(PARTIES, Greeting("a well kept secret", {}))))
     assert spoken
     assert not any("a well kept secret" in message for message in spoken)
@@ -163,7 +167,7 @@ def test_a_party_that_never_starts_is_named_by_both_others():
 
 def test_a_party_whose_port_is_closed_cannot_be_reached():
     listener = listen()
-    address = listener.getsockname()
+    address: tuple[str, int] = listener.getsockname()
     listener.close()
     with pytest.raises(PeerTimeout, match=r"server-[012] at 127.0.0.1:\d+ cannot be reached for 0.5 s: .*refused"):
         connect_client("bank", dict.fromkeys(range(3), address), SAME, timeout=0.5)
@@ -172,7 +176,7 @@ def test_a_party_whose_port_is_closed_cannot_be_reached():
 def test_a_party_that_accepts_but_never_answers_is_named():
     listener = listen()
     with pytest.raises(HandshakeError, match=r"server-. is connected but sent no greeting in time"):
-        connect_client("bank", dict.fromkeys(range(3), listener.getsockname()), SAME, timeout=0.5)
+        connect_client("bank", {party: listener.getsockname() for party in PARTIES}, SAME, timeout=0.5)
     listener.close()
 
 
@@ -340,7 +344,7 @@ def test_a_plain_party_among_tls_parties_is_named(credentials):
 
 def test_tls_1_2_is_not_spoken(credentials):
     listener = listen()
-    addresses = dict.fromkeys(range(3), listener.getsockname())
+    addresses = {party: listener.getsockname() for party in PARTIES}
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
@@ -362,7 +366,9 @@ def test_a_certificate_file_that_is_missing_is_named(credentials, tmp_path):
     broken = replace(credentials["bank"], certificate=tmp_path / "gone.crt")
     listener = listen()
     with pytest.raises(HandshakeError, match=r"gone\.crt cannot be used"):
-        connect_client("bank", dict.fromkeys(range(3), listener.getsockname()), SAME, credentials=broken, timeout=2)
+        connect_client(
+            "bank", {party: listener.getsockname() for party in PARTIES}, SAME, credentials=broken, timeout=2
+        )
     listener.close()
 
 

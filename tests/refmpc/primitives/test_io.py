@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from typing import Any
 
 import numpy as np
 import pytest
@@ -178,5 +179,6 @@ def test_a_client_that_dies_in_its_upload_is_named_by_the_servers(tls):
 def test_clients_have_names():
     with pytest.raises(ValueError, match="clients = ''"):
         refmpc.run(sum_for_servers, clients={"": (share_only, [1.0])})
+    unnamed: Any = 1
     with pytest.raises(ValueError, match="clients = 1"):
-        refmpc.run(sum_for_servers, clients={1: (share_only, [1.0])})
+        refmpc.run(sum_for_servers, clients={unnamed: (share_only, [1.0])})

@@ -38,7 +38,7 @@ def test_the_client_gets_the_product_and_all_addends_within_one_and_a_half_units
     right = np.rint(right * 2.0**32) * 2.0**-32
     addends = [rng.integers(-(2**55), 2**55, (20, 300)) for _ in range(3)]
     result = run(left, right, addends)
-    expected = (left @ right).reshape(-1) + sum(addends).reshape(-1) * 2.0**-46
+    expected = (left @ right).reshape(-1) + np.sum(addends, axis=0).reshape(-1) * 2.0**-46
     error = (result.client_outputs["a"] - expected) * 2.0**SCALE
     assert np.abs(error).max() <= 1.5 + 1e-3
     assert abs(error.mean()) < 5 * 0.5 / np.sqrt(error.size)  # unbiased: three uniform roundings, deviation 1/2
@@ -98,7 +98,7 @@ def test_all_servers_get_the_same_integers_within_one_and_a_half_units_and_unbia
     addends = [rng.integers(-(2**55), 2**55, (20, 300)) for _ in range(3)]
     result = refmpc.run(opened_product, [(left, right, addends)] * 3, releases=CLAIM, timeout=20)
     assert all((output == result.outputs[0]).all() for output in result.outputs)
-    expected = (left @ right).reshape(-1) + sum(addends).reshape(-1) * 2.0**-46
+    expected = (left @ right).reshape(-1) + np.sum(addends, axis=0).reshape(-1) * 2.0**-46
     error = result.outputs[0] - expected * 2.0**SCALE
     assert np.abs(error).max() <= 1.5 + 1e-3
     assert abs(error.mean()) < 5 * 0.5 / np.sqrt(error.size)

@@ -3,6 +3,7 @@
 import itertools
 import sys
 import tracemalloc
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from accel import kernels
 from refmpc.core.party import Operation
 from tests.refmpc.harness import Secret, dealers, evaluate, layouts, opened, random_signed, seeds
 
-shuffling = sys.modules["refmpc.primitives.shuffle"]
+shuffling: Any = sys.modules["refmpc.primitives.shuffle"]
 
 
 @given(

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from vfl.dp import audit as audit_module
+from accel.gaussian import GridGaussian
 from vfl.dp.audit import audit, epsilon_lower_bound, main
 from vfl.dp.factorisation import factorise
 
@@ -46,14 +46,14 @@ def test_a_sensitivity_of_the_wrong_formula_is_refuted():
 
 def test_a_server_that_forgets_its_noise_is_refuted(monkeypatch):
     """Noise of one honest server instead of two: 1/√2 of the std."""
-    sample = audit_module.GridGaussian.sample
+    sample = GridGaussian.sample
     calls = {"count": 0}
 
     def every_other(self, stream, count):
         calls["count"] += 1
         return sample(self, stream, count) * (calls["count"] % 2)
 
-    monkeypatch.setattr(audit_module.GridGaussian, "sample", every_other)
+    monkeypatch.setattr(GridGaussian, "sample", every_other)
     f = factorise("bisr", 24, bands=6)
     result = audit(f, 3, 8, epsilon=1.0, delta=1e-3, trials=200_000, key=KEY)
     assert not result.within_claim

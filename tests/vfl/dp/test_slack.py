@@ -2,17 +2,19 @@
 
 import dataclasses
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 from scipy import stats
 
 from accel.prg import Stream
+from tests.present import present
 from vfl.dp.factorisation import factorise
 from vfl.dp.filter import NoiseFilter, sample_grid_gaussian
 from vfl.dp.slack import FixedPointSlack
 
-CIFAR = {"row_bound": 64.0, "classes": 10, "width": 2000, "steps": 7800}
+CIFAR: dict[str, Any] = {"row_bound": 64.0, "classes": 10, "width": 2000, "steps": 7800}
 
 
 def noised(gradient: int, trials: int, label: int) -> np.ndarray:
@@ -66,14 +68,14 @@ def test_the_coupling_of_the_theorem(kind, bands, beta):
     bound = slack.sensitivity(
         f.sensitivity(kappa, b), clip_norm, strategy_norm=f.strategy_norm, affected_steps=affected
     )
-    taps, cut = f.integer_taps, g + 3
+    taps, cut = present(f.integer_taps), g + 3
     needed = 0.0
     for _ in range(60):
         one, other = neighbours(rng, f, kappa, b, width, clip_norm, 2.0 ** (noise_bits + g))
         z = rng.integers(-(2**20), 2**20, (steps, width))
         shifted = np.zeros_like(z)
         carry = rng.integers(0, 2**cut, (steps, width))
-        releases = []
+        releases: list[np.ndarray] = []
         for t in range(steps):
             # a_t: any integer function of earlier releases, such as a corrupted server's own noise
             feedback = carry[t] + (np.array(releases[-1]) * 37 if releases else 0)
@@ -86,7 +88,7 @@ def test_the_coupling_of_the_theorem(kind, bands, beta):
             again = (other[t] + feedback + past_shifted + 2**g * shifted[t]) >> cut
             assert np.array_equal(release, again)
             releases.append(release)
-        length = np.linalg.norm(shifted - z) * 2.0**-noise_bits
+        length = float(np.linalg.norm(shifted - z)) * 2.0**-noise_bits
         assert length <= bound
         needed = max(needed, length)
     assert needed > 0.5 * bound  # the bound is not idle
@@ -100,7 +102,7 @@ def test_the_coupling_of_the_recursion_with_two_servers(beta):
     f = factorise("bsr", steps, momentum=beta, bands=6, tap_bits=g, strategy_bits=bits)
     slack = FixedPointSlack(1.0, 1, 1, steps, noise_bits=noise_bits, coordinates=width, clip_rounding=0.0)
     bound = slack.sensitivity(f.sensitivity(kappa, b), clip_norm, strategy_norm=f.strategy_norm, recursive=True)
-    c = f.integer_strategy
+    c = present(f.integer_strategy)
 
     def inverse(y):
         """z that makes the recursion give y: z_t = y_t + round(Σ c_j y_{t−j})."""

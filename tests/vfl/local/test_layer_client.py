@@ -1,17 +1,20 @@
 """Layers without factors: Jacobians by torch, the same gradients as autograd, and GL-BMF on top."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
 torch.set_num_threads(1)
 
+from tests.present import present  # noqa: E402
 from vfl.data.embeddings import embed  # noqa: E402
 from vfl.data.scaling import RowBound  # noqa: E402
 from vfl.data.sets import load_data  # noqa: E402
 from vfl.federation import Federation, build_federation  # noqa: E402
 from vfl.gradients import AdapterJacobian, GlobalModel, clipped_gradient, per_sample_gradients, with_ones  # noqa: E402
-from vfl.local.client import LocalUpdate, concatenate  # noqa: E402
+from vfl.local.client import Client, LocalUpdate, concatenate  # noqa: E402
 from vfl.local.config import LocalModelConfig  # noqa: E402
 from vfl.local.layer_client import LayerClient  # noqa: E402
 from vfl.local.models import build_local_model  # noqa: E402
@@ -23,10 +26,11 @@ CONFIG = LocalModelConfig("mlp", output_width=6, hidden=10)
 
 def layer_federation(kind="released", row_norm=1e6, rows=300, learning_rate=0.3):
     data = load_data("digits")
-    clients, start, tests = [], 0, []
+    clients: list[Client] = []
+    start, tests = 0, []
     for i in range(2):
-        inputs = (data.train[i][:rows] / 16).reshape(rows, -1).astype(np.float32)
-        tests.append((data.test[i] / 16).reshape(len(data.test[i]), -1).astype(np.float32))
+        inputs = data.train[i][:rows].reshape(rows, -1).astype(np.float32) / np.float32(16)
+        tests.append(data.test[i].reshape(len(data.test[i]), -1).astype(np.float32) / np.float32(16))
         model = build_local_model(CONFIG, inputs.shape[1:])
         clients.append(
             LayerClient(
@@ -79,20 +83,22 @@ def test_gl_bmf_trains_a_layer_without_factors(kind):
     noise = np.zeros((36, 130 + 2 * 66))
     result = train_gl_bmf(federation, config, noise=noise)
     assert torch.equal(federation.clients[0].model.last.weight, before)
-    trained = result.clients[0].model
+    mine = result.clients[0]
+    assert isinstance(mine, LayerClient)
+    trained: Any = mine.model  # torch does not know the types of submodules
     assert not torch.equal(trained.last.weight, before)
     moved = not torch.equal(trained.first.weight, federation.clients[0].model.first.weight)
     assert moved == (kind == "estimated")
     frozen = train_g_bmf(federation, config, noise=noise[:, :130])
     assert result.test_accuracy >= frozen.test_accuracy - 0.02
     if kind == "estimated":
-        assert result.plan.claim.covers == "labels only" and len(result.clients[1].estimate_log) == 36
+        assert present(result.plan).claim.covers == "labels only" and len(result.clients[1].estimate_log) == 36
 
 
 def test_unknown_layer_is_named():
     with pytest.raises(ValueError, match="layer = 'middle'"):
         data = load_data("digits")
-        rows = (data.train[0][:4] / 16).reshape(4, -1).astype(np.float32)
+        rows = data.train[0][:4].reshape(4, -1).astype(np.float32) / np.float32(16)
         LayerClient("c", np.zeros((4, 6)), RowBound(1.0), slice(0, 6), model=build_local_model(CONFIG, (32,)),
                     rows=rows, config=CONFIG, layer="middle")  # fmt: skip
 

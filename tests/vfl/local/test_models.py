@@ -1,6 +1,7 @@
 """Local models: the DP-leak rule for every one of them, the cache, pre-training, torchvision shim."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -80,6 +81,7 @@ def test_resnet_blocks_add_up_to_torchvision():
     config = LocalModelConfig("resnet18")
     model = build_local_model(config, (32, 16, 3))
     rows = to_tensor(np.random.default_rng(0).integers(0, 256, (2, 32, 16, 3), dtype=np.uint8), config)
+    assert isinstance(model.network, torch.nn.Module)
     with torch.no_grad():
         output, blocks = model.forward_blocks(rows)
         torch.testing.assert_close(output, model.network(rows))
@@ -96,8 +98,9 @@ def test_weight_files_fit_both_output_widths(tmp_path):
     wide = build_local_model(LocalModelConfig("resnet18", weights=str(path)), (32, 16, 3))
     thin = build_local_model(LocalModelConfig("resnet18", output_width=512, weights=str(path)), (32, 16, 3))
     rows = torch.randn(1, 3, 32, 16)
+    network: Any = wide.network
     with torch.no_grad():
-        torch.testing.assert_close(wide.network.fc(thin(rows)), wide(rows))
+        torch.testing.assert_close(network.fc(thin(rows)), wide(rows))
     with pytest.raises(ValueError, match="local_weights"):
         build_local_model(LocalModelConfig("cnn", weights=str(path)), (32, 16, 3))
 
@@ -111,7 +114,12 @@ def test_cache_is_used_and_noticed_when_anything_changes(tmp_path, monkeypatch):
 
     calls = []
     original = vfl.local.models.embed_rows
-    monkeypatch.setattr(vfl.local.models, "embed_rows", lambda *a, **k: (calls.append(1), original(*a, **k))[1])
+
+    def counting(*arguments, **options):
+        calls.append(1)
+        return original(*arguments, **options)
+
+    monkeypatch.setattr(vfl.local.models, "embed_rows", counting)
     again = embed(data, config, cache_dir=tmp_path, keep_blocks=True)
     assert not calls and again[0].from_cache
     np.testing.assert_array_equal(again[1].train, first[1].train)
@@ -168,7 +176,7 @@ def test_pretraining_learns_and_resumes_exactly(tmp_path):
     images, labels = load_public_images("digits", public_fraction=0.3)
     assert len(labels) == 539 and images.max() <= 1.0
     config = LocalModelConfig("cnn", output_width=16)
-    options = {"batch_size": 64, "learning_rate": 0.1, "progress": False}
+    options: dict[str, Any] = {"batch_size": 64, "learning_rate": 0.1, "progress": False}
     whole = pretrain(images, labels, config, tmp_path / "whole.pth", epochs=4, **options)
     half = tmp_path / "half.pth"
 

@@ -66,7 +66,12 @@ def _everywhere(transports):
 def test_recorded_steps_of_a_deployed_server_are_the_same_and_their_rounds_prepared(tmp_path, monkeypatch):
     codes = []
     call = PreparedRound.__call__
-    monkeypatch.setattr(PreparedRound, "__call__", lambda self, code: (codes.append(code), call(self, code))[1])
+
+    def noting(self, code):
+        codes.append(code)
+        return call(self, code)
+
+    monkeypatch.setattr(PreparedRound, "__call__", noting)
     found = {}
     for recording in (False, True):
         monkeypatch.setenv("REFMPC_RECORD", "1" if recording else "0")
