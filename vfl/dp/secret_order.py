@@ -66,7 +66,7 @@ def calibrate_secret_order(
         not factorisation.is_recursive,
         "factorisation",
         factorisation.kind,
-        "bisr, toeplitz or identity with a secret order",
+        "bisr or identity with a secret order",
         "bsr's recursion rounds at each server, which the accounting of a secret order does not cover",
     )
     allocation, sensitivity = _allocation(clip_norm, factorisation, shape, epochs, slack, every_epoch)
