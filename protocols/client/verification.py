@@ -26,7 +26,15 @@ from refmpc import ArithmeticTensor, Party, Words
 from refmpc.core.rounds import Round
 from refmpc.primitives.input_checks import Faults, public_coins
 
-__all__ = ["ShareDigests", "UploadRefused", "require_bits", "require_one_hot", "require_rows_within", "verify_uploads"]
+__all__ = [
+    "ShareDigests",
+    "UploadRefused",
+    "require_bits",
+    "require_labels",
+    "require_one_hot",
+    "require_rows_within",
+    "verify_uploads",
+]
 
 
 class UploadRefused(InvalidArgument):
@@ -79,7 +87,7 @@ async def require_bits(faults: Faults, party: Party, labels: Words) -> None:
     await faults.require_zero(squares)
 
 
-async def _require_labels(faults: Faults, party: Party, plan: Plan, labels: Words) -> None:
+async def require_labels(faults: Faults, party: Party, plan: Plan, labels: Words) -> None:
     """Of each task its own: a one-hot row, a 0 or 1, or a number from −1 to 1."""
     task = plan.training.task
     if task == "classification":
@@ -136,7 +144,7 @@ async def verify_uploads(
         raise UploadRefused(f"{_named(wrong)} sent different shares of the same rows to two servers", wrong)
     faults = Faults(party, await public_coins(party))
     squares = await require_rows_within(faults, rows, test)
-    await _require_labels(faults, party, plan, labels)
+    await require_labels(faults, party, plan, labels)
     if not await _opened(faults, upload_release()):
         return squares
     refused, start = [], 0
@@ -149,7 +157,7 @@ async def verify_uploads(
         assert part is not None  # narrower, and a smaller bound
         await require_rows_within(faults, own, part)
         if name == plan.client_names[-1]:
-            await _require_labels(faults, party, plan, labels)
+            await require_labels(faults, party, plan, labels)
         if await _opened(faults, upload_release(name)):
             refused.append(name)
     bounds = ", ".join(f"{bound:.5g}" for bound in plan.held_bounds)

@@ -23,7 +23,7 @@ from accel.validate import require
 from protocols.deploy.client.columns import add_column_options
 from protocols.deploy.config.read import FederationConfig, load
 
-__all__ = ["add_parser", "processes", "run"]
+__all__ = ["Watch", "add_parser", "processes", "run"]
 
 # of the logs, what people want to see
 _SHOWN = {"rows aligned", "upload complete, all servers have it", "all servers agree", "computed and released"}
@@ -75,7 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
     with processes(commands, out) as running:
         deadline = None if arguments.timeout is None else time.monotonic() + arguments.timeout
         waited = {name: running[name] for name in files} if _serve(arguments) else running
-        with _Watch(out, list(commands), console) as watch:
+        with Watch(out, list(commands), console) as watch:
             failed = _wait(waited, deadline, running, watch.look)
         servers = {server.name: running[server.name] for server in config.servers}
         for folder, rows in ((EVALUATION, files if arguments.evaluate else None), (PREDICTION, new)):
@@ -86,7 +86,7 @@ def run(arguments: argparse.Namespace) -> int:
                 f"{folder}/{name}": _predict_command(config, arguments, folder, name, file, out)
                 for name, file in rows.items()
             }
-            with processes(asking, out) as predicting, _Watch(out, list(asking), console) as watch:
+            with processes(asking, out) as predicting, Watch(out, list(asking), console) as watch:
                 failed = _wait(predicting, deadline, {**servers, **predicting}, watch.look)
             shown.append(f"{folder}/{last}")
     if failed:
@@ -188,7 +188,7 @@ def processes(commands: dict[str, Sequence[str]] | dict[str, list[str]], out: Pa
                 process.wait()
 
 
-class _Watch:
+class Watch:
     """What the participants are doing, for people: a bar where there is a terminal, and what happens, from their logs."""
 
     def __init__(self, out: Path, names: Sequence[str], console: Console):
@@ -199,7 +199,7 @@ class _Watch:
         self._bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
         self._task = self._bar.add_task("starting", total=None)
 
-    def __enter__(self) -> _Watch:
+    def __enter__(self) -> Watch:
         self._bar.start()
         return self
 

@@ -61,7 +61,7 @@ def test_servers_and_twin_learn_the_same_and_the_cost_is_what_was_estimated():
     assert min(twin.score(x, y), real.score(x, y)) > 0.85
     cost = twin.estimate(x, y)
     assert cost.steps == 12 and cost.rounds == 12 * 16
-    assert real.cost_["rounds"] - cost.rounds < 30  # norms, openings to clients
+    assert real.cost_["rounds"] - cost.rounds < 50  # once: norms, the test of the uploads, openings to clients
     assert cost.bytes <= real.cost_["bytes"] * 1.05
     assert cost.epsilon == pytest.approx(8.0, rel=1e-6) and "ε = 8" in str(cost)
     assert "A simulation" in twin.claim_.paragraph() and "A simulation" not in real.claim_.paragraph()

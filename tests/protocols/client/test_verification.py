@@ -14,7 +14,7 @@ import refmpc
 from protocols import g_bmf
 from protocols.client.commitment import commit_to_columns
 from protocols.client.upload import ClientJob, receive_model
-from protocols.client.verification import _require_labels, require_one_hot, require_rows_within
+from protocols.client.verification import require_labels, require_one_hot, require_rows_within
 from protocols.plan.row_test import NORM_ROWS, row_test
 from protocols.plan.run_plan import Plan, PublicClient, PublicFederation, plan_run
 from protocols.server.training import ServerJob
@@ -251,7 +251,7 @@ def test_labels_of_other_tasks_are_tested_too(task: str, good: list[int], bad: l
 
         async def program(party: Party, own: Any) -> int:
             faults = Faults(party, await public_coins(party))
-            await _require_labels(faults, party, plan, refmpc.seal(own))
+            await require_labels(faults, party, plan, refmpc.seal(own))
             found = await refmpc.reveal(await faults.any(), "bit")
             assert found is not None
             return int(found[0])

@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from protocols.deploy.cli import COMMANDS, main, make_parser
-from protocols.deploy.commands.run import _Watch
+from protocols.deploy.commands.run import Watch
 from protocols.deploy.config.schema import RunConfig
 from protocols.deploy.records.log import Log
 from vfl.training import TrainingConfig
@@ -72,7 +72,7 @@ def test_a_server_stays_for_predictions_and_checkpoints_are_kept_by_default():
 
 def test_a_local_run_shows_what_happens(tmp_path, capsys):
     """From the logs of the participants: progress, waits, and what went wrong; not every line."""
-    watch = _Watch(tmp_path, ["server-0", "bank"], Console())
+    watch = Watch(tmp_path, ["server-0", "bank"], Console())
     server, bank = Log("server-0", tmp_path / "server-0.log"), Log("bank", tmp_path / "bank.log")
     with watch:
         bank.info("rows aligned", common=7)
