@@ -144,7 +144,12 @@ class Door:
                 self._refuse(connection, f"{self._identity.name} takes no calls for {hello.get('purpose')!r}")
             channel = self._let_in(connection, peer)
             if channel is None:
-                self._refuse(connection, f"{name_of(peer)} has {GUESTS} connections already", later=True)
+                why = (
+                    "this server is stopping"
+                    if self._closed.is_set()
+                    else f"{name_of(peer)} has {GUESTS} connections already"
+                )
+                self._refuse(connection, why, later=True)
         except _Unwelcome as error:
             self._log.warning("refused a caller", caller=address, reason=printable(str(error), 300))
         except Exception as error:  # whatever a stranger sends, the door stays open for the others
@@ -159,11 +164,12 @@ class Door:
             self._serve(channel, handler, hello)
 
     def _let_in(self, connection: socket.socket, peer: Peer) -> Channel | None:
+        """The caller's channel. Nobody comes in behind ``close``, which lets go only those who are inside by then."""
         set_socket_options(connection)
         notice_silence(connection)
         channel = Channel(connection, peer, self._timeout)
         with self._lock:
-            if self._guests[peer] >= GUESTS:
+            if self._closed.is_set() or self._guests[peer] >= GUESTS:
                 return None
             self._guests[peer] += 1
             self._channels.add(channel)

@@ -171,6 +171,22 @@ def test_a_participant_may_not_take_all_places(besieged: Besieged) -> None:
         besieged.greet("card")
 
 
+def test_nobody_comes_in_behind_a_door_that_was_closed(besieged: Besieged, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A caller who was still at the door when it closed would be kept by a server that has ended, which never says so."""
+    objection = Identity.objection
+
+    def slow(identity: Identity, *rest: Any) -> str:
+        closing = threading.Thread(target=besieged.door.close)
+        closing.start()
+        closing.join()
+        return objection(identity, *rest)
+
+    monkeypatch.setattr(Identity, "objection", slow)
+    with pytest.raises(Refused, match="this server is stopping") as refused:
+        call(besieged.identity("bank"), 0, besieged.address, "echo", timeout=5.0)
+    assert refused.value.later
+
+
 def test_certificates_that_do_not_fit_are_refused_by_name(tmp_path: Path) -> None:
     config = make_federation(tmp_path)
     expired = rekey(tmp_path, "bank", days=30, age=90)  # pinned, but not valid any more
