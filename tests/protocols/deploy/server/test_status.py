@@ -26,7 +26,7 @@ SAMPLE = re.compile(r'ppvfl_[a-z_]+\{([a-z]+="(?:[^"\\]|\\.)*",?)*\} [0-9.e+-]+'
 def federation(tmp_path: Path) -> Iterator[Federation]:
     found = Federation(tmp_path, timeout=10.0)
     for number in range(3):
-        found.start(number, status=number == 0)
+        found.start(number, status=number == 0, predictions=True)  # stays when it has trained
     yield found
     found.stop()
 
