@@ -95,7 +95,8 @@ class Federation:
         return thread
 
     def events(self, name: str) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in (self.directory / f"{name}.log").read_text().splitlines()]
+        log = self.directory / f"{name}.log"  # made by the participant's own thread, which may not have begun
+        return [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
 
 
 def train_until_a_checkpoint(directory: Path) -> tuple[Federation, list[threading.Thread], dict[str, Any]]:
