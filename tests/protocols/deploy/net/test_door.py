@@ -291,7 +291,7 @@ def _until_it_answers(bank: Identity, address: tuple[str, int]) -> None:
         try:
             call(bank, 0, address, "result", timeout=5.0)
         except Refused as error:
-            assert "no such session" in str(error)
+            assert "knows nothing of session" in str(error)
             return
         except RefmpcError:
             assert time.monotonic() < until
