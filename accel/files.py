@@ -1,4 +1,4 @@
-"""Writing a file all at once: the one place of this project that does. A crash leaves the old file or the new one, never half.
+"""Files of our own: written all at once, so that a crash leaves the old file or the new one, never half, and read back.
 
 It lives in ``accel`` because that is the one package that every other may import.
 """
@@ -8,13 +8,27 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
 
-__all__ = ["sync_folder", "whole_file", "write_arrays", "write_bytes", "write_text"]
+__all__ = ["naming", "read_arrays", "sync_folder", "whole_file", "write_arrays", "write_bytes", "write_text"]
+
+
+@contextlib.contextmanager
+def naming(file: Path) -> Iterator[None]:
+    """An error of the system inside says which file it is about: those of ``write`` and ``fsync`` do not by themselves."""
+    try:
+        yield
+    except OSError as error:
+        if (
+            error.filename is None and error.errno is not None
+        ):  # without a number it is not the system's, and says itself what it is
+            error.filename = str(file)
+        raise
 
 
 @contextlib.contextmanager
@@ -28,7 +42,7 @@ def whole_file(file: Path, *, private: bool = False) -> Iterator[BinaryIO]:
     temporary = file.with_name(f".{file.name}.{secrets.token_hex(4)}.part")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if private else 0o666)
     try:
-        with os.fdopen(descriptor, "wb") as handle:
+        with naming(file), os.fdopen(descriptor, "wb") as handle:
             if not private and file.exists():
                 temporary.chmod(file.stat().st_mode & 0o777)
             yield handle
@@ -56,6 +70,16 @@ def write_arrays(file: Path, arrays: Mapping[str, np.ndarray], *, private: bool 
     """``whole_file`` of named arrays, as ``np.load`` reads them."""
     with whole_file(file, private=private) as handle:
         np.savez(handle, **arrays)  # type: ignore[arg-type]
+
+
+_ONE_HEADER_AT_A_TIME = threading.Lock()
+
+
+def read_arrays(file: Path) -> dict[str, np.ndarray]:
+    """What ``write_arrays`` wrote. One thread at a time: numpy reads an array's header with ``ast``, and CPython 3.11 counts
+    its depth for all threads together ("AST constructor recursion depth mismatch", now and then, in whoever comes second)."""
+    with _ONE_HEADER_AT_A_TIME, np.load(file, allow_pickle=False) as arrays:
+        return {name: arrays[name] for name in arrays.files}
 
 
 def sync_folder(folder: Path) -> None:

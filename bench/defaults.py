@@ -25,8 +25,8 @@ from accel.validate import require_choice
 from vfl.data.sets import VerticalData, load_data
 from vfl.defaults import table_row_bound, training_defaults
 from vfl.federation import Federation, build_federation
-from vfl.gradients import softmax
 from vfl.tables import apply_schema, fit_schema
+from vfl.tasks import probabilities
 from vfl.training import TrainingConfig
 from vfl.twins import train_g_bmf
 
@@ -115,12 +115,13 @@ def score(shares: np.ndarray, labels: np.ndarray) -> float:
 
 
 def twin_score(federation: Federation, epsilon: float, options: dict[str, Any], seeds: int) -> float:
-    """Mean over seeds of the noise."""
+    """Mean over seeds of the noise; two classes are one logit, as everywhere by default."""
     rows, found = federation.test_rows(), []
+    task = "binary" if federation.classes == 2 else "classification"
     for seed in range(seeds):
-        config = TrainingConfig(epsilon=epsilon, seed=seed, dtype="float32", **options)
+        config = TrainingConfig(epsilon=epsilon, seed=seed, dtype="float32", task=task, **options)
         model = train_g_bmf(federation, config).model
-        found.append(score(softmax(model.logits(rows)), federation.test_labels))
+        found.append(score(probabilities(task, model.logits(rows)), federation.test_labels))
     return float(np.mean(found))
 
 

@@ -70,6 +70,10 @@ def _primitive(party: Party, workload: Workload) -> Call:
         return lambda: refmpc.relu(shared[0], 0, HIGH_BIT)
     if program == "division":
         return lambda: refmpc.divide(shared[0], shared[1], 0.49, 101.0)
+    if program == "reciprocal":
+        return lambda: refmpc.reciprocal(shared[0], 2.0**-7, 256.0)
+    if program == "clip_factor":
+        return lambda: refmpc.clip_factor(shared[0], 512.0)
     if program == "inverse_sqrt":
         return lambda: refmpc.inverse_sqrt(shared[0], 0.09, 1010.0)
     if program == "exp":

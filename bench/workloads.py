@@ -89,9 +89,15 @@ def make_workload(title: str, program: str, arguments: tuple[Any, ...], seed: in
     if program == "division":
         y = on_grid(np.exp(rng.uniform(np.log(0.5), np.log(100.0), n)))
         return Workload(title, program, arguments, (x, y), x / y)
+    if program == "reciprocal":
+        y = on_grid(np.exp(rng.uniform(np.log(0.01), np.log(250.0), n)))
+        return Workload(title, program, arguments, (y,), 1 / y)
     if program == "inverse_sqrt":
         q = on_grid(np.exp(rng.uniform(np.log(0.1), np.log(1000.0), n)))
         return Workload(title, program, arguments, (q,), q**-0.5)
+    if program == "clip_factor":
+        q = on_grid(np.exp(rng.uniform(np.log(0.1), np.log(500.0), n)))
+        return Workload(title, program, arguments, (q,), np.maximum(q, 1.0) ** -0.5)
     require(program == "exp", "program", program, "one of the workloads of this file")
     below = on_grid(rng.uniform(-12, 0, n))
     return Workload(title, program, arguments, (below,), np.exp(below))
@@ -113,7 +119,9 @@ def standard_workloads(quick: bool = False) -> list[Workload]:
         make_workload(f"{many:,} comparisons", "comparison", (many,)),
         make_workload(f"{many:,} comparisons and selections", "relu", (many,)),
         make_workload(f"{some:,} divisions", "division", (some,)),
+        make_workload(f"{some:,} reciprocals", "reciprocal", (some,)),
         make_workload(f"{some:,} inverse square roots", "inverse_sqrt", (some, "fast")),
+        make_workload(f"{some:,} clip factors", "clip_factor", (some,)),
         make_workload(f"{some:,} exponentials", "exp", (some,)),
         make_workload(f"softmax of {batch}×{classes}", "softmax", (batch, classes)),
         make_workload(f"shuffle of {rows:,}×{columns}", "shuffle", (rows, columns)),

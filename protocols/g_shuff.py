@@ -14,6 +14,7 @@ import numpy as np
 from protocols.client.upload import receive_rows
 from protocols.server.open_training import training_run
 from protocols.server.shuffled_rows import shuffle_rows
+from protocols.server.stored_rows import RowFolder, StoredRows
 from protocols.server.training import ServerJob, TrainingRun
 from protocols.step.global_step import SharedRows
 from refmpc import Party
@@ -23,11 +24,11 @@ __all__ = ["servers", "train"]
 
 async def servers(party: Party, job: ServerJob) -> list[np.ndarray]:
     """What each server runs."""
-    with training_run(party, job) as run:
-        return await train(run, await receive_rows(party, job.plan, run.directory))
+    with training_run(party, job) as run, RowFolder(run.directory.path) as folder:
+        return await train(run, await receive_rows(party, job.plan, folder, run.directory))
 
 
-async def train(run: TrainingRun, rows: SharedRows) -> list[np.ndarray]:
+async def train(run: TrainingRun, rows: SharedRows | StoredRows) -> list[np.ndarray]:
     """Train on rows that are shared, and release the model."""
     plan = run.plan
     for step in run.steps():

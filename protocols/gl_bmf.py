@@ -28,7 +28,7 @@ async def servers(party: Party, job: LayerServerJob) -> np.ndarray:
 async def train(run: LayerRun) -> np.ndarray:
     """Train with the clients, step by step, and release the model."""
     run.greet_clients()
-    labels = run.receive_labels()
+    labels = await run.receive_labels()
     for step in run.steps():
         embeddings, clients = await run.receive_batch(step)
         openings = await run.step(embeddings, labels[run.plan.schedule.rows(step)], clients)

@@ -48,6 +48,7 @@ from refmpc.primitives.arithmetic import (
     dot_truncate,
     matmul,
     matmul_public,
+    matmul_public_held,
     matmul_truncate,
     multiply,
     multiply_truncate,
@@ -61,6 +62,7 @@ from refmpc.primitives.boolean import (
 )
 from refmpc.primitives.comparison import is_negative, maximum, relu, thermometer
 from refmpc.primitives.dealing import Additive, TwoHolder, replicate, summands, truncate_additive
+from refmpc.primitives.gates import gated
 from refmpc.primitives.io import Client, input_from_client, input_from_party, reveal, reveal_to_client
 from refmpc.primitives.opening import (
     matmul_opening,
@@ -128,6 +130,7 @@ __all__ = [
     "equal",
     "exp",
     "exp_below",
+    "gated",
     "gather",
     "gaussian_addend",
     "input_from_client",
@@ -144,6 +147,7 @@ __all__ = [
     "matmul",
     "matmul_opening",
     "matmul_public",
+    "matmul_public_held",
     "matmul_truncate",
     "maximum",
     "multiply",

@@ -8,7 +8,7 @@ from vfl.dp import (
     Factorisation,
     FixedPointSlack,
     Padding,
-    amplified_bands,
+    amplified_factorisation,
     calibrate_matrix_factorisation,
     calibrate_secret_order,
     calibrate_shuffled,
@@ -62,24 +62,24 @@ def _padding(schedule: Schedule) -> Padding:
 def choose_factorisation(protocol: str, training: TrainingConfig, schedule: Schedule) -> Factorisation:
     """Which correlated noise the steps of this run get."""
     kind = "identity" if protocol in _INDEPENDENT else training.factorisation
-    bands = training.bands
-    if bands is None and kind == "bisr" and schedule.dummies:
-        bands = amplified_bands(
+    workload = {"weight_decay": training.weight_decay, "momentum": training.momentum}
+    if schedule.dummies and protocol not in _INDEPENDENT:
+        return amplified_factorisation(
             kind,
             _padding(schedule),
             schedule.epochs,
-            weight_decay=training.weight_decay,
-            momentum=training.momentum,
+            **workload,
             epsilon=training.epsilon,
             delta=training.delta,
+            bands=training.bands,
         )
     return workload_factorisation(
         kind,
         schedule.num_steps,
         schedule.num_batches,
-        weight_decay=training.weight_decay,
-        momentum=training.momentum,
-        bands=bands,
+        **workload,
+        bands=training.bands,
+        linear=training.noise == "joint",  # shares are filtered, and a recursion would round them
     )
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numba import njit
 
+from accel.compiled import fir
 from accel.reference import noise as _reference
 from accel.reference.noise import MOST_INT64
 
@@ -70,7 +71,7 @@ def _attempts(words, thresholds, aliases, ceilings, floors, curvature, strip_bit
 def fir_taps(history: np.ndarray, rows: np.ndarray, taps: np.ndarray, largest: int = MOST_INT64) -> np.ndarray:
     """See ``accel.reference.noise.fir_taps``: exact mod 2^64 for every int64 input within ``largest``.
 
-    Where Σ|taps|·largest ≤ 2^53 without the first tap, one float64 matrix product: all its sums are integers below 2^53, hence
+    Where Σ|taps|·largest ≤ 2^53 without the first tap, one float64 matrix product (BLAS, or ``accel.compiled.fir``): all its sums are integers below 2^53, hence
     exact in any order; the first tap, usually half of all, is multiplied in integers. Otherwise z = 2^32·high + low with
     |high|, |low| < 2^32, each half through such a product, if Σ|taps|·2^32 ≤ 2^53. Larger taps go to the reference. The
     choice depends on public numbers only.
@@ -96,7 +97,9 @@ def fir_taps(history: np.ndarray, rows: np.ndarray, taps: np.ndarray, largest: i
 
 def _fir_once(history: np.ndarray, rows: np.ndarray, taps: np.ndarray, depth: int) -> np.ndarray:
     first = taps[0]
-    toeplitz = _kept_toeplitz(taps.astype(np.float64).tobytes(), min(_STEPS, len(rows)))
+    by_tiles = fir.is_worth_it(*rows.shape)
+    kept = _kept_taps if by_tiles else _kept_toeplitz
+    band = kept(taps.astype(np.float64).tobytes(), min(_STEPS, len(rows)))
     z = _scratch("rows", depth + len(rows), rows.shape[1])
     _to_float(history, z[:depth])
     _to_float(rows, z[depth:])
@@ -104,7 +107,10 @@ def _fir_once(history: np.ndarray, rows: np.ndarray, taps: np.ndarray, depth: in
     for top in range(0, len(rows), _STEPS):
         steps = min(_STEPS, len(rows) - top)
         product = _scratch("product", steps, rows.shape[1])
-        np.matmul(toeplitz[:steps, : steps + depth], z[top : top + steps + depth], out=product)
+        if by_tiles:
+            fir.band_by_tiles(band, z[top : top + steps + depth], product)
+        else:
+            np.matmul(band[:steps, : steps + depth], z[top : top + steps + depth], out=product)
         _add_first(product, rows[top : top + steps], first, out[top : top + steps])
     return out
 
@@ -127,6 +133,11 @@ def _kept_toeplitz(taps: bytes, steps: int) -> np.ndarray:
     later = np.frombuffer(taps).copy()
     later[0] = 0.0
     return _toeplitz(later, steps)
+
+
+@functools.lru_cache(maxsize=8)
+def _kept_taps(taps: bytes, steps: int) -> np.ndarray:
+    return fir.padded_taps(np.frombuffer(taps))
 
 
 @njit(cache=True, nogil=True)

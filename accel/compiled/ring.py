@@ -13,6 +13,7 @@ __all__ = [
     "dot_pair",
     "encode_fixed",
     "matmul_each",
+    "matmul_held",
     "matmul_pair",
     "product_pair",
     "random_permutation",
@@ -179,3 +180,13 @@ def matmul_each(x: np.ndarray, factor: np.ndarray, out: np.ndarray) -> None:
     rows = np.ascontiguousarray(x).reshape(count, inner)
     turned = np.ascontiguousarray(factor.T).reshape(1, columns, inner)
     tiles.one_by_rows(rows, turned, out.reshape(count, columns))
+
+
+def matmul_held(x: np.ndarray, role: int, turned: np.ndarray, out: np.ndarray) -> None:
+    """See ``accel.reference.ring.matmul_held``. A share is read only where it is needed, and both together in one pass."""
+    out[:] = 0
+    if role == 2:
+        tiles.sum_by_rows(np.ascontiguousarray(x[0]), np.ascontiguousarray(x[1]), turned[None], out)
+        np.negative(out, out)
+    else:
+        tiles.one_by_rows(np.ascontiguousarray(x[1 - role]), turned[None], out)

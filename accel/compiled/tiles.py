@@ -15,10 +15,10 @@ from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-__all__ = ["by_columns", "by_rows", "one_by_rows"]
+__all__ = ["by_columns", "by_rows", "one_by_rows", "sum_by_rows"]
 
 LANES = 8
-ROWS, COLUMNS = 2, 5  # of a tile; 2·5 sums of eight words and what they need fit the registers
+ROWS, COLUMNS = 4, 5  # of a tile; 4·5 sums of eight words and what they need fit the registers
 DEEP = 2 * LANES  # rows of a tile of ``by_columns``
 
 _WORD = ir.IntType(64)
@@ -64,9 +64,12 @@ def _zeros(builder: ir.IRBuilder, count: int, kind: Any) -> list[Any]:
     return [cgutils.alloca_once_value(builder, ir.Constant(kind, None)) for _ in range(count)]
 
 
-def _row_tile(rows: int, columns: int, pair: bool = True) -> Any:
-    """A tile of ``by_rows``: out[i+r, j+c] += Σ_l x0[i+r, l]·y[0, j+c, l] + x1[i+r, l]·y[1, j+c, l]; the first product alone
-    if there is no ``pair``."""
+PAIR, ONE, SUM = range(3)
+
+
+def _row_tile(rows: int, columns: int, what: int) -> Any:
+    """A tile of ``by_rows``: out[i+r, j+c] += Σ_l x0[i+r, l]·y[0, j+c, l] + x1[i+r, l]·y[1, j+c, l]; of ``one_by_rows`` without
+    x1, of ``sum_by_rows`` with (x0 + x1)·y[0]."""
 
     @intrinsic
     def tile(_typing: Any, x0: Any, x1: Any, y: Any, out: Any, i: Any, j: Any) -> Any:
@@ -83,16 +86,22 @@ def _row_tile(rows: int, columns: int, pair: bool = True) -> Any:
             def sum_along(start: Any, stop: Any, step: int, load: str, kind: Any) -> list[Any]:
                 sums = _zeros(builder, rows * columns, kind)
                 with cgutils.for_range_slice(builder, start, stop, _number(step), intp=_WORD) as (l, _):
-                    factors = ((x0_, _number(0)), (x1_, _number(1)))[: 2 if pair else 1]
-                    left = [[getattr(x_, load)(line, l) for x_, _ in factors] for line in lines]
-                    right = [[getattr(y_, load)(which, place, l) for _, which in factors] for place in places]
+                    left = [
+                        [getattr(x_, load)(line, l) for x_ in ((x0_,) if what == ONE else (x0_, x1_))] for line in lines
+                    ]
+                    if what == SUM:
+                        left = [[builder.add(*both)] for both in left]
+                    right = [
+                        [getattr(y_, load)(_number(which), place, l) for which in range(2 if what == PAIR else 1)]
+                        for place in places
+                    ]
 
                     def product(tile_place: int) -> Any:
                         terms = [
                             builder.mul(a, b)
                             for a, b in zip(left[tile_place // columns], right[tile_place % columns], strict=True)
                         ]
-                        return builder.add(*terms) if pair else terms[0]
+                        return builder.add(*terms) if what == PAIR else terms[0]
 
                     _add_up(builder, sums, product)
                 return [builder.load(total) for total in sums]
@@ -160,10 +169,10 @@ def _column_tile(columns: int) -> Any:
     return tile
 
 
-_whole, _thin, _flat, _single = _row_tile(ROWS, COLUMNS), _row_tile(ROWS, 1), _row_tile(1, COLUMNS), _row_tile(1, 1)
-_one_whole, _one_thin, _one_flat, _one_single = (
-    _row_tile(rows, columns, pair=False) for rows in (ROWS, 1) for columns in (COLUMNS, 1)
-)
+_SHAPES = [(rows, columns) for rows in (ROWS, 1) for columns in (COLUMNS, 1)]
+_whole, _thin, _flat, _single = (_row_tile(*shape, PAIR) for shape in _SHAPES)
+_one_whole, _one_thin, _one_flat, _one_single = (_row_tile(*shape, ONE) for shape in _SHAPES)
+_sum_whole, _sum_thin, _sum_flat, _sum_single = (_row_tile(*shape, SUM) for shape in _SHAPES)
 _deep, _deep_thin = _column_tile(COLUMNS), _column_tile(1)
 
 
@@ -199,6 +208,23 @@ def one_by_rows(x, y, out):
             _one_flat(x, x, y, out, i, j)
         for j in range(whole_columns, columns):
             _one_single(x, x, y, out, i, j)
+
+
+@njit(cache=True, nogil=True)
+def sum_by_rows(x0, x1, y, out):
+    """out += (x0 + x1)·y[0]ᵀ, all row by row in memory: x0, x1 (n, k), y (1, m, k), out (n, m)."""
+    rows, columns = out.shape
+    whole_rows, whole_columns = rows - rows % ROWS, columns - columns % COLUMNS
+    for i in range(0, whole_rows, ROWS):
+        for j in range(0, whole_columns, COLUMNS):
+            _sum_whole(x0, x1, y, out, i, j)
+        for j in range(whole_columns, columns):
+            _sum_thin(x0, x1, y, out, i, j)
+    for i in range(whole_rows, rows):
+        for j in range(0, whole_columns, COLUMNS):
+            _sum_flat(x0, x1, y, out, i, j)
+        for j in range(whole_columns, columns):
+            _sum_single(x0, x1, y, out, i, j)
 
 
 @njit(cache=True, nogil=True)

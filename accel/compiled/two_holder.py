@@ -22,36 +22,47 @@ __all__ = [
 ]
 
 
+_PAIRS = 32  # of values, in one pass of vector code
+
+
 @njit(cache=True, nogil=True)
 def uniform_below(random, bound, out):
-    limit = np.uint32(256 - 256 % bound)  # what is not below it is rejected
-    inverse = np.uint32((1 << 16) // bound + 1)  # exact quotient for bytes
-    modulus = np.uint32(bound)
-    residues, kept = np.empty(32, dtype=np.uint8), np.empty(32, dtype=np.uint8)
-    found = np.int64(0)
-    i = 0
-    while i + 32 <= random.size and found + 32 <= out.size:
-        rejected = np.uint8(0)
-        for k in range(32):  # LLVM turns this into vector code
-            byte = np.uint32(random[i + k])
-            residues[k] = byte - modulus * ((byte * inverse) >> np.uint32(16))
-            kept[k] = np.uint8(byte < limit)
-            rejected |= np.uint8(byte >= limit)
+    """See ``accel.reference.two_holder.uniform_below``."""
+    words, pairs = random[: random.size // 2 * 2].view(np.uint16), out[: out.size // 2 * 2].view(np.uint16)
+    square, modulus = np.uint32(bound * bound), np.uint32(bound)
+    rejected_below = np.uint32(65536 % (bound * bound))
+    inverse = np.uint32((1 << 24) // bound + 1)  # exact quotients of what is below bound² ≤ 2^16
+    low, one, two, three = np.uint32(0xFFFF), np.uint32(8), np.uint32(16), np.uint32(24)  # bytes
+    digits = np.empty(_PAIRS, dtype=np.uint16)
+    found, i = np.int64(0), np.int64(0)  # pairs, words
+    while i + _PAIRS <= words.size and found + _PAIRS <= pairs.size:
+        rejected = np.uint32(0)
+        for k in range(_PAIRS):  # LLVM turns this into vector code
+            scaled = np.uint32(words[i + k]) * square
+            pair = scaled >> two
+            first = (pair * inverse) >> three
+            digits[k] = np.uint16(first | (pair - first * modulus) << one)
+            rejected |= np.uint32((scaled & low) < rejected_below)
         if rejected == 0:
-            for k in range(32):
-                out[found + k] = residues[k]
-            found += 32
+            for k in range(_PAIRS):
+                pairs[found + k] = digits[k]
+            found += _PAIRS
         else:
-            for k in range(32):
-                out[found] = residues[k]
-                found += np.int64(kept[k])
-        i += 32
-    while i < random.size and found < out.size:
-        byte = np.uint32(random[i])
-        out[found] = byte - modulus * ((byte * inverse) >> np.uint32(16))
-        found += np.int64(byte < limit)
+            for k in range(_PAIRS):
+                pairs[found] = digits[k]
+                found += np.int64((np.uint32(words[i + k]) * square & low) >= rejected_below)
+        i += _PAIRS
+    while i < words.size and 2 * found < out.size:
+        scaled = np.uint32(words[i]) * square
         i += 1
-    return found
+        if (scaled & low) >= rejected_below:
+            pair = scaled >> two
+            first = (pair * inverse) >> three
+            out[2 * found] = first
+            if 2 * found + 1 < out.size:
+                out[2 * found + 1] = pair - first * modulus
+            found += 1
+    return min(2 * found, out.size)
 
 
 @njit(cache=True, nogil=True)

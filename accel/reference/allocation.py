@@ -1,4 +1,4 @@
-"""Samples of a random allocation, for Monte-Carlo accounting (proofs §9.6): which free slots, and what they weigh.
+"""Samples of a random allocation, for Monte-Carlo accounting (proofs §9.6): which slots are free, and which is the own.
 
 ``free`` of the ``bins·slots`` slots are free, a uniformly random set; ``counts`` says how many in each bin, and one free slot,
 uniform among them, is the record's own. Counts are drawn as independent binomials (Walker's alias method), which given their
@@ -11,9 +11,8 @@ samples are the same on every machine, whatever their order.
 from __future__ import annotations
 
 import numpy as np
-from scipy.special import erfc, ndtri
 
-__all__ = ["allocate", "allocation_losses"]
+__all__ = ["allocate"]
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _LOW = np.uint64(0xFFFFFFFF)
@@ -36,10 +35,6 @@ class _Streams:
     def words(self, lanes: np.ndarray) -> np.ndarray:
         self._at[lanes] += _GOLDEN
         return _mixed(self._at[lanes])
-
-    def uniforms(self, lanes: np.ndarray) -> np.ndarray:
-        """In (0, 1), 53 bits."""
-        return ((self.words(lanes) >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
 
 
 def _below(words: np.ndarray, bound: int) -> np.ndarray:
@@ -84,54 +79,3 @@ def allocate(
     1024 entries, a power of two: entry k stands for k with probability accept·2^-48, else for alias."""
     lanes = np.arange(len(own))
     counts[:], own[:] = _drawn(_Streams(key, first, len(own)), counts.shape[1], slots, free, accept, alias, lanes)
-
-
-def allocation_losses(
-    key: int,
-    first: int,
-    epochs: int,
-    bins: int,
-    slots: int,
-    free: int,
-    sigma: float,
-    accept: np.ndarray,
-    alias: np.ndarray,
-    edges: np.ndarray,
-    chances: np.ndarray,
-    present: np.ndarray,
-    absent: np.ndarray,
-) -> None:
-    """Privacy losses of an allocation that is drawn anew in every epoch, Σ_e log Σ_i (counts_i/free)·w_i, with the record
-    there (``present``) and not (``absent``). w = exp(x/σ − 1/2σ²), x standard normal, + 1/σ in the record's own bin.
-
-    w is replaced by something larger in convex order, so that every expectation of a convex function can only grow: in each
-    of the ``cells`` quantile cells of x, w lies at one of its two ends, at the upper one with probability chances·2^-32, such
-    that the mean of the cell is right; the first and the last cell are left as they are. ``edges`` are the ends.
-    """
-    lanes, cells = np.arange(len(present)), len(chances)
-    streams = _Streams(key, first, len(present))
-    shift, cut, half = np.uint64(64 - (cells.bit_length() - 1)), -float(ndtri(1 / cells)), 0.5 / sigma**2
-    present[:] = absent[:] = 0.0
-    for _ in range(epochs):
-        counts, own = _drawn(streams, bins, slots, free, accept, alias, lanes)
-        weights = np.empty((len(lanes), bins))
-        for j in range(bins):
-            word = streams.words(lanes)
-            cell = (word >> shift).astype(np.int64)
-            weights[:, j] = edges[cell + ((word & _LOW) < chances[cell])]
-            outer = lanes[(cell == 0) | (cell == cells - 1)]
-            sign = np.where(cell > 0, 1.0, -1.0)
-            while len(outer):
-                x = np.sqrt(cut * cut - 2.0 * np.log(streams.uniforms(outer)))
-                weights[outer, j] = np.exp(sign[outer] * x / sigma - half)
-                outer = outer[streams.uniforms(outer) * x >= cut]
-        total = (counts * weights).sum(axis=1)
-        absent += np.log(total / free)
-        radius, angle = streams.uniforms(lanes), streams.uniforms(lanes)
-        x = np.sqrt(-2.0 * np.log(radius)) * np.cos(2.0 * np.pi * angle) + 1.0 / sigma
-        cell = np.minimum(cells - 1, (0.5 * erfc(-x / np.sqrt(2.0)) * cells).astype(np.int64))
-        low, high, chance = edges[cell], edges[cell + 1], chances[cell] * 2.0**-32
-        choice = streams.uniforms(lanes)
-        inner = np.where(choice * (low + chance * (high - low)) < chance * high, high, low)
-        weight = np.where((cell > 0) & (cell < cells - 1), inner, np.exp(x / sigma - half))
-        present += np.log((total + counts[lanes, own] * (weight - weights[lanes, own])) / free)

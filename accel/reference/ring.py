@@ -9,6 +9,7 @@ __all__ = [
     "dot_pair",
     "encode_fixed",
     "matmul_each",
+    "matmul_held",
     "matmul_pair",
     "product_pair",
     "random_permutation",
@@ -67,3 +68,11 @@ def decode_fixed(words: np.ndarray, fraction_bits: int) -> np.ndarray:
 def matmul_each(x: np.ndarray, factor: np.ndarray, out: np.ndarray) -> None:
     """x0·factor and x1·factor: shares times a matrix that everybody knows. x (2, n, k), factor (k, m), out (2, n, m)."""
     np.matmul(x, factor, out=out)
+
+
+def matmul_held(x: np.ndarray, role: int, turned: np.ndarray, out: np.ndarray) -> None:
+    """What a party of ``role`` keeps of x·turnedᵀ in two-holder form, c − ρ, for a matrix that everybody knows: holders (0, 1)
+    c, the product of the share that both have, the dealer (2) ρ, minus the products of its two. x (2, n, k), turned (m, k),
+    out (n, m)."""
+    left = np.negative(x[0] + x[1]) if role == 2 else x[1 - role]
+    np.matmul(left, turned.T, out=out)

@@ -72,7 +72,7 @@ PRESETS = {
     "ours": Preset(
         "ours", "our settings", features="penultimate", projection=256, row_bound=1.0, row_rule="normalise",
         training=TrainingConfig(
-            batch_size=1000, learning_rate=32.0, clip_norm=0.5, factorisation="bisr", noise="distributed",
+            batch_size=1000, learning_rate=32.0, clip_norm=0.5, factorisation="toeplitz", noise="distributed",
             schedule="linear", dtype="float32",
         ),
         momentum_rate=0.1, local_rate=0.2, ldp_bound=1.0, ldp_projection=64, ldp_rate=0.25, lora_alpha=8.0,

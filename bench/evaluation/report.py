@@ -8,7 +8,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
+from rich.console import Group
 from rich.table import Table
+from rich.text import Text
 
 from accel.files import write_text
 from bench.evaluation.tables import NOT_RUN, TableView
@@ -37,11 +40,17 @@ class Report:
     cells: list[dict[str, Any]]
 
 
-def rich_table(view: TableView) -> Table:
+def rich_table(view: TableView) -> Table | Group:
     """For the terminal."""
-    out = Table(title=view.title, title_justify="left", caption="\n".join(view.notes), caption_justify="left")
+    if not view.rows:  # columns without rows say nothing
+        return Group(Text(view.title, style="italic"), *view.notes)
+    out = Table(
+        title=view.title, title_justify="left", caption="\n".join(view.notes), caption_justify="left", box=SIMPLE_HEAD,
+        padding=(0, 1, 0, 0), pad_edge=False,
+    )  # fmt: skip
     for position, column in enumerate(view.columns):
-        out.add_column(column, justify="left" if position < 2 else "right", no_wrap=position == 0)
+        width = None if view.words or position < 2 else len(column)
+        out.add_column(column, justify="left" if position < 2 else "right", min_width=width)
     styles = {"published": "dim", "ours": "bold"}
     previous = ""
     for kind, row in view.rows:

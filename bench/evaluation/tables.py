@@ -195,18 +195,18 @@ def view(number: int, lines: Sequence[Line], results: Results) -> TableView:
         columns.insert(2, "no noise")
     out = TableView(f"Table {number}: {table.caption}", columns, [])
     reasons: dict[str, None] = {}
-    blocks = list(dict.fromkeys((line.data, line.pretraining) for line in lines))
+    blocks, missing = list(dict.fromkeys((line.data, line.pretraining) for line in lines)), []
     for block in blocks:
         own = [line for line in lines if (line.data, line.pretraining) == block]
         cells = [cell for line in own for entry in line.entries for cell in entry.cells]
         title = ", ".join([DATA_TITLES[block[0]], *([PRETRAINING_NAMES[block[1]]] if block[1] != "none" else [])])
         if not any(isinstance(results.get(cell), dict) for cell in cells) and len(blocks) > 1:
             why = next((r for cell in cells if isinstance(r := results.get(cell), str)), "")
-            out.rows.append(("heading", [f"{title}: {NOT_RUN}{f' ({why})' if why else ''}"]))
+            missing.append(f"{title}{f' ({why})' if why else ''}")  # no line of dashes for a whole data set
             continue
         out.rows.append(("heading", [title]))
         _add_rows(out, own, results, number, epsilons, reasons)
-    out.notes += [f"Not run: {reason}." for reason in reasons]
+    out.notes += [f"Not run: {reason}." for reason in (*missing, *reasons)]
     if any(cell.endswith(")") for kind, row in out.rows if kind != "heading" for cell in row[2:]):
         out.notes.append("In parentheses: the number of seeds, where fewer were run than asked for.")
     out.notes += _claim_notes(lines, results)

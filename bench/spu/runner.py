@@ -27,7 +27,19 @@ __all__ = ["PYTHON_VARIABLE", "SUPPORTED", "Spu", "SpuError", "SpuResult"]
 PYTHON_VARIABLE = "SPU_PYTHON"
 WORKER = Path(__file__).with_name("worker.py")
 # SPU's interface to jax has no shuffle of rows and no secret Gaussian sampler, so these two are left out.
-SUPPORTED = ("multiply", "matmul", "comparison", "relu", "division", "inverse_sqrt", "exp", "softmax", "step")
+SUPPORTED = (
+    "multiply",
+    "matmul",
+    "comparison",
+    "relu",
+    "division",
+    "reciprocal",
+    "inverse_sqrt",
+    "clip_factor",
+    "exp",
+    "softmax",
+    "step",
+)
 _LINK = re.compile(r"Link details: total send bytes (\d+), recv bytes \d+, send actions (\d+)")
 
 

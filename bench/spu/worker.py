@@ -50,7 +50,9 @@ def function_of(program, arguments):
         "comparison": lambda x: x < 0,
         "relu": lambda x: jnp.where(x < 0, 0.0, x),
         "division": lambda x, y: x / y,
+        "reciprocal": lambda x: 1.0 / x,
         "inverse_sqrt": jax.lax.rsqrt,
+        "clip_factor": lambda q: jax.lax.rsqrt(jnp.maximum(q, 1.0)),
         "exp": jnp.exp,
         "softmax": softmax,
     }

@@ -92,6 +92,7 @@ CALLS: dict[str, tuple[str, tuple[Any, ...], int]] = {
     "exp_below": ("of 10 entries, a row", (AROWS, A, 12), COUNT),
     "octave": ("up to 10", (A, 10), COUNT),
     "spline_times": ("root, times a number", (A, A, "root"), COUNT),
+    "gated": ("a bit times a number", (X, X), COUNT),
     "scale_rows": ("10 entries, a row", (A, _tensor(COUNT, 10), 16), COUNT),
     "probabilities": ("10 classes, a row", (_tensor(COUNT, 10), 64.0), COUNT),
     "cut_and_square": ("10 entries, a row", (AROWS, 16, X), COUNT),

@@ -29,9 +29,10 @@ from accel.validate import require, require_choice
 from protocols.api.backends import BACKENDS, train
 from protocols.api.estimate import Estimate, estimate_of
 from protocols.api.inputs import Blocks, Columns, is_blocks, learn_columns
+from protocols.inference.prediction import OUTPUTS
 from protocols.plan.run_plan import Plan, plan_run
 from vfl.data.scaling import RowBound, split_row_bound
-from vfl.defaults import table_row_bound, training_defaults
+from vfl.defaults import AUTOMATIC, table_row_bound, training_defaults
 from vfl.federation import Federation
 from vfl.gradients import GlobalModel
 from vfl.local.client import make_clients
@@ -127,8 +128,14 @@ class _VerticalEstimator(BaseEstimator):  # type: ignore[misc]
         return blocks, encoded, classes
 
     def _training(self, rows: int, classes: int) -> TrainingConfig:
-        usual = training_defaults(rows, self.epsilon, hidden=bool(self.hidden), regression=classes == 1)
-        given = {"batch_size": self.batch_size, "epochs": self.epochs, "learning_rate": self.learning_rate}
+        usual = training_defaults(
+            rows,
+            self.epsilon,
+            hidden=bool(self.hidden),
+            regression=classes == 1,
+            averaging=self.learning_rate is None and self.average is None,  # a stated rate was chosen for what it gives
+        )
+        given = {name: getattr(self, name) for name in AUTOMATIC}
         chosen = usual | {name: value for name, value in given.items() if value is not None}
         if self.batch_size is not None and self.epochs is None:  # as many steps in other batches
             steps = int(usual["epochs"]) * (rows // int(usual["batch_size"]))
@@ -161,7 +168,19 @@ class _VerticalEstimator(BaseEstimator):  # type: ignore[misc]
 
     # using ----------------------------------------------------------------------------------------
 
-    def _remote(self, X: Any, output: str) -> npt.NDArray[Any] | None:
+    def join_prediction(self, X: Any, output: str = "label") -> None:
+        """backend="federation", at a party that does not receive predictions: share the columns of new rows while the receiver calls
+        ``predict`` ("label", of a regression "value") or ``predict_proba`` ("probabilities")."""
+        from protocols.api.remote import join_in_federation
+
+        require(
+            self.backend == "federation", "backend", self.backend, "'federation'", "elsewhere predict has all columns"
+        )
+        require_choice("output", output, OUTPUTS)
+        check_is_fitted(self, "layers_")
+        join_in_federation(self, X, output)
+
+    def _remote(self, X: Any, output: str) -> npt.NDArray[Any]:
         from protocols.api.remote import predict_in_federation
 
         check_is_fitted(self, "layers_")
@@ -228,7 +247,8 @@ class VerticalClassifier(ClassifierMixin, _VerticalEstimator):  # type: ignore[m
         process), "federation" (an existing federation.toml; ``federation`` and ``party`` say which).
     epsilon, delta, clip_norm : the privacy that is asked for, and γ. ``claim_`` says what it means.
     row_bound, row_rule : R, which every row is brought within ("clip" or "normalise"); None: from the number of columns.
-    batch_size, epochs, learning_rate : None: from the number of rows and ε (``vfl.defaults``).
+    batch_size, epochs, learning_rate, average : None: from the number of rows and ε (``vfl.defaults``). ``average`` "fifth": the model is
+        the mean over the last fifth of all steps; "exponential"; or "none".
     hidden : widths of hidden layers.
     schemas, public, id_column : how tables become numbers: schemas (``vfl.tables``), or public rows to make them from. Rows are
         matched by ``id_column``; without it row i is the same person at every party.
@@ -255,6 +275,7 @@ class VerticalClassifier(ClassifierMixin, _VerticalEstimator):  # type: ignore[m
         batch_size: int | None = None,
         epochs: int | None = None,
         learning_rate: float | None = None,
+        average: str | None = None,
         momentum: float = 0.0,
         hidden: Sequence[int] = (),
         schemas: Mapping[str, Schema] | None = None,
@@ -278,6 +299,7 @@ class VerticalClassifier(ClassifierMixin, _VerticalEstimator):  # type: ignore[m
         self.batch_size = batch_size
         self.epochs = epochs
         self.learning_rate = learning_rate
+        self.average = average
         self.momentum = momentum
         self.hidden = hidden
         self.schemas = schemas
@@ -332,23 +354,20 @@ class VerticalClassifier(ClassifierMixin, _VerticalEstimator):  # type: ignore[m
             return found[:, 0] if found.shape[1] == 1 else found[:, 1] - found[:, 0]
         return found
 
-    def predict_proba(self, X: Any) -> npt.NDArray[np.float64] | None:
-        """Of each class, in the order of ``classes_``. In a federation: computed on shares, to the receiver only (None elsewhere),
-        for the common rows in the order of this party's table."""
+    def predict_proba(self, X: Any) -> npt.NDArray[np.float64]:
+        """Of each class, in the order of ``classes_``. In a federation: computed on shares, for the common rows in the order of this
+        party's table, at the receiver; the others call ``join_prediction``."""
         if self.backend == "federation":
-            received = self._remote(X, "probabilities")
-            return received if received is None else received.astype(np.float64)
+            return self._remote(X, "probabilities").astype(np.float64)
         found = self._outputs(X)
         task = "binary" if found.shape[1] == 1 else "classification"
         return np.asarray(probabilities(task, found), dtype=np.float64)
 
-    def predict(self, X: Any) -> npt.NDArray[Any] | None:
+    def predict(self, X: Any) -> npt.NDArray[Any]:
         """The most likely class of each row; in a federation as ``predict_proba``."""
         if self.backend == "federation":
-            received = self._remote(X, "label")
-            return received if received is None else received[:, 0]
-        shares = self.predict_proba(X)
-        assert shares is not None
+            return np.asarray(self._remote(X, "label")[:, 0])
+        shares = self.predict_proba(X)  # before classes_, which there is none of without a fit
         return np.asarray(self.classes_[shares.argmax(axis=1)])
 
     def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
@@ -377,6 +396,7 @@ class VerticalRegressor(RegressorMixin, _VerticalEstimator):  # type: ignore[mis
         batch_size: int | None = None,
         epochs: int | None = None,
         learning_rate: float | None = None,
+        average: str | None = None,
         momentum: float = 0.0,
         schemas: Mapping[str, Schema] | None = None,
         public: Any = None,
@@ -398,6 +418,7 @@ class VerticalRegressor(RegressorMixin, _VerticalEstimator):  # type: ignore[mis
         self.batch_size = batch_size
         self.epochs = epochs
         self.learning_rate = learning_rate
+        self.average = average
         self.momentum = momentum
         self.schemas = schemas
         self.public = public
@@ -435,11 +456,10 @@ class VerticalRegressor(RegressorMixin, _VerticalEstimator):  # type: ignore[mis
     def _public_facts(self) -> tuple[str, ...]:
         return ()
 
-    def predict(self, X: Any) -> npt.NDArray[np.float64] | None:
-        """The number of each row, in the units of the target; in a federation at the receiver only (None elsewhere)."""
+    def predict(self, X: Any) -> npt.NDArray[np.float64]:
+        """The number of each row, in the units of the target; in a federation at the receiver, the others call ``join_prediction``."""
         if self.backend == "federation":
-            received = self._remote(X, "value")
-            return received if received is None else received[:, 0].astype(np.float64)
+            return np.asarray(self._remote(X, "value")[:, 0], dtype=np.float64)
         return np.asarray(unscaled_targets(self._outputs(X)[:, 0], self._range), dtype=np.float64)
 
     def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:

@@ -24,7 +24,7 @@ from protocols.inference.model_file import read_model, write_model
 from protocols.plan.run_plan import Plan
 from vfl.tables import Schema, read_table, write_schema
 
-__all__ = ["fit_in_federation", "planned_in_federation", "predict_in_federation"]
+__all__ = ["fit_in_federation", "join_in_federation", "planned_in_federation", "predict_in_federation"]
 
 LABEL = "label"
 
@@ -55,8 +55,29 @@ def planned_in_federation(estimator: Any, table: Any) -> Plan:
     return plan_for(config, len(rows))
 
 
-def predict_in_federation(estimator: Any, table: Any, output: str) -> np.ndarray | None:
-    """Predictions for the common rows, in the order of this party's table, at the receiver; None at the others."""
+def predict_in_federation(estimator: Any, table: Any, output: str) -> np.ndarray:
+    """Predictions for the common rows, in the order of this party's table. Refused at a party that would not receive them."""
+    party, receiver = _who(estimator), load(str(estimator.federation)).predict.receiver
+    require(
+        party == receiver,
+        "party",
+        party,
+        f"{receiver!r}, which receives predictions ([predict] receiver)",
+        f"call join_prediction(X, output={output!r}) here while {receiver} predicts",
+    )
+    found = _predict(estimator, table, output)
+    assert found is not None  # the receiver's file is there, or the command has raised
+    return found
+
+
+def join_in_federation(estimator: Any, table: Any, output: str) -> None:
+    """This party's part in a prediction that another one receives."""
+    party, receiver = _who(estimator), load(str(estimator.federation)).predict.receiver
+    require(party != receiver, "party", party, "another one than the receiver", "call predict or predict_proba here")
+    _predict(estimator, table, output)
+
+
+def _predict(estimator: Any, table: Any, output: str) -> np.ndarray | None:
     with tempfile.TemporaryDirectory(prefix="ppvfl-") as folder:
         words = _words(estimator, table, None, Path(folder), new=True)
         file, out = Path(folder) / "model.npz", Path(folder) / "predictions.csv"

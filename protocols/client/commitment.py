@@ -24,7 +24,7 @@ from pathlib import Path
 import numpy as np
 
 from accel.errors import InvalidArgument
-from accel.files import write_arrays
+from accel.files import read_arrays, write_arrays
 from protocols.server.checkpoint import ServerDirectory
 from refmpc import Client, Party
 from refmpc.core.rounds import Round
@@ -91,8 +91,8 @@ def _kept(file: Path) -> tuple[np.ndarray, np.ndarray | None]:
     """This server's salt for a client, drawn once, and the client's tag if it has sent one."""
     if not file.exists():
         write_arrays(file, {"salt": np.frombuffer(secrets.token_bytes(SALT_BYTES), dtype=np.uint8)}, private=True)
-    with np.load(file) as arrays:
-        return arrays["salt"], arrays.get("tag")
+    arrays = read_arrays(file)
+    return arrays["salt"], arrays.get("tag")
 
 
 def _others(party: Party, differs: np.ndarray) -> np.ndarray:

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from accel.files import write_arrays
+from accel.files import read_arrays, write_arrays
 from accel.validate import require
 from protocols.client.commitment import commit_to_columns
 from protocols.plan.gl_plan import LayerPlan
@@ -121,9 +121,9 @@ class _Memory:
             os.chmod(directory, 0o700)
             self._file = directory / "adapters.npz"
             if self._file.exists():
-                with np.load(self._file) as state:
-                    self.step = int(state["step"])
-                    local.load_adapter_state({name: state[name] for name in state if name != "step"})
+                state = read_arrays(self._file)
+                self.step = int(state.pop("step"))
+                local.load_adapter_state(state)
 
     def applied(self, step: int) -> None:
         self.step = step + 1

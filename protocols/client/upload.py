@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 
@@ -13,23 +14,33 @@ from protocols.client.verification import ShareDigests, verify_uploads
 from protocols.plan.run_plan import MODEL_RELEASE, Plan
 from protocols.plan.scales import EMBEDDING_BITS
 from protocols.server.checkpoint import ServerDirectory
+from protocols.server.stored_rows import RowFolder, StoredRows, StoredTensor
 from protocols.step.clip import norms_of_squares, squared_norms
 from protocols.step.global_step import SharedRows
-from refmpc import ArithmeticTensor, Client, Party
+from refmpc import ArithmeticTensor, Client, Party, Words
 from refmpc.core.fixed import encode
 
 __all__ = [
     "ClientJob",
+    "Embeddings",
+    "chunks_of",
     "client_program",
     "receive_model",
     "receive_rows",
     "release_model",
     "share_columns",
+    "shares_of_rows",
     "with_ones_column",
 ]
 
 CHUNK_ROWS = 4096
 PATIENCE = 30 * 24 * 3600.0  # a client waits for the model as long as the training takes
+
+
+class Embeddings(Protocol):
+    """Rows of numbers: an array, or something that makes them when they are taken."""
+
+    def __getitem__(self, rows: slice, /) -> np.ndarray: ...
 
 
 @dataclass(frozen=True)
@@ -38,13 +49,21 @@ class ClientJob:
     client."""
 
     plan: Plan
-    embeddings: np.ndarray = field(repr=False)
+    embeddings: Embeddings = field(repr=False)
     labels: np.ndarray | None = field(repr=False)
 
 
 def _chunks(plan: Plan) -> list[slice]:
     rows = plan.schedule.num_samples
     return [slice(start, min(rows, start + CHUNK_ROWS)) for start in range(0, rows, CHUNK_ROWS)]
+
+
+def chunks_of(job: ClientJob) -> Iterator[np.ndarray]:
+    """All that this client is about to share, as numbers, chunk by chunk: embeddings, then labels."""
+    for rows in _chunks(job.plan):
+        yield job.embeddings[rows]
+    if job.labels is not None:
+        yield job.labels
 
 
 def _columns(job: ClientJob) -> Iterator[np.ndarray]:
@@ -76,60 +95,116 @@ def receive_model(client: Client, plan: Plan) -> list[np.ndarray]:
     return plan.unflatten(client.receive((plan.parameters,), plan.scales.weight_bits, timeout=PATIENCE))
 
 
-async def receive_rows(party: Party, plan: Plan, directory: ServerDirectory | None = None) -> SharedRows:
+async def receive_rows(
+    party: Party, plan: Plan, folder: RowFolder | None = None, directory: ServerDirectory | None = None
+) -> SharedRows | StoredRows:
     """Take in all clients' columns side by side, test them (``protocols.client.verification``), append the column of ones,
     and compute the row norms.
 
-    ``directory`` keeps what tells a resumed run that a client's columns are still the same; None if the servers have kept
-    the shares themselves (``protocols.deploy``). Dummies of a secret order come last: zero in every column, that of the ones
-    included, so that whatever is multiplied by them is zero exactly. The shares go straight into their place: memory stays at one copy and a
-    chunk.
+    Many rows go into files of ``folder``, and memory stays at a few chunks; without it, or if they are few, all stay in memory, one
+    copy and a chunk. ``directory`` keeps what tells a resumed run that a client's columns are still the same; None if the servers have
+    kept the shares themselves (``protocols.deploy``). Dummies of a secret order come last: zero in every column, that of the ones
+    included, so that whatever is multiplied by them is zero exactly.
     """
-    rows, padded = plan.schedule.num_samples, plan.schedule.num_rows
-    shares = np.zeros((2, padded, plan.width + 1), dtype=np.uint64)
-    labels = np.zeros((2, padded, plan.outputs), dtype=np.uint64)
     if directory is not None:
         check_columns(party, directory, plan.client_names)
+    held = _Table(party, plan, folder)
     digests = ShareDigests(plan.client_names) if plan.row_test is not None else None
     with party.phase("upload"):
         for chunk in _chunks(plan):
-            start = 0
-            for name, width in zip(plan.client_names, plan.client_widths, strict=True):
-                part = refmpc.input_from_client(party, name, (chunk.stop - chunk.start, width), EMBEDDING_BITS)
-                shares[:, chunk, start : start + width] = refmpc.unseal(part.shares)
-                start += width
-                if digests is not None:
-                    digests.add(name, refmpc.unseal(part.shares))
-            own = refmpc.input_from_client(
-                party, plan.client_names[-1], (chunk.stop - chunk.start, plan.outputs), plan.label_bits
-            )
-            labels[:, chunk] = refmpc.unseal(own.shares)
-            if digests is not None:
-                digests.add(plan.client_names[-1], refmpc.unseal(own.shares))
-            party.report({"phase": "upload", "done": chunk.stop, "total": rows})
+            _receive_chunk(party, plan, chunk, held, digests)
+            party.report({"phase": "upload", "done": chunk.stop, "total": plan.schedule.num_samples})
+    held.write_dummies(ones=True)
     squares = None
     if digests is not None:
-        rows_held = ArithmeticTensor(party, shares, EMBEDDING_BITS)  # its last column is still zero
         with party.phase("verification"):
-            squares = await verify_uploads(party, plan, rows_held, refmpc.seal(labels[:, :rows]), digests)
-    embeddings = with_ones_column(party, shares)
+            squares = await verify_uploads(party, plan, held.embeddings, held.labels, digests)
     with party.phase("norms"):
         if squares is None or plan.scales.one_output is not None:
-            norms = await squared_norms(embeddings, plan.scales)
+            norms = await squared_norms(held.embeddings, plan.scales)
         else:
             norms = await norms_of_squares(squares, plan.scales)
         # of dummies those of [0 1]: within the domain of every step
-    if padded > rows:
-        shares[:, rows:, -1] = 0
-        embeddings = ArithmeticTensor(party, shares, EMBEDDING_BITS)
-    return SharedRows(embeddings, ArithmeticTensor(party, labels, plan.label_bits), norms)
+    held.write_dummies(ones=False)
+    return held.rows(norms)
 
 
-def with_ones_column(party: Party, shares: np.ndarray) -> ArithmeticTensor:
-    """[H 1] from shares whose last column is still zero: the public ones are the share x_0."""
+def _receive_chunk(party: Party, plan: Plan, chunk: slice, held: _Table, digests: ShareDigests | None) -> None:
+    """The clients' columns of some rows, and their labels."""
+    count, *_, last = chunk.stop - chunk.start, *plan.client_names
+    embeddings = np.zeros((2, count, plan.width + 1), dtype=np.uint64)
+    start = 0
+    for name, width in zip(plan.client_names, plan.client_widths, strict=True):
+        part = refmpc.unseal(refmpc.input_from_client(party, name, (count, width), EMBEDDING_BITS).shares)
+        embeddings[:, :, start : start + width] = part
+        start += width
+        if digests is not None:
+            digests.add(name, part)
+    own = refmpc.input_from_client(party, last, (count, plan.outputs), plan.label_bits)
+    if digests is not None:
+        digests.add(last, refmpc.unseal(own.shares))
+    _set_ones(party, embeddings)
+    held.write(chunk, refmpc.seal(embeddings), own.shares)
+
+
+class _Table:
+    """Embeddings and labels of all rows, in memory or in files."""
+
+    def __init__(self, party: Party, plan: Plan, folder: RowFolder | None):
+        self._party, self._plan = party, plan
+        rows, columns = plan.schedule.num_rows, plan.width + 1
+        self._folder = folder if folder is not None and folder.keeps(shares_of_rows(plan)) else None
+        self.embeddings = self._made("embeddings", (rows, columns), EMBEDDING_BITS)
+        self.labels = self._made("labels", (rows, plan.outputs), plan.label_bits)
+
+    def _made(self, name: str, shape: tuple[int, int], bits: int) -> ArithmeticTensor | StoredTensor:
+        if self._folder is not None:
+            return self._folder.tensor(self._party, name, shape, bits)
+        return ArithmeticTensor(self._party, np.zeros((2, *shape), dtype=np.uint64), bits)
+
+    def write(self, rows: slice, embeddings: Words, labels: Words | None = None) -> None:
+        for held, words in ((self.embeddings, embeddings), (self.labels, labels)):
+            if words is None:
+                continue
+            if isinstance(held, StoredTensor):
+                held.write(rows, words)
+            else:
+                refmpc.unseal(held.shares)[:, rows] = refmpc.unseal(words)
+
+    def write_dummies(self, *, ones: bool) -> None:
+        """Zeros in every column; with ``ones``, as long as norms are computed, in all but the last."""
+        first, end = self._plan.schedule.num_samples, self._plan.schedule.num_rows
+        for start in range(first, end, CHUNK_ROWS):
+            part = slice(start, min(end, start + CHUNK_ROWS))
+            words = np.zeros((2, part.stop - part.start, self._plan.width + 1), dtype=np.uint64)
+            if ones:
+                _set_ones(self._party, words)
+            self.write(part, refmpc.seal(words))
+
+    def rows(self, norms: ArithmeticTensor) -> SharedRows | StoredRows:
+        """With the norms: what a training takes."""
+        if isinstance(self.embeddings, StoredTensor) and isinstance(self.labels, StoredTensor):
+            assert self._folder is not None
+            return StoredRows(self.embeddings, self.labels, self._folder.store(self._party, "norms", norms))
+        assert isinstance(self.embeddings, ArithmeticTensor) and isinstance(self.labels, ArithmeticTensor)
+        return SharedRows(self.embeddings, self.labels, norms)
+
+
+def shares_of_rows(plan: Plan) -> int:
+    """Bytes of one server's shares of all rows: [H 1], labels and norms."""
+    return 16 * plan.schedule.num_rows * (plan.width + 1 + plan.outputs + 1)
+
+
+def _set_ones(party: Party, shares: np.ndarray) -> None:
+    """The last column, which is still zero, becomes the public one: it is the share x_0."""
     ones = {0: 0, 2: 1}.get(party.id)
     if ones is not None:
         shares[ones, :, -1] = 1 << EMBEDDING_BITS
+
+
+def with_ones_column(party: Party, shares: np.ndarray) -> ArithmeticTensor:
+    """[H 1] from shares whose last column is still zero."""
+    _set_ones(party, shares)
     return ArithmeticTensor(party, shares, EMBEDDING_BITS)
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -21,8 +22,8 @@ import refmpc
 from accel.errors import InvalidArgument
 from protocols.plan.row_test import NORM_ROWS, RowTest, row_test, upload_release
 from protocols.plan.run_plan import Plan
-from protocols.plan.scales import EMBEDDING_BITS
-from refmpc import ArithmeticTensor, Party, Words
+from protocols.server.stored_rows import CutByRows
+from refmpc import ArithmeticTensor, Party
 from refmpc.core.rounds import Round
 from refmpc.primitives.input_checks import Faults, public_coins
 
@@ -31,6 +32,7 @@ __all__ = [
     "UploadRefused",
     "require_bits",
     "require_labels",
+    "require_norms_within",
     "require_one_hot",
     "require_rows_within",
     "verify_uploads",
@@ -45,60 +47,80 @@ class UploadRefused(InvalidArgument):
         self.clients = tuple(clients)
 
 
-async def require_rows_within(faults: Faults, x: ArithmeticTensor, test: RowTest) -> ArithmeticTensor:
-    """Tests every row of x (n, width; columns of zeros may follow). Returns the exact squared norms, scale 2·14 bits.
+async def require_rows_within(faults: Faults, x: CutByRows, test: RowTest) -> ArithmeticTensor:
+    """Tests every row of x (n, test.width; other columns behind them do not count). Returns the exact squared norms, scale 2·14
+    bits.
 
-    Rounds: 2 for each ``test.rows`` rows, 5 for each NORM_ROWS."""
+    Rounds: 2 for each ``test.rows`` rows, 5 for each NORM_ROWS, which is what is in memory at a time."""
     largest = math.isqrt(test.squared) + 1
-    words = x.reinterpret(0)
-    for start in range(0, len(x), test.rows):
-        await faults.require_small(words[start : start + test.rows], largest)
-    pieces = []
+    pieces, sums, projected = [], None, 0
     for start in range(0, len(x), NORM_ROWS):
-        rows = x[start : start + NORM_ROWS]
-        squares = await refmpc.dot(rows, rows)
-        column = squares.reinterpret(0).reshape(len(rows), 1)
-        await faults.require_small(column, test.squared)
-        await faults.require_not_negative((-column) + test.squared, min(63, test.high_bit(len(rows))))
-        pieces.append(squares)
+        rows = x[start : start + NORM_ROWS][:, : test.width].copy()
+        begin = 0
+        while begin < len(rows):
+            part = rows.shares[:, begin : begin + test.rows - projected]
+            sums = faults.project(rows.party.machine.contiguous(part), sums)
+            begin, projected = begin + part.shape[1], projected + part.shape[1]
+            if projected == test.rows or start + begin == len(x):
+                await faults.require_small_sums(sums, projected, largest)
+                sums, projected = None, 0
+        pieces.append(await require_norms_within(faults, rows, test))
     return refmpc.concatenate(pieces)
 
 
-async def require_one_hot(faults: Faults, party: Party, labels: Words) -> None:
-    """Tests that every row of labels (2, n, S), ring integers, has one 1 and zeros else. 6 rounds in all."""
-    await require_bits(faults, party, labels)
-    machine, rows = party.machine, labels.shape[1]
-    rest = machine.memory((rows, 1))
-    machine.call("sum_axes", labels[0], (1,), rest[:, 0])
-    if party.id == 0:
-        machine.call("subtract", rest, np.uint64(1), rest)
-    await faults.require_zero(rest)
+async def require_norms_within(faults: Faults, rows: ArithmeticTensor, test: RowTest) -> ArithmeticTensor:
+    """Tests the norms of at most NORM_ROWS rows whose entries are small, and returns the exact squares. 5 rounds."""
+    squares = await refmpc.dot(rows, rows)
+    column = squares.reinterpret(0).reshape(len(rows), 1)
+    await faults.require_small(column, test.squared)
+    await faults.require_not_negative((-column) + test.squared, min(63, test.high_bit(len(rows))))
+    return squares
 
 
-async def require_bits(faults: Faults, party: Party, labels: Words) -> None:
-    """Tests that all of labels (2, n, S) are 0 or 1. 3 rounds.
+async def require_one_hot(faults: Faults, labels: CutByRows) -> None:
+    """Tests that every row of labels (n, S), ring integers, has one 1 and zeros else. 6 rounds in all."""
+    await require_bits(faults, labels)
+    sums = None
+    for start in range(0, len(labels), NORM_ROWS):
+        rows = labels[start : start + NORM_ROWS]
+        machine = rows.party.machine
+        rest = machine.memory((len(rows), 1))
+        machine.call("sum_axes", rows.first, (1,), rest[:, 0])
+        if rows.party.id == 0:
+            machine.call("subtract", rest, np.uint64(1), rest)
+        sums = faults.project(rest, sums)
+    assert sums is not None
+    await faults.require_zero_sums(sums)
+
+
+async def require_bits(faults: Faults, labels: CutByRows) -> None:
+    """Tests that all of labels (n, S) are 0 or 1. 3 rounds.
 
     y² = y modulo 2^64 only for 0 and 1, because y and y − 1 have no common factor."""
-    machine = party.machine
-    own = machine.contiguous(labels)
-    squares = machine.memory(own.shape[1:])
-    machine.call("product_pair", own, own, None, squares)
-    machine.call("subtract", squares, own[0], squares)
-    await faults.require_zero(squares)
+    sums = None
+    for start in range(0, len(labels), NORM_ROWS):
+        rows = labels[start : start + NORM_ROWS]
+        machine = rows.party.machine
+        own = machine.contiguous(rows.shares)
+        squares = machine.memory(own.shape[1:])
+        machine.call("product_pair", own, own, None, squares)
+        machine.call("subtract", squares, own[0], squares)
+        sums = faults.project(squares, sums)
+    assert sums is not None
+    await faults.require_zero_sums(sums)
 
 
-async def require_labels(faults: Faults, party: Party, plan: Plan, labels: Words) -> None:
+async def require_labels(faults: Faults, plan: Plan, labels: CutByRows) -> None:
     """Of each task its own: a one-hot row, a 0 or 1, or a number from −1 to 1."""
     task = plan.training.task
     if task == "classification":
-        await require_one_hot(faults, party, labels)
+        await require_one_hot(faults, labels)
     elif task == "binary":
-        await require_bits(faults, party, labels)
+        await require_bits(faults, labels)
     else:
         test = row_test(1, 1.0)
         assert test is not None
-        numbers = ArithmeticTensor(party, party.machine.contiguous(labels), EMBEDDING_BITS)
-        await require_rows_within(faults, numbers, test)
+        await require_rows_within(faults, labels, test)
 
 
 class ShareDigests:
@@ -133,23 +155,54 @@ class ShareDigests:
         return [client for client, found in zip(self._clients, both, strict=True) if found]
 
 
+@dataclass(frozen=True)
+class _First:
+    """The first ``count`` rows."""
+
+    rows: CutByRows
+    count: int
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, rows: slice) -> ArithmeticTensor:
+        start, stop, _ = rows.indices(self.count)
+        return self.rows[start:stop]
+
+
+@dataclass(frozen=True)
+class _Columns:
+    """Some of the columns."""
+
+    rows: CutByRows
+    columns: slice
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, rows: slice) -> ArithmeticTensor:
+        return self.rows[rows][:, self.columns]
+
+
 async def verify_uploads(
-    party: Party, plan: Plan, rows: ArithmeticTensor, labels: Words, digests: ShareDigests
+    party: Party, plan: Plan, rows: CutByRows, labels: CutByRows, digests: ShareDigests
 ) -> ArithmeticTensor:
-    """Tests what all clients have shared: rows (n, d, and a column of zeros) and labels (2, n, S). Returns the exact squared
-    norms of the rows. Raises ``UploadRefused`` at all servers, with the names of the clients."""
+    """Tests what all clients have shared: rows (n, d, and a column that does not count) and labels (n, S; rows of zeros may
+    follow where n is padded). Returns the exact squared norms of the rows. Raises ``UploadRefused`` at all servers, with the
+    names of the clients."""
     test = plan.row_test
     assert test is not None
     if wrong := digests.differing(party):
         raise UploadRefused(f"{_named(wrong)} sent different shares of the same rows to two servers", wrong)
+    labelled = _First(labels, plan.schedule.num_samples)
     faults = Faults(party, await public_coins(party))
     squares = await require_rows_within(faults, rows, test)
-    await require_labels(faults, party, plan, labels)
+    await require_labels(faults, plan, labelled)
     if not await _opened(faults, upload_release()):
         return squares
     refused, start = [], 0
     for place, (name, width) in enumerate(zip(plan.client_names, plan.client_widths, strict=True)):
-        own = rows[:, start : start + width].copy()
+        own = _Columns(rows, slice(start, start + width))
         start += width
         faults = Faults(party, await public_coins(party))
         bound = plan.held_bounds[place]
@@ -157,7 +210,7 @@ async def verify_uploads(
         assert part is not None  # narrower, and a smaller bound
         await require_rows_within(faults, own, part)
         if name == plan.client_names[-1]:
-            await require_labels(faults, party, plan, labels)
+            await require_labels(faults, plan, labelled)
         if await _opened(faults, upload_release(name)):
             refused.append(name)
     bounds = ", ".join(f"{bound:.5g}" for bound in plan.held_bounds)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from accel.errors import InvalidArgument
-from accel.files import write_arrays
+from accel.files import read_arrays, write_arrays
 from accel.validate import require, require_choice
 from vfl.tasks import TASKS
 
@@ -86,8 +86,7 @@ def read_model(file: Path, argument: str = "model") -> ReleasedModel:
     """The model in ``file``; ``argument`` is what the user gave, for the refusal."""
     require(file.exists(), argument, str(file), "an existing file with a released model")
     try:
-        with np.load(file) as stored:
-            arrays = {name: stored[name] for name in stored}
+        arrays = read_arrays(file)
     except (ValueError, TypeError, EOFError, zipfile.BadZipFile) as error:  # what numpy says of other files
         raise InvalidArgument(f"{argument} = {str(file)!r}: must be a released model (.npz): {error}") from None
     numbers = sorted(int(name.removeprefix(_LAYER)) for name in arrays if name.removeprefix(_LAYER).isdecimal())

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 import refmpc
+from accel.files import read_arrays
 from accel.validate import require, require_choice, require_integer
 from protocols.plan.run_plan import Plan
 from protocols.plan.scales import EMBEDDING_BITS, LOGIT_BITS, MOST_WEIGHT_BITS, PROBABILITY_BITS
@@ -297,8 +298,8 @@ def _layers(party: Party, job: PredictionServerJob) -> list[ArithmeticTensor]:
         zeros = (ArithmeticTensor(party, np.zeros((2, *shape), np.uint64), plan.weight_bits) for shape in plan.shapes)
         return [zero + layer for zero, layer in zip(zeros, job.layers, strict=True)]
     assert job.checkpoint is not None
-    with np.load(job.checkpoint) as file:
-        shares = [file[name] for name in sorted(file) if name.startswith("values")]
+    stored = read_arrays(job.checkpoint)
+    shares = [stored[name] for name in sorted(stored) if name.startswith("values")]
     found = tuple(share.shape[1:] for share in shares)
     require(found == plan.shapes, f"layers in {job.checkpoint.name}", found, f"those of the plan, {plan.shapes}")
     return [ArithmeticTensor(party, share, plan.weight_bits) for share in shares]

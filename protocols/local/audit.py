@@ -141,7 +141,7 @@ def _words(tensor: ArithmeticTensor) -> np.ndarray:
 async def _servers(party: Party, job: ServerJob) -> Observation:
     train = PROTOCOLS[job.plan.protocol].train
     with (ObservedOpenRun if job.plan.opens_sums else ObservedRun)(party, job) as run:
-        await train(run, await receive_rows(party, job.plan, run.directory))
+        await train(run, await receive_rows(party, job.plan, None, run.directory))
     return run.seen
 
 

@@ -23,7 +23,7 @@ from protocols.local.leaving import leaving
 from protocols.local.options import RunOptions, parse_options
 from protocols.local.progress import ProgressBars
 from protocols.local.public_split import measured_plan, set_aside, with_public
-from protocols.local.report import RunReport, estimate, print_estimate, print_report, write_report
+from protocols.local.report import NoiseChoice, RunReport, estimate, print_estimate, print_report, write_report
 from protocols.local.run_log import RunLog
 from protocols.noise.server_noise import insecure_total_noise
 from protocols.plan.run_plan import Plan
@@ -220,7 +220,17 @@ class Command:
 def _estimate(options: RunOptions, federation: Federation) -> tuple[Plan, dict[str, float]]:
     chosen = protocol(options.protocol)
     plan = chosen.plan(federation, options.training)
-    return plan, estimate(plan)
+    return plan, estimate(plan, keeps_steps=options.checkpoint_every > 0)
+
+
+def _with_other_noise(options: RunOptions, federation: Federation, command: Command) -> NoiseChoice:
+    """The same run with the other kind of noise, so that a user can trade; or why there is none."""
+    other = "distributed" if options.training.noise == "joint" else "joint"
+    changed = replace(options, training=options.training.with_(noise=other))
+    try:
+        return NoiseChoice.of(*command.estimate(changed, federation))
+    except InvalidArgument as error:
+        return NoiseChoice(other, refused=str(error))
 
 
 def main(name: str, description: str | None, argv: list[str] | None = None, command: Command | None = None) -> None:
@@ -239,7 +249,7 @@ def main(name: str, description: str | None, argv: list[str] | None = None, comm
         federation = command.federation(options)
         if options.estimate:
             plan, found = command.estimate(options, federation)
-            print_estimate(plan, options, console, found)
+            print_estimate(plan, options, console, found, _with_other_noise(options, federation, command))
             return
         report = command.launch(options, federation, console)
     except PpvflError as error:

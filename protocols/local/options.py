@@ -9,8 +9,8 @@ from typing import Any
 
 from accel.errors import InvalidArgument
 from protocols.version import add_version_option
-from vfl.data.sets import DATA_SETS, EMBEDDED_TABLES
-from vfl.defaults import table_row_bound, training_defaults
+from vfl.data.sets import DATA_SETS, EMBEDDED_TABLES, NUMBERS
+from vfl.defaults import averaging_fits, table_row_bound, training_defaults
 from vfl.dp.factorisation import KINDS
 from vfl.local.config import LOCAL_MODELS
 from vfl.tasks import TASKS
@@ -91,10 +91,18 @@ def _usual(protocol: str, found: dict[str, Any], training: TrainingConfig, run: 
         clipped = found["row_rule"] in (None, "clip")
         epsilon = found["epsilon"] if 0 < found["epsilon"] < LARGEST_EPSILON else training.epsilon  # else refused later
         bound = table_row_bound(width) if clipped else run.row_bound
-        return {"row_rule": "clip", "row_bound": bound, **training_defaults(rows, epsilon, hidden=hidden)}
+        averaging = (
+            averaging_fits(protocol, found.get("weights", "secret"))
+            and found["average"] is None
+            and found["learning_rate"] is None  # a stated rate was chosen for what it gives
+            and not found["patience"]  # the last fifth is not known before the end
+        )
+        regression = found.get("task") == "regression"
+        chosen = training_defaults(rows, epsilon, hidden=hidden, regression=regression, averaging=averaging)
+        return {"row_rule": "clip", "row_bound": bound, **chosen}
     rate = MLP_LEARNING_RATE if hidden else training.learning_rate
     usual = {"epochs": training.epochs, "batch_size": training.batch_size, "learning_rate": rate}
-    return {"row_rule": run.row_rule, "row_bound": run.row_bound, **usual}
+    return {"row_rule": run.row_rule, "row_bound": run.row_bound, "average": training.average, **usual}
 
 
 def _numbers(text: str) -> tuple[float, ...]:
@@ -124,7 +132,7 @@ def parse_options(protocol: str, description: str | None, argv: list[str] | None
     )
     data.add_argument("--local-weights", metavar="FILE", help="weights of the local model, from public data")
     data.add_argument(
-        "--row-bound", type=float, help="public bound R on the norm of each row (default 1; tables 2·√width)"
+        "--row-bound", type=float, help="public bound R on the norm of each row (default 1; tables 4·√width)"
     )
     data.add_argument(
         "--row-rule",
@@ -151,8 +159,7 @@ def parse_options(protocol: str, description: str | None, argv: list[str] | None
         train.add_argument(
             "--task",
             choices=TASKS,
-            default=default.task,
-            help="classification (default), binary (two classes as one logit: half the bytes) or regression",
+            help="classification (default), binary (two classes as one logit: half the bytes) or regression (default of diabetes)",
         )
         train.add_argument(
             "--class-weights",
@@ -183,9 +190,8 @@ def parse_options(protocol: str, description: str | None, argv: list[str] | None
         train.add_argument(
             "--average",
             choices=AVERAGES,
-            default=default.average,
             help="give the mean of the models of the last fifth of all steps, or an exponential average, instead of the last one"
-            " (open weights; costs no privacy)",
+            " (open weights; costs no privacy; default none, of tables fifth unless a rate is stated)",
         )
         train.add_argument(
             "--public-fraction",
@@ -298,8 +304,10 @@ def parse_options(protocol: str, description: str | None, argv: list[str] | None
     setting = found.pop("setting")
     if setting is not None:
         found.update(SETTINGS[setting])
+    if found.get("task") is None:
+        found["task"] = "regression" if found["data"] in NUMBERS and found["embeddings"] is None else default.task
     usual = _usual(protocol, found, default, run)
-    found |= {name: value for name, value in usual.items() if found[name] is None}
+    found |= {name: value for name, value in usual.items() if found.get(name) is None}
     names = {field.name for field in fields(TrainingConfig)}
     try:
         training = TrainingConfig(**{name: value for name, value in found.items() if name in names})

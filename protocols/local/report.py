@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,19 +15,23 @@ from rich.console import Console
 from rich.table import Table
 
 from accel.files import write_text
+from protocols.client.upload import shares_of_rows
 from protocols.inference.model_file import MODEL, ReleasedModel, write_model
 from protocols.local.curves import Timeline, draw_curves
 from protocols.local.options import RunOptions
-from protocols.noise.joint_noise import MOST_SAMPLES, SAMPLE_MEMORY, joint_block_rows, joint_noise_cost
+from protocols.local.phase_costs import phase_costs, total_cost
+from protocols.noise.joint_noise import MOST_SAMPLES, SAMPLE_MEMORY, joint_block_rows
+from protocols.plan.row_test import NORM_ROWS
 from protocols.plan.run_plan import Plan
 from protocols.plan.scales import EMBEDDING_BITS
 from protocols.server.open_training import durability
+from protocols.server.stored_rows import IN_MEMORY
 from protocols.step.cost import step_cost
-from refmpc import Cost, Ledger
+from refmpc import Ledger
 from refmpc.core.ledger import Release
 from vfl.tasks import score_in_words, score_name
 
-__all__ = ["RunReport", "estimate", "print_estimate", "print_report", "size_in_words", "write_report"]
+__all__ = ["NoiseChoice", "RunReport", "estimate", "print_estimate", "print_report", "size_in_words", "write_report"]
 
 
 @dataclass
@@ -187,55 +192,125 @@ def print_report(report: RunReport, console: Console) -> None:
 # before a run ------------------------------------------------------------------------------------
 
 
-def estimate(plan: Plan) -> dict[str, float]:
-    """Rounds, bytes and memory of a run, from a dry run of one step (upload counted at the clients)."""
-    step = step_cost(plan)
-    steps, rows = plan.schedule.num_steps, plan.schedule.num_samples
-    upload = 16 * rows * (plan.width + plan.outputs)
-    padded = plan.schedule.num_rows
+INTERPRETER = 105 << 20  # bytes of a server that holds nothing yet, measured: Python, its libraries, kernels
+_ROW_WORK = 4096  # bytes for each row whose norm is tested or computed at a time, besides the row, measured
+
+
+def estimate(plan: Plan, *, keeps_steps: bool = False) -> dict[str, float]:
+    """Rounds, bytes and memory of a run: all phases between the servers (``protocols.local.phase_costs``), and what clients send.
+
+    ``keeps_steps``: whether steps are kept on disk. Times are those of the network alone.
+    """
+    step, costs = step_cost(plan), phase_costs(plan, keeps_steps=keeps_steps)
+    all_phases = total_cost(costs.values())
+    checks = total_cost(costs[name] for name in ("verification", "norms") if name in costs)
     shuffles = plan.schedule.epochs if plan.protocol == "g_shuff" else int(plan.secret_order)
-    shuffle = 32 * padded * (plan.width + 1 + plan.outputs + 1)
-    share = 16 * padded * (plan.width + 1 + plan.outputs)
     history = 8 * plan.parameters * (plan.factorisation.bands + 128)
-    noise = Cost(0, 0)
     if plan.training.noise == "joint":
-        noise, block = joint_noise_cost(plan), joint_block_rows(plan.parameters)
+        block = joint_block_rows(plan.parameters)
         history += 8 * plan.parameters * (plan.factorisation.bands + 2 * block) + SAMPLE_MEMORY * MOST_SAMPLES
-    rounds, total = step.rounds * steps + noise.rounds, step.bytes * steps + noise.bytes
     return {
         "rounds_per_step": step.rounds,
         "bytes_per_step": step.bytes,
-        "noise_bytes": noise.bytes,
-        "rounds": rounds,
-        "bytes": total + shuffles * shuffle,
-        "upload_bytes": upload,
-        "shuffle_bytes": shuffle if shuffles else 0,
+        "noise_bytes": costs["noise"].bytes if "noise" in costs else 0,
+        "rounds": all_phases.rounds,
+        "bytes": all_phases.bytes,
+        "checks_rounds": checks.rounds,
+        "checks_bytes": checks.bytes,
+        "upload_bytes": 16 * plan.schedule.num_samples * (plan.width + plan.outputs),
+        "shuffle_bytes": costs["shuffle"].bytes / shuffles if shuffles else 0,
         "shuffles": shuffles,
-        "memory_per_server": share * (2 if shuffles else 1) + history,
-        "seconds_lan": rounds * 1e-3 + total / 3 / (1e9 / 8),
-        "seconds_wan": rounds * 20e-3 + total / 3 / (200e6 / 8),
+        "memory_per_server": INTERPRETER + _rows_in_memory(plan, shuffles) + history,
+        "seconds_lan": all_phases.rounds * 1e-3 + all_phases.bytes / 3 / (1e9 / 8),
+        "seconds_wan": all_phases.rounds * 20e-3 + all_phases.bytes / 3 / (200e6 / 8),
     }
 
 
-def print_estimate(plan: Plan, options: RunOptions, console: Console, found: dict[str, float] | None = None) -> None:
-    """What the run would cost: ``found`` if the protocol estimates for itself."""
-    found = found or estimate(plan)
-    if options.json:
-        print(
-            json.dumps({**found, "privacy": plan.claim.headline(), "claim": json.loads(plan.claim.to_json())}, indent=2)
+def _rows_in_memory(plan: Plan, shuffles: int) -> int:
+    """All rows if they are few or shuffled (twice then, while they are), and the block that is tested (read, and in one piece)."""
+    shares, block = shares_of_rows(plan), min(NORM_ROWS, plan.schedule.num_rows)
+    held = shares * (2 if shuffles else 1) if shuffles or shares <= IN_MEMORY else 0
+    return held + block * (2 * 16 * (plan.width + 1) + _ROW_WORK)
+
+
+@dataclass(frozen=True)
+class NoiseChoice:
+    """What one way of making noise would cost, and how much noise it is; ``refused``: why it cannot be had here."""
+
+    name: str
+    noise_multiplier: float = math.nan
+    model_noise: float = math.nan  # deviation of a weight over the iterates (RMSE), per unit of learning rate
+    rounds: float = math.nan
+    bytes: float = math.nan
+    seconds_lan: float = math.nan
+    seconds_wan: float = math.nan
+    refused: str = ""
+
+    @classmethod
+    def of(cls, plan: Plan, found: dict[str, float]) -> NoiseChoice:
+        deviation = plan.noise.outsider_std * plan.factorisation.workload_error("mean") / plan.schedule.divisor
+        costs = {key: found[key] for key in ("rounds", "bytes", "seconds_lan", "seconds_wan")}
+        return cls(plan.training.noise, plan.noise.noise_multiplier, deviation, refused="", **costs)
+
+    def as_dict(self) -> dict[str, Any]:
+        if self.refused:
+            return {"refused": self.refused}
+        return {key: value for key, value in asdict(self).items() if key not in ("name", "refused")}
+
+
+def _noise_table(choices: Sequence[NoiseChoice]) -> Table:
+    view = Table(title="Who makes the noise (--noise): the same claim, less noise for more bytes")
+    view.add_column("noise", style="bold")
+    for heading in ("σ", "noise of a weight", "bytes", "rounds", "LAN", "WAN"):
+        view.add_column(heading, justify="right", no_wrap=True)
+    most = max((choice.model_noise for choice in choices if not choice.refused), default=math.nan)
+    for choice in choices:
+        if choice.refused:
+            view.add_row(choice.name, "–", "–", "–", "–", "–", "–")
+            continue
+        view.add_row(
+            choice.name,
+            f"{choice.noise_multiplier:.4g}",
+            f"{choice.model_noise:.3g} ({choice.model_noise / most:.0%})",
+            size_in_words(choice.bytes),
+            f"{choice.rounds:,.0f}",
+            f"{choice.seconds_lan:,.0f} s",
+            f"{choice.seconds_wan:,.0f} s",
         )
+    view.caption = "network time alone; noise of a weight: RMSE over all steps, per unit of learning rate"
+    return view
+
+
+def print_estimate(
+    plan: Plan,
+    options: RunOptions,
+    console: Console,
+    found: dict[str, float] | None = None,
+    other: NoiseChoice | None = None,
+) -> None:
+    """What the run would cost: ``found`` if the protocol estimates for itself; ``other``: with the other kind of noise."""
+    found = found or estimate(plan)
+    choices = [] if other is None else sorted((NoiseChoice.of(plan, found), other), key=lambda choice: choice.name)
+    if options.json:
+        content = {**found, "privacy": plan.claim.headline(), "claim": json.loads(plan.claim.to_json())}
+        if choices:
+            content["noise"] = {choice.name: choice.as_dict() for choice in choices}
+        print(json.dumps(content, indent=2))
         return
     view = Table(title=f"{plan.protocol}: what {plan.schedule.num_steps} steps would cost", show_header=False)
     view.add_column(style="bold")
     view.add_column()
     view.add_row("one step", f"{found['rounds_per_step']:.0f} rounds, {size_in_words(found['bytes_per_step'])} in all")
-    view.add_row("training", f"{found['rounds']:,.0f} rounds, {size_in_words(found['bytes'])} between the servers")
+    view.add_row("all", f"{found['rounds']:,.0f} rounds, {size_in_words(found['bytes'])} between the servers")
+    if found.get("checks_rounds"):
+        checks = f"{found['checks_rounds']:,.0f} rounds, {size_in_words(found['checks_bytes'])}"
+        view.add_row("tests of the rows, norms", f"{checks} of these")
     if found.get("noise_bytes"):
-        view.add_row("joint noise", f"{size_in_words(found['noise_bytes'])} (in the training's bytes)")
+        view.add_row("joint noise", f"{size_in_words(found['noise_bytes'])} (of these)")
     view.add_row("upload", f"{size_in_words(found['upload_bytes'])} from the clients")
     if found.get("shuffles"):
         often = f"{found['shuffles']:.0f} times " if found["shuffles"] > 1 else ""
-        view.add_row("shuffle", f"{often}{size_in_words(found['shuffle_bytes'])} (in the training's bytes)")
+        view.add_row("shuffle", f"{often}{size_in_words(found['shuffle_bytes'])} (of these)")
     view.add_row("memory", f"about {size_in_words(found['memory_per_server'])} a server")
     view.add_row(
         "network time", f"LAN {found['seconds_lan']:,.0f} s, WAN {found['seconds_wan']:,.0f} s, computing on top"
@@ -245,6 +320,11 @@ def print_estimate(plan: Plan, options: RunOptions, console: Console, found: dic
     view.add_row("privacy", plan.claim.headline())
     view.add_row("scales", f"embeddings {EMBEDDING_BITS} bits, weights {plan.scales.weight_bits} bits{hidden}")
     console.print(view)
+    if choices:
+        console.print(_noise_table(choices))
+        for choice in choices:
+            if choice.refused:
+                console.print(f"- {choice.name} noise cannot be had here: {choice.refused}", style="dim")
     console.print(plan.claim.paragraph())
 
 

@@ -31,7 +31,7 @@ from pathlib import Path
 import numpy as np
 
 import refmpc
-from accel.files import write_arrays
+from accel.files import read_arrays, write_arrays
 from protocols.plan.run_plan import Plan, joint_scale
 from protocols.server.checkpoint import CannotResume, ServerDirectory, agree_on_count, confirm_on_disk
 from refmpc import Cost, Party
@@ -135,8 +135,7 @@ class JointNoise:
                 f"{self._file(block)} is missing: the noise of step {self._step} was drawn and must not be drawn again; "
                 "the run cannot resume, start a new one"
             )
-        with np.load(self._file(block)) as file:
-            return np.asarray(file["first"])
+        return read_arrays(self._file(block))["first"]
 
     def _agree(self) -> int:
         """Blocks that all three servers have; later ones were used by nobody and are removed. 1 round."""

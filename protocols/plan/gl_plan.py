@@ -2,23 +2,55 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
 from accel.validate import require
 from protocols.plan.gl_scales import AdapterScales, FactorBounds, plan_layer_scales
 from protocols.plan.gl_shapes import AdapterShape, JacobianShape, LayerFacts, public_facts
+from protocols.plan.row_test import (
+    FAULT_CLAIM,
+    STEP_FAULT_CLAIM,
+    NormTest,
+    norm_test,
+    step_release,
+    upload_release,
+)
 from protocols.plan.run_plan import MODEL_RELEASE, Plan, with_open_weights
-from protocols.plan.scales import GRADIENT_BITS, RELEASE_BITS
+from protocols.plan.scales import EMBEDDING_BITS, GRADIENT_BITS, RELEASE_BITS
 from vfl.dp import CalibratedNoise, Claim, FixedPointSlack, labels_only_claim, with_delta_checked
+from vfl.dp.claim import ROW_BOUND_CHECKED_IN_STEPS, ROW_BOUND_TRUSTED
 from vfl.federation import Federation
 from vfl.local.client import LocalUpdate
 from vfl.run_mechanism import calibrate_run, choose_factorisation, choose_schedule
 from vfl.training import TrainingConfig
 
-__all__ = ["LayerPlan", "layer_release", "plan_from_facts", "plan_layer_run"]
+__all__ = [
+    "EMBEDDINGS",
+    "PROJECTED",
+    "ROW_FACTORS",
+    "UP",
+    "LayerPlan",
+    "block",
+    "layer_release",
+    "plan_from_facts",
+    "plan_layer_run",
+]
 
 MOST_ENTRIES = 1 << 24
+KEPT = "the clients keep"
+EMBEDDINGS, PROJECTED, UP, ROW_FACTORS = (
+    "embeddings",
+    "projected",
+    "up",
+    "row factors",
+)  # what a client shares in a step
+
+
+def block(layer: int) -> str:
+    """The name of the input of a client's layer among what it shares."""
+    return f"block {layer}"
 
 
 def layer_release(client: str) -> str:
@@ -50,7 +82,10 @@ class LayerPlan(Plan):
         """One layer gradient per client and step, with open weights the global sums too, and the global model at the end, under
         one claim."""
         text = self.claim.paragraph()
-        return {MODEL_RELEASE: text} | self._sums_release | {layer_release(name): text for name in self.client_names}
+        layers = {layer_release(name): text for name in self.client_names}
+        tests = {step_release(name): STEP_FAULT_CLAIM for name in self.client_names if self.tests_steps}
+        labels = {upload_release(self.client_names[-1]): FAULT_CLAIM} if self.tests_steps else {}
+        return {MODEL_RELEASE: text} | self._sums_release | layers | tests | labels
 
     def public_parameters(self) -> dict[str, Any]:
         """What all participants compare before anything is shared."""
@@ -60,6 +95,32 @@ class LayerPlan(Plan):
             "layer_starts": list(self.layer_starts),
             "local_update": str(self.local_update),
         }
+
+    def step_tests(self, place: int) -> dict[str, NormTest | None]:
+        """How the servers test what a client shares in a step: embeddings, and of LoRA layers their factors."""
+        shape, rows, limits, scales = self.shapes[place], self.schedule.batch_size, self.adapters.bounds, self.adapters
+        tests = {EMBEDDINGS: norm_test(rows, shape.width, self.client_bounds[place], EMBEDDING_BITS)}
+        if not isinstance(shape, AdapterShape):
+            return tests
+        stacked, down = shape.stacked_rank, shape.with_down
+        return (
+            tests
+            | {
+                PROJECTED: norm_test(rows, stacked, limits.projected, scales.projected_bits),
+                UP: norm_test(1, shape.width * stacked, limits.up, scales.up_bits),
+                ROW_FACTORS: norm_test(rows, 1, limits.row_factor, scales.row_factor_bits),
+            }
+            | {
+                block(i): norm_test(rows, w, limits.block, EMBEDDING_BITS)
+                for i, w in enumerate(shape.block_widths)
+                if down
+            }
+        )
+
+    @property
+    def tests_steps(self) -> bool:
+        """Whether 64 bits are enough for all of these tests; otherwise clients are trusted, and the claim says so."""
+        return all(test is not None for place in range(len(self.shapes)) for test in self.step_tests(place).values())
 
     def noise_slices(self) -> list[slice]:
         """Each client's part of a noise row."""
@@ -146,8 +207,9 @@ def plan_from_facts(facts: LayerFacts, training: TrainingConfig, bounds: FactorB
         )
     if any(isinstance(shape, JacobianShape) for shape in shapes):
         kept.append(f"the Jacobians of their layers within a public bound ({limits.jacobian:g})")
-    enforced = f"the clients keep {' and '.join(kept)}"
-    return LayerPlan(
+    enforced = f"{KEPT} {' and '.join(kept)}"
+    equal = facts.row_bound / math.sqrt(len(facts.clients))
+    plan = LayerPlan(
         protocol="gl_bmf",
         training=training,
         schedule=schedule,
@@ -162,4 +224,18 @@ def plan_from_facts(facts: LayerFacts, training: TrainingConfig, bounds: FactorB
         local_update=facts.update,
         layer_starts=tuple(client.start for client in facts.clients),
         joint_claim=replace(claim, public=(*claim.public, enforced, *facts.public_inputs)),
+        client_bounds=tuple(equal if client.bound is None else client.bound for client in facts.clients),
     )
+    return replace(plan, joint_claim=_checked_claim(plan)) if plan.tests_steps else plan
+
+
+def _checked_claim(plan: LayerPlan) -> Claim:
+    """The servers test rows and factors in every step; Jacobians stay the clients' matter."""
+    checked = {ROW_BOUND_TRUSTED: ROW_BOUND_CHECKED_IN_STEPS}
+    if all(isinstance(shape, AdapterShape) for shape in plan.shapes):
+        checked |= {
+            text: f"{text}, which the servers check in every step (proofs §11.6)"
+            for text in plan.claim.public
+            if text.startswith(KEPT)
+        }
+    return replace(plan.claim, public=tuple(checked.get(text, text) for text in plan.claim.public))

@@ -63,7 +63,8 @@ class PublicLayers:
 
     ``lora``: sizes of its LoRA layers, None for a layer without factors; ``scale``: s = α/r; ``parameters``: coordinates
     of the gradient; ``start``: a hash of the layers at the start, which must be public since all later ones follow from
-    them and from releases; ``jacobian_bound``: on ‖∂H_j/∂φ‖, where there are no factors with bounds of their own.
+    them and from releases; ``jacobian_bound``: on ‖∂H_j/∂φ‖, where there are no factors with bounds of their own;
+    ``bound``: its part of the row bound, None: an equal part.
     """
 
     name: str
@@ -74,6 +75,7 @@ class PublicLayers:
     scale: float = 1.0
     start: str = ""
     jacobian_bound: float | None = None
+    bound: float | None = None
 
     @property
     def width(self) -> int:
@@ -129,6 +131,7 @@ def _layers_of(client: Client) -> PublicLayers:
         client.row_bound.rule,
         client.shared_parameters,
         jacobian_bound=client.jacobian_bound,
+        bound=client.row_bound.norm,
     )
     if client.lora is None:
         return public

@@ -6,13 +6,28 @@ import math
 from dataclasses import dataclass
 
 from protocols.plan.scales import EMBEDDING_BITS
-from refmpc.primitives.input_checks import projection_limit
+from refmpc.primitives.input_checks import TAIL, projection_limit
 
-__all__ = ["FAULT_CLAIM", "NORM_ROWS", "RowTest", "row_test", "upload_release"]
+__all__ = [
+    "FAULT_CLAIM",
+    "NORM_ROWS",
+    "STEP_FAULT_CLAIM",
+    "NormTest",
+    "RowTest",
+    "norm_test",
+    "row_test",
+    "step_release",
+    "upload_release",
+]
 
 FAULT_CLAIM = (
     "one bit: whether a row exceeds the row bound or a label is none. Of clients that follow the protocol it is 0 "
     "whatever their data are (but for 2^-80), and tells nothing about anybody (proofs §11.4)"
+)
+
+STEP_FAULT_CLAIM = (
+    "one bit a step: whether what this client shared in it exceeds its public bounds. Of a client that follows the protocol it "
+    "is 0 whatever its data are (but for 2^-80), and tells nothing about anybody (proofs §11.6)"
 )
 
 NORM_ROWS = 1 << 14  # rows whose squared norms are projected together
@@ -42,6 +57,32 @@ def row_test(width: int, row_bound: float) -> RowTest | None:
     rows = (2**63 - 1) // (4 * width * 82 * largest**2)
     norms = projection_limit(NORM_ROWS, squared)
     return RowTest(width, squared, rows) if rows >= _FEWEST and norms < 2**61 else None
+
+
+@dataclass(frozen=True)
+class NormTest:
+    """Public numbers of the test that ``rows`` rows have norm at most √``squared`` each, in ring units; ``limit`` is what
+    projections over all their entries do not exceed."""
+
+    rows: int
+    width: int
+    squared: int
+    limit: int
+
+
+def norm_test(rows: int, width: int, bound: float, bits: int) -> NormTest | None:
+    """The test of a step's (rows, width) numbers at ``bits``, each row within ``bound`` before it was rounded; None if 64
+    bits do not tell a large row from one that wrapped."""
+    longest = bound * 2.0**bits + math.sqrt(width) / 2
+    squared = math.floor(longest**2 * (1 + 1e-12)) + 1
+    limit = math.isqrt(math.ceil(TAIL**2) * rows * squared) + 1
+    # entries that pass are at most 2·limit: their squares must add up to less than 2^63
+    return NormTest(rows, width, squared, limit) if 4 * width * limit**2 < 2**63 else None
+
+
+def step_release(client: str) -> str:
+    """The name of the bit that says whether something is wrong with what a client shared in a step."""
+    return f"fault in a step of {client}"
 
 
 def upload_release(client: str = "") -> str:

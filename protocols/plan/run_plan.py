@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from accel.validate import require
+from protocols.plan.hidden_scales import with_hidden_chain
 from protocols.plan.low_round_scales import with_low_round
 from protocols.plan.one_output_scales import plan_one_output
 from protocols.plan.row_test import FAULT_CLAIM, RowTest, row_test, upload_release
@@ -261,7 +262,7 @@ class Plan:
             "noise_multiplier": self.noise.noise_multiplier,
             "sensitivity": self.noise.sensitivity,
             "scales": str(self.scales),
-            "factorisation": f"{self.factorisation.kind} {self.factorisation.bands}",
+            "factorisation": f"{self.factorisation.kind} {self.factorisation.bands} {self.factorisation.digest}",
         }
 
     @property
@@ -383,7 +384,7 @@ def plan_run(protocol: str, federation: PublicFacts, training: TrainingConfig) -
         not joint or training.factorisation != "bsr",
         "factorisation",
         training.factorisation,
-        "bisr or identity with joint noise",
+        "bisr, toeplitz or identity with joint noise",
         "bsr's recursion rounds, which is not local on shares",
     )
     schedule = choose_schedule(protocol, training, federation.num_samples)
@@ -429,6 +430,9 @@ def plan_run(protocol: str, federation: PublicFacts, training: TrainingConfig) -
                 "small enough for the scales of a step in 18 rounds",
                 "scale them down: only their ratios and the clip matter; or lower the noise (larger epsilon)",
             )
+        elif len(training.hidden) == 1 and outputs > 1:
+            truncated_std = noise_std * factorisation.velocity_norm(slack.momentum)
+            scales = with_hidden_chain(scales, training, schedule.batch_size, truncated_std, slack.momentum)
         slack = replace(
             slack,
             truncated_bits=scales.truncated_bits,

@@ -38,6 +38,7 @@ from vfl.dp import Factorisation
 from vfl.training import Schedule, TrainingConfig
 
 if TYPE_CHECKING:
+    from protocols.plan.hidden_scales import HiddenScales
     from protocols.plan.low_round_scales import LowRoundScales
     from protocols.plan.one_output_scales import OneOutputScales
 
@@ -126,6 +127,7 @@ class Scales:
     written_out: OverClip | None = None  # ‖g_j‖²/γ² of a per-sample gradient; explicit gradients only
     low_round: LowRoundScales | None = None  # of a step of one layer in 18 rounds, where it fits
     one_output: OneOutputScales | None = None  # of a step of one layer with one output
+    hidden_chain: HiddenScales | None = None  # of a step of one hidden layer in 21 or 27 rounds, where it fits
 
     @property
     def norms(self) -> OverClip:
@@ -144,7 +146,13 @@ class Scales:
     @property
     def gradient_bits(self) -> int:
         """Of the sum of clipped gradients when the noise is added."""
-        return GRADIENT_BITS if self.low_round is None else self.low_round.gradient_bits
+        chain = self.low_round or self.hidden_chain
+        return GRADIENT_BITS if chain is None else chain.gradient_bits
+
+    @property
+    def update_bits(self) -> int:
+        """Of u: what the gradient has beside the embeddings."""
+        return self.gradient_bits - EMBEDDING_BITS
 
     @property
     def noise_shift(self) -> int:

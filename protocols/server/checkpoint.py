@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from accel.errors import InvalidArgument
-from accel.files import write_arrays, write_bytes
+from accel.files import read_arrays, write_arrays, write_bytes
 from accel.prg import KEY_BYTES, Stream
 from protocols.step.global_step import Weights
 from refmpc import ArithmeticTensor, Party, unseal
@@ -92,13 +92,12 @@ class ServerDirectory:
     def load(self, party: Party, step: int, weight_bits: int, velocity_bits: int) -> list[Weights]:
         """The layers before ``step``."""
         layers: list[Weights] = []
-        with np.load(self.path / f"checkpoint-{step:08d}.npz") as file:
-            while (name := f"values-{len(layers)}") in file:
-                values = ArithmeticTensor(party, file[name], weight_bits)
-                name = f"velocity-{len(layers)}"
-                layers.append(
-                    Weights(values, ArithmeticTensor(party, file[name], velocity_bits) if name in file else None)
-                )
+        shares = read_arrays(self.path / f"checkpoint-{step:08d}.npz")
+        while (name := f"values-{len(layers)}") in shares:
+            values = ArithmeticTensor(party, shares[name], weight_bits)
+            name = f"velocity-{len(layers)}"
+            velocity = ArithmeticTensor(party, shares[name], velocity_bits) if name in shares else None
+            layers.append(Weights(values, velocity))
         return layers
 
 

@@ -12,9 +12,11 @@ import numpy as np
 
 import refmpc
 from protocols.client.commitment import check_columns
+from protocols.client.step_verification import verify_labels, verify_step
 from protocols.client.upload import with_ones_column
-from protocols.plan.gl_plan import LayerPlan, layer_release
+from protocols.plan.gl_plan import EMBEDDINGS, PROJECTED, ROW_FACTORS, UP, LayerPlan, block, layer_release
 from protocols.plan.gl_shapes import AdapterShape, JacobianShape
+from protocols.plan.row_test import NormTest
 from protocols.plan.scales import EMBEDDING_BITS
 from protocols.server.open_training import STATE_EVERY, OpenTrainingRun, own_addend, public_inputs
 from protocols.server.training import ServerJob, TrainingRun
@@ -79,29 +81,43 @@ class LayerRun(TrainingRun):
     async def release_gradients(self, step: int, openings: list[refmpc.Words]) -> None:
         """Open each client's gradient to it, when all three servers have written what they are about to send."""
 
-    def receive_labels(self) -> ArithmeticTensor:
+    async def receive_labels(self) -> ArithmeticTensor:
         """One-hot labels of all rows, from the label client."""
         shape = self.plan.schedule.num_samples, self.plan.classes
         with self.party.phase("upload"):
-            return refmpc.input_from_client(self.party, self.plan.client_names[-1], shape, 0)
+            labels = refmpc.input_from_client(self.party, self.plan.client_names[-1], shape, 0)
+        if self.plan.tests_steps:
+            with self.party.phase("verification"):
+                await verify_labels(self.party, self.plan, labels)
+        return labels
 
     async def receive_batch(self, step: int) -> tuple[ArithmeticTensor, list[ClientFactors | ClientJacobian]]:
         """[H 1] of this step's rows and every client's factors (X when the batch comes up for the first time), or
-        Jacobians."""
+        Jacobians; all tested (``protocols.client.step_verification``)."""
         plan, batch = self.plan, step % self.plan.schedule.num_batches
         shares = np.zeros((2, plan.schedule.batch_size, plan.width + 1), dtype=np.uint64)
         clients: list[ClientFactors | ClientJacobian] = []
+        tested: dict[str, list[tuple[ArithmeticTensor, NormTest]]] = {}
         for index, (name, shape) in enumerate(zip(plan.client_names, plan.shapes, strict=True)):
             client: ClientFactors | ClientJacobian
+            new: dict[str, ArithmeticTensor] = {}
             if isinstance(shape, JacobianShape):
                 embeddings, client = self._receive_jacobian(name, shape)
             else:
                 if shape.with_down and (index, batch) not in self._blocks:
-                    self._blocks[index, batch] = await self._receive_blocks(name, shape)
+                    blocks = self._blocks[index, batch] = await self._receive_blocks(name, shape)
+                    new = {block(layer): inputs for layer, inputs in enumerate(blocks.inputs)}
                 embeddings, client = self._receive_factors(name, shape)
                 client.blocks = self._blocks.get((index, batch))
+                up = client.up.reshape(1, -1)
+                new |= {PROJECTED: client.projected, UP: up, ROW_FACTORS: client.row_factors.reshape(-1, 1)}
+            tests = plan.step_tests(index)
+            tested[name] = [(x, test) for what, x in {EMBEDDINGS: embeddings, **new}.items() if (test := tests[what])]
             shares[:, :, shape.columns] = refmpc.unseal(embeddings.shares)
             clients.append(client)
+        if plan.tests_steps:
+            with self.party.phase("verification"):
+                await verify_step(self.party, tested)
         return with_ones_column(self.party, shares), clients
 
     def _receive_factors(self, name: str, shape: AdapterShape) -> tuple[ArithmeticTensor, ClientFactors]:

@@ -20,6 +20,7 @@ from protocols.server.opened import OpenedSteps, agree_on_opened
 from protocols.server.training import ServerJob, TrainingRun
 from protocols.step.global_step import SharedRows
 from protocols.step.open_step import step_words
+from protocols.step.public_hidden import hidden_head
 from protocols.step.public_weights import Head, PublicLayer, moved, public_start, rounded_head
 from refmpc import ArithmeticTensor, Party, Words
 from refmpc.core.words import seal, unseal
@@ -55,6 +56,11 @@ def durability(plan: Plan, checkpoint_every: int, synced: bool) -> str:
 def public_inputs(party: Party, model: Sequence[PublicLayer], plan: Plan) -> tuple[Head, list[np.ndarray]]:
     """What a step takes of the public weights: the last layer as it is used, and all layers of an MLP."""
     scales, public = plan.scales, party.machine.public
+    hidden = hidden_head(model, scales)
+    if hidden is not None:
+        words, back = public(hidden.words), public(hidden.back)
+        last = replace(hidden.head, words=public(hidden.head.words))
+        return replace(last, hidden=replace(hidden, words=words, back=back, head=last)), []
     head = rounded_head(model[-1].values, scales.weight_bits, scales.layers[-1].reach)
     layers: list[np.ndarray] = [public(layer.values) for layer in model] if len(model) > 1 else []
     return replace(head, words=public(head.words)), layers

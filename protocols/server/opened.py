@@ -22,7 +22,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-from accel.files import sync_folder
+from accel.files import naming, sync_folder
 from protocols.server.checkpoint import KEEP, CannotResume, ServerDirectory, exchanged
 from protocols.server.releases import require_nothing_lost
 from refmpc import Party
@@ -61,6 +61,7 @@ class OpenedSteps:
         self._directory, self._synced = directory, synced
         self._word_type, self._words = np.dtype(word_type), words
         self._handle: BinaryIO | None = None
+        self._path = directory  # of the file that is written to
         self.written = self.marked = self.last_state = 0
         self.finished = False  # whether the last state is that of the end
         for position in self._positions():
@@ -109,9 +110,10 @@ class OpenedSteps:
 
     def close(self) -> None:
         """Nothing more is written."""
-        if self._handle is not None:
-            self._handle.close()
-            self._handle = None
+        handle, self._handle = self._handle, None
+        if handle is not None:
+            with naming(self._path):
+                handle.close()
 
     # going on ------------------------------------------------------------------------------------
 
@@ -164,6 +166,17 @@ class OpenedSteps:
             "or start a new run"
         )
 
+    def sent(self) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+        """Of every step that is still kept and marked, which this server may have sent: the step, its words, and what the
+        step before has opened (nothing right after a state)."""
+        for position in self._positions():
+            last: _Record | None = None
+            for record in self._records(position):
+                if record.kind == _WORDS:
+                    last = record
+                elif record.kind == _MARK and last is not None and last.step == record.step:
+                    yield (record.step, *self._divided(last))
+
     def _divided(self, record: _Record) -> tuple[np.ndarray, np.ndarray]:
         both = np.frombuffer(record.content, dtype=self._word_type)
         return both[: self._words], both[self._words :].view(_SIGNED[self._word_type]).astype(np.int64)
@@ -199,18 +212,21 @@ class OpenedSteps:
             last = list(self._records(position))[-1]
             end = last.start + _HEAD.size + len(last.content)
         self._handle = os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT, 0o600), "wb")
-        self._handle.truncate(end)
-        self._handle.seek(end)
-        if self._synced:  # what was cut off must not come back either: it belongs to an attempt that is over
-            os.fsync(self._handle.fileno())
-            sync_folder(self._directory)
+        self._path = file
+        with naming(file):
+            self._handle.truncate(end)
+            self._handle.seek(end)
+            if self._synced:  # what was cut off must not come back either: it belongs to an attempt that is over
+                os.fsync(self._handle.fileno())
+                sync_folder(self._directory)
 
     def _append(self, kind: bytes, step: int, content: bytes) -> None:
         assert self._handle is not None
-        self._handle.write(_HEAD.pack(kind, step, len(content), zlib.crc32(content)) + content)
-        self._handle.flush()
-        if self._synced:
-            os.fsync(self._handle.fileno())
+        with naming(self._path):
+            self._handle.write(_HEAD.pack(kind, step, len(content), zlib.crc32(content)) + content)
+            self._handle.flush()
+            if self._synced:
+                os.fsync(self._handle.fileno())
 
 
 def agree_on_opened(party: Party, directory: ServerDirectory, opened: OpenedSteps, last: int) -> tuple[int, bool]:

@@ -28,7 +28,7 @@ from pathlib import Path
 
 import numpy as np
 
-from accel.files import sync_folder, write_arrays, write_bytes
+from accel.files import read_arrays, sync_folder, write_arrays, write_bytes
 from protocols.server.checkpoint import KEEP, CannotResume, ServerDirectory, confirm_on_disk, exchanged
 from protocols.step.global_step import Weights
 from refmpc import Party
@@ -73,8 +73,7 @@ class Releases:
         file = self._file(position)
         if not file.exists():
             raise CannotResume(f"{file} is missing, which this server may have sent: bring it back, or start a new run")
-        with np.load(file) as arrays:
-            return dict(arrays)
+        return read_arrays(file)
 
     @property
     def released(self) -> int:

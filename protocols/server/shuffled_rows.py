@@ -19,9 +19,10 @@ from pathlib import Path
 import numpy as np
 
 import refmpc
-from accel.files import sync_folder, write_arrays
+from accel.files import read_arrays, sync_folder, write_arrays
 from accel.validate import require_integer
 from protocols.server.checkpoint import CannotResume
+from protocols.server.stored_rows import StoredRows
 from protocols.step.global_step import SharedRows
 from refmpc import ArithmeticTensor, Party, unseal
 
@@ -31,8 +32,9 @@ _PLAN, _BITS, _SHARES = "plan", "bits of ", "shares of "
 WAY_OUT = "bring it back, or start a new run: an order that is opened in part must not be drawn again"
 
 
-async def shuffle_rows(rows: SharedRows) -> SharedRows:
+async def shuffle_rows(rows: SharedRows | StoredRows) -> SharedRows:
     """Embeddings, labels and norms under one secret permutation, dummies among them. 2 rounds, 32 bytes an entry."""
+    rows = rows.in_memory() if isinstance(rows, StoredRows) else rows
     shuffled = await refmpc.shuffle([rows.embeddings, rows.labels, rows.norms])
     embeddings, labels, norms = (tensor for tensor in shuffled if isinstance(tensor, ArithmeticTensor))
     return SharedRows(embeddings, labels, norms)
@@ -63,8 +65,7 @@ class ShuffledRows:
         if not file.exists():
             raise CannotResume(f"{file} is missing, the shuffled rows of epoch {epoch}: {WAY_OUT}")
         try:
-            with file.open("rb") as handle, np.load(handle) as arrays:
-                found = {name: arrays[name] for name in arrays.files}
+            found = read_arrays(file)
         except (zipfile.BadZipFile, ValueError, OSError, EOFError) as error:
             raise CannotResume(f"{file} is damaged ({error}): {WAY_OUT}") from None
         if found.pop(_PLAN).tobytes().decode() != self._fingerprint:

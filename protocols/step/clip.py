@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import refmpc
 from protocols.plan.scales import UPDATE_BITS, LayerScales, Scales
@@ -16,12 +17,15 @@ from protocols.step.over_clip import norms_over_clip, squares_over_clip
 from refmpc import ArithmeticTensor, TwoHolderBits
 from refmpc.mathematics.normalise import MANTISSA_BITS
 
+if TYPE_CHECKING:
+    from protocols.server.stored_rows import CutByRows
+
 __all__ = ["clip_factors", "clipped_updates", "norms_of_squares", "squared_norms"]
 
 NORM_CHUNK = 1 << 14  # rows whose norms are computed in one go
 
 
-async def squared_norms(embeddings: ArithmeticTensor, scales: Scales) -> ArithmeticTensor:
+async def squared_norms(embeddings: CutByRows, scales: Scales) -> ArithmeticTensor:
     """n_j = ‖[h_j 1]‖²/γ² at ``norm_bits``, never below the true value: once, when the embeddings arrive.
 
     2 rounds a chunk, 24 + 8 + 6·bits/8 bytes a row. With one output γ/‖[h_j 1]‖ instead (``clip_bounds``).

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 import refmpc
@@ -14,16 +16,18 @@ from protocols.step.global_step import SharedRows, Weights, gradient_step
 from protocols.step.jacobians import ClientJacobian
 from protocols.step.open_gl_step import open_layer_step, public_block
 from protocols.step.open_step import step_words
-from protocols.step.public_weights import widest_head
+from protocols.step.public_hidden import widest_hidden_head
+from protocols.step.public_weights import Head, widest_head
 from refmpc import ArithmeticTensor, Cost, Party
 from refmpc.core.words import seal, unseal
 
 __all__ = ["step_cost"]
 
 
-def step_cost(plan: Plan) -> Cost:
+def step_cost(plan: Plan, head: Head | None = None) -> Cost:
     """Rounds and bytes of one step, exactly; with open weights at most that, because bytes depend on how large logits can
-    be, which is public in every step. Uploads, noise and openings to clients come on top.
+    be, which is public in every step (``head``: those of one step). A step of one hidden layer whose public weights
+    outgrow ``scales.hidden_chain`` takes the longer way, which is not counted here. Uploads, noise and openings to clients come on top.
 
     Takes as long as three servers compute on one batch, one after the other: under a second at the paper's sizes.
     """
@@ -31,7 +35,7 @@ def step_cost(plan: Plan) -> Cost:
         step = _open_layer_step if plan.opens_sums else _layer_step
         return refmpc.dry_run(step, plan, releases=plan.releases)["main"]
     if plan.opens_sums:
-        return refmpc.dry_run(_open_step, plan, releases=plan.releases)["main"]
+        return refmpc.dry_run(_open_step, (plan, head), releases=plan.releases)["main"]
     return refmpc.dry_run(_global_step, plan)["main"]
 
 
@@ -62,9 +66,12 @@ async def _global_step(party: Party, plan: Plan) -> None:
     await gradient_step(_rows(party, plan), _weights(party, plan), noise, rate, plan.training, plan.scales)
 
 
-async def _open_step(party: Party, plan: Plan) -> None:
+async def _open_step(party: Party, job: tuple[Plan, Head | None]) -> None:
+    plan, head = job
     *_, last = plan.layer_shapes
-    head = widest_head(last, plan.scales.logit_bound)
+    if head is None:
+        hidden = widest_hidden_head(plan.scales)
+        head = widest_head(last, plan.scales.logit_bound) if hidden is None else replace(hidden.head, hidden=hidden)
     layers = [np.zeros(shape, dtype=np.int64) for shape in plan.layer_shapes]
     addend = np.zeros(plan.parameters, dtype=np.uint64)
     parts = await step_words(_rows(party, plan), layers, head, addend, plan.training, plan.scales)

@@ -27,6 +27,7 @@ from protocols.plan.scales import (
 )
 from protocols.step import low_round, one_output
 from protocols.step.clip import clip_factors, clipped_updates, squared_norms
+from protocols.step.hidden_chain import secret_hidden_updates
 from protocols.step.over_clip import norms_over_clip
 from refmpc import ArithmeticTensor, Party, TwoHolderBits, Words, seal
 from refmpc.primitives.arithmetic import matmul_summand
@@ -136,6 +137,16 @@ async def factored_gradients(
     """[A 1]ᵀ·diag(c)·Δ + addend of every layer, truncated: no per-sample gradient is ever built."""
     factor = await clip_factors(errors, inputs, norms, scales)
     updates = await refmpc.gather(*(clipped_updates(factor, delta) for delta in errors))
+    return await _backward(inputs, [update.rescale(scales.update_bits) for update in updates], addends, scales)
+
+
+async def _backward(
+    inputs: Sequence[ArithmeticTensor],
+    updates: Sequence[ArithmeticTensor],
+    addends: Sequence[np.ndarray],
+    scales: Scales,
+) -> list[ArithmeticTensor]:
+    """[A 1]ᵀ·U + addend of every layer, truncated. 2 rounds."""
     products = (
         refmpc.matmul_truncate(rows.T, update, scales.truncated_bits, addend=addend)
         for rows, update, addend in zip(inputs, updates, addends, strict=True)
@@ -215,6 +226,11 @@ async def gradient_step(
         update = await linear_updates(rows, layers[0].values, scales, training.class_weights)
         product = refmpc.matmul_truncate(rows.embeddings.T, update, scales.truncated_bits, addend=addends[0])
         return await updated(layers, [await product], learning_rate, training, scales)
+    if scales.hidden_chain is not None:
+        matrices = [weights.values for weights in layers]
+        factors = await secret_hidden_updates(rows.embeddings, rows.labels, rows.norms, matrices, scales)
+        products = _backward(*factors, addends, scales)
+        return await updated(layers, await products, learning_rate, training, scales)
     inputs, errors = await layer_factors(rows, layers, scales)
 
     # clip, backward with noise

@@ -11,7 +11,7 @@
 | 12–14 | octave of q, spline: the clip factor |
 | 15, 16 | u = C·δ; replicated again |
 
-With open weights z is replicated (shares of H times public integers): nothing is opened in round 1, the rest is the same.
+With open weights z is held by two (shares of H times public integers): nothing is opened in round 1, the rest is the same.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ import numpy as np
 import refmpc
 from protocols.plan.low_round_scales import LowRoundScales
 from protocols.step.class_weights import row_weights, weighted_labels
-from refmpc import Additive, ArithmeticTensor
+from refmpc import Additive, ArithmeticTensor, TwoHolder
 from refmpc.mathematics.scale_rows import begin_cut_and_square
 
 __all__ = ["clipped_updates", "clipped_updates_cost"]
 
 
 async def clipped_updates(
-    logits: Additive | ArithmeticTensor,
+    logits: Additive | ArithmeticTensor | TwoHolder,
     labels: ArithmeticTensor,
     norms: ArithmeticTensor,
     scales: LowRoundScales,
@@ -38,7 +38,7 @@ async def clipped_updates(
 ) -> ArithmeticTensor:
     """u_j = c_j·w_j·(softmax(z_j) − y_j) for every row, replicated at ``scales.update_bits``, with sqrt(n_j)·‖u_j‖ ≤ 1 exactly.
 
-    ``logits`` are this server's summands of [H 1]·W (``refmpc.summands(party, matmul_summand(…), bits)``) or replicated;
+    ``logits`` are this server's summands of [H 1]·W (``refmpc.summands(party, matmul_summand(…), bits)``), or replicated or held by two;
     ``labels`` one-hot, ``norms`` n_j at ``scales.norm_bits``, w_j the weight of its class. 16 rounds, 19 beyond 12 classes. Errors: δ within that of
     ``refmpc.probabilities`` and one unit, c_j too small by at most ``scales.clip_loss``, u exact from there.
     """

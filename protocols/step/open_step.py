@@ -21,12 +21,13 @@ from protocols.plan.scales import EMBEDDING_BITS, PROBABILITY_BITS, LayerScales,
 from protocols.step import low_round, one_output
 from protocols.step.clip import clip_factors, clipped_updates
 from protocols.step.global_step import SharedRows, explicit_clip
+from protocols.step.hidden_chain import open_hidden_updates
 from protocols.step.public_weights import Head
-from refmpc import ArithmeticTensor, TwoHolderBits, Words
+from refmpc import ArithmeticTensor, TwoHolder, TwoHolderBits, Words
 from refmpc.core.words import seal
 from vfl.training import TrainingConfig
 
-__all__ = ["clipped_updates_from_logits", "errors_from_logits", "step_words"]
+__all__ = ["clipped_updates_from_logits", "errors_from_logits", "logits_of", "step_words"]
 
 
 async def _hidden_layer(
@@ -61,14 +62,26 @@ async def errors_from_logits(logits: ArithmeticTensor, labels: ArithmeticTensor,
     return await refmpc.softmax(logits, PROBABILITY_BITS, head.high_bit) - labels
 
 
+def logits_of(inputs: ArithmeticTensor, head: Head, scales: Scales) -> ArithmeticTensor | TwoHolder:
+    """[a 1]·W̃, in the form that ``clipped_updates_from_logits`` takes: local."""
+    if scales.low_round is not None and scales.one_output is None:
+        return refmpc.matmul_public_held(inputs, head.words, head.logit_bits)
+    return refmpc.matmul_public(inputs, head.words).reinterpret(head.logit_bits)
+
+
 async def clipped_updates_from_logits(
-    logits: ArithmeticTensor, rows: SharedRows, head: Head, scales: Scales, class_weights: Sequence[float] = ()
+    logits: ArithmeticTensor | TwoHolder,
+    rows: SharedRows,
+    head: Head,
+    scales: Scales,
+    class_weights: Sequence[float] = (),
 ) -> ArithmeticTensor:
     """u_j = c_j·(softmax(z_j) − y_j) of one layer, replicated, with ‖[h_j 1]‖·‖u_j‖ ≤ γ: 16 rounds, 19 beyond 12 classes.
 
     A run that leaves no room for ``scales.low_round`` takes longer, and u is rounded. One output: ``one_output``.
     """
     if scales.one_output is not None:
+        assert isinstance(logits, ArithmeticTensor)
         number = scales.one_output.task == "regression"
         output = logits if number else one_output.with_zero_column(logits)
         return await one_output.clamped_updates(
@@ -77,6 +90,7 @@ async def clipped_updates_from_logits(
     if scales.low_round is not None:
         here = replace(scales.low_round, logit_bits=head.logit_bits, logit_bound=head.logit_bound)
         return await low_round.clipped_updates(logits, rows.labels, rows.norms, here, class_weights)
+    assert isinstance(logits, ArithmeticTensor)
     errors = await errors_from_logits(logits, rows.labels, head)
     factor = await clip_factors([errors], [rows.embeddings], rows.norms, scales)
     return await clipped_updates(factor, errors)
@@ -86,18 +100,22 @@ async def _factors(
     rows: SharedRows, layers: Sequence[np.ndarray], head: Head, scales: Scales, class_weights: Sequence[float]
 ) -> tuple[list[ArithmeticTensor], list[ArithmeticTensor]]:
     """[a 1] and u of every layer, first layer first."""
+    if head.hidden is not None:
+        return await open_hidden_updates(rows.embeddings, rows.labels, rows.norms, head.hidden, scales)
     inputs, active = [rows.embeddings], []
     for weights, layer in zip(layers[:-1], scales.layers, strict=False):
         outputs, bits = await _hidden_layer(inputs[-1], weights, scales, layer)
         inputs.append(outputs)
         active.append(bits)
-    logits = refmpc.matmul_public(inputs[-1], head.words).reinterpret(head.logit_bits)
     if not active:
+        logits = logits_of(inputs[-1], head, scales)
         return inputs, [await clipped_updates_from_logits(logits, rows, head, scales, class_weights)]
+    logits = refmpc.matmul_public(inputs[-1], head.words).reinterpret(head.logit_bits)
     last = await errors_from_logits(logits, rows.labels, head)
     errors = await _hidden_errors(last, layers, active, scales)
     factor = await clip_factors(errors, inputs, rows.norms, scales)
-    return inputs, await refmpc.gather(*(clipped_updates(factor, delta) for delta in errors))
+    updates = await refmpc.gather(*(clipped_updates(factor, delta) for delta in errors))
+    return inputs, [update.rescale(scales.update_bits) for update in updates]
 
 
 async def step_words(

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -27,7 +28,11 @@ from refmpc import ArithmeticTensor
 from refmpc.core.exact import ceil_log2
 from vfl.training import TrainingConfig
 
+if TYPE_CHECKING:
+    from protocols.step.public_hidden import HiddenHead
+
 __all__ = [
+    "REACH_BITS",
     "Head",
     "PublicLayer",
     "PublicMatrix",
@@ -82,6 +87,7 @@ class Head:
     words: np.ndarray
     bits: int
     logit_bound: float
+    hidden: HiddenHead | None = None  # of an MLP of one hidden layer whose weights allow the short step
 
     @property
     def logit_bits(self) -> int:

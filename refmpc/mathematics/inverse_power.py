@@ -12,7 +12,8 @@ from refmpc.core.tensor import ArithmeticTensor
 from refmpc.mathematics.normalise import Exponents
 from refmpc.mathematics.powers import weigh_reached
 from refmpc.mathematics.scale_rows import scale_rows
-from refmpc.mathematics.spline import SPLINE_BITS, spline_times
+from refmpc.mathematics.spline import FUNCTION_BITS as SPLINE_BITS
+from refmpc.mathematics.spline import spline_times
 from refmpc.primitives.dealing import Additive, replicate
 
 __all__ = ["InversePlan", "inverse_power", "inverse_power_cost"]
@@ -58,6 +59,11 @@ class InversePlan:
         return self.exponents.fraction_bits + self.exponents.last + self.extra
 
     @property
+    def ring(self) -> int:
+        """Bits of the ring in which the mantissa is made: two more than those of 2, so that its range can be checked."""
+        return self.mantissa_bits + 3
+
+    @property
     def result_bits(self) -> int:
         """The scale of the additive result, below 2^62."""
         return FUNCTION_BITS + self.power_bits
@@ -86,20 +92,25 @@ def inverse_power_cost(x: ArithmeticTensor, plan: InversePlan) -> Cost:
     """Of ``inverse_power``."""
     column = x.reshape(x.size)
     exponents = plan.exponents
-    weigh = weigh_reached.cost(column, exponents.thresholds, exponents.low_bits, exponents.high_bit, plan.weights())
-    return weigh + Cost(1, (336 + 16) * x.size) + Cost(1, 48 * x.size)
+    weigh = weigh_reached.cost(
+        column, exponents.thresholds, exponents.low_bits, exponents.high_bit, plan.weights(), plan.ring
+    )
+    mantissa = Additive(x.party, column.shares[0], [], 61, 0)
+    return weigh + spline_times.cost(mantissa, None, plan.function) + Cost(0, 16 * x.size) + Cost(1, 48 * x.size)
 
 
 async def inverse_power(x: ArithmeticTensor, plan: InversePlan) -> Additive:
-    """1/x or 1/sqrt(x) of a flat x, additive at ``plan.result_bits``. 5 rounds; about 430 bytes and 21 an octave.
+    """1/x or 1/sqrt(x) of a flat x, additive at ``plan.result_bits``. 5 rounds; about 310 bytes and 17 an octave.
 
     Thermometer of octaves, whose weighted sums give m = x/2^k exactly, in [15/16, 2), and the power; f(m) by a spline while
     the power is made replicated; ⌊f(m)⌋ at 24 bits or one more, times the power. Relative error: the spline's (2^-16.5, or
     2^-17.94 for the root), 2^-23.9 of the cut, and 2^-18 where the power is not exact (roots).
     """
     exponents = plan.exponents
-    scaled, power = await weigh_reached(x, exponents.thresholds, exponents.low_bits, exponents.high_bit, plan.weights())
-    mantissa = scaled.reinterpret(plan.mantissa_bits)
+    scaled, power = await weigh_reached(
+        x, exponents.thresholds, exponents.low_bits, exponents.high_bit, plan.weights(), plan.ring
+    )
+    mantissa = scaled.reinterpret(plan.mantissa_bits + 64 - plan.ring)
     function, factor = await gather(
         spline_times(mantissa, None, plan.function), replicate(power.reinterpret(plan.power_bits))
     )

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from accel import kernels
 from accel.validate import require, require_integer
 from refmpc.core.protocol import Cost, protocol
 from refmpc.core.tensor import ArithmeticTensor
@@ -31,15 +32,21 @@ Weights = Sequence[tuple[Sequence[int], bool]]
 
 
 def _cost(
-    x: Additive | ArithmeticTensor, thresholds: Sequence[int], low_bits: Sequence[int], high_bit: int, weights: Weights
+    x: Additive | ArithmeticTensor,
+    thresholds: Sequence[int],
+    low_bits: Sequence[int],
+    high_bit: int,
+    weights: Weights,
+    ring: int = 64,
 ) -> Cost:
     lows = aligned_low_bits(low_bits)
     layout = Layout.of(high_bit - lows[0], THERMOMETER_DIGIT_BITS)
     total, rows = 0, x.shape[0]
     for n in row_sizes(rows):
         total += layout.dealt_bytes(n) + sum(2 * layout.reply_bytes(n, high_bit - low) for low in lows)
+        total += kernels.packed_size(n * len(thresholds), ring)
     opened = 24 if isinstance(x, Additive) else 0
-    return Cost(3, total + (16 * len(thresholds) + opened) * rows)
+    return Cost(3, total + (8 * len(thresholds) + opened) * rows)
 
 
 @protocol(cost=_cost, source="thermometer, with what depends on its bits dealt in one more round")
@@ -49,11 +56,12 @@ async def weigh_reached(
     low_bits: Sequence[int],
     high_bit: int,
     weights: Weights,
+    ring: int = 64,
 ) -> list[Additive]:
     """For every (start, step_1, …), times of ``weights``: start + Σ_k step_k·[x ≥ t_k], times x where ``times`` is set.
 
-    3 rounds, the first of which opens an additive x; bytes of ``thermometer``, 16 a threshold, and 24 for the opening.
-    Exact modulo 2^64, given the bits; those are as ``thermometer`` says: [x ≥ t] where x ≥ t or x < t − 2^low_bit, either
+    3 rounds, the first of which opens an additive x; bytes of ``thermometer``, 8 + ring/8 a threshold, and 24 for the opening.
+    With ``ring`` below 64, what is times x is known modulo 2^ring only, and is returned times 2^(64−ring). Exact modulo 2^64, given the bits; those are as ``thermometer`` says: [x ≥ t] where x ≥ t or x < t − 2^low_bit, either
     between. Domain: −2^high_bit ≤ x − t ≤ 2^high_bit − 2^low_bit.
 
     bit = α ⊕ pad with α at the holders and pad at the dealer, who deals pad and pad·ρ: bit = α + (1 − 2α)·pad and
@@ -63,6 +71,7 @@ async def weigh_reached(
     require(len(thresholds) == len(low_bits) > 0, "low_bits", low_bits, "as many as thresholds, at least one")
     require(sorted(low_bits) == list(low_bits), "low_bits", low_bits, "in non-decreasing order")
     require_integer("high_bit", high_bit, low_bits[-1] + 1, 63)
+    require_integer("ring", ring, 1, 64)
     party, count, rows = x.party, len(thresholds), x.shape[0]
     machine, lows = party.machine, aligned_low_bits(low_bits)
     layout = Layout.of(high_bit - lows[0], THERMOMETER_DIGIT_BITS)
@@ -94,13 +103,22 @@ async def weigh_reached(
         c = given.words[at] if given is not None else opening.words  # type: ignore[union-attr]
         alpha = reply(dealing, c, bits)
         await dealing.turn()
-        halves = dealing.halves(n, 2, count)
+        narrow = ring < 64 and dealing.role == SECOND
+        if narrow:  # the words times ρ come with fewer bits
+            pads = dealing.expect(DEALER, (n, count))
+            times_rho = dealing.expect_packed(DEALER, (n, count), ring)
+            halves = dealing.memory((n, 2, count))
+        else:
+            halves = dealing.halves(n, 2, count)
         if isinstance(x, Additive):
             rho_half = dealing.halves(n)
         else:
             rho_half = dealing.memory(n)
             dealing.call("negate", x.shares[dealing.role, at], rho_half)
         await dealing.turn()
+        if narrow:
+            dealing.call("copy", pads, halves[:, 0])
+            dealing.call("copy", times_rho.words, halves[:, 1])
         found = dealing.memory((len(weights), n))
         dealing.call("weigh_opened_hold", alpha, halves, c, rho_half, table, times, dealing.leads, found)
         dealing.call("copy", found, out[:, at])
@@ -122,7 +140,13 @@ async def weigh_reached(
         for index, (low, both) in enumerate(zip(lows, replies, strict=True)):
             digits = layout.digits_of(high_bit - low)
             dealing.call("compare_decide", *both, digits, layout.prime, top, pads[index])
-        dealing.deal("weigh_opened_deal", pads, rho, shape=(n, 2, count))
+        if ring == 64:
+            dealing.deal("weigh_opened_deal", pads, rho, shape=(n, 2, count))
+        else:
+            halves, rest = dealing.halves(n, 2, count), dealing.memory((n, 2, count))
+            dealing.call("weigh_opened_deal", pads, rho, halves, rest)
+            dealing.send(SECOND, dealing.contiguous(rest[:, 0]))
+            dealing.send_packed(SECOND, dealing.contiguous(rest[:, 1]), ring)
         if deal_rho:
             half, rest = dealing.halves(n), dealing.memory(n)
             dealing.call("subtract_low", rho, half, 64, rest)
@@ -147,10 +171,12 @@ async def weigh_reached(
             dealing.send(DEALER, message)
         return alpha
 
-    public = list(thresholds), list(low_bits), high_bit, [(list(steps), flag) for steps, flag in weights]
+    public = list(thresholds), list(low_bits), high_bit, [(list(steps), flag) for steps, flag in weights], ring
     operation, _ = await each_dealer("weigh_reached", source, public, work)
-    scales = [x.fraction_bits if flag else 0 for _, flag in weights]
-    return [
-        Additive(party, row, segments, bits, operation.history(index))
-        for index, (row, bits) in enumerate(zip(out, scales, strict=True))
-    ]
+    found = []
+    for index, (row, (_, flag)) in enumerate(zip(out, weights, strict=True)):
+        if flag and ring < 64:
+            row = machine.binary("multiply", row, np.uint64(1 << (64 - ring)))
+        scale = x.fraction_bits + 64 - ring if flag else 0
+        found.append(Additive(party, row, segments, scale, operation.history(index)))
+    return found

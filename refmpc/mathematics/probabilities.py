@@ -7,12 +7,13 @@ from refmpc.core.exact import ceil_log2
 from refmpc.core.protocol import Cost, protocol
 from refmpc.core.rounds import gather
 from refmpc.core.tensor import ArithmeticTensor
+from refmpc.core.words import Words
 from refmpc.mathematics.exp_below import EXP_BITS, exp_below
 from refmpc.mathematics.octave import octave, octave_top
 from refmpc.mathematics.scale_rows import scale_rows
 from refmpc.mathematics.spline import SPLINE_BITS, spline_times
 from refmpc.primitives.arithmetic import multiply
-from refmpc.primitives.dealing import Additive, TwoHolder, truncate_additive
+from refmpc.primitives.dealing import FIRST, SECOND, Additive, TwoHolder, nothing, truncate_additive
 from refmpc.primitives.order import largest_coarse
 
 __all__ = ["PROBABILITY_BITS", "high_bits", "order_width", "probabilities"]
@@ -33,13 +34,14 @@ def order_width(spread: float) -> int:
     return max(ceil_log2(spread * 2**UNIT_BITS + 3), high_bits(spread) + 3 + UNIT_BITS)
 
 
-def _cost(
-    z: Additive | ArithmeticTensor, spread: float, columns: int | None = None, weights: ArithmeticTensor | None = None
-) -> Cost:
+Logits = Additive | ArithmeticTensor | TwoHolder
+
+
+def _cost(z: Logits, spread: float, columns: int | None = None, weights: ArithmeticTensor | None = None) -> Cost:
     rows, classes = z.shape
     kept = classes if columns is None else columns
     width = order_width(spread)
-    words = z.words if isinstance(z, Additive) else z.shares[0]
+    words = z.shares[0] if isinstance(z, ArithmeticTensor) else z.words
     opened = TwoHolder(z.party, words, [], z.fraction_bits, 0)
     e, s = (Additive(z.party, each, [], EXP_BITS, 0) for each in (words[:, :kept], words[:, 0]))
     largest = Additive(z.party, words[:, 0], [], UNIT_BITS, 0, width + 1)
@@ -54,7 +56,7 @@ def _cost(
 
 @protocol(cost=_cost, source="this project: order, exp_below, octave, spline_times, scale_rows")
 async def probabilities(
-    z: Additive | ArithmeticTensor, spread: float, columns: int | None = None, weights: ArithmeticTensor | None = None
+    z: Logits, spread: float, columns: int | None = None, weights: ArithmeticTensor | None = None
 ) -> Additive:
     """Softmax of every row of z (rows × classes), additive at 40 bits; logits of a row differ by at most ``spread``.
 
@@ -83,7 +85,7 @@ async def probabilities(
     if z.party.insecure_check_ranges:
         from refmpc.core.debug import check_spread
 
-        own = z.words if isinstance(z, Additive) else z.first
+        own = _own_summands(z)
         await check_spread(z.party.operation("probabilities", z, spread), own, spread, z.fraction_bits)
     opened, largest = await largest_coarse(z, UNIT_BITS, width)
     e = await exp_below(opened, largest, high)
@@ -96,3 +98,15 @@ async def probabilities(
         weighted = multiply(entries, weights.reshape(-1, 1))
         inverse, entries = await gather(spline_times(mantissa, power, "reciprocal"), weighted)
     return await scale_rows(inverse, entries, SPLINE_BITS + octave_top(z.shape[1]) - INVERSE_BITS)
+
+
+def _own_summands(z: Logits) -> Words:
+    """This party's summands of the logits."""
+    if not isinstance(z, TwoHolder):
+        return z.words if isinstance(z, Additive) else z.first
+    words = nothing(z.party, z.shape)
+    for segment in z.segments:
+        role, at = segment.role(z.party.id), segment.slice
+        if role != SECOND:
+            z.party.machine.call("copy" if role == FIRST else "negate", z.words[at], words[at])
+    return words

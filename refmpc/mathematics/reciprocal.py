@@ -49,7 +49,7 @@ async def reciprocal(
 ) -> ArithmeticTensor:
     """1/x for low ≤ x ≤ high (public positive bounds), or for low ≤ |x| ≤ high with ``signed``.
 
-    7 rounds. About 470 bytes and 20 an octave between the bounds (40 if signed): 799 for 2^-8..2^8.
+    7 rounds. About 340 bytes and 15 to 20 an octave between the bounds (twice that if signed): 580 for 2^-8..2^8.
     Relative error below 2^-16.4, plus one unit of the result. Domain: besides the bounds, high/low at most 2^37.
     Outside the bounds the result is arbitrary (``insecure_check_ranges`` finds such inputs).
 

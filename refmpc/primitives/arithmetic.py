@@ -20,6 +20,7 @@ from refmpc.core.party import Operation
 from refmpc.core.protocol import Cost, protocol
 from refmpc.core.tensor import ArithmeticTensor
 from refmpc.core.words import Words, seal
+from refmpc.primitives.dealing import TwoHolder, row_segments
 from refmpc.primitives.truncation import truncate_summands, truncated_product_cost
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "dot_truncate",
     "matmul",
     "matmul_public",
+    "matmul_public_held",
     "matmul_shape",
     "matmul_summand",
     "matmul_truncate",
@@ -147,18 +149,34 @@ async def _truncated(
 def matmul_public(x: ArithmeticTensor, factor: np.ndarray) -> ArithmeticTensor:
     """x@factor for public integers, both with two axes: local, exact modulo 2^64, at the scale of x. Ring words that a
     recorded step takes as an input (sealed) may be such factors too."""
+    words, public = _factor_words(x, factor)
+    shares = x.party.machine.memory((2, len(x), factor.shape[1]))
+    x.party.machine.call("matmul_each", x.shares, words, shares)
+    return x._like(shares, mix(name_digest("matmul_public"), x.history, public))
+
+
+def matmul_public_held(x: ArithmeticTensor, factor: np.ndarray, fraction_bits: int) -> TwoHolder:
+    """``held`` of x@factor, read at ``fraction_bits``: local, exact modulo 2^64. Half the products of ``matmul_public``, because
+    a holder needs one share of a row and the dealer the sum of its two."""
+    words, public = _factor_words(x, factor)
+    segments = row_segments(x.party, len(x))
+    machine = x.party.machine
+    out, turned = machine.memory((len(x), factor.shape[1])), machine.memory(factor.shape[::-1])
+    machine.call("copy", words.transpose(), turned)
+    for segment in segments:
+        machine.call("matmul_held", x.shares[:, segment.slice], segment.role(x.party.id), turned, out[segment.slice])
+    history = mix(name_digest("matmul_public_held"), x.history, public)
+    return TwoHolder(x.party, out, segments, fraction_bits, history)
+
+
+def _factor_words(x: ArithmeticTensor, factor: np.ndarray) -> tuple[Any, int]:
+    """The ring words of a public factor, and their digest."""
     require(x.ndim == 2 and factor.ndim == 2, "matmul operands", (x.shape, factor.shape), "of two axes each")
     require(x.shape[1] == factor.shape[0], "matmul operands", (x.shape, factor.shape), "of matching inner sizes")
-    machine, public = x.party.machine, 0  # an input of a recorded step has its own digest
     if isinstance(factor, Words):
-        words: Any = factor.view(np.uint64)
-    else:
-        words = encode(factor, 0, name="factor")
-        public = digest(words)
-        words = machine.public(words)
-    shares = machine.memory((2, len(x), factor.shape[1]))
-    machine.call("matmul_each", x.shares, words, shares)
-    return x._like(shares, mix(name_digest("matmul_public"), x.history, public))
+        return factor.view(np.uint64), 0  # an input of a recorded step has its own digest
+    words = encode(factor, 0, name="factor")
+    return x.party.machine.public(words), digest(words)
 
 
 # protocols --------------------------------------------------------------------------------------

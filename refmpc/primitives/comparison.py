@@ -24,7 +24,16 @@ from refmpc.core.tensor import ArithmeticTensor, concatenate
 from refmpc.core.words import Words
 from refmpc.primitives.two_holder import TwoHolderBits, select
 
-__all__ = ["THERMOMETER_DIGIT_BITS", "Layout", "aligned_low_bits", "is_negative", "maximum", "relu", "thermometer"]
+__all__ = [
+    "THERMOMETER_DIGIT_BITS",
+    "Layout",
+    "aligned_low_bits",
+    "is_negative",
+    "maximum",
+    "relu",
+    "stretched",
+    "thermometer",
+]
 
 _PRIMES = (5, 7, 11, 13, 17, 23, 31, 37)
 _DIGIT_BITS = 2  # of a single comparison; a thermometer, whose thresholds share the dealer's message, takes 3
@@ -66,14 +75,14 @@ async def _borrows(
     thresholds: Sequence[int],
     low_bits: Sequence[int],
     high_bit: int,
-) -> tuple[Words, list[Segment]]:
+    segments: list[Segment],
+) -> Words:
     """Two-holder signs of x − t in a ring of high_bit+1 bits, for each threshold t at its own resolution.
 
     The sign of c − t − ρ is c_top ⊕ ρ_top ⊕ [c_low < ρ_low] with c − t in place of c: the dealer's ρ is the same for
-    all thresholds, so its message is sent once. Returns each party's bits (thresholds, n) and the segments.
+    all thresholds, so its message is sent once. Returns each party's bits (thresholds, n).
     """
     machine, me, flat = operation.machine, x.party.id, x.flat
-    segments = operation.segments(x.size)
     held = machine.memory((len(thresholds), x.size), np.uint8)
     first, second = operation.round(), operation.round()
     numbers = layout.digit_bits, layout.prime
@@ -124,24 +133,37 @@ async def _borrows(
     await second
     for arguments in dealing:
         machine.call("compare_decide", *arguments)
-    return held, segments
+    return held
 
 
-def _is_negative_cost(x: ArithmeticTensor, low_bit: int = 0, high_bit: int = 63) -> Cost:
-    return Cost(2, _comparison_bytes(x.size, high_bit - low_bit))
+def _is_negative_cost(
+    x: ArithmeticTensor, low_bit: int = 0, high_bit: int = 63, dealers: Sequence[Segment] | None = None
+) -> Cost:
+    sizes = None if dealers is None else [segment.size for segment in stretched(x, dealers)]
+    return Cost(2, _comparison_bytes(x.size, high_bit - low_bit, sizes))
 
 
-def _comparison_bytes(count: int, width: int) -> int:
+def _comparison_bytes(count: int, width: int, sizes: list[int] | None = None) -> int:
     layout = Layout.of(width, _DIGIT_BITS)
-    return sum(layout.dealt_bytes(n) + 2 * layout.reply_bytes(n, width) for n in segment_sizes(count))
+    each = segment_sizes(count) if sizes is None else sizes
+    return sum(layout.dealt_bytes(n) + 2 * layout.reply_bytes(n, width) for n in each)
+
+
+def stretched(x: ArithmeticTensor, dealers: Sequence[Segment]) -> list[Segment]:
+    """Stretches of rows as stretches of entries."""
+    each = x.size // max(1, len(x))
+    return [Segment(s.dealer, s.slice.start * each, s.slice.stop * each) for s in dealers]
 
 
 @protocol(
     cost=_is_negative_cost,
     source="Wagh, Gupta, Chandran, PoPETs 2019 (ePrint 2018/442), Alg. 3, with the changes of this file",
 )
-async def is_negative(x: ArithmeticTensor, low_bit: int = 0, high_bit: int = 63) -> TwoHolderBits:
-    """[x < 0] for |x| < 2^high_bit in the ring, at a resolution of 2^low_bit.
+async def is_negative(
+    x: ArithmeticTensor, low_bit: int = 0, high_bit: int = 63, dealers: Sequence[Segment] | None = None
+) -> TwoHolderBits:
+    """[x < 0] for |x| < 2^high_bit in the ring, at a resolution of 2^low_bit. ``dealers`` of x's rows, where they must be
+    those of other numbers.
 
     2 rounds. Bytes: at w = high_bit − low_bit compared bits from 1.25 w to 1.9 w (w = 16: 20, w = 31: 49, w = 63: 119).
     Domain: −2^high_bit ≤ x ≤ 2^high_bit − 2^low_bit; bits above are not looked at. Error: none for low_bit = 0;
@@ -153,10 +175,11 @@ async def is_negative(x: ArithmeticTensor, low_bit: int = 0, high_bit: int = 63)
     """
     require_integer("high_bit", high_bit, 1, 63)
     require_integer("low_bit", low_bit, 0, high_bit - 1)
-    operation = x.party.operation("is_negative", x, low_bit, high_bit)
+    operation = x.party.operation("is_negative", x, low_bit, high_bit, [s.dealer for s in dealers or ()])
     await _check(x, low_bit, high_bit, operation.name)
     layout = Layout.of(high_bit - low_bit, _DIGIT_BITS)
-    held, segments = await _borrows(operation, x, layout, [0], [low_bit], high_bit)
+    segments = operation.segments(x.size) if dealers is None else stretched(x, dealers)
+    held = await _borrows(operation, x, layout, [0], [low_bit], high_bit, segments)
     return TwoHolderBits(x.party, held[0], segments, x.shape, operation.history())
 
 
@@ -200,7 +223,8 @@ async def thermometer(
         await _check(x.reinterpret(0) - threshold, low_bit, high_bit, operation.name)
     lows = aligned_low_bits(low_bits)
     layout = Layout.of(high_bit - lows[0], THERMOMETER_DIGIT_BITS)
-    held, segments = await _borrows(operation, x, layout, thresholds, lows, high_bit)
+    segments = operation.segments(x.size)
+    held = await _borrows(operation, x, layout, thresholds, lows, high_bit, segments)
     return [
         ~TwoHolderBits(x.party, bits, segments, x.shape, operation.history(index)) for index, bits in enumerate(held)
     ]

@@ -180,7 +180,7 @@ def _level_bytes(rows: int, sizes: list[int], width: int) -> int:
     return total
 
 
-def _cost(z: Additive | ArithmeticTensor, unit_bits: int, width: int) -> Cost:
+def _cost(z: Additive | ArithmeticTensor | TwoHolder, unit_bits: int, width: int) -> Cost:
     rows, classes = z.shape
     groups = order_groups(classes)
     total = 16 * rows * classes if isinstance(z, Additive) else 0
@@ -192,7 +192,9 @@ def _cost(z: Additive | ArithmeticTensor, unit_bits: int, width: int) -> Cost:
 
 
 @protocol(cost=_cost, source="this project: all pairs under secret slots; digit tests as in is_negative")
-async def largest_coarse(z: Additive | ArithmeticTensor, unit_bits: int, width: int) -> tuple[TwoHolder, Additive]:
+async def largest_coarse(
+    z: Additive | ArithmeticTensor | TwoHolder, unit_bits: int, width: int
+) -> tuple[TwoHolder, Additive]:
     """The opened z (rows × classes), and the largest entry of every row on a grid of 2^-unit_bits, additive modulo
     2^(width + 1).
 
@@ -216,7 +218,7 @@ async def largest_coarse(z: Additive | ArithmeticTensor, unit_bits: int, width: 
     require_integer("unit_bits", unit_bits, 0, z.fraction_bits)
     require_integer("width", width, 1, 61 - unit_bits)
     party = z.party
-    segments = z.segments if isinstance(z, Additive) else row_segments(party, rows)
+    segments = row_segments(party, rows) if isinstance(z, ArithmeticTensor) else z.segments
     groups = order_groups(classes)
     ends = [0, *itertools.accumulate(groups)]
     coarse = z.fraction_bits - unit_bits

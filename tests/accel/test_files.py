@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import accel.files
-from accel.files import whole_file, write_arrays, write_bytes, write_text
+from accel.files import read_arrays, whole_file, write_arrays, write_bytes, write_text
 
 ROOT = Path(accel.files.__file__).parent.parent
 
@@ -22,8 +22,7 @@ def test_what_is_written_is_read_back(tmp_path):
     write_bytes(tmp_path / "words", b"one", bytearray(b"two"))
     assert (tmp_path / "words").read_bytes() == b"onetwo"
     write_arrays(tmp_path / "model.npz", {"layer_1": np.arange(3)})
-    with np.load(tmp_path / "model.npz") as arrays:
-        assert np.array_equal(arrays["layer_1"], np.arange(3))
+    assert np.array_equal(read_arrays(tmp_path / "model.npz")["layer_1"], np.arange(3))
     assert len(list(tmp_path.iterdir())) == 3
 
 

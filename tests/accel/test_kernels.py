@@ -99,6 +99,10 @@ def test_each_share_times_a_public_matrix(kernels, n, k, m):
         out = np.full((2, n, m), 0xA5A5, dtype=np.uint64)
         kernels.matmul_each(shares, matrix, out)
         assert np.array_equal(out, shares @ matrix)
+        for role in range(3):
+            kernels.matmul_held(shares, role, np.ascontiguousarray(matrix.T), out[0])
+            held = shares[1 - role] if role < 2 else np.negative(shares[0] + shares[1])
+            assert np.array_equal(out[0], held @ matrix)
 
 
 @both
@@ -368,14 +372,21 @@ def test_steps_of_the_exponential(kernels, seed, count, bits, grow):
 
 
 @both
-@given(bound=st.integers(2, 67), seed=st.integers(0, 2**31))
-def test_uniform_below_rejects_instead_of_folding(kernels, bound, seed):
-    every_byte = np.arange(256, dtype=np.uint8)
-    values = garbage(256, dtype=np.uint8)
-    found = kernels.uniform_below(every_byte, bound, values)
-    assert found == 256 - 256 % bound
-    assert (np.bincount(values[:found], minlength=bound) == 256 // bound).all()
-    assert kernels.uniform_below(every_byte, bound, values[:5]) == 5
+@pytest.mark.parametrize("bound", [1, 2, 3, 12, 13, 21, 36, 37, 67, 181, 255, 256])
+def test_uniform_below_rejects_instead_of_folding(kernels, bound):
+    """Of all pairs of bytes, every pair of values comes from equally many, whatever the order and the place of a rejection."""
+    every_pair = np.random.default_rng(bound).permutation(65536).astype("<u2").view(np.uint8)
+    values = garbage(2 * 65536 + 9, dtype=np.uint8)
+    found = kernels.uniform_below(every_pair, bound, values)
+    assert found == 2 * (65536 - 65536 % bound**2)
+    pairs = values[:found].reshape(-1, 2).astype(np.int64) @ np.array([bound, 1])
+    assert (np.bincount(pairs, minlength=bound**2) == 65536 // bound**2).all()
+    for count in (0, 1, 5, 64, 65):
+        short = garbage(count + 1, dtype=np.uint8)
+        assert kernels.uniform_below(every_pair, bound, short[:count]) == count
+        assert short[:count].tolist() == values[:count].tolist()
+        assert short[count] == garbage(count + 1, dtype=np.uint8)[count], "nothing behind the end is written"
+    assert kernels.uniform_below(every_pair[:7], 2, short) == 6, "an odd byte is left over"
 
 
 @both

@@ -176,6 +176,31 @@ def test_no_sample_passes_the_largest():
     assert np.abs(values).tolist() == [sampler.largest]
 
 
+@pytest.mark.parametrize(
+    ("bands", "steps", "columns"), [(256, 64, 80), (3, 8, 16), (20, 9, 17), (2, 7, 5), (40, 19, 95)]
+)
+def test_a_band_by_tiles_is_the_matrix_product(bands, steps, columns):
+    """Inside and beyond whole tiles, on any processor; BLAS and the tiles give the same integers."""
+    fir = pytest.importorskip("accel.compiled.fir")
+    rng = np.random.default_rng(bands)
+    taps = np.array([9.0, *rng.integers(-(2**9), 2**9, bands - 1)])
+    z = rng.integers(-(2**35), 2**35, (bands - 1 + steps, columns)).astype(np.float64)
+    band = np.zeros((steps, len(z)))
+    for t in range(steps):
+        band[t, t : t + bands - 1] = taps[:0:-1]
+    out = np.full((steps, columns), np.nan)
+    fir.band_by_tiles(fir.padded_taps(taps), z, out)
+    assert np.array_equal(out, band @ z)
+
+
+@pytest.mark.parametrize("name", ["numpy", "numba"])
+def test_fir_taps_of_wide_blocks_equal_python_integers(name):
+    rng = np.random.default_rng(5)
+    history, rows = (rng.integers(-(2**30), 2**30, (count, 70)) for count in (6, 21))
+    taps = rng.integers(-(2**16), 2**16, 7)
+    assert np.array_equal(accel.backend(name).fir_taps(history, rows, taps, 2**30), python_fir(history, rows, taps))
+
+
 @pytest.mark.parametrize("name", BACKENDS)
 def test_fir_taps_are_exact_at_the_edges(name):
     taps = np.array([2**16, -(2**20), 2**20 - 2**16], dtype=np.int64)  # Σ|taps| = 2^21, the largest of the fast path

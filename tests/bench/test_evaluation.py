@@ -2,19 +2,21 @@
 
 import dataclasses
 import importlib.util
+import io
 import json
 import re
 from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from bench.evaluation.cache import ResultCache
 from bench.evaluation.cells import Cell, group_cells, run_cells
 from bench.evaluation.engine import run_sweep
 from bench.evaluation.paper_tables import paper_accuracy, paper_table
 from bench.evaluation.presets import PRESETS
-from bench.evaluation.report import Report, Section, write_report
+from bench.evaluation.report import Report, Section, rich_table, write_report
 from bench.evaluation.sources import DataOptions
 from bench.evaluation.tables import TABLES, Selection, layout, view
 from bench.paper import main
@@ -95,14 +97,18 @@ def test_cells_that_were_not_run_say_so(tmp_path):
     texts = [row for kind, row in shown.rows if kind != "heading"]
     assert ["G-BMF (Setting 1)", "ours, our settings", "not run", "not run"] in texts
     assert ["G-BMF (Setting 1)", "ours, the paper's settings", "60.0 ± 14.1", "90.0 (1)"] in texts
-    # a data set of which nothing was run takes one line, with the reason
+    # a data set of which nothing was run takes no line of the table: a note, with the reason
     titles = [row[0] for kind, row in shown.rows if kind == "heading"]
     why = "no weights for Pre-imagenet: pass --weights-imagenet FILE"
-    assert titles == [
-        f"CIFAR-10, Pre-ImageNet: not run ({why})",
-        "CIFAR-10, Pre-Cifar100: not run",
-        "digits (embedded)",
-    ]
+    assert titles == ["digits (embedded)"]
+    assert shown.notes[:2] == [f"Not run: CIFAR-10, Pre-ImageNet ({why}).", "Not run: CIFAR-10, Pre-Cifar100."]
+    nothing = view(1, [line for line in lines if line.data == "cifar10"], {})
+    for table, words in ((shown, ("60.0 ± 14.1", "ε = 8", "digits (embedded)")), (nothing, ("Pre-Cifar100",))):
+        console = Console(width=80, record=True, file=io.StringIO())
+        console.print(rich_table(table))
+        printed = console.export_text()
+        assert all(word in printed for word in words) and "…" not in printed
+    assert "source" not in printed  # no columns where there are no rows
     alone = view(1, [line for line in lines if line.pretraining == "imagenet"], results)
     assert ("published", ["G-BMF (Setting 1)", "paper", "69.25", "71.22"]) in alone.rows
     assert alone.notes == [f"Not run: {why}."]
@@ -146,7 +152,7 @@ def test_the_command_writes_one_page(tmp_path, capsys):
     ]
     main([*arguments, "--only", "table1", "--methods", "plain,g_bmf,gl_bmf", "--out", str(tmp_path)])
     text = capsys.readouterr().out
-    assert "GL-BMF (Setting 2, estimated)" in text and "points at the same ε" in text
+    assert "GL-BMF (Setting 2," in text and "estimated)" in text and "points at the same ε" in text
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert page.count("<svg") == 1 and not re.search(r'(src|href)="http|<script|<link', page)
     stored = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))

@@ -83,6 +83,26 @@ def test_inverse_sqrt_agrees(mpspdz, seed):
 
 
 @pytest.mark.parametrize("seed", SEEDS)
+def test_reciprocals_agree(mpspdz, seed):
+    """Ours: 2^-16.4 of the result and a unit of 2^-26. MP-SPDZ: 8 of its units are allowed, as for a division."""
+    workload = make_workload("reciprocal", "reciprocal", (200,), seed)
+    assert workload.exact is not None
+    bound = 2.0**-16.4 * workload.exact + 2.0**-26 + 8 * UNIT
+    assert (difference(mpspdz, workload) <= bound).all()
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_clip_factors_agree(mpspdz, seed):
+    """MP-SPDZ's root as above; ours is at most 2^-16 and two units of 2^-26 too small, and never above."""
+    workload = make_workload("clip factor", "clip_factor", (200,), seed)
+    assert workload.exact is not None
+    ours, theirs = both(mpspdz, workload)
+    bound = (0.0037 + 2.0**-15) * workload.exact + 2.0**-25 + 4 * UNIT
+    assert (np.abs(ours.values - theirs.values) <= bound).all()
+    assert (ours.values <= workload.exact).all()
+
+
+@pytest.mark.parametrize("seed", SEEDS)
 def test_exponentials_agree(mpspdz, seed):
     """Ours: 2^-20 relative, 2^-22. MP-SPDZ states no bound: 1.6 units were seen in 3·10^5 values, and 4 are
     allowed (an allowance, not a proof)."""

@@ -115,8 +115,11 @@ def test_the_ledger_holds_exactly_the_declared_releases_and_costs(tmp_path, weig
         assert "opened to the three servers" not in plan.claim.paragraph()
     for ledger in result.ledgers:
         found = [(r.name, r.receiver, r.elements) for r in ledger.releases]
-        assert found == step * steps + model
-        assert all("differentially private" in r.claim or plan.claim.headline() in r.claim for r in ledger.releases)
+        tests = [("fault in a step of " + name, "all servers", 1) for name in plan.client_names]
+        labels = [(f"fault in the upload of {plan.client_names[-1]}", "all servers", 1)]
+        assert found == labels + (tests + step) * steps + model
+        claimed = [r for r in ledger.releases if not r.name.startswith("fault in")]
+        assert all("differentially private" in r.claim or plan.claim.headline() in r.claim for r in claimed)
     counted = step_cost(plan)
     total = {
         name: sum(ledger.phases[name].bytes_sent for ledger in result.ledgers) for name in result.ledgers[0].phases

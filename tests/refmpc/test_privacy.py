@@ -68,9 +68,17 @@ def squares(party, z, w):
     return refmpc.cut_and_square(summands(party, z.first.reshape(-1, 1), 16), 8, w)
 
 
-def reached(party, x, additive):
+def spline_alone(party, m):
+    return refmpc.spline_times(at_holders(m.reinterpret(20)), None, "root")
+
+
+def gate(bits, d, additive):
+    return refmpc.gated(bits, summands(d.party, d.first, 16, bits.segments) if additive else d)
+
+
+def reached(party, x, additive, ring=64):
     weights = [([3, 1, 5], True), ([0, 1, -1], False)]
-    return refmpc.weigh_reached(summands(party, x.first, 16) if additive else x, [1, 40], [0, 3], 7, weights)
+    return refmpc.weigh_reached(summands(party, x.first, 16) if additive else x, [1, 40], [0, 3], 7, weights, ring)
 
 
 PERMUTATIONS = tuple((pair, 1, 0) for pair in range(3))  # they stand still here: the masks alone must hide the rows
@@ -123,13 +131,21 @@ CASES = {
         packed={32: 2**32, 2: 4},
     ),
     "spline_times": Case(spline, ("arithmetic",) * 2, ((1 << 20, 5), (9 << 18, -(2**24)))),
+    "spline_times of one": Case(spline_alone, ("arithmetic",), ((1 << 20,), (9 << 18,)), packed=2**40),
     "scale_rows": Case(scaled, ("arithmetic",) * 2, ((3, 5), (2**62 + 12345, -(2**40)))),
     "cut_and_square": Case(squares, ("arithmetic",) * 2, ((3, 5), (-(2**61), 2**40)), packed=2**8),
     "weigh_reached": Case(lambda party, x: reached(party, x, False), ("arithmetic",), ((20,), (-60,)), packed=5),
     "weigh_reached of summands": Case(
         lambda party, x: reached(party, x, True), ("arithmetic",), ((20,), (-60,)), packed=5
     ),
+    "weigh_reached in a small ring": Case(
+        lambda party, x: reached(party, x, False, 27),
+        ("arithmetic",),
+        ((20,), (-60,)),
+        packed=lambda name, bits: (2**27, False) if bits == 54 else (5, False),
+    ),
     "clip_root": composed(lambda x: refmpc.clip_root(x, 1000.0), 0.5, 999.0),
+    "clip_root that stops": composed(lambda x: refmpc.clip_root(x, 1000.0, True), 0.5, 1999.0),
     "probabilities": composed(lambda x: refmpc.probabilities(x * WEIGHTS, 2000.0), 0.0, 500.0, shape=(3,)),
     "probabilities of one class, weighted": composed(
         lambda x: refmpc.probabilities(x * WEIGHTS, 2000.0, 1, x[:, 0]), 0.0, 500.0, shape=(3,)
@@ -164,6 +180,10 @@ CASES = {
     ),
     "select": Case(
         lambda party, b, d: refmpc.select(refmpc.two_holder(b), d), (1, "arithmetic"), ((0, 5), (1, -(2**61)))
+    ),
+    "gated": Case(lambda party, b, d: gate(refmpc.two_holder(b), d, False), (1, "arithmetic"), ((0, 5), (1, -(2**61)))),
+    "gated, of summands": Case(
+        lambda party, b, d: gate(refmpc.two_holder(b), d, True), (1, "arithmetic"), ((0, 5), (1, -(2**61)))
     ),
     "where": Case(
         lambda party, b, d: refmpc.where(refmpc.two_holder(b), d, 3), (1, "arithmetic"), ((0, 5), (1, -(2**61)))

@@ -35,6 +35,11 @@ class Alignment:
     bytes_sent: int
     bytes_received: int
 
+    @property
+    def bytes_moved(self) -> int:
+        """Both ways."""
+        return self.bytes_sent + self.bytes_received
+
 
 def align_as_leader(
     ids: Sequence[object],

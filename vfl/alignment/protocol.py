@@ -34,12 +34,12 @@ import numpy as np
 
 from accel.errors import PpvflError
 from accel.validate import require, require_integer
-from vfl.alignment.group import ELEMENT, Advance, blind, hash_to_curve, valid_elements
+from vfl.alignment.group import ELEMENT, Advance, blind, hash_and_blind, valid_elements
 from vfl.alignment.ids import encode_ids
 
-__all__ = ["AlignmentError", "Receive", "Send", "Steps", "Terms", "leader", "member"]
+__all__ = ["AlignmentError", "Receive", "Send", "Steps", "Terms", "leader", "member", "positions_in_all"]
 
-VERSION = 1
+VERSION = 2
 MAX_IDS = 10_000_000
 TERMS, LIST, OPEN, MATCHED = b"T", b"L", b"O", b"M"  # kinds of messages
 
@@ -99,30 +99,32 @@ class _Blinder:
         self._values = encode_ids(ids)
         limit = MAX_IDS if terms.pad_to is None else terms.pad_to
         way_out = "raise pad_to at all clients" if terms.pad_to is not None else "align in parts"
-        require(len(self._values) <= limit, "number of ids", len(self._values), f"at most {limit}", way_out)
-        self.size = terms.pad_to or len(self._values)
+        self._own = len(self._values)
+        require(self._own <= limit, "number of ids", self._own, f"at most {limit}", way_out)
+        self.size = terms.pad_to or self._own
         self._key = randomness(32)
         self._randomness = randomness
         self._advance = advance
 
-    def offer(self) -> list[bytes]:
+    def offer(self) -> bytes:
         """The own list: hashed, padded with hashes of random numbers, shuffled, blinded."""
         self._order = self.permutation(self.size)
-        padding = [b"\0" + self._randomness(32) for _ in range(self.size - len(self._values))]
+        padding = [b"\0" + self._randomness(32) for _ in range(self.size - self._own)]
         values = [*self._values, *padding]
-        return blind(self._key, (hash_to_curve(values[i]) for i in self._order), self._advance)
+        self._values = []  # of no use any more, and large
+        return hash_and_blind(self._key, [values[i] for i in self._order], self._advance)
 
-    def blind(self, data: bytes, owner: str) -> list[bytes]:
+    def blind(self, data: bytes, owner: str) -> bytes:
         """Somebody's list with this client's key on top, in the order it came."""
         try:
-            return blind(self._key, _elements(data), self._advance)
+            return blind(self._key, data, self._advance)
         except ValueError as error:
             raise AlignmentError(f"the list of client {owner!r} holds a point of small order: refused") from error
 
     def rows(self, positions: np.ndarray, source: str) -> np.ndarray:
         """Own row numbers of positions in the offered list."""
         rows = self._order[positions]
-        if len(rows) and rows.max() >= len(self._values):
+        if len(rows) and rows.max() >= self._own:
             raise AlignmentError(f"client {source!r} matched a padded entry: it does not follow the protocol")
         return rows
 
@@ -158,16 +160,16 @@ def member(terms: Terms, name: str, ids: Sequence[object], randomness: Randomnes
     theirs = yield Receive(0, TERMS, 1, 1 << 16)
     yield Send(0, TERMS, terms.encoded())
     _compare_terms(theirs, terms, leading)
-    yield Send(0, LIST, b"".join(blinder.offer()))
+    yield Send(0, LIST, blinder.offer())
     shuffles: dict[int, np.ndarray] = {}
     for step in range(1, count + 1):
         received = {}
         for owner in _due(step, mine, count):
             received[owner] = _check_list((yield Receive(0, LIST, *terms.list_bytes())), leading)
         for owner, data in received.items():
-            blinded = blinder.blind(data, terms.clients[owner])
+            blinded = _elements(blinder.blind(data, terms.clients[owner]))
             shuffles[owner] = blinder.permutation(len(blinded))
-            yield Send(0, LIST, b"".join(blinded[i] for i in shuffles[owner]))
+            yield Send(0, LIST, blinded[shuffles[owner]].tobytes())
     for step in range(count, 0, -1):
         for owner in _due(step, mine, count):
             shuffle = shuffles[owner]
@@ -186,30 +188,29 @@ def leader(terms: Terms, ids: Sequence[object], randomness: Randomness, advance:
         yield Send(j, TERMS, terms.encoded())
     for j, name in enumerate(members):
         _compare_terms((yield Receive(j, TERMS, 1, 1 << 16)), terms, name)
-    own = b"".join(blinder.offer())
+    own = blinder.offer()
     lists = []
     for j, name in enumerate(members):
         lists.append(_check_list((yield Receive(j, LIST, *terms.list_bytes())), name))
     lists.append(own)
-    blinded: list[list[bytes]] = []
+    blinded: list[np.ndarray] = []
     for step in range(1, count + 1):
         for j in range(count):
             for owner in _due(step, j, count):
                 yield Send(j, LIST, lists[owner])
         if step == count:  # while the last member works on the leader's list
-            blinded = [blinder.blind(data, name) for name, data in zip(members, lists[:-1], strict=True)]
+            blinded = [_elements(blinder.blind(data, name)) for name, data in zip(members, lists[:-1], strict=True)]
         for j, name in enumerate(members):
             for owner in _due(step, j, count):
                 size = len(lists[owner])
                 lists[owner] = _check_list((yield Receive(j, LIST, size, size)), name)
     blinded.append(_elements(lists[-1]))
-    common = sorted(set(blinded[-1]).intersection(*blinded[:-1]))
-    positions = [_where(common, values) for values in blinded]
+    positions = positions_in_all(blinded)
     for step in range(count, 0, -1):
         for j, name in enumerate(members):
             for owner in _due(step, j, count):
                 yield Send(j, OPEN, _packed(positions[owner]))
-                size = 4 * len(common)
+                size = 4 * len(positions[owner])
                 answer = yield Receive(j, OPEN, size, size)
                 positions[owner] = _positions(answer, len(blinded[owner]), name)
     for j in range(count):
@@ -217,17 +218,27 @@ def leader(terms: Terms, ids: Sequence[object], randomness: Randomness, advance:
     return blinder.rows(positions[-1], members[0])
 
 
-def _elements(data: bytes) -> list[bytes]:
-    return [data[i : i + ELEMENT] for i in range(0, len(data), ELEMENT)]
+def _elements(data: bytes) -> np.ndarray:
+    """One entry an element, of a type that compares all its bytes."""
+    return np.frombuffer(data, dtype=f"S{ELEMENT}")
 
 
 def _packed(positions: np.ndarray) -> bytes:
     return positions.astype("<u4").tobytes()
 
 
-def _where(values: Sequence[bytes], among: Sequence[bytes]) -> np.ndarray:
-    index = {value: position for position, value in enumerate(among)}
-    return np.array([index[value] for value in values], dtype=np.int64)
+def positions_in_all(lists: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """Where the values that are in all lists lie in each of them, in the order of the values."""
+    orders = [np.argsort(values) for values in lists]
+    ordered = [values[order] for values, order in zip(lists, orders, strict=True)]
+    common = ordered[0]
+    for values in ordered[1:]:
+        if len(values):
+            places = np.minimum(np.searchsorted(values, common), len(values) - 1)
+            common = common[values[places] == common]
+        else:
+            common = values
+    return [order[np.searchsorted(values, common)] for values, order in zip(ordered, orders, strict=True)]
 
 
 def _compare_terms(theirs: bytes, terms: Terms, name: str) -> None:

@@ -23,6 +23,7 @@ from accel.validate import require, require_choice, require_integer, require_rea
 __all__ = [
     "DATA_SETS",
     "EMBEDDED_TABLES",
+    "NUMBERS",
     "VerticalData",
     "load_data",
     "load_embeddings",
@@ -32,7 +33,8 @@ __all__ = [
 
 DATA_SETS = ("digits", "breast_cancer", "diabetes", "cifar10", "cifar100", "emnist", "ocr_letters")
 # tables among them: training rows and columns, as ``load_data`` deals them by default
-EMBEDDED_TABLES = {"breast_cancer": (398, 30)}
+EMBEDDED_TABLES = {"breast_cancer": (398, 30), "diabetes": (310, 10)}
+NUMBERS = ("diabetes",)  # their label is a number
 
 # where torchvision looks for these sets, under its root
 _IMAGE_FILES = {
@@ -228,7 +230,7 @@ def _load_single_file(
     usual = 0.1 if name in ("breast_cancer", "diabetes") else 0.0
     fraction = usual if public_fraction is None else public_fraction
     require_real("public_fraction", fraction, 0.0, 1.0 - test_fraction, open_high=True)
-    if name != "diabetes":
+    if name not in NUMBERS:
         labels = labels.astype(np.int64)
     order = np.random.default_rng(seed).permutation(len(labels))
     num_test, num_public = round(test_fraction * len(labels)), round(fraction * len(labels))
@@ -236,7 +238,7 @@ def _load_single_file(
     strips = split_columns(features, num_clients)
     return VerticalData(
         name=name,
-        classes=1 if name == "diabetes" else int(labels.max()) + 1,
+        classes=1 if name in NUMBERS else int(labels.max()) + 1,
         train=tuple(s[train] for s in strips),
         train_labels=labels[train],
         test=tuple(s[test] for s in strips),

@@ -24,7 +24,7 @@ from vfl.dp.mechanism import (
     calibrate_matrix_factorisation,
     matrix_factorisation_claim,
 )
-from vfl.dp.secret_order import amplified_bands, calibrate_secret_order
+from vfl.dp.secret_order import amplified_factorisation, calibrate_secret_order
 from vfl.dp.sensitivity import Participation, Sensitivity, fixed_order, participation_sensitivity
 from vfl.dp.slack import FixedPointSlack
 
@@ -44,7 +44,7 @@ __all__ = [
     "Participation",
     "PrivacyBudget",
     "Sensitivity",
-    "amplified_bands",
+    "amplified_factorisation",
     "any_order_epsilon",
     "any_order_sigma",
     "calibrate_matrix_factorisation",

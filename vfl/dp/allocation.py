@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
-from scipy.special import ndtr, ndtri
 from scipy.stats import binom
 
 from accel.validate import require, require_integer
@@ -25,7 +24,6 @@ from vfl.dp.factorisation import Factorisation
 
 __all__ = ["Allocation", "Padding", "allocation_every_epoch", "allocation_once", "padding"]
 
-_CELLS = 1 << 14
 _MOST_ENTRIES = 1 << 10  # of an alias table
 
 
@@ -102,16 +100,6 @@ class Allocation:
             left[high] -= 1 - left[low]
             (small if left[high] < 1 else large).append(high)
         return np.rint(accept * 2.0**48).astype(np.uint64), alias.astype(np.int64)
-
-    def cells(self, sigma: float) -> tuple[np.ndarray, np.ndarray]:
-        """(edges, chances) for ``accel.kernels.allocation_losses``: quantile cells of x, and how often w is at the upper end."""
-        x = ndtri(np.arange(_CELLS + 1) / _CELLS)
-        mass = np.diff(ndtr(x - 1 / sigma))  # ∫ w over the cell
-        x[0], x[-1] = x[1], x[-2]  # the outer cells are not used
-        edges = np.exp(x / sigma - 0.5 / sigma**2)
-        width = np.maximum(np.diff(edges), 1e-300)
-        share = np.clip((mass * _CELLS - edges[:-1]) / width, 0.0, 1.0)
-        return edges, np.minimum(np.rint(share * 2.0**32), 2.0**32 - 1).astype(np.uint64)
 
 
 def allocation_every_epoch(shape: Padding, epochs: int) -> Allocation:

@@ -190,6 +190,7 @@ def main(arguments: list[str] | None = None) -> int:
             options.epochs * options.batches,
             momentum=options.momentum,
             bands=None if options.mechanism == "identity" else options.bands,
+            min_separation=options.batches,
         )
         columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
         results = []

@@ -1,27 +1,47 @@
 """Results that take long, kept in the user's cache directory under a hash of everything they depend on.
 
 ``PPVFL_CACHE`` names another directory, and ``PPVFL_CACHE=off`` none. A file that cannot be read or says something else counts as
-none; whoever can write there can change a σ, as whoever can write to the program can.
+none; whoever can write there can change a σ, as whoever can write to the program can. Threads, and processes with the same
+directory, that need the same result wait for the first to find it; ``announced`` says who hears of that.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Callable
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, TypeVar
 
 from accel.files import write_bytes
 
-__all__ = ["cached"]
+__all__ = ["Say", "announced", "cached"]
 
 VERSION = 1
 _memory: dict[str, Any] = {}
+_one_at_a_time = threading.Lock()
+_WHAT = {"allocation": "the certificate of the noise", "bands": "the number of bands"}
 
 Result = TypeVar("Result")
+Say = Callable[..., None]  # an event, and facts by name: as the methods of a log
+_say: ContextVar[Say | None] = ContextVar("say", default=None)
+
+
+@contextlib.contextmanager
+def announced(say: Say) -> Iterator[None]:
+    """In this thread, ``say`` hears when something that takes long begins, is waited for, and ends; nothing if it was kept."""
+    before = _say.set(say)
+    try:
+        yield
+    finally:
+        _say.reset(before)
 
 
 def cached(kind: str, name: tuple[object, ...], find: Callable[[], Result], result: type[Result]) -> Result:
@@ -31,7 +51,9 @@ def cached(kind: str, name: tuple[object, ...], find: Callable[[], Result], resu
     if key not in _memory:
         directory = _directory()
         file = None if directory is None else directory / f"{kind}-{key[:40]}.json"
-        _memory[key] = _read(file, said, result) or _found(file, said, find)
+        with _one_at_a_time:
+            if key not in _memory:
+                _memory[key] = _read(file, said, result) or _found_once(kind, file, said, find, result)
     kept: Result = _memory[key]
     return kept
 
@@ -52,6 +74,40 @@ def _read(file: Path | None, said: str, result: type[Result]) -> Result | None:
         return result(**content["result"]) if content["about"] == said else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
+
+
+def _found_once(kind: str, file: Path | None, said: str, find: Callable[[], Result], result: type[Result]) -> Result:
+    """``find()`` in one process at a time: the others wait, and read what it has kept."""
+    say = _say.get() or (lambda event, **facts: None)
+    what = _WHAT.get(kind, kind)
+    with _alone(file, lambda: say("waiting", reason=f"another process computes {what}")):
+        kept = _read(file, said, result)
+        if kept is not None:
+            say(f"{what} was read", file=file)
+            return kept
+        say(f"{what} is being computed", note="minutes at most; once, then it is kept", file=file)
+        begun = time.monotonic()
+        found = _found(file, said, find)
+        say(f"{what} was computed", seconds=round(time.monotonic() - begun, 2))
+        return found
+
+
+@contextlib.contextmanager
+def _alone(file: Path | None, on_waiting: Callable[[], None]) -> Iterator[None]:
+    """Hold the lock beside ``file``, which ends with the process; without one, if the directory takes none."""
+    with contextlib.ExitStack() as held:
+        try:
+            if file is not None:
+                file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+                lock = held.enter_context(file.with_suffix(".lock").open("w"))
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    on_waiting()
+                    fcntl.flock(lock, fcntl.LOCK_EX)
+        except OSError:
+            pass  # found by each on its own
+        yield
 
 
 def _found(file: Path | None, said: str, find: Callable[[], Result]) -> Result:

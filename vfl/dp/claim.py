@@ -16,6 +16,7 @@ __all__ = [
     "OUTSIDE_EVERY_CLAIM",
     "PUBLIC_BY_ASSUMPTION",
     "ROW_BOUND_CHECKED",
+    "ROW_BOUND_CHECKED_IN_STEPS",
     "ROW_BOUND_TRUSTED",
     "WARNING",
     "WEAK_EPSILON",
@@ -31,6 +32,9 @@ ZERO_OUT = "zero-out: one record's contribution is there or is not"
 CHANGED_LABEL = "one record's label changed"
 ROW_BOUND_TRUSTED = "the row bound is enforced by the clients"
 ROW_BOUND_CHECKED = "the row bound, and the form of labels, is checked by the servers before training (proofs §11)"
+ROW_BOUND_CHECKED_IN_STEPS = (
+    "the row bound is checked by the servers in every step, the form of labels once (proofs §11.6)"
+)
 PUBLIC_BY_ASSUMPTION = (
     "local models and all preprocessing constants are public or come from other data",
     ROW_BOUND_TRUSTED,

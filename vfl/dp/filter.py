@@ -16,6 +16,7 @@ from vfl.dp.factorisation import Factorisation
 __all__ = ["NoiseFilter", "NoiseSource", "sample_grid_gaussian"]
 
 _BLOCK = 64
+_COLUMNS = 16  # a slice is a multiple of so many, which is what kernels like
 
 
 def sample_grid_gaussian(stream: Stream, count: int, std_in_grid_units: float) -> np.ndarray:
@@ -136,7 +137,7 @@ class NoiseSource:
         self._sampler = GridGaussian(std_in_grid_units)
         self._open_stream = open_stream
         self._width = require_integer("width", width, 1)
-        ends = [width * part // self._block for part in range(self._block + 1)]
+        ends = [width * part // self._block // _COLUMNS * _COLUMNS for part in range(self._block)] + [width]
         self._slices = [slice(left, right) for left, right in pairwise(ends) if left < right]
         self._filters = [
             NoiseFilter(factorisation, part.stop - part.start, self._sampler.largest) for part in self._slices

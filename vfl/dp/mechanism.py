@@ -280,9 +280,13 @@ def mechanism_name(factorisation: Factorisation) -> str:
     """Of the noise, for a claim."""
     if factorisation.kind == "identity":
         return "Gaussian noise, independent in each step"
-    name = {"bisr": "banded inverse square root", "bsr": "banded square root"}[factorisation.kind]
+    name = {
+        "bisr": "banded inverse square root (BISR)",
+        "bsr": "banded square root (BSR)",
+        "toeplitz": f"optimised Toeplitz {'strategy' if factorisation.is_recursive else 'filter'}",
+    }[factorisation.kind]
     return (
-        f"matrix factorisation, {name} ({factorisation.kind.upper()}), {factorisation.bands} bands, "
+        f"matrix factorisation, {name}, {factorisation.bands} bands, "
         f"(α, β) = ({factorisation.weight_decay:g}, {factorisation.momentum:g})"
     )
 

@@ -1,6 +1,6 @@
 """Noise and claims of a secret order: G-BMF with one padded shuffle, G-Shuff with one in every epoch.
 
-The noise comes from ``vfl.dp.monte_carlo``, whose certificate is part of the claim. What arithmetic takes of ε and δ is set
+The noise comes from ``vfl.dp.certificate``, which is part of the claim. What arithmetic takes of ε and δ is set
 aside in coarse parts first, so that last bits of a plan do not ask for another certificate, and the twin needs none of its own.
 """
 
@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from accel.validate import require, require_real
 from vfl.dp import calibration
 from vfl.dp.allocation import Allocation, Padding, allocation_every_epoch, allocation_once
+from vfl.dp.certificate import Certificate, certified_noise, require_certifiable
 from vfl.dp.certificate_cache import cached
 from vfl.dp.claim import ZERO_OUT, Claim, Figure
-from vfl.dp.factorisation import Factorisation, factorise
+from vfl.dp.factorisation import Factorisation, factorise, workload_factorisation
 from vfl.dp.mechanism import (
     ANALYTIC_GAUSSIAN,
     FIXED_POINT_THEOREM,
@@ -25,20 +26,27 @@ from vfl.dp.mechanism import (
     no_noise_found,
     slack_parts,
 )
-from vfl.dp.monte_carlo import Certificate, certified_noise, samples_for, search_sigma
+from vfl.dp.monte_carlo import search_sigma
 from vfl.dp.slack import FixedPointSlack
 
-__all__ = ["amplified_bands", "calibrate_secret_order"]
+__all__ = ["amplified_factorisation", "calibrate_secret_order"]
 
-RANDOM_ALLOCATION = "random allocation (proofs §9.6), Monte-Carlo certificate"
+RANDOM_ALLOCATION = "random allocation (proofs §9.6)"
 _MARGINS = (2.0**-10, 2.0**-6, 2.0**-3, 0.5)  # parts of ε and of δ that arithmetic may take
 _LEAST_GRID = -16  # what rounding adds in a step, at least: as an exponent, relative to a contribution
 _FIRST_BANDS = 2
+_MOST_TAPS = 32
+_OWN = (0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.95, 0.98, 1.0)  # tried: how much a record's own batch counts
 
 
 @dataclass(frozen=True)
 class _Bands:
     bands: int
+
+
+@dataclass(frozen=True)
+class _Own:
+    own: float
 
 
 def calibrate_secret_order(
@@ -61,15 +69,15 @@ def calibrate_secret_order(
     delta = require_real("delta", delta, 0, 1, open_low=True, open_high=True)
     clip_norm = require_real("clip_norm", clip_norm, 0, open_low=True)
     split = NoiseSplit(split)
-    samples_for(delta)  # refuses a δ that is too small, as it was given
     require(
         not factorisation.is_recursive,
         "factorisation",
         factorisation.kind,
-        "bisr or identity with a secret order",
-        "bsr's recursion rounds at each server, which the accounting of a secret order does not cover",
+        "bisr, identity or a toeplitz filter with a secret order",
+        "a recursion rounds at each server, which the accounting of a secret order does not cover",
     )
     allocation, sensitivity = _allocation(clip_norm, factorisation, shape, epochs, slack, every_epoch)
+    require_certifiable(allocation, delta)
     participations = epochs if every_epoch else None
     for margin in _MARGINS:
         set_aside = margin if split is NoiseSplit.JOINT else 0.0
@@ -142,10 +150,7 @@ def _claim(
     replace_one = calibration.gaussian_epsilon(public / 2, delta - to_delta)
     known = calibration.gaussian_epsilon(public, delta - to_delta)
     when = "anew in every epoch" if allocation.every_epoch else "once, the same batches in every epoch"
-    certificate = (
-        f"{RANDOM_ALLOCATION}: {found.samples:.3g} samples, mean {max(found.present, found.absent):.3g} ≤ {found.base:.3g}; "
-        f"that they mislead has a probability of {found.misled:.2g}, which is part of δ"
-    )
+    certificate = f"{RANDOM_ALLOCATION}, {found.words}"
     return Claim(
         mechanism=f"{mechanism_name(factorisation)}, secret order",
         epsilon=epsilon,
@@ -179,7 +184,7 @@ def _claim(
     )
 
 
-def amplified_bands(
+def amplified_factorisation(
     kind: str,
     shape: Padding,
     epochs: int,
@@ -188,30 +193,85 @@ def amplified_bands(
     momentum: float,
     epsilon: float,
     delta: float,
-) -> int:
-    """Bands for a secret order: those with the smallest σ·RMSE of the iterates, among powers of two up to b.
+    bands: int | None = None,
+) -> Factorisation:
+    """The factorisation for a secret order: coefficients with the smallest σ·RMSE of the iterates, amplification included.
 
-    Few bands leave more to the secret order, many cancel more noise. σ by importance sampling, a second or two for each; kept
-    on disk. ε and δ are public, and the answer is used by no proof.
+    The less a record's own batch stands out, the more is left to the secret order; the more noise cancels between steps, the
+    smaller is the error. ``bisr``: bands among powers of two up to b, unless given. ``toeplitz``: how much the own batch counts
+    when coefficients are optimised (``own``), for ``bands`` or up to 32 taps. σ by importance sampling, a second or two for each;
+    kept on disk. ε and δ are public, and the answer is used by no proof.
     """
-    name = (kind, shape, epochs, weight_decay, momentum, epsilon, delta)
-    return cached(
-        "bands", name, lambda: _best_bands(kind, shape, epochs, weight_decay, momentum, epsilon, delta), _Bands
-    ).bands
+    search = BandSearch(kind, shape, epochs, weight_decay, momentum, epsilon, delta)
+    if kind == "toeplitz":
+        most = min(_MOST_TAPS, shape.bins, search.steps) if bands is None else bands
+        own = cached("own", (search, most), lambda: search.best_own(most), _Own).own
+        return search.factorisation(most, own)
+    if kind == "bisr" and bands is None:
+        name = (kind, shape, epochs, weight_decay, momentum, epsilon, delta)
+        bands = cached("bands", name, search.best_bands, _Bands).bands
+    return workload_factorisation(
+        kind, search.steps, shape.bins, weight_decay=weight_decay, momentum=momentum, bands=bands
+    )
 
 
-def _best_bands(
-    kind: str, shape: Padding, epochs: int, weight_decay: float, momentum: float, epsilon: float, delta: float
-) -> _Bands:
-    steps, best, scores = epochs * shape.bins, 1, []
-    bands = min(_FIRST_BANDS, steps)
-    while True:
-        factorisation = factorise(kind, steps, weight_decay=weight_decay, momentum=momentum, bands=bands)
-        allocation = allocation_once(shape, epochs, factorisation, _LEAST_GRID)
-        sigma = search_sigma(allocation, epsilon, delta / 2, effort=1 << 20)
-        scores.append(sigma * allocation.scale * factorisation.workload_error("mean"))
-        if scores[-1] <= min(scores):
-            best = bands
-        if bands >= min(shape.bins, steps) or (len(scores) > 2 and scores[-1] > scores[-2] > scores[-3]):
-            return _Bands(best)
-        bands = min(2 * bands, shape.bins, steps)
+@dataclass(frozen=True)
+class BandSearch:
+    kind: str
+    shape: Padding
+    epochs: int
+    weight_decay: float
+    momentum: float
+    epsilon: float
+    delta: float
+
+    @property
+    def steps(self) -> int:
+        return self.epochs * self.shape.bins
+
+    def factorisation(self, bands: int, own: float) -> Factorisation:
+        toeplitz = self.kind == "toeplitz"  # the others have no choice of coefficients
+        return factorise(
+            self.kind,
+            self.steps,
+            weight_decay=self.weight_decay,
+            momentum=self.momentum,
+            bands=bands,
+            min_separation=self.shape.bins if toeplitz else None,
+            linear=toeplitz,
+            own=own if toeplitz else 1.0,
+        )
+
+    def score(self, factorisation: Factorisation) -> float:
+        """σ·RMSE."""
+        allocation = allocation_once(self.shape, self.epochs, factorisation, _LEAST_GRID)
+        sigma = search_sigma(allocation, self.epsilon, self.delta / 2, effort=1 << 20)
+        return sigma * allocation.scale * factorisation.workload_error("mean")
+
+    def best_bands(self) -> _Bands:
+        best, scores = 1, []
+        bands = min(_FIRST_BANDS, self.steps)
+        while True:
+            scores.append(self.score(self.factorisation(bands, 1.0)))
+            if scores[-1] <= min(scores):
+                best = bands
+            if bands >= min(self.shape.bins, self.steps) or (len(scores) > 2 and scores[-1] > scores[-2] > scores[-3]):
+                return _Bands(best)
+            bands = min(2 * bands, self.shape.bins, self.steps)
+
+    def best_own(self, bands: int) -> _Own:
+        """Downhill along the grid from its middle."""
+        scores: dict[int, float] = {}
+
+        def score(place: int) -> float:
+            if not 0 <= place < len(_OWN):
+                return math.inf
+            if place not in scores:
+                scores[place] = self.score(self.factorisation(bands, _OWN[place]))
+            return scores[place]
+
+        here = len(_OWN) // 2
+        for direction in (1, -1):
+            while score(here + direction) < score(here):
+                here += direction
+        return _Own(_OWN[here])

@@ -59,12 +59,12 @@ def train_at_every_epsilon(
     lengths = np.sqrt(np.einsum("ij,ij->i", rows, rows))
     one_hot = np.eye(classes, dtype=dtype)[federation.labels]
     width = rows.shape[1]
-    # with a secret order each ε has its own bands; the same fresh noise goes through all of them
+    # with a secret order each ε has its own filter; the same fresh noise goes through all of them
     unit = {
-        plan.factorisation.bands: filtered_noise(plan.factorisation, width * classes, 1.0, config.seed, dtype)
+        plan.factorisation.digest: filtered_noise(plan.factorisation, width * classes, 1.0, config.seed, dtype)
         for plan in plans
     }
-    bands = [plan.factorisation.bands for plan in plans]
+    filters = [plan.factorisation.digest for plan in plans]
     stds = np.array([plan.std for plan in plans], dtype=dtype)[:, None]
     weights = np.zeros((width, runs * classes), dtype=dtype)
     velocity, clipped = np.zeros_like(weights), np.zeros(runs)
@@ -87,7 +87,7 @@ def train_at_every_epsilon(
             delta *= factors[:, :, None]
             gradient = x.T @ delta.reshape(len(x), -1)
             filtered = {each: noise(step).reshape(width, classes) for each, noise in unit.items()}
-            gradient += (np.stack([filtered[each] for each in bands], axis=1) * stds).reshape(width, -1)
+            gradient += (np.stack([filtered[each] for each in filters], axis=1) * stds).reshape(width, -1)
             gradient /= dtype.type(schedule.divisor)
             if config.momentum:
                 velocity *= dtype.type(config.momentum)

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from accel.errors import InvalidArgument
-from accel.files import write_arrays
+from accel.files import read_arrays, write_arrays
 from accel.validate import require
 from protocols.deploy.doctor.answerer import Answerer
 from protocols.deploy.net.backoff import Backoff
@@ -30,7 +30,7 @@ from protocols.deploy.records.waiting import Waiting
 from refmpc.core.errors import PeerLost, PeerTimeout, RefmpcError
 from refmpc.net.framing import name_of, printable
 from refmpc.net.rendezvous import listen
-from vfl.alignment import AlignmentError, align_as_leader, align_as_member, encode_ids
+from vfl.alignment import Alignment, AlignmentError, align_as_leader, align_as_member, encode_ids
 from vfl.tables import IdRule, describe_ids
 
 __all__ = ["Agreed", "Aligner"]
@@ -43,11 +43,13 @@ Advance = Callable[[int], None]
 
 @dataclass(frozen=True)
 class Agreed:
-    """``rows[i]`` is this client's row of the i-th common id, in an order that all clients share; ``session`` names it."""
+    """``rows[i]`` is this client's row of the i-th common id, in an order that all clients share; ``session`` names it.
+    ``bytes_moved``: what this client has sent and received for it."""
 
     rows: np.ndarray
     session: str
     from_disk: bool = False
+    bytes_moved: int = 0
 
 
 class Aligner:
@@ -127,7 +129,8 @@ class Aligner:
         for left in range(_ATTEMPTS - 1, -1, -1):
             try:
                 if self._identity.name == self._leader.name:
-                    return Agreed(self._lead(advance), session)
+                    aligned = self._lead(advance)
+                    return Agreed(aligned.rows, session, bytes_moved=aligned.bytes_moved)
                 return self._follow(advance)
             except (AlignmentError, PeerLost, PeerTimeout) as error:
                 if not left:
@@ -173,7 +176,7 @@ class Aligner:
         if earlier is not None:
             earlier.close()
 
-    def _lead(self, advance: Advance) -> np.ndarray:
+    def _lead(self, advance: Advance) -> Alignment:
         members = self._names[:-1]
         with self._changed:
             while missing := [name for name in members if name not in self._arrived]:
@@ -185,10 +188,7 @@ class Aligner:
         try:
             links = {name: channel.connection for name, channel in self._members.items()}
             name = self._identity.name
-            aligned = align_as_leader(
-                self._ids, links, name=name, pad_to=self._pad_to, timeout=_PATIENCE, advance=advance
-            )
-            return aligned.rows
+            return align_as_leader(self._ids, links, name=name, pad_to=self._pad_to, timeout=_PATIENCE, advance=advance)
         except BaseException:
             self._hang_up()
             raise
@@ -218,7 +218,7 @@ class Aligner:
                 self._ids, link, name=name, clients=self._names, pad_to=self._pad_to, timeout=_PATIENCE, advance=advance
             )
             message, _ = channel.receive()
-            agreed = Agreed(aligned.rows, str(message.get("session")))
+            agreed = Agreed(aligned.rows, str(message.get("session")), bytes_moved=aligned.bytes_moved)
             require(message.get("rows") == len(agreed.rows), "aligned rows", message.get("rows"), str(len(agreed.rows)))
             self._save(agreed)
             channel.send({"ok": True})
@@ -279,8 +279,8 @@ class Aligner:
     def _load(self) -> Agreed | None:
         if not self._file.exists():
             return None
-        with np.load(self._file) as kept:
-            if str(kept["ids"]) != self._tag:
-                self._log.warning("the ids in the file have changed since they were aligned: aligning again")
-                return None
-            return Agreed(kept["rows"], str(kept["session"]), from_disk=True)
+        kept = read_arrays(self._file)
+        if str(kept["ids"]) != self._tag:
+            self._log.warning("the ids in the file have changed since they were aligned: aligning again")
+            return None
+        return Agreed(kept["rows"], str(kept["session"]), from_disk=True)

@@ -34,7 +34,15 @@ from vfl.tables import (
 from vfl.tables.kinds import as_is
 from vfl.tasks import scaled_targets
 
-__all__ = ["OwnColumns", "add_column_options", "client_row_bound", "read_columns", "resolve_schema", "rule_warning"]
+__all__ = [
+    "EmbeddedRows",
+    "OwnColumns",
+    "add_column_options",
+    "client_row_bound",
+    "read_columns",
+    "resolve_schema",
+    "rule_warning",
+]
 
 
 @dataclass(frozen=True)
@@ -52,12 +60,12 @@ class OwnColumns:
 
     def embeddings(self, rows: np.ndarray, layers: ParallelLora | None = None) -> np.ndarray:
         """What this client shares of these rows: from its frozen local model, or with the layers that it has trained."""
-        outputs = self.outputs[rows]
+        outputs = self.outputs[rows].astype(np.float64)
         return self.bound.apply(outputs if layers is None else outputs + layers.output([self.block(rows)]))
 
     def block(self, rows: np.ndarray) -> np.ndarray:
         """What a layer of this client reads (GL-BMF): its scaled columns, rows of norm one."""
-        return bound_rows(self.outputs[rows], 1.0, "normalise")
+        return bound_rows(self.outputs[rows].astype(np.float64), 1.0, "normalise")
 
     @property
     def ids(self) -> tuple[str, ...]:
@@ -95,6 +103,20 @@ class OwnColumns:
             "the classes are listed in federation.toml, [run] classes",
         )
         return found
+
+
+@dataclass(frozen=True)
+class EmbeddedRows:
+    """What a client shares of ``rows``, embedded when a part of them is taken: memory for that part, not for all."""
+
+    own: OwnColumns
+    rows: np.ndarray = field(repr=False)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, part: slice) -> np.ndarray:
+        return self.own.embeddings(self.rows[part])
 
 
 def add_column_options(parser: argparse.ArgumentParser) -> None:
@@ -184,9 +206,7 @@ def read_columns(
     bound = RowBound(client_row_bound(config, entry), config.run.row_rule)
     if model is not None and model.version > 0:
         _same_as_trained(model, fingerprint, bound)
-    return OwnColumns(
-        table, outputs.astype(np.float64), bound, f"{embedded}; {schema.source}", schema, fingerprint, report
-    )
+    return OwnColumns(table, outputs, bound, f"{embedded}; {schema.source}", schema, fingerprint, report)
 
 
 def resolve_schema(

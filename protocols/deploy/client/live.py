@@ -50,7 +50,7 @@ def local_client(identity: Identity, plan: LayerPlan, own: OwnColumns, rows: np.
     used = rows[: plan.schedule.num_samples]
     return LocalClient(
         name=name,
-        embeddings=own.outputs[used],
+        embeddings=own.outputs[used].astype(np.float64),
         row_bound=own.bound,
         columns=plan.shapes[place].columns,
         labels=own.label_numbers(used, config.run.classes) if name == config.label_client.name else None,
@@ -113,7 +113,7 @@ class LiveCalls(ServerCalls):
                     trained = receive_end(Client(self._identity.name, self._fetch()), _anew(job))
                     on_model(trained)
                 if finished:
-                    self._confirm()
+                    self.confirm()
                     return trained
             except _AGAIN as error:
                 if finished:

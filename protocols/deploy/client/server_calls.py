@@ -103,8 +103,8 @@ class ServerCalls:
             self._waiting.on(name, "the servers cannot begin without it")
         self._on_beat(beat)
 
-    def _confirm(self) -> None:
-        """Tell the servers that this client has its result."""
+    def confirm(self) -> None:
+        """Tell the servers that this client has its result, and has kept it: they may forget it now, and end."""
         self._hang_up()
         for server in SERVERS:
             try:

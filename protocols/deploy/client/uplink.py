@@ -211,7 +211,6 @@ class UplinkTransport(ServerCalls):
         if self._results is None:
             self.complete()
             self._results = self._fetch()
-            self._confirm()
         self._results.exchange(operation, {}, receives)
 
     def abort(self, reason: str) -> None:

@@ -11,7 +11,7 @@ import hashlib
 import hmac
 import json
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -23,9 +23,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from accel.files import write_bytes
 from accel.validate import require
-from protocols.client.upload import ClientJob, receive_model, share_columns
+from protocols.client.upload import ClientJob, chunks_of, receive_model, share_columns
 from protocols.deploy.client.align import Aligner
-from protocols.deploy.client.columns import OwnColumns, add_column_options, read_columns, rule_warning
+from protocols.deploy.client.columns import EmbeddedRows, OwnColumns, add_column_options, read_columns, rule_warning
 from protocols.deploy.client.live import train_with_servers
 from protocols.deploy.client.uplink import UplinkTransport, UploadLost
 from protocols.deploy.config.public_plan import log_claim, plan_for
@@ -39,6 +39,7 @@ from protocols.plan.gl_plan import LayerPlan
 from protocols.plan.run_plan import Plan
 from refmpc import Client
 from refmpc.net.framing import listed, printable
+from vfl.dp.certificate_cache import announced
 from vfl.local.lora import LoraLayer, ParallelLora
 from vfl.progress import progress_bar
 
@@ -118,8 +119,15 @@ def run(arguments: argparse.Namespace) -> int:
     ).open() as aligner:
         with progress_bar("aligning rows", 2 * len(own.ids)) as advance:
             agreed = aligner.agree(advance, again=arguments.align_again)
-        log.info("rows aligned", common=len(agreed.rows), of=len(own.ids), from_disk=agreed.from_disk)
-        plan = plan_for(config, len(agreed.rows))
+        log.info(
+            "rows aligned",
+            common=len(agreed.rows),
+            of=len(own.ids),
+            from_disk=agreed.from_disk,
+            bytes_moved=agreed.bytes_moved,
+        )
+        with announced(log.info):
+            plan = plan_for(config, len(agreed.rows))
         log_claim(log, plan.claim)
         if isinstance(plan, LayerPlan):
             with _waiting() as on_beat:
@@ -137,22 +145,38 @@ def run(arguments: argparse.Namespace) -> int:
                     on_beat=on_beat,
                 )
         else:
-            layers = take_part(identity, plan, own, agreed.rows, agreed.session, log, state)
-            write_model(file, released(config, plan, layers, columns=own))
+            take_part(
+                identity,
+                plan,
+                own,
+                agreed.rows,
+                agreed.session,
+                log,
+                state,
+                on_model=lambda layers: write_model(file, released(config, plan, layers, columns=own)),
+            )
     _print(arguments, config, plan, file, len(agreed.rows))
     return 0
 
 
 def take_part(
-    identity: Identity, plan: Plan, own: OwnColumns, rows: np.ndarray, session: str, log: Log, state: Path
+    identity: Identity,
+    plan: Plan,
+    own: OwnColumns,
+    rows: np.ndarray,
+    session: str,
+    log: Log,
+    state: Path,
+    on_model: Callable[[list[np.ndarray]], None] = lambda layers: None,
 ) -> list[np.ndarray]:
-    """Share the aligned rows, and wait for the released model. ``state`` keeps what tells that columns have changed."""
+    """Share the aligned rows, and wait for the released model. ``state`` keeps what tells that columns have changed;
+    ``on_model`` keeps the model, before the servers are told that it is here and may end."""
     config = identity.config
     used = rows[: plan.schedule.num_samples]
     labels = None
     if identity.name == config.label_client.name:
         labels = plan.labels_to_share(own.labels_of(used, config.run))
-    job = ClientJob(plan, own.embeddings(used), labels)
+    job = ClientJob(plan, EmbeddedRows(own, used), labels)
     parameters = plan.public_parameters()
     shared = _Shared(state / "shared.json", session, job)
     with _waiting() as on_beat:
@@ -178,6 +202,8 @@ def take_part(
                 transport.complete()
                 log.info("upload complete, all servers have it", bytes_sent=transport.bytes_sent)
                 model = receive_model(client, plan)
+                on_model(model)
+                transport.confirm()
                 break
             except UploadLost as error:
                 log.warning("the upload begins again", reason=str(error))
@@ -191,9 +217,9 @@ class _Shared:
     """What this client shares in a session, as a hash on its own disk: parts of two different uploads must not be mixed."""
 
     def __init__(self, file: Path, session: str, job: ClientJob):
-        digest = hashlib.sha256(np.ascontiguousarray(job.embeddings).data)
-        if job.labels is not None:
-            digest.update(np.ascontiguousarray(job.labels).data)
+        digest = hashlib.sha256()
+        for numbers in chunks_of(job):
+            digest.update(np.ascontiguousarray(numbers).data)
         self._file = file
         self._key = file.parent.parent / "columns.key"  # beside the states of all configurations
         self._facts = {"session": session, "digest": digest.hexdigest()}

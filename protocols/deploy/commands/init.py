@@ -9,6 +9,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from accel.errors import InvalidArgument
 from accel.files import write_text
 from accel.validate import require, require_integer, require_real
 from protocols.deploy.commands.key import refuse_overwriting
@@ -37,7 +38,10 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "or an address for each client",
     )
     parser.add_argument("--widths", default="", metavar="N,…", help="columns of each client (default 32 each)")
-    parser.add_argument("--classes", default="2", metavar="N or NAME,…", help="number of classes, or their label texts")
+    parser.add_argument("--classes", metavar="N or NAME,…", help="number of classes, or their label texts (default 2)")
+    parser.add_argument(
+        "--target-range", metavar="LOW:HIGH", help="instead of classes: the label is a number within this public range"
+    )
     parser.add_argument(
         "--held-out",
         type=float,
@@ -66,7 +70,9 @@ def run(arguments: argparse.Namespace) -> int:
     require(all(w.isascii() and w.isdigit() for w in given), "--widths", arguments.widths, "positive numbers")
     servers = [split_address(text, "--servers") for text in _items(arguments.servers)]
     require(len(servers) == 3, "--servers", arguments.servers, "three addresses host:port, separated by commas")
-    classes = _items(arguments.classes)
+    target = None if arguments.target_range is None else _range(arguments.target_range)
+    require(target is None or arguments.classes is None, "--classes", arguments.classes, "absent with --target-range")
+    classes = _items(arguments.classes or "2")
     number = len(classes) == 1 and classes[0].isascii() and classes[0].isdigit()
     text = federation_text(
         arguments.name,
@@ -74,6 +80,7 @@ def run(arguments: argparse.Namespace) -> int:
         [(name, require_integer("--widths", int(w), 1), a) for name, w, a in zip(names, given, alignment, strict=True)],
         int(classes[0]) if number else classes,
         require_real("--held-out", arguments.held_out, 0.0, 0.5),
+        target,
     )
     directory = Path(arguments.dir)
     keys = "none" if arguments.no_keys else "requests" if arguments.csr else "certificates"
@@ -104,6 +111,17 @@ def initialise(text: str, directory: Path, *, keys: str = "certificates", force:
 
 def _items(text: str) -> list[str]:
     return [item.strip() for item in text.split(",") if item.strip()]
+
+
+def _range(text: str) -> tuple[float, float]:
+    """LOW:HIGH as two numbers."""
+    try:
+        low, high = (float(end) for end in text.split(":"))
+    except ValueError:
+        raise InvalidArgument(f"--target-range {text!r} must be two numbers, LOW:HIGH, such as 0:100") from None
+    require_real("--target-range", low)
+    require_real("--target-range", high, low, open_low=True)
+    return low, high
 
 
 def _print(config: FederationConfig, directory: Path, keys: str, *, as_json: bool) -> None:

@@ -211,7 +211,9 @@ def _with_servers(
             log.info("upload complete, all servers have it", bytes_sent=transport.bytes_sent)
             if identity.name != plan.receiver:
                 return None
-            return np.concatenate([receive_chunk(client, plan, chunk.stop - chunk.start) for chunk in plan.chunks])
+            found = np.concatenate([receive_chunk(client, plan, chunk.stop - chunk.start) for chunk in plan.chunks])
+            transport.confirm()
+            return found
         except UploadLost as error:
             log.warning("the upload begins again", reason=str(error))
         finally:

@@ -116,7 +116,7 @@ class Server:
         self.config: FederationConfig = identity.config
         self._directory = directory = state / identity.configuration[:16]
         self._budgets = Budgets(state, self.config)
-        self._store = SessionStore(self.config, directory, predictions=predictions)
+        self._store = SessionStore(self.config, directory, predictions=predictions, say=log.info)
         self._audit = AuditLog(directory / "audit.jsonl")  # also keeps a second process out of this directory
         self._waiting = Waiting(log)
         self._meeting = Meeting(identity, log, self._audit, self._waiting)
@@ -199,6 +199,8 @@ class Server:
     def _state_in_words(self) -> str:
         """For doctors: public facts only."""
         training = self._store.training
+        if plans := self._store.planning:
+            return plans
         if waits := self._waiting.words:
             return waits
         if training is None:
@@ -287,9 +289,13 @@ class Server:
                 session.failed = str(error)
             self._audit.append("session failed", session=session.name)
             self._log.error("this training must not go on", reason=str(error))
-        except UploadRefused as error:  # all three servers know; nothing was trained, and clients may begin another one
-            session.failed = f"{error}. When it is mended, start all clients with --align-again"
-            self._budgets.refund(session.name)  # the bit on the uploads is all that was opened
+        except UploadRefused as error:  # all three servers know
+            if session.has_opened:  # in a later step of GL-BMF: what was released before is spent
+                way_out = "What was released until then counts; change [federation] name everywhere to begin a new run"
+            else:  # the bit on the uploads is all that was opened, and clients may begin another one
+                way_out = "When it is mended, start all clients with --align-again"
+                self._budgets.refund(session.name)
+            session.failed = f"{error}. {way_out}"
             self._audit.append("session failed", session=session.name, refused=list(error.clients))
             self._log.error("an upload is refused", clients=", ".join(error.clients), reason=str(error))
         except (RefmpcError, ColumnsChanged) as error:

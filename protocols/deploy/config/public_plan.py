@@ -5,6 +5,8 @@ Each participant makes the whole plan (calibration, scales, releases) from this 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from accel.validate import require
 from protocols.deploy.config.read import FederationConfig, LayersConfig
 from protocols.deploy.records.log import Log
@@ -12,7 +14,7 @@ from protocols.plan.gl_plan import LayerPlan, plan_from_facts
 from protocols.plan.gl_shapes import AdapterShape, LayerFacts, PublicLayers, start_digest
 from protocols.plan.run_plan import Plan, PublicClient, PublicFederation, plan_run
 from vfl.data.scaling import split_row_bound
-from vfl.defaults import training_defaults
+from vfl.defaults import averaging_fits, training_defaults
 from vfl.dp.claim import WARNING, Claim
 from vfl.local.client import LocalUpdate, initial_layers
 from vfl.local.lora import ParallelLora
@@ -62,7 +64,10 @@ def training_for(config: FederationConfig, rows: int) -> TrainingConfig:
         return run.training
     used = rows - held_out_rows(config, rows)
     hidden, regression = bool(run.training.hidden), run.target_range is not None
-    chosen = training_defaults(used, run.training.epsilon, hidden=hidden, regression=regression)
+    averaging = averaging_fits(run.protocol, run.training.weights) and {"learning_rate", "average"} <= set(
+        run.automatic
+    )
+    chosen = training_defaults(used, run.training.epsilon, hidden=hidden, regression=regression, averaging=averaging)
     if "batch_size" not in run.automatic and "epochs" in run.automatic:  # as many steps, in batches as stated
         steps = int(chosen["epochs"]) * (used // int(chosen["batch_size"]))
         chosen["epochs"] = max(1, round(steps / max(1, used // run.training.batch_size)))
@@ -98,7 +103,8 @@ def layer_plan_for(config: FederationConfig, rows: int) -> LayerPlan:
         lora = starting_layers(config, place)
         shape = AdapterShape(columns, (client.width,), _layers(config).rank, update.parts == "UV")
         digest = start_digest([(layer.up, layer.down) for layer in lora.layers])
-        clients.append(PublicLayers(client.name, columns, run.row_rule, shape.parameters, shape, lora.scale, digest))
+        layers = PublicLayers(client.name, columns, run.row_rule, shape.parameters, shape, lora.scale, digest)
+        clients.append(replace(layers, bound=client_bounds(config)[place]))
     used = rows - held_out_rows(config, rows)
     facts = LayerFacts(tuple(clients), used, len(run.classes), run.row_bound, update, _PUBLIC_INPUTS)
     return plan_from_facts(facts, training_for(config, rows))

@@ -49,27 +49,26 @@ _RUN = """\
 [run]
 protocol = "g_bmf"      # "g_bmf": matrix-factorisation noise; "g_shuff": rows shuffled in secret in every epoch;
                         # "gl_bmf": as g_bmf, and each client trains a layer of its own, so clients stay until the end
-classes = {classes}
-# task = "regression"   # instead of classes: the label is a number. Two classes are one logit (task = "binary") where it can be
-# target_range = [0.0, 100.0] # of that number, public; values beyond it count as its ends
-# class_weights = [1.0, 3.0] # public, of the classes' gradients before the clip; never computed from the private labels
+{label}# class_weights = [1.0, 3.0] # public, of the classes' gradients before the clip; never computed from the private labels
 # privacy: the claim is printed before a run, and kept with the model
 epsilon = 3.0
 delta = 1e-5            # well below one over the number of people
 clip_norm = 1.0         # bound on each person's gradient
-row_bound = "auto"      # bound on the norm of each person's row, all clients together; "auto": 2·√(sum of widths)
+row_bound = "auto"      # bound on the norm of each person's row, all clients together; "auto": 4·√(sum of widths)
 row_rule = "clip"       # how rows are brought within it: "clip" (long ones are shrunk) or "normalise" (all have this norm, which
                         # suits embeddings and images; of a client's one or two columns it leaves little but signs)
 # training; "auto": from the number of common rows and epsilon, at about 100 to 500 steps (docs/choosing-a-mechanism.md)
 epochs = "auto"
 batch_size = "auto"
 learning_rate = "auto"
+average = "auto"        # with open weights (not gl_bmf): "fifth", the model is the mean over the last fifth of all steps;
+                        # "exponential"; "none", it is the last one. "auto": "fifth" with an automatic rate, else "none"
 held_out = {held_out}          # share of the common rows that takes no part, for `ppvfl predict --held-out`
 schedule = "constant"   # or "linear", "cosine"
 momentum = 0.0
 weight_decay = 1.0      # 1 means none: the weights are multiplied by it at every step
 hidden = []             # widths of hidden layers
-factorisation = "bisr"  # of the workload, for g_bmf: "bisr", "bsr" or "identity"
+factorisation = "bisr"  # of the workload, for g_bmf: "bisr", "bsr", "toeplitz" (optimised) or "identity"
 # bands = 8             # of the factorisation; without it, from the number of batches
 # order = "fixed"       # of g_bmf's batches. "secret": rows and dummies are shuffled once, and less noise is needed
 # accounting = "proven" # of g_shuff: for its secret order; "any-order": no amplification; "paper": not proven
@@ -81,7 +80,6 @@ factorisation = "bisr"  # of the workload, for g_bmf: "bisr", "bsr" or "identity
 # operation
 # weights = "open"      # every noised gradient sum is opened, so that the weights are public while they are trained; same
                         # claim, less work. "secret": only the last model is opened (gl_bmf: and each client's own gradients)
-# average = "fifth"     # with open weights (not gl_bmf): the model is the mean over the last fifth of all steps; or "exponential"
 # checkpoint_every = 100 # steps between checkpoints, from which a server that died resumes; 0: none (with open weights,
                         # and in gl_bmf, every step is kept whatever is said here)
 timeout = 60.0          # seconds to wait for a silent peer
@@ -98,6 +96,17 @@ maximum_rows = 100000   # of one request
 #   people = "everybody"  # whose data it is; another word for a federation about other people
 """
 
+_CLASSES = """\
+classes = {classes}
+# task = "regression"   # instead of classes: the label is a number. Two classes are one logit (task = "binary") where it can be
+# target_range = [0.0, 100.0] # of that number, public; values beyond it count as its ends
+"""
+
+_NUMBER = """\
+task = "regression"     # the label is a number; without this, classes = ["no", "yes"]
+target_range = [{low!r}, {high!r}] # of that number, public; values beyond it count as its ends
+"""
+
 
 def federation_text(
     name: str,
@@ -105,8 +114,10 @@ def federation_text(
     clients: Sequence[tuple[str, int, str]],
     classes: int | Sequence[str],
     held_out: float = 0.0,
+    target_range: tuple[float, float] | None = None,
 ) -> str:
-    """``servers`` are (host, port), ``clients`` (name, width, alignment address); the last client holds the labels."""
+    """``servers`` are (host, port), ``clients`` (name, width, alignment address); the last client holds the labels. With a
+    ``target_range`` the label is a number, and ``classes`` are not used."""
     quoted = json.dumps  # the escapes of JSON are those of TOML's basic strings
     parts = [_HEAD.format(name=quoted(name))]
     parts += [_SERVER.format(id=i, host=quoted(host), port=port) for i, (host, port) in enumerate(servers)]
@@ -117,5 +128,8 @@ def federation_text(
     shown = str(classes) if isinstance(classes, int) else quoted(list(classes))
     comment = 'labels 0, 1, …; or the label texts, ["no", "yes"]' if isinstance(classes, int) else "the label texts"
     receiver = quoted(clients[-1][0]) if clients else '""'
-    parts.append(_RUN.format(classes=f"{shown} # {comment}", receiver=receiver, held_out=held_out))
+    label = _CLASSES.format(classes=f"{shown} # {comment}")
+    if target_range is not None:
+        label = _NUMBER.format(low=float(target_range[0]), high=float(target_range[1]))
+    parts.append(_RUN.format(label=label, receiver=receiver, held_out=held_out))
     return "".join(parts)

@@ -8,6 +8,7 @@ others (``witness``): ``compare`` finds a log that no longer contains a head tha
 from __future__ import annotations
 
 import datetime
+import errno
 import fcntl
 import hashlib
 import json
@@ -113,8 +114,9 @@ class AuditLog:
             written = os.write(self._file, line)
             os.fsync(self._file)
             if written < len(line):
-                raise OSError(f"{self._path}: only {written} of {len(line)} bytes were written")
-        except OSError:
+                raise OSError(errno.ENOSPC, f"only {written} of {len(line)} bytes were written", str(self._path))
+        except OSError as error:
+            error.filename = error.filename or str(self._path)
             os.ftruncate(self._file, before)
             raise
 

@@ -15,6 +15,7 @@ from protocols.deploy.records.audit import AuditLog
 from protocols.deploy.records.disk import NoRoom, explain, require_room
 from protocols.deploy.records.log import Log
 from protocols.deploy.server.live import BEAT
+from protocols.deploy.server.planning import StillPlanning
 from protocols.deploy.server.sessions import Session, SessionStore
 from protocols.deploy.server.spool import Spool
 from protocols.deploy.server.tasks import TRAINING
@@ -53,6 +54,9 @@ class Reception:
         except InvalidArgument as error:
             channel.answer(refused=str(error))
             raise Refused(str(error)) from None
+        except StillPlanning as error:
+            channel.answer(refused=f"server-{self._number} {error}; it can be asked again", later=True)
+            raise Refused(f"not yet: this server {error}") from None
         except OSError as error:
             channel.answer(refused=self._disk_in_words(), later=True)
             self._log.error("a session cannot begin: the client is asked to wait", **explain(error))

@@ -21,10 +21,12 @@ from accel.validate import require, require_choice
 from protocols.deploy.config.read import FederationConfig
 from protocols.deploy.server.live import Guests
 from protocols.deploy.server.pace import Pace
+from protocols.deploy.server.planning import Planner
 from protocols.deploy.server.spool import Spool, publish, published
 from protocols.deploy.server.tasks import PREDICTION, TRAINING, Task, make_task
 from protocols.inference.prediction import OUTPUTS
 from refmpc import Ledger
+from vfl.dp.certificate_cache import Say, announced
 
 __all__ = ["Session", "SessionStore"]
 
@@ -77,6 +79,12 @@ class Session:
         return self.done or (self.complete and not self.failed)
 
     @property
+    def has_opened(self) -> bool:
+        """Whether steps of this training may have been opened: then what it spent is spent."""
+        kept = ("opened-*.log", "release-*.npz", "checkpoint-*.npz")
+        return any(any((self.directory / "server").glob(pattern)) for pattern in kept)
+
+    @property
     def taken(self) -> bool:
         """Whether everybody who gets a result has fetched it."""
         return all((self.directory / "results" / f"{client}.taken").exists() for client in self.task.receivers)
@@ -115,26 +123,33 @@ class Session:
             (self.directory / "server" / "noise.key").unlink(missing_ok=True)
             for pattern in ("release-*.npz", "opened-*.log", "shuffled-*.npz"):
                 for words in (self.directory / "server").glob(pattern):
-                    words.unlink()
+                    words.unlink(missing_ok=True)  # two clients may come for theirs in the same moment
 
 
 class SessionStore:
     """All sessions of one configuration at one server. Changes are announced through ``changed``."""
 
-    def __init__(self, config: FederationConfig, directory: Path, *, predictions: bool):
-        self._config = config
+    def __init__(
+        self,
+        config: FederationConfig,
+        directory: Path,
+        *,
+        predictions: bool,
+        say: Say = lambda event, **facts: None,
+    ):
+        self._planner = Planner(config, say)
         self._directory = directory
         self._predictions = predictions
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         directory.chmod(0o700)
         self.changed = threading.Condition()
-        self._planning = threading.Lock()
         self._sessions: dict[str, Session] = {}
         found = [json.loads(file.read_text()) for file in directory.glob("*/session.json")]
-        for facts in sorted(found, key=lambda facts: facts["kind"] != TRAINING):
-            if facts["kind"] == TRAINING or predictions:
-                task = make_task(config, facts, self._trained())
-                self._sessions[facts["name"]] = Session(self._directory_of(facts), facts, task)
+        with announced(say):
+            for facts in sorted(found, key=lambda facts: facts["kind"] != TRAINING):
+                if facts["kind"] == TRAINING or predictions:
+                    task = make_task(config, facts, self._trained())
+                    self._sessions[facts["name"]] = Session(self._directory_of(facts), facts, task)
 
     def __iter__(self) -> Iterator[Session]:
         with self.changed:
@@ -152,17 +167,15 @@ class SessionStore:
         return next((session for session in self if session.kind == TRAINING), None)
 
     def open(self, hello: Mapping[str, Any]) -> Session:
-        """The session that a client names, begun if it is new; refused with a sentence if it may not begin."""
+        """The session that a client names, begun if it is new; refused with a sentence if it may not begin; ``StillPlanning`` if
+        its plan is not there yet."""
         facts = self._checked(hello)
         with self.changed:
             if facts["name"] in self._sessions:
                 return self._known(facts)
             self._require_room(facts)
         # a plan takes as long as a caller's numbers want it to: nobody waits for it but other callers with new sessions
-        with self._planning:
-            with self.changed:
-                trained = self._trained()
-            task = make_task(self._config, facts, trained)
+        task = self._planner.task(facts, self._trained_now)
         with self.changed:
             if facts["name"] in self._sessions:
                 return self._known(facts)
@@ -220,6 +233,15 @@ class SessionStore:
     def _trained(self) -> Path | None:
         """Where the training lies, if it is done."""
         return next((s.directory for s in self._sessions.values() if s.kind == TRAINING and s.done), None)
+
+    def _trained_now(self) -> Path | None:
+        with self.changed:
+            return self._trained()
+
+    @property
+    def planning(self) -> str:
+        """What is being planned, in words, or nothing."""
+        return self._planner.words
 
     def _directory_of(self, facts: Mapping[str, Any]) -> Path:
         return self._directory / f"{facts['kind']}-{facts['name']}"

@@ -21,6 +21,7 @@ from protocols.plan.run_plan import Plan
 from protocols.registry import protocol
 from protocols.server.gl_training import LayerServerJob
 from protocols.server.open_training import STATE_EVERY, durability, training_run
+from protocols.server.stored_rows import RowFolder
 from protocols.server.training import ServerJob
 from refmpc import Party
 
@@ -110,8 +111,8 @@ class TrainingTask(_Uploads):
     async def run(self, party: Party, directory: Path) -> list[np.ndarray]:
         """At each server, when everything that clients send is there."""
         job = ServerJob(self.plan, directory / "server", self.checkpoint_every)
-        with training_run(party, job) as run:
-            rows = await receive_rows(party, self.plan)
+        with training_run(party, job) as run, RowFolder(run.directory.path) as folder:
+            rows = await receive_rows(party, self.plan, folder)
             layers: list[np.ndarray] = await protocol(self.plan.protocol).train(run, rows)
             return layers
 

@@ -60,9 +60,8 @@ def test_servers_and_twin_learn_the_same_and_the_cost_is_what_was_estimated():
     assert twin.classes_.tolist() == ["benign", "malignant"] and real.layers_[0].shape == (9, 1)
     assert min(twin.score(x, y), real.score(x, y)) > 0.85
     cost = twin.estimate(x, y)
-    assert cost.steps == 12 and cost.rounds == 12 * 16
-    assert real.cost_["rounds"] - cost.rounds < 50  # once: norms, the test of the uploads, openings to clients
-    assert cost.bytes <= real.cost_["bytes"] * 1.05
+    assert cost.steps == 12 and 12 * 16 < cost.rounds <= real.cost_["rounds"] <= cost.rounds + 15  # getting ready
+    assert abs(cost.bytes - real.cost_["bytes"]) <= 0.2 * real.cost_["bytes"]
     assert cost.epsilon == pytest.approx(8.0, rel=1e-6) and "ε = 8" in str(cost)
     assert "A simulation" in twin.claim_.paragraph() and "A simulation" not in real.claim_.paragraph()
 
@@ -239,6 +238,11 @@ def test_more_input_that_is_refused():
         import protocols
 
         protocols.VerticalCluster  # noqa: B018
+
+
+def test_only_a_federation_is_joined():
+    with pytest.raises(ValueError, match="backend = 'twin': must be 'federation'"):
+        VerticalClassifier().join_prediction(np.zeros((2, 2)))
 
 
 def test_columns_of_a_matrix_are_split_as_equally_as_can_be():

@@ -89,8 +89,16 @@ def test_two_organisations_train_and_predict(tmp_path, task):
             1,
         )
         assert "differentially private" in holder.claim_.paragraph()
+        output = "label" if task == "binary" else "value"
+        with pytest.raises(
+            ValueError, match=rf"party = 'bank': must be 'card'.*join_prediction\(X, output='{output}'\)"
+        ):
+            bank.predict(tables["bank"])
+        with pytest.raises(ValueError, match="party = 'card': must be another one than the receiver"):
+            holder.join_prediction(card, output)
         nothing, found = together(
-            lambda: bank.predict(tables["bank"]), lambda: holder.predict(tables["card"][["customer", *CARD]])
+            lambda: bank.join_prediction(tables["bank"], output),
+            lambda: holder.predict(tables["card"][["customer", *CARD]]),
         )
     finally:
         federation.stop()

@@ -157,7 +157,7 @@ def fault(words: np.ndarray, labels: np.ndarray, row_bound: float = 1.0) -> int:
     async def program(party: Party, own: Any) -> int:
         faults = Faults(party, await public_coins(party))
         await require_rows_within(faults, ArithmeticTensor(party, own[0], 14), test)
-        await require_one_hot(faults, party, refmpc.seal(own[1]))
+        await require_one_hot(faults, ArithmeticTensor(party, own[1], 0))
         found = await refmpc.reveal(await faults.any(), "bit")
         assert found is not None
         return int(found[0])
@@ -251,7 +251,7 @@ def test_labels_of_other_tasks_are_tested_too(task: str, good: list[int], bad: l
 
         async def program(party: Party, own: Any) -> int:
             faults = Faults(party, await public_coins(party))
-            await require_labels(faults, party, plan, refmpc.seal(own))
+            await require_labels(faults, plan, ArithmeticTensor(party, own, plan.label_bits))
             found = await refmpc.reveal(await faults.any(), "bit")
             assert found is not None
             return int(found[0])
@@ -260,3 +260,59 @@ def test_labels_of_other_tasks_are_tested_too(task: str, good: list[int], bad: l
 
     assert [opened(label) for label in good] == [0] * len(good)
     assert [opened(label) for label in bad] == [1] * len(bad)
+
+
+@pytest.mark.parametrize("value", [1, -1, 2**63, 2**62, -(2**62), 12345])
+def test_a_number_that_is_not_zero_is_found_whatever_its_sign(value: int) -> None:
+    """With coins that give only sums of one sign, as half of all coins may: both signs are looked at. 2^63 is its own negative."""
+    numbers = np.zeros((1, 1), dtype=np.uint64)
+    numbers[0, 0] = np.uint64(value % 2**64)
+
+    async def program(party: Party, own: Any) -> int:
+        faults = Faults(party, bytes(32))
+        one_projection: Any = lambda words, onto=None: words  # noqa: E731 (with the sign +1)
+        faults.project = one_projection  # type: ignore[method-assign]
+        await faults.require_zero(refmpc.seal(own))
+        found = await refmpc.reveal(await faults.any(), "bit")
+        assert found is not None
+        return int(found[0])
+
+    def opened(words: np.ndarray) -> int:
+        inputs = [shares[0] for shares in shared(words, 8)]
+        return int(refmpc.run(program, inputs, releases={"bit": "a test"}).outputs[0])
+
+    assert opened(numbers) == 1
+    assert opened(np.zeros_like(numbers)) == 0
+
+
+@pytest.mark.heavy
+def test_one_bad_row_of_a_hundred_thousand_is_refused_and_its_client_named(tmp_path: Path) -> None:
+    """Through the servers' whole program, 64 columns; the last row, one word, a hair too long."""
+    clients = (PublicClient("bank", 32), PublicClient("card", 32))
+    plan = plan_run("g_bmf", PublicFederation(clients, 100_000, CLASSES, 1.0, ()), small_training(batch_size=1000))
+    parts, labels = honest(plan)
+    assert plan.schedule.num_samples == 100_000
+    parts[0][-1] = 0
+    parts[0][-1, 5] = np.uint64(int((0.5**0.5) * SCALE + 32**0.5 / 2) + 400)
+    parts[1][-1] = np.rint(0.5**0.5 * SCALE / 32**0.5).astype(np.int64).view(np.uint64)
+    with pytest.raises(refmpc.PartyFailed, match="client 'bank' shared rows beyond the row bound"):
+        train_in_chunks(plan, tmp_path, parts, labels)
+
+
+def play_in_chunks(client: Client, job: tuple[Plan, np.ndarray, np.ndarray | None]) -> Any:
+    """As ``play``, in the messages that large uploads are divided into."""
+    from protocols.client.upload import CHUNK_ROWS
+
+    plan, words, labels = job
+    commit_to_columns(client, plan.client_names, iter([words]))
+    for start in range(0, len(words), CHUNK_ROWS):
+        share_words(client, words[start : start + CHUNK_ROWS])
+        if labels is not None:
+            share_words(client, labels[start : start + CHUNK_ROWS])
+    return receive_model(client, plan)
+
+
+def train_in_chunks(plan: Plan, directory: Path, parts: list[np.ndarray], labels: np.ndarray) -> Any:
+    clients = {"bank": (play_in_chunks, (plan, parts[0], None)), "card": (play_in_chunks, (plan, parts[1], labels))}
+    jobs = [ServerJob(plan, directory / f"server-{i}", 0) for i in range(3)]
+    return refmpc.run(g_bmf.servers, jobs, clients=clients, releases=plan.releases, timeout=300)

@@ -197,7 +197,7 @@ def test_everybody_is_interrupted_and_the_run_goes_on(tmp_path: Path) -> None:
             run.wait(name, 120)
         assert relay.cuts >= 1
         interrupted = [event for event in run.events("bank") if event["event"] == "an upload was interrupted"]
-        assert interrupted[0]["kept"] == 1
+        assert interrupted[0]["kept"] in (0, 1)  # 0 if the first acknowledgement was still on its way
         assert sent == 2 * 8 * rows * WIDTHS["bank"] + 2 * 4 * KEY_BYTES  # every chunk counts once
         begins = [event["kept"] for event in run.events("server-1") if event["event"] == "upload begins"]
         assert {1, 2} & set(begins)  # from where it was; 2 if only the acknowledgement was lost
@@ -228,3 +228,34 @@ def test_a_spool_is_read_back_as_it_was_kept(tmp_path: Path) -> None:
     part = np.empty(2, dtype=np.uint64)
     again.read(1, "input_from_client", [part])
     assert part.tobytes() == b"\x01" * 16
+
+
+@pytest.mark.heavy  # ten processes' imports
+@pytest.mark.timeout(240)
+def test_a_certificate_is_computed_once_and_nobody_waits_in_silence(
+    hosts: dict[str, Host], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Secret order and a fresh cache: of five processes on one machine one computes, and all that needed it say so."""
+    monkeypatch.setenv("PPVFL_CACHE", str(tmp_path / "cache"))
+    write_data(tmp_path)
+    init(hosts, tmp_path, free_block(), order="secret", delta=1e-3)
+    with Processes(hosts, tmp_path) as run:
+        for name in SERVERS:
+            run.participant("server", name, "--until-trained")
+        for name in CLIENTS:
+            label = ["--label-column", "defaulted"] if name == "card" else []
+            run.participant("client", name, *columns(name), *label, "--model-out", f"model-{name}.npz")
+        for name in (*CLIENTS, *SERVERS):
+            run.wait(name, 120)
+        what = "the certificate of the noise"
+        computed = [
+            name
+            for name in (*CLIENTS, *SERVERS)
+            for event in run.events(name)
+            if event["event"] == f"{what} was computed"
+        ]
+        assert len(computed) == len(list((tmp_path / "cache").glob("allocation-*.json"))) >= 1
+        for name in CLIENTS:  # both need it at about the same time: one computes, the other waits and says for what
+            events = [event["event"] for event in run.events(name)]
+            assert f"{what} is being computed" in events or f"{what} was read" in events or name not in computed
+    _check_models(tmp_path)

@@ -3,7 +3,6 @@ farewell gets through. Everybody goes on by itself and says whom it waited for. 
 
 from __future__ import annotations
 
-import subprocess
 import time
 from pathlib import Path
 
@@ -12,14 +11,9 @@ import pytest
 
 from protocols.inference.model_file import read_model
 from tests.protocols.deploy.commands_at_hosts import CLIENTS, SERVERS, columns, free_block, init, write_data
-from tests.protocols.deploy.hosts import Host, Processes, can_make_namespaces, namespaces
+from tests.protocols.deploy.hosts import Processes, can_make_namespaces, namespaces, plug
 
 TIMEOUT = 5.0
-
-
-def link(host: Host, state: str) -> None:
-    """Plug a namespace in or out."""
-    subprocess.run(["ip", "-n", host.prefix[3], "link", "set", "eth0", state], check=True, capture_output=True)
 
 
 @pytest.mark.heavy
@@ -36,22 +30,22 @@ def test_a_crashed_host_and_an_unplugged_link_are_outlived_by_everybody(tmp_path
             run.participant("client", name, *columns(name), *label, "--model-out", f"model-{name}.npz")
         run.wait_for("server-1", "all servers agree", 120)
         time.sleep(3.0)
-        link(hosts["server-1"], "down")  # longer than every time-out
+        plug(hosts["server-1"], "down")  # longer than every time-out
         time.sleep(4 * TIMEOUT)
         for name in CLIENTS:
             said = [e for e in run.events(name) if e["event"] == "waiting"]
             assert any("server-1" in str(e.get("reason")) for e in said), run.events(name)[-3:]
-        link(hosts["server-1"], "up")
+        plug(hosts["server-1"], "up")
         run.wait_for("server-1", "all servers agree", 120, count=2)
         time.sleep(3.0)
-        link(hosts["server-2"], "down")  # its power is gone: no packet leaves, not even a reset
+        plug(hosts["server-2"], "down")  # its power is gone: no packet leaves, not even a reset
         run.kill("server-2")
         for name in ("server-0", "server-1"):
             until = time.monotonic() + 60.0
             while not any(e["event"] == "waiting" and e["peer"] == "server-2" for e in run.events(name)):
                 assert time.monotonic() < until, run.events(name)[-5:]
                 time.sleep(0.2)
-        link(hosts["server-2"], "up")
+        plug(hosts["server-2"], "up")
         run.participant("server", "server-2", "--until-trained", "--status", "off")
         for name in (*CLIENTS, *SERVERS):
             run.wait(name, 200)

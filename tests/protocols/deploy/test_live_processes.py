@@ -92,6 +92,8 @@ def test_a_federation_trains_its_clients_layers_and_predicts_with_them(tmp_path:
     assert len(got) == NEW  # how often they are right says little: six noisy epochs on 300 rows within a norm of 1
     layers = {(f"layer gradient of {name}", f"client {name!r}"): plan.schedule.num_steps for name in CLIENTS}
     opened = {**layers, ("noised gradient sums", "all servers"): plan.schedule.num_steps}
+    opened |= {(f"fault in a step of {name}", "all servers"): plan.schedule.num_steps for name in CLIENTS}
+    opened[("fault in the upload of card", "all servers")] = 1
     to_clients: list[Any] = [("global model", to) for to in ("client 'bank'", "client 'card'")]
     for name in SERVERS:
         assert releases(tmp_path, name) == Counter(opened) + Counter(to_clients)

@@ -78,8 +78,9 @@ def test_the_estimate_is_what_a_run_costs(federation, tmp_path, capsys):
     result = run_secure(plan, federation, tmp_path, g_shuff.servers)
     found = estimate(plan)
     phases = [ledger.phases for ledger in result.ledgers]
-    assert found["bytes"] == sum(p["training"].bytes_sent + p["shuffle"].bytes_sent for p in phases)
-    assert found["rounds"] == phases[0]["training"].rounds
+    begun = ("set-up", "main", "commitments")
+    assert found["bytes"] == sum(p.bytes_sent for own in phases for name, p in own.items() if name not in begun)
+    assert found["rounds"] == sum(p.rounds for name, p in phases[0].items() if name not in begun)
     main("g_bmf", None, ["--estimate", "--json"])
     printed = json.loads(capsys.readouterr().out)
     assert printed["rounds_per_step"] == 17 and printed["claim"]["epsilon"] == pytest.approx(3.0)
@@ -178,14 +179,21 @@ def test_a_delta_that_is_too_large_is_warned_of(capsys, monkeypatch, protocol):
 
 def test_tables_have_defaults_of_their_own():
     """Those of images would shrink every row to one norm; what is given holds."""
-    rows, width = EMBEDDED_TABLES["breast_cancer"]
-    data = load_data("breast_cancer")
-    assert (data.num_samples, sum(part.shape[1] for part in data.train)) == (rows, width)
+    for name, size in EMBEDDED_TABLES.items():
+        data = load_data(name)
+        assert (data.num_samples, sum(part.shape[1] for part in data.train)) == size
     options = parse_options("g_bmf", None, ["--data", "breast_cancer"])
     assert (options.row_rule, options.row_bound) == ("clip", table_row_bound(30))
     assert (
         options.training.batch_size == 79 and options.training.epochs == 20 and options.training.learning_rate == 0.55
     )
+    assert options.training.average == "fifth" and options.training.task == "classification"
+    options = parse_options("g_bmf", None, ["--data", "diabetes"])
+    assert (options.row_rule, options.row_bound, options.training.task) == ("clip", table_row_bound(10), "regression")
+    assert options.training.learning_rate == 0.048 and options.training.average == "fifth"
+    for words in (["--learning-rate", "1"], ["--weights", "secret"], ["--patience", "3"], ["--average", "none"]):
+        assert parse_options("g_bmf", None, ["--data", "breast_cancer", *words]).training.average == "none"
+    assert parse_options("plain", None, ["--data", "breast_cancer"]).training.average == "none"
     given = ["--data", "breast_cancer", "--row-rule", "normalise", "--epochs", "3", "--learning-rate", "2"]
     options = parse_options("g_bmf", None, given)
     assert (options.row_rule, options.row_bound, options.training.epochs) == ("normalise", 1.0, 3)

@@ -79,4 +79,4 @@ def test_the_choices_of_a_factorisation_are_those_that_exist():
         assert TrainingConfig(factorisation=kind).factorisation == kind
         assert parse_options("g_bmf", None, ["--factorisation", kind]).training.factorisation == kind
     with pytest.raises(ValueError, match=", ".join(map(repr, KINDS))):
-        TrainingConfig(factorisation="toeplitz")
+        TrainingConfig(factorisation="dct")

@@ -17,6 +17,7 @@ from protocols.step.class_weights import row_weights, weighted_labels
 from protocols.step.cost import step_cost
 from protocols.step.one_output import clamped_updates, clip_bounds
 from refmpc import Cost
+from refmpc.mathematics.normalise import MANTISSA_BITS
 from tests.present import present
 from tests.protocols.conftest import lora_federation, small_federation
 from tests.protocols.secure_runs import noise_of_the_servers, run_secure, small_training
@@ -59,6 +60,21 @@ def test_a_rows_bound_is_never_above_what_its_norm_allows(row_bound, clip_norm, 
         held = Fraction(bound, 1 << UPDATE_BITS)
         assert held > 0 and held**2 * square <= Fraction(clip_norm) ** 2
         assert float(held) >= 0.999 * clip_norm / float(square) ** 0.5
+
+
+def test_a_rows_bound_holds_even_if_its_inverse_norm_is_exact_and_the_cut_rounds_up(monkeypatch):
+    """``clip_factor`` may be exact, and a truncation may give the next larger number: its unit is taken off."""
+    plan, _ = make_plan("binary", 0.2, clip_norm=0.7, learning_rate=0.01, epsilon=20.0, batch_size=16)
+    forced(monkeypatch, up)
+
+    async def exact(squares, *bounds):
+        return refmpc.ArithmeticTensor.zeros(squares.party, squares.shape, MANTISSA_BITS) + 1.0
+
+    monkeypatch.setattr(refmpc, "clip_factor", exact)
+    rows = np.zeros((16, plan.width + 1), dtype=np.int64)
+    rows[:, -1] = 1 << EMBEDDING_BITS  # [0 1]: of norm one exactly
+    found = evaluate(lambda party, x: clip_bounds(x, plan.scales.one_output), Secret(rows, EMBEDDING_BITS)).opened
+    assert all(Fraction(bound, 1 << UPDATE_BITS) <= Fraction(0.7) for bound in found.signed.tolist())
 
 
 @pytest.mark.parametrize("choose", [None, up, down])

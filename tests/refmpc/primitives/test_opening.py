@@ -7,6 +7,7 @@ import pytest
 
 import refmpc
 from refmpc.core.errors import PartyFailed, ReleaseRefused
+from refmpc.primitives.dealing import held
 from refmpc.primitives.opening import unbiased_addend
 
 CLAIM = {"product": "a test, no claim"}
@@ -128,6 +129,32 @@ def test_a_product_with_public_integers_is_local_and_exact():
     assert result.ledgers[0].phases["product"].rounds == 0
     with pytest.raises(PartyFailed, match="matching inner sizes"):
         refmpc.run(_wrong_shapes, [None] * 3, timeout=20)
+
+
+@pytest.mark.parametrize("rows", [5, 30])
+@pytest.mark.parametrize("begun", range(3))
+def test_a_product_held_by_two_has_the_words_of_the_replicated_one(rows, begun):
+    """c − ρ is the product, and every party has the very words that ``held`` would give it, whoever deals."""
+    rng = np.random.default_rng(1)
+    left, right = rng.integers(-(2**20), 2**20, (rows, 7)), rng.integers(-(2**30), 2**30, (7, 4))
+
+    async def program(party, _):
+        for _ in range(begun):
+            party.operation("another dealer's turn")
+        x = await refmpc.input_from_party(party, 0, left if party.id == 0 else None, left.shape, 0)
+        z = refmpc.matmul_public_held(x, right, 3)
+        same = held(refmpc.matmul_public(x, right).reinterpret(3), z.segments)
+        roles = [(segment.role(party.id), segment.slice) for segment in z.segments]
+        return refmpc.unseal(z.words), refmpc.unseal(same.words), z.fraction_bits, roles
+
+    outputs = refmpc.run(program, [None] * 3, timeout=20).outputs
+    found = np.zeros((rows, 4), dtype=np.uint64)
+    for words, same, bits, roles in outputs:
+        assert np.array_equal(words, same) and bits == 3
+        for role, at in roles:
+            if role != 1:
+                found[at] += words[at] if role == 0 else np.negative(words[at])
+    assert np.array_equal(found.view(np.int64), left @ right)
 
 
 async def _wrong_shapes(party, _):

@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from nacl.bindings import crypto_core_ed25519_from_uniform
 
-from vfl.alignment import AlignmentError, encode_ids
-from vfl.alignment.group import ELEMENT, FIELD, blind, hash_to_curve, montgomery_u, valid_elements
-from vfl.alignment.protocol import LIST, Receive, Send, Steps, Terms, leader, member
+from vfl.alignment import AlignmentError, encode_ids, group
+from vfl.alignment.group import ELEMENT, FIELD, blind, hash_and_blind, hash_to_curve, montgomery_u, valid_elements
+from vfl.alignment.protocol import LIST, Receive, Send, Steps, Terms, leader, member, positions_in_all
 
 ORDER = 2**252 + 27742317777372353535851937790883648493
 
@@ -52,7 +53,7 @@ def test_the_map_is_elligator_2_with_the_cofactor_cleared() -> None:
     )
     for field_element, expected in vectors:
         point = crypto_core_ed25519_from_uniform(bytes.fromhex(field_element)[::-1])
-        assert montgomery_u(point)[::-1].hex() == expected
+        assert montgomery_u([point])[::-1].hex() == expected
 
 
 def ladder(scalar: int, u: int) -> tuple[int, int]:
@@ -77,19 +78,42 @@ def ladder(scalar: int, u: int) -> tuple[int, int]:
 
 def test_hashes_are_points_of_the_prime_order_subgroup() -> None:
     for text in (b"a", b"b", b"customer-17", bytes(100)):
-        u = int.from_bytes(hash_to_curve(text), "little")
+        u = int.from_bytes(hash_to_curve([text]), "little")
         right = (u**3 + 486662 * u * u + u) % FIELD
         assert pow(right, (FIELD - 1) // 2, FIELD) == 1  # on the curve, not on its twist
         assert ladder(ORDER, u)[1] == 0
     assert ladder(ORDER, 4)[1] != 0  # the check can fail: 4 is not of that order
-    assert hash_to_curve(b"a") == hash_to_curve(b"a") != hash_to_curve(b"b")
+    assert hash_to_curve([b"a"]) == hash_to_curve([b"a"]) != hash_to_curve([b"b"])
 
 
 @settings(max_examples=10)
 @given(st.binary(min_size=1), st.binary(min_size=32, max_size=32), st.binary(min_size=32, max_size=32))
 def test_blinding_commutes(value: bytes, a: bytes, b: bytes) -> None:
-    element = [hash_to_curve(value)]
+    element = hash_to_curve([value])
     assert blind(a, blind(b, element, silent), silent) == blind(b, blind(a, element, silent), silent)
+
+
+def test_lists_are_what_their_elements_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hashed and blinded in pieces, on several threads, and with one inversion for a whole piece."""
+    monkeypatch.setattr(group, "PIECE", 3)
+    told: list[int] = []
+    values, key = [b"%d" % i for i in range(10)], bytes(range(32))
+    one_by_one = b"".join(hash_to_curve([value]) for value in values)
+    assert hash_to_curve(values) == one_by_one
+    blinded = blind(key, one_by_one, told.append)
+    assert blinded == hash_and_blind(key, values, silent) and told == [3, 3, 3, 1]
+    private = X25519PrivateKey.from_private_bytes(key)  # of another library
+    points = [one_by_one[i : i + ELEMENT] for i in range(0, len(one_by_one), ELEMENT)]
+    assert blinded == b"".join(private.exchange(X25519PublicKey.from_public_bytes(point)) for point in points)
+    with pytest.raises(ValueError, match="small order"):
+        blind(key, one_by_one + bytes(ELEMENT), silent)
+
+
+def test_values_that_end_in_zeros_are_told_apart() -> None:
+    short, long = b"\x01" + bytes(31), b"\x01\x01" + bytes(30)
+    lists = [np.frombuffer(b"".join(values), dtype=f"S{ELEMENT}") for values in ([long, short], [short], [short, long])]
+    assert [found.tolist() for found in positions_in_all(lists)] == [[1], [0], [0]]
+    assert [found.tolist() for found in positions_in_all([lists[0], lists[0][:0]])] == [[], []]
 
 
 @pytest.mark.parametrize(
@@ -213,7 +237,7 @@ def test_nothing_sent_contains_an_id_or_its_hash() -> None:
     wire = b"".join(data for messages in found.sent for _, data in messages)
     for ids in sets:
         for value in encode_ids(ids):
-            assert value not in wire and hash_to_curve(value) not in wire
+            assert value not in wire and hash_to_curve([value]) not in wire
 
 
 @pytest.mark.parametrize("clients", [2, 3, 5])
@@ -237,7 +261,8 @@ def test_every_member_shuffles_every_list_it_passes_on(clients: int) -> None:
         left = [data for kind, data in found.sent[me] if kind == LIST][1:]  # the first is its own
         assert len(arrived) == len(left) == clients - 1
         for before, after in zip(arrived, left, strict=True):
-            straight = blind(key, [before[i : i + ELEMENT] for i in range(0, len(before), ELEMENT)], silent)
+            blinded = blind(key, before, silent)
+            straight = [blinded[i : i + ELEMENT] for i in range(0, len(blinded), ELEMENT)]
             back = [after[i : i + ELEMENT] for i in range(0, len(after), ELEMENT)]
             assert sorted(straight) == sorted(back)
             assert sum(a == b for a, b in zip(straight, back, strict=True)) < 10
@@ -291,7 +316,7 @@ def test_a_member_refuses_bad_positions(positions: list[int]) -> None:
     steps.send(terms.encoded())
     next(steps)
     assert isinstance(next(steps), Receive)
-    data = hash_to_curve(b"1") + hash_to_curve(b"2")
+    data = hash_to_curve([b"1", b"2"])
     steps.send(data)
     assert isinstance(next(steps), Receive)
     with pytest.raises(AlignmentError, match="client 'b' sent positions"):
@@ -303,7 +328,7 @@ def test_a_matched_padded_entry_is_refused() -> None:
     terms, ended = Terms(("a", "b"), pad_to=2), []
     for position in (0, 1):
         steps = member(terms, "a", ["x"], random.Random(0).randbytes, silent)
-        answers = (terms.encoded(), hash_to_curve(b"1") + hash_to_curve(b"2"), bytes(4))
+        answers = (terms.encoded(), hash_to_curve([b"1", b"2"]), bytes(4))
         for answer in answers:
             while isinstance(next(steps), Send):
                 pass

@@ -124,7 +124,7 @@ def test_the_default_bands_beat_the_papers_choice(b, epochs, beta):
 @pytest.mark.parametrize(
     "change,match",
     [
-        ({"kind": "dct"}, r"kind = 'dct': must be one of 'bisr', 'bsr', 'identity'"),
+        ({"kind": "dct"}, r"kind = 'dct': must be one of 'bisr', 'bsr', 'toeplitz', 'identity'"),
         ({"num_steps": 0}, r"num_steps = 0: must be an integer of at least 1"),
         ({"bands": 11}, r"bands = 11: must be an integer from 1 to 10; a strategy has at most"),
         ({"momentum": 0.9, "weight_decay": 0.9}, r"momentum = 0.9: must be below weight_decay = 0.9"),

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import fcntl
 import json
 import math
+import queue
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from itertools import combinations
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +21,7 @@ from vfl.dp import (
     Padding,
     calibrate_matrix_factorisation,
     calibrate_secret_order,
+    certificate,
     certificate_cache,
     factorise,
     gaussian_delta,
@@ -24,7 +29,9 @@ from vfl.dp import (
     padding,
 )
 from vfl.dp.allocation import allocation_every_epoch, allocation_once
-from vfl.dp.monte_carlo import certified_noise, deltas, samples_for, search_delta, search_sigma
+from vfl.dp.certificate import certified_noise
+from vfl.dp.convolution import COARSE, FINE, convolved_deltas
+from vfl.dp.monte_carlo import deltas, samples_for, search_delta, search_sigma
 from vfl.run_mechanism import choose_schedule, has_secret_order
 from vfl.training import TrainingConfig
 
@@ -119,7 +126,9 @@ def test_gradients_that_follow_earlier_releases_are_no_worse(rule, share):
 
 def test_sampling_agrees_with_quadrature():
     allocation = allocation_every_epoch(Padding(4, 2, 4), 1)
-    assert max(deltas(allocation, 0.5, 1.0, 1 << 17, 3)) == pytest.approx(bound(4, 4, 0.5, 1.0), rel=0.02)
+    exact = bound(4, 4, 0.5, 1.0)
+    assert max(deltas(allocation, 0.5, 1.0, 1 << 17, 3)) == pytest.approx(exact, rel=0.02)
+    assert exact * (1 - 1e-4) <= max(convolved_deltas(allocation, 0.5, 1.0, exact)) <= 1.005 * exact
     once = allocation_once(Padding(4, 2, 4), 1, factorise("identity", 2), -60)
     assert max(deltas(once, 0.5, 1.0, 1 << 17, 3)) == pytest.approx(bound(4, 4, 0.5, 1.0), rel=0.02)
 
@@ -142,28 +151,56 @@ def test_modes_are_columns_of_the_strategy_summed_over_epochs():
 
 @pytest.mark.parametrize("epochs", [1, 4])
 def test_one_batch_is_the_analytic_gaussian(epochs):
-    """Nothing to allocate: both ways of sampling, plain and by importance."""
+    """Nothing to allocate: plain samples, samples by importance, and convolution, which is never below."""
     shape = Padding(10, 1, 16)
-    for allocation, sigma in (
-        (allocation_every_epoch(shape, epochs), 1.5 * math.sqrt(epochs)),
-        (allocation_once(shape, epochs, factorise("identity", epochs), -60), 1.5),
-    ):
-        exact = gaussian_delta(1.5, 1.0)
-        assert deltas(allocation, sigma, 1.0, 1 << 16, 7) == pytest.approx((exact, exact), rel=0.05)
-        assert search_delta(allocation, sigma, 1.0) == pytest.approx(exact, rel=0.03)
+    every, once = (
+        allocation_every_epoch(shape, epochs),
+        allocation_once(shape, epochs, factorise("identity", epochs), -60),
+    )
+    exact, many = gaussian_delta(1.5, 1.0), 1.5 * math.sqrt(epochs)
+    assert deltas(every, many, 1.0, 1 << 16, 7) == pytest.approx((exact, exact), rel=0.05)
+    assert deltas(once, 1.5, 1.0, 1 << 16, 7) == pytest.approx((exact, exact), rel=0.05)
+    assert search_delta(once, 1.5, 1.0) == pytest.approx(exact, rel=0.03)
+    for allocation, factor in ((every, math.sqrt(epochs)), (once, 1.0)):
+        for sigma, epsilon in ((0.7, 6.0), (1.5, 1.0), (3.0, 1.0), (12.0, 0.2)):
+            exact = gaussian_delta(sigma, epsilon)
+            for found in convolved_deltas(allocation, sigma * factor, epsilon, exact):
+                assert exact <= found <= (1.12 if epsilon == 6.0 else 1.01) * exact
 
 
-@pytest.mark.parametrize("kind", ["every epoch", "identity", "bisr"])
+@pytest.mark.parametrize("kind", ["identity", "bisr"])
 def test_the_search_agrees_with_plain_samples(kind):
-    shape = padding(600, 50)
-    if kind == "every epoch":
-        allocation, sigma = allocation_every_epoch(shape, 3), 0.9
-    else:
-        allocation = allocation_once(shape, 3, factorise(kind, 36, bands=None if kind == "identity" else 4), -16)
-        sigma = 0.8
+    shape, sigma = padding(600, 50), 0.8
+    allocation = allocation_once(shape, 3, factorise(kind, 36, bands=None if kind == "identity" else 4), -16)
     plain = max(deltas(allocation, sigma, 1.5, 1 << 17, 11))
     assert plain > 1e-3  # some hundred samples count
     assert search_delta(allocation, sigma, 1.5) == pytest.approx(plain, rel=0.12)
+
+
+@pytest.mark.parametrize(
+    ("shape", "epochs", "sigma", "epsilon"),
+    [
+        (padding(600, 50), 3, 0.9, 1.5),  # twelve batches
+        (Padding(40, 3, 20), 4, 2.5, 1.0),  # few, and many dummies: both directions count
+        (padding(200, 20), 2, 0.55, 4.0),  # lognormals that reach far
+        (Padding(9, 2, 5), 1, 1.0, 0.5),  # one dummy
+    ],
+)
+def test_convolution_agrees_with_plain_samples_and_is_not_below(shape, epochs, sigma, epsilon):
+    allocation, samples = allocation_every_epoch(shape, epochs), 1 << 17
+    plain = deltas(allocation, sigma, epsilon, samples, 5)
+    fine, coarse = (convolved_deltas(allocation, sigma, epsilon, max(plain), fineness=f) for f in (FINE, COARSE))
+    assert max(plain) > 1e-3
+    for sampled, computed, rough in zip(plain, fine, coarse, strict=True):
+        off = 5 * math.sqrt(sampled / samples)  # of a mean of numbers in [0, 1], five deviations at most
+        assert sampled - off <= computed <= 1.01 * sampled + off + 1e-5
+        assert computed <= rough * (1 + 1e-6)
+
+
+def test_convolution_is_for_independent_noise_only():
+    correlated = allocation_once(padding(600, 50), 3, factorise("bisr", 36, bands=4), -16)
+    with pytest.raises(ValueError, match="one with independent noise"):
+        convolved_deltas(correlated, 1.0, 1.0, 1e-3)
 
 
 # the certificate -------------------------------------------------------------------------------------
@@ -173,24 +210,36 @@ def test_the_search_agrees_with_plain_samples(kind):
 def test_a_certificate_is_rarely_wrong(delta):
     """Were the true δ just above τ·base, the exact probability of passing would stay below what is added to δ."""
     samples = samples_for(delta)
-    base = monte_carlo._base(delta, samples)
-    total, misled = monte_carlo._confidence(base, samples)
+    base = monte_carlo.largest_base(delta, samples)
+    total, misled = monte_carlo.confidence(base, samples)
     assert total <= delta and base >= 0.45 * delta
     tau = (total - misled) / base
     passes = binom.cdf(math.floor(samples * base), samples, tau * base)
     assert 4 * passes <= misled < 0.1 * delta
-    further, _ = monte_carlo._confidence(base + delta / 1000, samples)
+    further, _ = monte_carlo.confidence(base + delta / 1000, samples)
     assert further > delta
 
 
-def test_noise_is_certified_once_kept_and_on_a_grid(tmp_path, monkeypatch):
-    allocation = allocation_every_epoch(padding(200, 20), 2)
+def correlated_allocation():
+    return allocation_once(padding(200, 20), 2, factorise("bisr", 20, bands=2), -16)
+
+
+def independent_allocation():
+    return allocation_every_epoch(padding(200, 20), 2)
+
+
+@pytest.mark.parametrize("make", [correlated_allocation, independent_allocation])
+def test_noise_is_certified_once_kept_and_on_a_grid(make, tmp_path, monkeypatch):
+    allocation = make()
     found = certified_noise(allocation, 1.0, 0.01)
-    assert max(found.present, found.absent) <= found.base and found.misled < 1e-3
+    assert max(found.present, found.absent) <= found.base <= found.delta and found.misled < 1e-3
     assert (found.sigma * 2**12).is_integer()
-    assert (
-        search_sigma(allocation, 1.0, found.delta) <= found.sigma <= 1.15 * search_sigma(allocation, 1.0, found.delta)
-    )
+    if found.samples:
+        enough = search_sigma(allocation, 1.0, found.delta)
+        assert enough <= found.sigma <= 1.15 * enough
+    else:  # a step of the grid less is not enough
+        assert max(convolved_deltas(allocation, found.sigma * (1 - 2**-9), 1.0, 0.01)) > found.delta
+        assert max(deltas(allocation, found.sigma, 1.0, 1 << 17, 1)) == pytest.approx(found.delta, rel=0.1)
     (file,) = (tmp_path / "cache").glob("allocation-*.json")
     assert file.stat().st_mode & 0o777 == 0o600
 
@@ -198,7 +247,8 @@ def test_noise_is_certified_once_kept_and_on_a_grid(tmp_path, monkeypatch):
         raise AssertionError("it was found before")
 
     monkeypatch.setattr(certificate_cache, "_memory", {})
-    monkeypatch.setattr(monte_carlo, "_find", nobody)
+    monkeypatch.setattr(certificate, "_sampled", nobody)
+    monkeypatch.setattr(certificate, "_computed", nobody)
     assert certified_noise(allocation, 1.0, 0.01) == found
     monkeypatch.setattr(certificate_cache, "_memory", {})
     for spoilt in ("{", json.dumps({**json.loads(file.read_text()), "about": "something else"})):
@@ -207,10 +257,46 @@ def test_noise_is_certified_once_kept_and_on_a_grid(tmp_path, monkeypatch):
             certified_noise(allocation, 1.0, 0.01)
 
 
+def test_a_certificate_is_announced_and_computed_by_one_process(tmp_path, monkeypatch):
+    """Begin and end are said; a second process that needs it says that it waits, and reads what the first has kept."""
+    allocation = correlated_allocation()
+    said: queue.Queue[tuple[str, dict[str, Any]]] = queue.Queue()
+
+    def say(event, **facts):
+        said.put((event, facts))
+
+    with certificate_cache.announced(say):
+        found = certified_noise(allocation, 1.0, 0.01)
+        events = [said.get_nowait()[0] for _ in range(2)]
+        assert events == ["the certificate of the noise is being computed", "the certificate of the noise was computed"]
+        monkeypatch.setattr(certificate_cache, "_memory", {})
+        assert certified_noise(allocation, 1.0, 0.01) == found and said.empty()  # from disk
+
+    (file,) = (tmp_path / "cache").glob("allocation-*.json")
+    kept = file.read_bytes()
+    file.unlink()
+    monkeypatch.setattr(certificate_cache, "_memory", {})
+    monkeypatch.setattr(certificate, "_sampled", lambda *_: pytest.fail("computed twice"))
+
+    def second():
+        with certificate_cache.announced(say):
+            return certified_noise(allocation, 1.0, 0.01)
+
+    with ThreadPoolExecutor(1) as pool:
+        with file.with_suffix(".lock").open("w") as lock:  # as the first process holds it
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            waits = pool.submit(second)
+            event, facts = said.get(timeout=60)
+            assert event == "waiting" and "another process computes the certificate" in facts["reason"]
+            file.write_bytes(kept)
+        assert waits.result(timeout=60) == found
+    assert said.get_nowait()[0] == "the certificate of the noise was read"
+
+
 def test_too_little_noise_is_not_certified(monkeypatch):
-    allocation = allocation_every_epoch(padding(200, 20), 2)
+    allocation = correlated_allocation()
     enough = search_sigma(allocation, 1.0, 0.01)
-    monkeypatch.setattr(monte_carlo, "search_sigma", lambda *_: 0.8 * enough)
+    monkeypatch.setattr(certificate, "search_sigma", lambda *_: 0.8 * enough)
     with pytest.raises(ValueError, match="no noise was certified"):
         certified_noise(allocation, 1.0, 0.01)
 
@@ -235,7 +321,8 @@ def test_less_noise_for_the_same_claim(every_epoch):
     (figure,) = claim.figures
     assert figure.name == "If everybody knew the order" and figure.epsilon > 1.2
     assert claim.epsilon_replace_one > figure.epsilon
-    assert "certificate" in dict(claim.sources)["epsilon"] and "dummies" in claim.paragraph()
+    assert ("convolution" if every_epoch else "certificate") in dict(claim.sources)["epsilon"]
+    assert "dummies" in claim.paragraph()
     real = calibrate_secret_order(1.0, 1e-3, 1.0, factorisation, SHAPE, 3, every_epoch=every_epoch)
     assert real.noise_multiplier == noise.noise_multiplier  # the twin needs no certificate of its own
     assert real.sensitivity == pytest.approx(noise.sensitivity, rel=1e-4)

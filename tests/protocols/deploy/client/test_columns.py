@@ -160,8 +160,8 @@ def test_parts_of_the_row_bound_by_width(trained: Any) -> None:
     config = trained[0]
     parts = [client_row_bound(config, client) for client in config.clients]
     np.testing.assert_allclose(np.sum(np.square(parts)), config.run.row_bound**2)
-    assert parts[1] / parts[0] == pytest.approx(2**0.5) and config.run.row_bound == 6.0
+    assert parts[1] / parts[0] == pytest.approx(2**0.5) and config.run.row_bound == 12.0
     even = replace(config, run=replace(config.run, row_rule="normalise"))
-    assert client_row_bound(even, config.clients[0]) == split_row_bound(6.0, 2)[0]
+    assert client_row_bound(even, config.clients[0]) == split_row_bound(12.0, 2)[0]
     with pytest.raises(InvalidArgument, match="widths"):
         split_row_bound(1.0, 2, [1])

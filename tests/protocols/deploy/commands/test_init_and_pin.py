@@ -82,6 +82,9 @@ WRONG = [
     (["--widths=4"], "--widths = '4': must be 2 numbers"),
     (["--widths=4,x"], "--widths = '4,x': must be positive numbers"),
     (["--classes=1"], "classes = 1: must be a number of classes from 2"),
+    (["--target-range=1"], "--target-range '1' must be two numbers, LOW:HIGH"),
+    (["--target-range=3:2"], "--target-range = 2"),
+    (["--target-range=1:2", "--classes=2"], "--classes = '2': must be absent with --target-range"),
 ]
 
 
@@ -90,6 +93,12 @@ def test_wrong_arguments_write_nothing(tmp_path: Path, capsys, arguments, senten
     assert main(["init", "--dir", str(tmp_path / "fed"), *arguments]) == 2
     assert sentence in capsys.readouterr().err
     assert not (tmp_path / "fed").exists()
+
+
+def test_a_regression_is_asked_for_by_its_range(tmp_path: Path):
+    assert main(["init", "--dir", str(tmp_path), "--no-keys", "--json", "--target-range=-4:6.5"]) == 0
+    run = load(tmp_path / "federation.toml", pinned=False).run
+    assert (run.training.task, run.target_range, run.classes) == ("regression", (-4.0, 6.5), ())
 
 
 def test_each_host_makes_its_own_key(tmp_path: Path, capsys):

@@ -88,6 +88,9 @@ def test_the_plan_from_the_file_is_the_plan_from_the_rows(lines: tuple[str, ...]
             "noised gradient sums",
             "layer gradient of bank",
             "layer gradient of card",
+            "fault in the upload of card",
+            "fault in a step of bank",
+            "fault in a step of card",
         }
     )
     covers = "labels only" if 'local_update = "estimated"' in lines else "features and labels"

@@ -92,6 +92,9 @@ def check_records(federation: LiveFederation) -> list[int]:
             for name, shape in zip(plan.client_names, plan.shapes, strict=True)
         }
         model = [("global model", to, plan.global_parameters) for to in ("client 'bank'", "client 'card'")]
+        for name in plan.client_names:
+            assert found.pop((f"fault in a step of {name}", "all servers", 1)) == plan.schedule.num_steps - last
+        assert found.pop(("fault in the upload of card", "all servers", 1)) == 1
         sums = found.pop(("noised gradient sums", "all servers", plan.global_parameters), 0)
         # the last step of an earlier attempt is opened again, unless all three have its state
         assert plan.schedule.num_steps - last <= sums <= times

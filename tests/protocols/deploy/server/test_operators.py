@@ -68,7 +68,7 @@ def test_an_upload_that_is_a_column_short_is_refused_by_name(
     share = upload.share_columns
 
     def short(client: Any, job: Any, *more: Any) -> None:
-        share(client, upload.ClientJob(job.plan, job.embeddings[:, :-1], job.labels), *more)
+        share(client, upload.ClientJob(job.plan, job.embeddings[:][:, :-1], job.labels), *more)
 
     monkeypatch.setattr("protocols.deploy.commands.client.share_columns", short)
     outcome: dict[str, Any] = {}

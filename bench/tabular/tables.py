@@ -1,33 +1,24 @@
-"""Tables: AUC or R² of the twin and of real three-party computation at ε = 1, 3, 8, beside scikit-learn without privacy.
+"""Tables of two parties for ``bench.tabular``: training, test and public rows, schemas, and what is to be predicted.
 
-    python -m bench.tabular            # all three tables; about two minutes
-    python -m bench.tabular --only regression --epsilon 3 --backends twin
-
-Every row of the table is a mean over seeds of the noise, on the same split and the same scaled columns. Public rows (for scaling) take no
-part in training or test. Parameters are the API's defaults, from sizes and ε alone.
+Made up, embedded in scikit-learn, or (``--data-root``) read from the public files adult.csv of UCI and Default.csv of ISLP.
 """
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from rich.console import Console
-from rich.table import Table
-from sklearn.linear_model import LogisticRegression, Ridge
-from sklearn.metrics import r2_score, roc_auc_score
 
+from accel.validate import require
 from protocols import VerticalClassifier, VerticalRegressor
 from vfl.tables import Label, Schema, apply_schema, fit_schema
 
-__all__ = ["TABLES", "Task", "main", "measure", "mixed_tables"]
+__all__ = ["FILES", "TABLES", "TARGET", "Task", "mixed_tables", "table_from_file"]
 
-EPSILONS = (1.0, 3.0, 8.0)
-BACKENDS = ("twin", "local")
 BIG = 20_000
 TARGET = (-4.0, 6.0)
 
@@ -43,6 +34,7 @@ class Task:
     schemas: dict[str, Schema]
     label: str
     regression: bool = False
+    positive: str = "yes"
 
     def estimator(self, epsilon: float, backend: str, seed: int) -> VerticalClassifier | VerticalRegressor:
         """With the defaults of the API."""
@@ -133,56 +125,42 @@ TABLES: dict[str, Callable[[], Task]] = {
 }
 
 
-def non_private(task: Task) -> float:
-    """scikit-learn on the same scaled columns and the same split, without privacy."""
-    x, y = task.features(task.train)
-    new, truth = task.features(task.test)
-    if task.regression:
-        return float(r2_score(truth, Ridge(1e-3).fit(x, y).predict(new)))
-    model = LogisticRegression(max_iter=2000).fit(x, y)
-    return float(roc_auc_score(truth == "yes", model.decision_function(new)))
+FILES = {  # public files: their label, its positive value, which columns the first party has, the rule for ids
+    "adult": ("adult.csv", "income", ">50K", ("age", "workclass", "education", "education-num", "marital-status", "relationship", "race", "sex", "native-country")),
+    "default": ("Default.csv", "default", "Yes", ("balance",)),
+}  # fmt: skip
+_ADULT = ("age", "workclass", "fnlwgt", "education", "education-num", "marital-status", "occupation", "relationship", "race", "sex", "capital-gain", "capital-loss", "hours-per-week", "native-country", "income")  # fmt: skip
 
 
-def measure(task: Task, epsilon: float, backend: str, seeds: int) -> list[float]:
-    """The metric on the test tables, once for each seed of the noise."""
-    found = []
-    for seed in range(seeds):
-        model = task.estimator(epsilon, backend, seed).fit(task.train)
-        if isinstance(model, VerticalRegressor):
-            found.append(model.score(task.test))
-        else:
-            _, truth = task.features(task.test)
-            found.append(float(roc_auc_score(truth == "yes", model.decision_function(task.test))))
-    return found
+def table_from_file(name: str, root: str | Path) -> Task:
+    """UCI's Adult or ISLP's Default, cut in two: a tenth public, a fifth for the test, ids of our own, a twentieth of the first party's
+    people unknown to the second. Weights of the survey (fnlwgt) are left out."""
+    import pandas
 
-
-def main(argv: list[str] | None = None) -> None:
-    """The command ``python -m bench.tabular``."""
-    parser = argparse.ArgumentParser(prog="python -m bench.tabular", description=__doc__)
-    parser.add_argument("--only", choices=tuple(TABLES), action="append", help="one table (may be repeated)")
-    parser.add_argument("--epsilon", type=float, action="append", help="default 1, 3 and 8")
-    parser.add_argument("--backends", default=",".join(BACKENDS), help="twin, local (three processes) or threads")
-    parser.add_argument("--seeds", type=int, default=5, help="of the twin's noise; a real run is made once")
-    options = parser.parse_args(argv)
-    view = Table(title="AUC or R² on rows that took no part")
-    view.add_column("table")
-    view.add_column("", style="bold")
-    view.add_column("scikit-learn, not private", justify="right")
-    epsilons = options.epsilon or EPSILONS
-    for epsilon in epsilons:
-        view.add_column(f"ε = {epsilon:g}", justify="right")
-    for name in options.only or TABLES:
-        task = TABLES[name]()
-        plain = non_private(task)
-        for backend in options.backends.split(","):
-            shown = []
-            for epsilon in epsilons:
-                found = measure(task, epsilon, backend, options.seeds if backend == "twin" else 1)
-                spread = f" ± {np.std(found):.3f}" if len(found) > 1 else ""
-                shown.append(f"{np.mean(found):.3f}{spread}")
-            view.add_row(f"{task.name} ({task.metric})", backend, f"{plain:.3f}", *shown)
-    Console(width=120).print(view)
-
-
-if __name__ == "__main__":
-    main()
+    file, label, positive, first = FILES[name]
+    path = Path(root) / file
+    require(
+        path.exists(), "--data-root", str(root), f"a folder with {file}", "it is public, and not part of this project"
+    )
+    read = pandas.read_csv(path, skipinitialspace=True, na_values="?")
+    if name == "adult":
+        require(
+            read.shape[1] == len(_ADULT),
+            str(path),
+            f"{read.shape[1]} columns",
+            f"{len(_ADULT)}, with a first line of names",
+        )
+        read = read.set_axis(list(_ADULT), axis=1).drop(columns="fnlwgt").dropna(subset=["income"])
+    random = np.random.default_rng(0)
+    read = read.iloc[random.permutation(len(read))].reset_index(drop=True)
+    read.insert(0, "person", [f"p{number}" for number in random.permutation(10 * len(read))[: len(read)]])
+    own, rest = ["person", *first], ["person", *(c for c in read.columns if c not in ("person", *first))]
+    public, test, train = np.split(read.index, [len(read) // 10, 3 * len(read) // 10])
+    parts = [{"first": read.loc[rows, own], "second": read.loc[rows, rest]} for rows in (train, test, public)]
+    parts[0]["second"] = parts[0]["second"].iloc[len(train) // 20 :]
+    schemas = {
+        "first": fit_schema(parts[2]["first"], id_column="person"),
+        "second": fit_schema(parts[2]["second"], id_column="person", label=Label(label)),
+    }
+    rows = len(parts[0]["second"])
+    return Task(f"{name}, {rows:,} rows", "AUC", parts[0], parts[1], schemas, label, positive=positive)
