@@ -26,7 +26,7 @@ __all__ = ["Say", "announced", "cached"]
 
 VERSION = 1
 _memory: dict[str, Any] = {}
-_one_at_a_time = threading.Lock()
+_one_at_a_time = threading.RLock()  # what takes long may itself need something that takes long
 _WHAT = {"allocation": "the certificate of the noise", "bands": "the number of bands"}
 
 Result = TypeVar("Result")

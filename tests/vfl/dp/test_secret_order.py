@@ -293,6 +293,16 @@ def test_a_certificate_is_announced_and_computed_by_one_process(tmp_path, monkey
     assert said.get_nowait()[0] == "the certificate of the noise was read"
 
 
+@pytest.mark.timeout(20)
+def test_what_is_kept_may_need_something_else_that_is_kept():
+    """The search for coefficients with a secret order needs optimised ones for each of its guesses: it waited for itself."""
+
+    def inner() -> Padding:
+        return certificate_cache.cached("inner", (1,), lambda: Padding(3, 4, 5), Padding)
+
+    assert certificate_cache.cached("outer", (1,), inner, Padding) == inner()
+
+
 def test_too_little_noise_is_not_certified(monkeypatch):
     allocation = correlated_allocation()
     enough = search_sigma(allocation, 1.0, 0.01)
