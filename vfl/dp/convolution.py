@@ -53,7 +53,10 @@ def convolved_deltas(
     tail = -float(ndtri(min(0.1, 1e-3 * aim / epochs)))
     reach = 2.0 + own * math.exp(min(700.0, tail / width + 0.5 / width**2))
     most = _MOST_CELLS[fineness]
-    present = _law(a, width, *_grid(step, reach, most), with_record=True)
+    step_present, cells = _grid(step, reach, most)
+    present = _law(
+        a, width, step_present, 2 * cells, with_record=True
+    )  # a second half for sums beyond the reach of a term
     # absent: what is near 0 counts, and may need a finer grid if w is far from its mean; what is beyond is only left out
     reach = 1.5 + 14 * math.sqrt(spread)
     near = reach / most if spread > _HEAVY else step
@@ -86,21 +89,25 @@ def _law(a: Allocation, sigma: float, step: float, cells: int, *, with_record: b
         counts = np.arange(min(a.slots, a.free) + 1)
         weights = binom.pmf(counts, a.slots, chance)  # given their sum, independent binomials are hypergeometric
         counts, weights = counts[weights > 1e-24], weights[weights > 1e-24]
-    values = step * np.arange(cells)
+    reached = cells // 2 if with_record else cells  # by a single term
+    values = step * np.arange(reached)
     plain = np.empty((len(counts), cells // 2 + 1), dtype=np.complex128)
     biased = np.empty_like(plain) if with_record else plain
     for row, count in enumerate(counts):
-        masses = _spread(count / a.free, sigma, step, cells, keep_top=not with_record)
-        plain[row] = np.fft.rfft(masses)
+        masses = _spread(count / a.free, sigma, step, reached, keep_top=not with_record)
+        plain[row] = np.fft.rfft(masses, cells)
         if with_record:
-            biased[row] = np.fft.rfft(masses * values)
+            biased[row] = np.fft.rfft(masses * values, cells)
     if a.bins == 1:
         transform, error = biased[0], 8 * _UNIT * math.sqrt(cells)
     else:
         transform, error = _power(a, counts, weights, plain, biased, with_record)
     found = np.maximum(np.fft.irfft(transform, cells), 0.0)
     error += 20 * _UNIT * math.log2(cells) * math.sqrt(cells) * float(np.linalg.norm(found))
-    return _Law(values, found, with_record, max(0.0, 1.0 - float(found.sum())) + error)
+    # what wraps around would count as small: at most 2/(R − 1) of what lies between R and 2R (none, or none that matters, under Q)
+    wrapped = 2 * float(found[reached:].sum()) / (step * reached - 1) if with_record else 0.0
+    found = found[:reached]
+    return _Law(values, found, with_record, max(0.0, 1.0 - float(found.sum())) + wrapped + error)
 
 
 def _power(

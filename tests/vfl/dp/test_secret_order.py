@@ -30,7 +30,7 @@ from vfl.dp import (
 )
 from vfl.dp.allocation import allocation_every_epoch, allocation_once
 from vfl.dp.certificate import certified_noise
-from vfl.dp.convolution import COARSE, FINE, convolved_deltas
+from vfl.dp.convolution import COARSE, FINE, _law, convolved_deltas
 from vfl.dp.monte_carlo import deltas, samples_for, search_delta, search_sigma
 from vfl.run_mechanism import choose_schedule, has_secret_order
 from vfl.training import TrainingConfig
@@ -195,6 +195,16 @@ def test_convolution_agrees_with_plain_samples_and_is_not_below(shape, epochs, s
         off = 5 * math.sqrt(sampled / samples)  # of a mean of numbers in [0, 1], five deviations at most
         assert sampled - off <= computed <= 1.01 * sampled + off + 1e-5
         assert computed <= rough * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("reach", [2.2, 4.0])
+def test_sums_beyond_the_grid_count_as_lost(reach):
+    """They would wrap around to small values, and δ of a record that is there would come out too small."""
+    allocation, sigma, step = allocation_every_epoch(Padding(40, 4, 13), 1), 0.8, 2.0**-8
+    cells = int(reach / step)
+    short, long = (_law(allocation, sigma, step, 2 * n, with_record=True) for n in (cells, 64 * cells))
+    beyond = float(long.masses[cells:].sum()) + long.lost
+    assert beyond > 0.01 and beyond <= short.lost <= 2 * beyond
 
 
 def test_convolution_is_for_independent_noise_only():
