@@ -11,6 +11,7 @@ import numpy as np
 import refmpc
 from protocols.client.commitment import check_columns, commit_to_columns
 from protocols.client.verification import ShareDigests, verify_uploads
+from protocols.plan.possible import require_possible_model
 from protocols.plan.run_plan import MODEL_RELEASE, Plan
 from protocols.plan.scales import EMBEDDING_BITS
 from protocols.server.checkpoint import ServerDirectory
@@ -91,8 +92,10 @@ def share_columns(client: Client, job: ClientJob, advance: Callable[[int], None]
 
 
 def receive_model(client: Client, plan: Plan) -> list[np.ndarray]:
-    """Wait for the released model."""
-    return plan.unflatten(client.receive((plan.parameters,), plan.scales.weight_bits, timeout=PATIENCE))
+    """Wait for the released model; raises ``Impossible`` if no training can have led to it."""
+    model = plan.unflatten(client.receive((plan.parameters,), plan.scales.weight_bits, timeout=PATIENCE))
+    require_possible_model(plan, model)
+    return model
 
 
 async def receive_rows(

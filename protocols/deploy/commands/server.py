@@ -45,6 +45,7 @@ from protocols.deploy.server.spool import SpoolTransport
 from protocols.deploy.server.status import StatusSource
 from protocols.deploy.server.tasks import TrainingTask
 from protocols.local.progress import ProgressBars
+from protocols.plan.possible import Impossible
 from protocols.server.checkpoint import CannotResume
 from protocols.server.gl_training import GREETING
 from refmpc import Ledger, Party
@@ -284,7 +285,8 @@ class Server:
             self._log.error("the budget of a client would be exceeded", reason=str(error))
             for connection in met.connections.values():
                 connection.close()
-        except CannotResume as error:  # it would release something twice: nobody computes until an operator has acted
+        # it would release something twice, or what was opened cannot be: nobody computes until an operator has acted
+        except (CannotResume, Impossible) as error:
             if not session.done:  # a server that is done goes on handing out what it has
                 session.failed = str(error)
             self._audit.append("session failed", session=session.name)
