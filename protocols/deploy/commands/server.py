@@ -250,8 +250,9 @@ class Server:
         """What the three servers must agree on before they compute a session: also that nobody's budget is exceeded."""
         session = self._store[name]
         training = isinstance(session.task, TrainingTask) and not session.done
-        budget = self._budgets.objection(name, session.task.plan.claim) if training else ""  # type: ignore[union-attr]
-        return {**session.parameters(), "budget": budget}
+        people = session.people
+        budget = self._budgets.objection(name, session.task.plan.claim, people) if training else ""  # type: ignore[union-attr]
+        return {**session.parameters(), "people": people, "budget": budget}
 
     def _meet_and_compute(self) -> None:
         try:
@@ -275,7 +276,7 @@ class Server:
             log_claim(self._log, session.task.plan.claim)
         try:
             if isinstance(session.task, TrainingTask):
-                self._budgets.charge(session.name, session.task.plan.claim, session.columns)
+                self._budgets.charge(session.name, session.task.plan.claim, session.people)
                 self._audit.append("charged", session=session.name, spent=[s.words for s in self._budgets.spent()])
             session.computing = True
             self._attempt(session, met)
