@@ -90,10 +90,13 @@ class Session:
         return all((self.directory / "results" / f"{client}.taken").exists() for client in self.task.receivers)
 
     def note_people(self, client: str, tag: Any) -> None:
-        """A client's keyed tag of its people, for the record of what was spent on whom: one a session."""
-        if isinstance(tag, str) and re.fullmatch(r"[0-9a-f]{64}", tag):
-            known = self.people.get(client, tag)
-            require(known == tag, "people", f"{tag[:8]}…", f"{known[:8]}…, whom {client} has named in this session before")
+        """A client's keyed tag of its people, for the record of what was spent on whom: one a session, and before its upload is
+        complete, because the servers compare it then."""
+        if not (isinstance(tag, str) and re.fullmatch(r"[0-9a-f]{64}", tag)):
+            return
+        known = self.people.get(client)
+        require(known in (None, tag), "people", f"{tag[:8]}…", f"{known}, whom {client} has named in this session before")
+        if known is None and not (client in self.spools and self.spools[client].complete):
             write_bytes(self.directory / f"people-{client}.tag", tag.encode(), private=True)
 
     @property
