@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import refmpc
-from protocols.client.verification import ShareDigests, UploadRefused, require_one_hot
+from protocols.client.verification import ShareDigests, UploadRefused, project_labels, require_one_hot
 from protocols.plan.gl_plan import LayerPlan
 from protocols.plan.row_test import NormTest, step_release, upload_release
 from refmpc import ArithmeticTensor, Party
@@ -26,11 +26,10 @@ Tested = Sequence[tuple[ArithmeticTensor, NormTest]]
 async def verify_labels(party: Party, plan: LayerPlan, labels: ArithmeticTensor) -> None:
     """Tests that every label is one-hot, once; raises ``UploadRefused`` at all servers."""
     name = plan.client_names[-1]
-    digests = ShareDigests([name])
-    digests.add(name, refmpc.unseal(labels.shares))
+    faults, digests = Faults(party, await public_coins(party)), ShareDigests([name])
+    digests.add(name, project_labels(faults, labels))
     refused = bool(digests.differing(party))
     if not refused:
-        faults = Faults(party, await public_coins(party))
         await require_one_hot(faults, labels)
         refused = await faults.opened(upload_release(name))
     if refused:
