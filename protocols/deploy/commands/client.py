@@ -84,7 +84,7 @@ def client_identity(arguments: argparse.Namespace) -> tuple[Identity, ClientEntr
     log = Log(entry.name, None if arguments.log is None else Path(arguments.log))
     if expiry := validity_warning(identity.credentials.certificate):
         log.warning("own certificate", reason=expiry)
-    return identity, entry, state / identity.configuration[:16], log
+    return identity, entry, identity.kept_in(state), log
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -115,7 +115,7 @@ class Server:
         self._predictions = predictions
         self._identity, self._log = identity, log
         self.config: FederationConfig = identity.config
-        self._directory = directory = state / identity.configuration[:16]
+        self._directory = directory = identity.kept_in(state)
         self._budgets = Budgets(state, self.config)
         self._store = SessionStore(self.config, directory, predictions=predictions, say=log.info)
         self._audit = AuditLog(directory / "audit.jsonl")  # also keeps a second process out of this directory

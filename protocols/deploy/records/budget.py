@@ -27,7 +27,7 @@ from protocols.deploy.config.schema import BudgetConfig, FederationConfig
 from vfl.dp.budget import BudgetExceededError, PrivacyBudget, composed_epsilon
 from vfl.dp.claim import Claim
 
-__all__ = ["BUDGET", "PEOPLE", "Budgets", "Spent", "read_spent"]
+__all__ = ["BUDGET", "PEOPLE", "Budgets", "Spent", "ledger_files", "read_spent"]
 
 BUDGET = "budget"  # the directory, in a server's --state
 PEOPLE = "people.json"  # the tags of the people of each run
@@ -108,8 +108,7 @@ class Budgets:
 
     def _all_runs(self) -> dict[str, Claim]:
         """Every run that is charged here, under whatever ``people``: a run has one claim for all clients."""
-        files = (file for file in sorted(self._directory.glob("*.json")) if file.name != PEOPLE)
-        contents = (json.loads(file.read_text(encoding="utf-8")) for file in files)
+        contents = (json.loads(file.read_text(encoding="utf-8")) for file in ledger_files(self._directory))
         return {e["run"]: Claim.from_json(json.dumps(e["claim"])) for content in contents for e in content["runs"]}
 
     def _tags(self) -> dict[str, dict[str, str]]:
@@ -146,6 +145,11 @@ class Budgets:
 
 
 _UNLIMITED = 1e9  # ε of a ledger without a limit: everything that is proven fits, and an unproven claim does not
+
+
+def ledger_files(directory: Path) -> list[Path]:
+    """The ledgers in a server's budget directory; other files lie beside them."""
+    return sorted(file for file in directory.glob("*.json") if re.search(r"-[0-9a-f]{8}\.json$", file.name))
 
 
 def read_spent(file: Path) -> dict[str, Any]:
