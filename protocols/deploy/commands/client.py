@@ -140,7 +140,7 @@ def run(arguments: argparse.Namespace) -> int:
                     log,
                     state,
                     on_model=lambda trained: write_model(
-                        file, released(config, plan, [trained.model], trained.layers, own)
+                        file, released(config, plan, [trained.model], trained.layers, own, entry.name)
                     ),
                     on_beat=on_beat,
                 )
@@ -153,7 +153,7 @@ def run(arguments: argparse.Namespace) -> int:
                 agreed.session,
                 log,
                 state,
-                on_model=lambda layers: write_model(file, released(config, plan, layers, columns=own)),
+                on_model=lambda layers: write_model(file, released(config, plan, layers, None, own, entry.name)),
             )
     _print(arguments, config, plan, file, len(agreed.rows))
     return 0
@@ -250,9 +250,10 @@ def released(
     layers: Sequence[np.ndarray],
     own: Mapping[str, np.ndarray] | None = None,
     columns: OwnColumns | None = None,
+    client: str = "",
 ) -> ReleasedModel:
     """What goes into this client's file. ``own``: the layers it has trained itself (GL-BMF), without which the model is of no
-    use here; how they came about (velocities) is not needed any more. ``columns``: how it reads its columns, for new rows."""
+    use here; how they came about (velocities) is not needed any more. ``columns``: how ``client`` reads its columns, for new rows."""
     local = {name: array for name, array in (own or {}).items() if "velocity" not in name}
     model = ReleasedModel(
         layers,
@@ -268,7 +269,12 @@ def released(
         return model
     bound = columns.bound
     return replace(
-        model, schema=columns.schema, row_bound=bound.norm, row_rule=bound.rule, local_model=columns.local_model
+        model,
+        schema=columns.schema,
+        row_bound=bound.norm,
+        row_rule=bound.rule,
+        local_model=columns.local_model,
+        client=client,
     )
 
 

@@ -1,7 +1,8 @@
 """``ppvfl run``: a whole federation on this machine, for trying out: the same commands as on many hosts, as processes.
 
 Every participant is its own process with its own key and its own state, over mutual TLS. All keys lie on one machine,
-so nothing is hidden from whoever owns it. ``--schema``, ``--public`` and ``--id`` take one value for all clients, or NAME=VALUE,… .
+so nothing is hidden from whoever owns it. ``--schema``, ``--public``, ``--id`` and ``--id-rule`` take one value for all clients, the
+first three also NAME=VALUE,… .
 """
 
 from __future__ import annotations
@@ -126,7 +127,7 @@ def _client_command(
     own += ["--columns", str(file), "--model-out", str(out / f"model-{name}.npz")]
     if name == config.label_client.name and arguments.label_column is not None:
         own += ["--label-column", arguments.label_column]
-    for option in ("id", "schema", "public", "value_range"):
+    for option in ("id", "id_rule", "schema", "public", "value_range"):
         own += _option(config, option, getattr(arguments, option), name)
     return [sys.executable, "-m", "protocols.deploy", "client", *own, *_model_options(arguments)]
 
