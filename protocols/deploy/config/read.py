@@ -31,6 +31,7 @@ from protocols.deploy.config.schema import (
     did_you_mean,
     split_address,
 )
+from protocols.plan.combinations import refuse_combination
 from vfl.defaults import AUTOMATIC, table_row_bound
 from vfl.tasks import output_count
 from vfl.training import TrainingConfig
@@ -303,12 +304,10 @@ class _Reader:
             training = TrainingConfig(**given)
             if classes:
                 output_count(training.task, len(classes), training.class_weights)
+            self._choice("noise", training.noise, ("distributed",))  # joint noise is not built for deployments yet
+            refuse_combination(protocol, training)
         except InvalidArgument as error:
             raise InvalidArgument(f"[run] {error}") from None
-        self._choice("[run] noise", training.noise, ("distributed",))  # joint noise is not built for deployments yet
-        way_out = "its clients know the batches" if protocol == "gl_bmf" else "its order is always secret"
-        allowed = training.order == "fixed" or protocol == "g_bmf"
-        require(allowed, "[run] order", training.order, f"absent with protocol {protocol!r}", way_out)
         usual = 0 if protocol == "gl_bmf" else RunConfig.checkpoint_every
         every = require_integer("[run] checkpoint_every", table.get("checkpoint_every", usual), 0)
         rule = self._choice("[run] row_rule", table.get("row_rule", "clip"), ("clip", "normalise"))
@@ -342,7 +341,6 @@ class _Reader:
                 way_out = "only the clients of gl_bmf train layers of their own"
                 require(False, f"[run] {name}", table[name], f"absent with protocol {protocol!r}", way_out)
             return None
-        require(training.hidden == (), "[run] hidden", list(training.hidden), "[]: gl_bmf trains one global layer")
         require(
             every == 0, "[run] checkpoint_every", every, "0: gl_bmf keeps every step, before it opens anything of it"
         )
