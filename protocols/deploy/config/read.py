@@ -74,6 +74,8 @@ def agreed_values(config: FederationConfig) -> dict[str, Any]:
             values[f"{client.name}: {name}"] = getattr(client, name)
     apart = ("training", "timeout", "layers", "automatic")
     run = {name: value for name, value in asdict(config.run).items() if name not in apart}
+    for name in ("public_rows", "patience"):  # files without them agree with those of before there were any
+        run = run if run[name] else {key: value for key, value in run.items() if key != name}
     run |= asdict(config.run.layers) if config.run.layers is not None else {}
     shared = {name: value for name, value in training.items() if name not in _NOT_SHARED}
     shared |= dict.fromkeys(config.run.automatic, AUTO)
@@ -325,7 +327,22 @@ class _Reader:
             ),
             layers=self._layers(table, protocol, training, every),
             automatic=automatic,
+            **self._public_rows(table, protocol, training),
         )
+
+    def _public_rows(self, table: Mapping[str, Any], protocol: str, training: TrainingConfig) -> dict[str, Any]:
+        digest, patience = table.get("public_rows", ""), require_integer("[run] patience", table.get("patience", 0), 0)
+        way_out = "`ppvfl public-rows` writes it, and the rows"
+        good = isinstance(digest, str) and bool(re.fullmatch(r"([0-9a-f]{64})?", digest))
+        require(good, "[run] public_rows", digest, "64 hexadecimal digits, the rows' SHA-256", way_out)
+        require(bool(digest) or not patience, "[run] patience", patience, "absent without public_rows", way_out)
+        measurable = training.weights == "open" and protocol != "gl_bmf" and training.task != "regression"
+        allowed = "absent but in a classification with g_bmf or g_shuff and open weights"
+        require(measurable or not digest, "[run] public_rows", f"{digest[:16]}…", allowed)
+        fifth = training.average == "fifth" and table.get("average", AUTO) != AUTO
+        allowed = "absent with average = 'fifth', whose steps are not known before the end"
+        require(not (patience and fifth), "[run] patience", patience, allowed, "use average = 'exponential' or 'none'")
+        return {"public_rows": digest, "patience": patience}
 
     def _row_bound(self, given: Any, rule: str, width: int) -> float:
         if given == AUTO:
