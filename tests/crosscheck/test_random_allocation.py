@@ -68,13 +68,17 @@ def test_correlated_noise_has_the_privacy_losses_of_jax_privacy(kind, bands):
         random = np.random.default_rng(5)
         losses = [
             sample_generation.get_privacy_loss_sample(
-                strategy, sigma * allocation.scale, factorisation.strategy_coefficients(), random, positive_sample=present
+                strategy,
+                sigma * allocation.scale,
+                factorisation.strategy_coefficients(),
+                random,
+                positive_sample=present,
             )[0]
             for _ in range(theirs)
         ]
         values = -np.expm1(np.minimum(0.0, epsilon - np.array(losses)))
         assert abs(values.mean() - mean) < 5 * math.sqrt(values.var() * (1 / theirs + 1 / ours))
-    assert max(found) > 0.02  # so that a hundred samples or more count
+    assert max(found) > 0.01  # so that dozens of samples count, and many of ours
 
 
 @pytest.mark.parametrize("delta", [1e-3, 1e-5])

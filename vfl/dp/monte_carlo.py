@@ -43,7 +43,12 @@ __all__ = [
 ]
 
 ATTEMPTS = 4  # values of σ that are tried for one (ε, δ)
-MARGINS = (2.0**-10, 2.0**-6, 2.0**-3, 0.5)  # parts of ε and δ that a run tries to set aside for its arithmetic, in this order
+MARGINS = (
+    2.0**-10,
+    2.0**-6,
+    2.0**-3,
+    0.5,
+)  # parts of ε and δ that a run tries to set aside for its arithmetic, in this order
 CHANCES = ATTEMPTS * len(MARGINS)  # each looks at samples of its own, and which is used depends on them
 SAMPLES_TIMES_DELTA = 110  # N = 110/δ: the certificate then costs about 4 % of σ
 LEAST_SAMPLES, MOST_SAMPLES = 200_000, 400_000_000

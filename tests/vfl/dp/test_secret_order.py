@@ -332,7 +332,9 @@ def test_a_directory_that_lets_nobody_in_is_no_cache(monkeypatch):
     assert certificate_cache.cached("closed", (1,), lambda: Padding(3, 4, 5), Padding) == Padding(3, 4, 5)
 
 
-@pytest.mark.parametrize("measured", [lambda base: (0.0, math.nan), lambda base: (math.nan, 0.0), lambda base: (0.0, base)])
+@pytest.mark.parametrize(
+    "measured", [lambda base: (0.0, math.nan), lambda base: (math.nan, 0.0), lambda base: (0.0, base)]
+)
 def test_means_must_stay_below_by_what_words_may_hide(monkeypatch, measured):
     """A mean that is no number passes nowhere, in either direction; one at the base itself is not below it by the samples' error."""
     allocation = correlated_allocation()
