@@ -29,6 +29,7 @@ _HEAVY = 0.05  # a variance of S from which its values near 0 matter
 _BLOCK = 1 << 21  # complex numbers at a time
 _UNIT = 2.0**-53
 _BEYOND = 20.0  # losses further than this beyond ε count as if they were infinite
+_DAMPING = 3.0  # a sum that leaves the grid and comes back at its start has lost all but e^-3 of its mass
 
 
 def is_convolvable(allocation: Allocation) -> bool:
@@ -53,10 +54,7 @@ def convolved_deltas(
     tail = -float(ndtri(min(0.1, 1e-3 * aim / epochs)))
     reach = 2.0 + own * math.exp(min(700.0, tail / width + 0.5 / width**2))
     most = _MOST_CELLS[fineness]
-    step_present, cells = _grid(step, reach, most)
-    present = _law(
-        a, width, step_present, 2 * cells, with_record=True
-    )  # a second half for sums beyond the reach of a term
+    present = _law(a, width, *_grid(step, reach, most), with_record=True)
     # absent: what is near 0 counts, and may need a finer grid if w is far from its mean; what is beyond is only left out
     reach = 1.5 + 14 * math.sqrt(spread)
     near = reach / most if spread > _HEAVY else step
@@ -89,25 +87,24 @@ def _law(a: Allocation, sigma: float, step: float, cells: int, *, with_record: b
         counts = np.arange(min(a.slots, a.free) + 1)
         weights = binom.pmf(counts, a.slots, chance)  # given their sum, independent binomials are hypergeometric
         counts, weights = counts[weights > 1e-24], weights[weights > 1e-24]
-    reached = cells // 2 if with_record else cells  # by a single term
-    values = step * np.arange(reached)
+    values = step * np.arange(cells)
+    damping = np.exp(-(_DAMPING if with_record else 0.0) * np.arange(cells) / cells)
     plain = np.empty((len(counts), cells // 2 + 1), dtype=np.complex128)
     biased = np.empty_like(plain) if with_record else plain
     for row, count in enumerate(counts):
-        masses = _spread(count / a.free, sigma, step, reached, keep_top=not with_record)
-        plain[row] = np.fft.rfft(masses, cells)
+        masses = _spread(count / a.free, sigma, step, cells, keep_top=not with_record)
+        plain[row] = np.fft.rfft(masses * damping)
         if with_record:
-            biased[row] = np.fft.rfft(masses * values, cells)
+            biased[row] = np.fft.rfft(masses * values * damping)
     if a.bins == 1:
         transform, error = biased[0], 8 * _UNIT * math.sqrt(cells)
     else:
         transform, error = _power(a, counts, weights, plain, biased, with_record)
     found = np.maximum(np.fft.irfft(transform, cells), 0.0)
     error += 20 * _UNIT * math.log2(cells) * math.sqrt(cells) * float(np.linalg.norm(found))
-    # what wraps around would count as small: at most 2/(R − 1) of what lies between R and 2R (none, or none that matters, under Q)
-    wrapped = 2 * float(found[reached:].sum()) / (step * reached - 1) if with_record else 0.0
-    found = found[:reached]
-    return _Law(values, found, with_record, max(0.0, 1.0 - float(found.sum())) + wrapped + error)
+    found, error = found / damping, error / float(damping[-1])
+    missing = max(0.0, 1.0 - float(found.sum())) + error
+    return _Law(values, found, with_record, missing / -math.expm1(-_DAMPING) if with_record else missing)
 
 
 def _power(
