@@ -20,7 +20,7 @@ from vfl.data.scaling import PublicProjection
 from vfl.data.sets import VerticalData, load_data, load_embeddings, split_columns
 from vfl.local.config import LocalModelConfig
 
-__all__ = ["DATA_TITLES", "PRETRAININGS", "DataOptions", "NotThere", "load_parts", "public_task"]
+__all__ = ["DATA_TITLES", "NUM_CLASSES", "PRETRAININGS", "DataOptions", "NotThere", "load_parts", "public_task"]
 
 DATA_TITLES = {
     "cifar10": "CIFAR-10",
@@ -29,6 +29,7 @@ DATA_TITLES = {
     "ocr_letters": "OCR letters (26 classes, a stand-in; not EMNIST)",
     "digits": "digits (embedded)",
 }
+NUM_CLASSES = {"cifar10": 10, "cifar10_images": 10, "emnist": 26, "ocr_letters": 26, "digits": 10}
 # Which local models a data set is tried with; "none" is the identity on the client's own columns.
 PRETRAININGS = {
     "cifar10": ("imagenet", "cifar100"),
