@@ -33,7 +33,7 @@ from bench.evaluation.earlier import EarlierPage, read_page, take_cells
 from bench.evaluation.engine import ENGINES, run_sweep
 from bench.evaluation.paper_tables import METHOD_NAMES
 from bench.evaluation.presets import BASELINE_RATES, PRESETS
-from bench.evaluation.report import Section, rich_table, write_report
+from bench.evaluation.report import Section, printing_console, rich_table, write_report
 from bench.evaluation.sources import DATA_TITLES, PRETRAININGS, DataOptions, NotThere
 from bench.evaluation.tables import TABLES, Selection, layout
 from bench.systems import machine
@@ -42,8 +42,6 @@ __all__ = ["main"]
 
 # Cheap methods first within a seed, so that a sweep that is stopped has whole rows to show.
 _ORDER = ["plain", "g_bmf", "g_shuff", "ldp_g", "ldp_gl", "gl_bmf", "gl_sub", "split", "fedbcd", "admm", "ada_vfed"]
-
-_PRINTED_WIDTH = 150  # of tables in a pipe or a file; Table 1 has this
 
 
 def _numbers(text: str) -> tuple[float, ...]:
@@ -174,10 +172,7 @@ def _take_over(files: list[Path], cache: ResultCache, say: Console) -> EarlierPa
 
 
 def _print_report(sections: list[Section], lead: list[str], ran: bool) -> None:
-    """Tables as wide as they are where nobody's terminal is in the way."""
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=_PRINTED_WIDTH)
+    console = printing_console()
     for section in sections:
         for table in section.tables:
             console.print(rich_table(table))

@@ -9,14 +9,22 @@ from pathlib import Path
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Group
+from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
 from accel.files import write_text
 from bench.evaluation.tables import NOT_RUN, TableView
 
-__all__ = ["Report", "Section", "rich_table", "write_report"]
+__all__ = ["Report", "Section", "printing_console", "rich_table", "write_report"]
+
+_PRINTED_WIDTH = 150  # of tables in a pipe or a file; Table 1 has this
+
+
+def printing_console() -> Console:
+    """Where tables are printed: as wide as they are where nobody's terminal is in the way."""
+    console = Console()
+    return console if console.is_terminal else Console(width=_PRINTED_WIDTH)
 
 
 @dataclass
