@@ -331,6 +331,7 @@ def _joint_claim(noise: CalibratedNoise) -> Claim:
         adversary="everybody who sees the releases and one corrupted server, to which all noise counted here is unknown",
         public=(*claim.public, assumed),
         epsilon_replace_one=math.inf if unbounded else claim.epsilon_replace_one,
+        figures=tuple(replace(f, epsilon_replace_one=math.inf) for f in claim.figures) if unbounded else claim.figures,
     )
 
 

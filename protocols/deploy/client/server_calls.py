@@ -27,8 +27,8 @@ CurvePoint = tuple[int, float, float]  # epoch, accuracy, loss
 
 
 class ServerCalls:
-    """One session of one client. ``on_beat`` gets what the servers say while the client waits; ``columns`` is a keyed tag of
-    what it shares."""
+    """One session of one client. ``on_beat`` gets what the servers say while the client waits; ``people`` is a keyed tag of
+    whose data it shares."""
 
     def __init__(
         self,
@@ -41,11 +41,11 @@ class ServerCalls:
         output: str | None = None,
         parameters: Mapping[str, Any],
         largest_result: int,
-        columns: str | None = None,
+        people: str | None = None,
         on_beat: Beat = lambda progress: None,
     ):
         self._identity, self._log = identity, log
-        self._facts = {"kind": kind, "session": session, "rows": rows, "output": output, "columns": columns}
+        self._facts = {"kind": kind, "session": session, "rows": rows, "output": output, "people": people}
         self._parameters = parameters
         self._largest_result = largest_result
         self._on_beat = on_beat

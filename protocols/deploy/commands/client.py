@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import hmac
 import json
-import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -27,6 +25,7 @@ from protocols.client.upload import ClientJob, chunks_of, receive_model, share_c
 from protocols.deploy.client.align import Aligner
 from protocols.deploy.client.columns import EmbeddedRows, OwnColumns, add_column_options, read_columns, rule_warning
 from protocols.deploy.client.live import train_with_servers
+from protocols.deploy.client.people import people_tag
 from protocols.deploy.client.server_calls import CurvePoint
 from protocols.deploy.client.uplink import UplinkTransport, UploadLost
 from protocols.deploy.config.public_plan import log_claim, plan_for
@@ -86,7 +85,7 @@ def client_identity(arguments: argparse.Namespace) -> tuple[Identity, ClientEntr
     log = Log(entry.name, None if arguments.log is None else Path(arguments.log))
     if expiry := validity_warning(identity.credentials.certificate):
         log.warning("own certificate", reason=expiry)
-    return identity, entry, state / identity.configuration[:16], log
+    return identity, entry, identity.kept_in(state), log
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -182,6 +181,7 @@ def take_part(
     job = ClientJob(plan, EmbeddedRows(own, used), labels)
     parameters = plan.public_parameters()
     shared = _Shared(state / "shared.json", session, job)
+    people = people_tag(state.parent, identity.name, own.ids)
     with _waiting() as on_beat:
         while True:
             transport = UplinkTransport(
@@ -193,7 +193,7 @@ def take_part(
                 parameters=parameters,
                 largest_result=8 * plan.parameters,
                 anew=shared.differs,
-                columns=shared.tag,
+                people=people,
                 on_beat=on_beat,
             )
             shared.note()
@@ -224,16 +224,7 @@ class _Shared:
         for numbers in chunks_of(job):
             digest.update(np.ascontiguousarray(numbers).data)
         self._file = file
-        self._key = file.parent.parent / "columns.key"  # beside the states of all configurations
         self._facts = {"session": session, "digest": digest.hexdigest()}
-
-    @property
-    def tag(self) -> str:
-        """For the servers' record of what was spent on whom: the same for the same columns, and a random number to others."""
-        if not self._key.exists():
-            self._key.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            write_bytes(self._key, secrets.token_bytes(32), private=True)
-        return hmac.new(self._key.read_bytes(), self._facts["digest"].encode(), "sha256").hexdigest()
 
     @property
     def differs(self) -> bool:

@@ -48,6 +48,7 @@ __all__ = [
     "ServerEntry",
     "agreed_values",
     "configuration_hash",
+    "lasting_hash",
     "load",
     "parse",
     "split_address",
@@ -88,7 +89,16 @@ def agreed_values(config: FederationConfig) -> dict[str, Any]:
 
 def configuration_hash(config: FederationConfig) -> str:
     """SHA-256 over ``agreed_values`` in a canonical form (keys sorted, floats in their shortest exact form)."""
-    words = json.dumps(agreed_values(config), sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return _hash(agreed_values(config))
+
+
+def lasting_hash(config: FederationConfig) -> str:
+    """``configuration_hash`` without the certificates: what is kept under it stays where it is when these are replaced."""
+    return _hash({name: value for name, value in agreed_values(config).items() if not name.endswith(": fingerprint")})
+
+
+def _hash(values: dict[str, Any]) -> str:
+    words = json.dumps(values, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(words.encode()).hexdigest()
 
 

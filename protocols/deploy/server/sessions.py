@@ -91,15 +91,20 @@ class Session:
         """Whether everybody who gets a result has fetched it."""
         return all((self.directory / "results" / f"{client}.taken").exists() for client in self.task.receivers)
 
-    def note_columns(self, client: str, tag: Any) -> None:
-        """A client's keyed tag of its columns, for the record of what was spent on whom."""
-        if isinstance(tag, str) and re.fullmatch(r"[0-9a-f]{64}", tag):
-            write_bytes(self.directory / f"columns-{client}.tag", tag.encode(), private=True)
+    def note_people(self, client: str, tag: Any) -> None:
+        """A client's keyed tag of its people, for the record of what was spent on whom: one a session, and before its upload is
+        complete, because the servers compare it then."""
+        if not (isinstance(tag, str) and re.fullmatch(r"[0-9a-f]{64}", tag)):
+            return
+        known = self.people.get(client)
+        require(known in (None, tag), "people", f"{tag[:8]}…", f"{known}, whom {client} has named in this session before")
+        if known is None and not (client in self.spools and self.spools[client].complete):
+            write_bytes(self.directory / f"people-{client}.tag", tag.encode(), private=True)
 
     @property
-    def columns(self) -> dict[str, str]:
+    def people(self) -> dict[str, str]:
         """The tags of all clients that sent one."""
-        files = {client: self.directory / f"columns-{client}.tag" for client in self.task.plan.client_names}
+        files = {client: self.directory / f"people-{client}.tag" for client in self.task.plan.client_names}
         return {client: file.read_text() for client, file in files.items() if file.exists()}
 
     def parameters(self) -> dict[str, Any]:
