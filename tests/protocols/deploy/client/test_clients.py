@@ -17,7 +17,7 @@ from protocols.deploy.cli import main, make_parser
 from protocols.deploy.client.align import Aligner
 from protocols.deploy.client.columns import read_columns
 from protocols.deploy.commands.client import released
-from protocols.deploy.commands.predict import _read_model
+from protocols.deploy.commands.predict import read_own_model
 from protocols.deploy.config.public_plan import plan_for
 from protocols.deploy.config.read import ClientEntry, FederationConfig, load
 from protocols.deploy.net.credentials import load_credentials
@@ -144,7 +144,7 @@ def test_files_that_the_python_api_saved_predict_in_a_federation(config: Federat
     expected = present(model.predict_proba({name: table.head(20) for name, table in tables.items()}))
     np.testing.assert_allclose(found[["0", "1"]].to_numpy(), expected, atol=1e-5)
     with pytest.raises(ValueError, match="--model = '.*the file of card': must be that of bank"):
-        _read_model(tmp_path / "kept" / "model-card.npz", "bank", config, Log("bank", tmp_path / "log"))
+        read_own_model(tmp_path / "kept" / "model-card.npz", "bank", config, Log("bank", tmp_path / "log"))
 
 
 def test_what_is_opened_is_agreed_before_anything_is_shared(config: FederationConfig, tmp_path: Path) -> None:
