@@ -64,9 +64,9 @@ def test_noise_from_outside_takes_the_place_of_the_calibrated_one():
     (own,) = train_at_every_epsilon("g_bmf", federation, config, [1.0])
     less = replace(present(own.plan), std=0.0)
     (exact,) = train_at_every_epsilon("g_bmf", federation, config, [1.0], plans=[less])
-    (weak,) = train_at_every_epsilon("g_bmf", federation, config, [1e4])
+    (weak,) = train_at_every_epsilon("g_bmf", federation, config, [100.0])
     gaps = [np.abs(run.model.layers[0] - exact.model.layers[0]).max() for run in (weak, own)]
-    assert gaps[0] < 0.01 * gaps[1]
+    assert 0 < gaps[0] < 0.1 * gaps[1]
     with pytest.raises(ValueError, match="plans = 1"):
         train_at_every_epsilon("g_bmf", federation, config, [1.0, 2.0], plans=[less])
 
