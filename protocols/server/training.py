@@ -14,6 +14,7 @@ import refmpc
 from protocols.client.upload import release_model
 from protocols.noise.joint_noise import MOST_ROWS, JointNoise
 from protocols.noise.server_noise import NoiseAhead
+from protocols.plan.possible import require_possible_model
 from protocols.plan.run_plan import Plan
 from protocols.plan.scales import RELEASE_BITS
 from protocols.server.begun import begin
@@ -174,4 +175,6 @@ class TrainingRun:
             self._joint.forget_before(self.plan.schedule.num_steps + self.plan.factorisation.bands + MOST_ROWS)
         self._shuffled.discard()
         flat = refmpc.concatenate([layer.values.reshape(-1) for layer in self.layers])
-        return self.plan.unflatten(await release_model(self.party, self.plan, flat))
+        released = self.plan.unflatten(await release_model(self.party, self.plan, flat))
+        require_possible_model(self.plan, released)
+        return released
