@@ -31,7 +31,11 @@ __all__ = ["PROJECTIONS", "TAIL", "Faults", "projection_limit", "public_coins", 
 PROJECTIONS = 40  # each misses a bad number with probability 1/2 at most, and so do as many parities of bits
 TAIL = 9.0  # honest projections exceed TAIL·‖x‖ with probability 2·exp(−81) < 2^−115
 _PIECE = 1 << 16  # rows at a time
-_SIDES = ((1 << 17, 8), (1 << 12, 2), (0, 1))  # beyond how many numbers how many share their coins: fewer coins, more comparisons
+_SIDES = (
+    (1 << 17, 8),
+    (1 << 12, 2),
+    (0, 1),
+)  # beyond how many numbers how many share their coins: fewer coins, more comparisons
 
 
 def side_by_side(count: int) -> int:

@@ -95,7 +95,9 @@ class Session:
         if not (isinstance(tag, str) and re.fullmatch(r"[0-9a-f]{64}", tag)):
             return
         known = self.people.get(client)
-        require(known in (None, tag), "people", f"{tag[:8]}…", f"{known}, whom {client} has named in this session before")
+        require(
+            known in (None, tag), "people", f"{tag[:8]}…", f"{known}, whom {client} has named in this session before"
+        )
         if known is None and not (client in self.spools and self.spools[client].complete):
             write_bytes(self.directory / f"people-{client}.tag", tag.encode(), private=True)
 
