@@ -31,16 +31,13 @@ __all__ = ["PROJECTIONS", "TAIL", "Faults", "projection_limit", "public_coins", 
 PROJECTIONS = 40  # each misses a bad number with probability 1/2 at most, and so do as many parities of bits
 TAIL = 9.0  # honest projections exceed TAIL·‖x‖ with probability 2·exp(−81) < 2^−115
 _PIECE = 1 << 16  # rows at a time
-_SIDES = (
-    (1 << 17, 8),
-    (1 << 12, 2),
-    (0, 1),
-)  # beyond how many numbers how many share their coins: fewer coins, more comparisons
+_SIDE = 8  # numbers side by side in a projection of all numbers of a tensor: 1/8 of the coins, 8 times the comparisons
+_FEW = 1 << 17  # numbers that are projected one by one
 
 
 def side_by_side(count: int) -> int:
     """How many of ``count`` numbers that are projected together have the same coins, each with a sum of its own."""
-    return next(side for least, side in _SIDES if count > least or not least)
+    return _SIDE if count > _FEW else 1
 
 
 def projection_limit(count: int, largest: int) -> int:
