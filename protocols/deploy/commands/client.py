@@ -26,6 +26,7 @@ from protocols.deploy.client.align import Aligner
 from protocols.deploy.client.columns import EmbeddedRows, OwnColumns, add_column_options, read_columns, rule_warning
 from protocols.deploy.client.live import train_with_servers
 from protocols.deploy.client.people import people_tag
+from protocols.deploy.client.server_calls import CurvePoint
 from protocols.deploy.client.uplink import UplinkTransport, UploadLost
 from protocols.deploy.config.public_plan import log_claim, plan_for
 from protocols.deploy.config.read import ClientEntry, FederationConfig, load
@@ -139,7 +140,7 @@ def run(arguments: argparse.Namespace) -> int:
                     log,
                     state,
                     on_model=lambda trained: write_model(
-                        file, released(config, plan, [trained.model], trained.layers, own)
+                        file, released(config, plan, [trained.model], trained.layers, own, entry.name)
                     ),
                     on_beat=on_beat,
                 )
@@ -152,7 +153,9 @@ def run(arguments: argparse.Namespace) -> int:
                 agreed.session,
                 log,
                 state,
-                on_model=lambda layers: write_model(file, released(config, plan, layers, columns=own)),
+                on_model=lambda layers, curve: write_model(
+                    file, replace(released(config, plan, layers, None, own, entry.name), curve=curve)
+                ),
             )
     _print(arguments, config, plan, file, len(agreed.rows))
     return 0
@@ -166,10 +169,10 @@ def take_part(
     session: str,
     log: Log,
     state: Path,
-    on_model: Callable[[list[np.ndarray]], None] = lambda layers: None,
+    on_model: Callable[[list[np.ndarray], tuple[CurvePoint, ...]], None] = lambda layers, curve: None,
 ) -> list[np.ndarray]:
     """Share the aligned rows, and wait for the released model. ``state`` keeps what tells that columns have changed;
-    ``on_model`` keeps the model, before the servers are told that it is here and may end."""
+    ``on_model`` keeps the model, and the curve on public rows if the run has any, before the servers are told that it is here and may end."""
     config = identity.config
     used = rows[: plan.schedule.num_samples]
     labels = None
@@ -202,7 +205,7 @@ def take_part(
                 transport.complete()
                 log.info("upload complete, all servers have it", bytes_sent=transport.bytes_sent)
                 model = receive_model(client, plan)
-                on_model(model)
+                on_model(model, transport.curve)
                 transport.confirm()
                 break
             except UploadLost as error:
@@ -241,9 +244,10 @@ def released(
     layers: Sequence[np.ndarray],
     own: Mapping[str, np.ndarray] | None = None,
     columns: OwnColumns | None = None,
+    client: str = "",
 ) -> ReleasedModel:
     """What goes into this client's file. ``own``: the layers it has trained itself (GL-BMF), without which the model is of no
-    use here; how they came about (velocities) is not needed any more. ``columns``: how it reads its columns, for new rows."""
+    use here; how they came about (velocities) is not needed any more. ``columns``: how ``client`` reads its columns, for new rows."""
     local = {name: array for name, array in (own or {}).items() if "velocity" not in name}
     model = ReleasedModel(
         layers,
@@ -259,7 +263,12 @@ def released(
         return model
     bound = columns.bound
     return replace(
-        model, schema=columns.schema, row_bound=bound.norm, row_rule=bound.rule, local_model=columns.local_model
+        model,
+        schema=columns.schema,
+        row_bound=bound.norm,
+        row_rule=bound.rule,
+        local_model=columns.local_model,
+        client=client,
     )
 
 

@@ -407,6 +407,7 @@ class Server:
             self.status.tick()
             session.pace.report(message["phase"], message["done"], message["total"])
             session.progress = {"phase": message["phase"], "done": message["done"], "total": message["total"]}
+            session.curve = message.get("curve", session.curve)
             if message["phase"] == GREETING:  # all steps before this one have been released, in earlier attempts
                 self._audit.append("training begins", session=session.name, attempt=attempt, step=message["done"])
                 self._log.info("training begins", step=message["done"], of=message["total"])

@@ -295,7 +295,9 @@ def test_a_number_that_is_not_zero_is_found_whatever_its_sign(value: int) -> Non
 def test_one_bad_row_of_a_hundred_thousand_is_refused_and_its_client_named(tmp_path: Path) -> None:
     """Through the servers' whole program, 64 columns; the last row, one word, a hair too long."""
     clients = (PublicClient("bank", 32), PublicClient("card", 32))
-    plan = plan_run("g_bmf", PublicFederation(clients, 100_000, CLASSES, 1.0, ()), small_training(batch_size=1000))
+    plan = plan_run(
+        "g_bmf", PublicFederation(clients, 100_000, CLASSES, 1.0, ()), small_training(batch_size=1000, delta=1e-6)
+    )
     parts, labels = honest(plan)
     assert plan.schedule.num_samples == 100_000
     parts[0][-1] = 0
