@@ -16,7 +16,7 @@ from protocols.deploy.client.align import Aligner
 from protocols.deploy.client.columns import read_columns
 from protocols.deploy.commands.client import released
 from protocols.deploy.config.public_plan import plan_for
-from protocols.deploy.config.read import ClientEntry, FederationConfig, configuration_hash, load
+from protocols.deploy.config.read import ClientEntry, FederationConfig, lasting_hash, load
 from protocols.deploy.net.credentials import load_credentials
 from protocols.deploy.net.wire import Identity
 from protocols.deploy.records.log import Log
@@ -221,7 +221,7 @@ def test_held_out_rows_are_evaluated_at_the_label_client_alone(config: Federatio
         words[name] += ["--state", str(tmp_path / "state" / name), "--report", str(tmp_path / f"{name}.html")]
         words[name] += ["--out", str(tmp_path / f"{name}-out.csv")]
     assert main(words["bank"]) == 2  # nothing was aligned for a training yet
-    state = {name: tmp_path / "state" / name / configuration_hash(config)[:16] for name in WIDTHS}
+    state = {name: tmp_path / "state" / name / lasting_hash(config)[:16] for name in WIDTHS}
     ids = [f"p{i}" for i in range(count)]
 
     def train(name: str) -> Any:
