@@ -91,8 +91,9 @@ def _labels(plan: Plan) -> Cost:
 
 
 def _norms(plan: Plan) -> Cost:
-    of_squares = plan.row_test is not None and plan.scales.one_output is None
-    return _blocks(_norms_of_squares if of_squares else _norms_of_rows, plan.schedule.num_rows, NORM_CHUNK, plan)
+    return _blocks(
+        _norms_of_squares if plan.row_test is not None else _norms_of_rows, plan.schedule.num_rows, NORM_CHUNK, plan
+    )
 
 
 def _run(program: Callable[..., Any], *arguments: Any) -> Cost:
