@@ -51,7 +51,9 @@ class CallTable:
     """Calls that can be done again and again."""
 
     def __init__(self) -> None:
-        self._calls: list[tuple[int, int, int, int, int]] = []  # entry, machine code, place of the words, result, whether
+        self._calls: list[
+            tuple[int, int, int, int, int]
+        ] = []  # entry, machine code, place of the words, result, whether
         self._words: list[int] = []
         self._arrays: list[tuple[int, np.ndarray]] = []  # the places of addresses
         self._table = np.empty((0, 5), dtype=np.int64)
@@ -107,9 +109,7 @@ class CallTable:
         return _run(self._table, self._arguments, first, stop)
 
 
-def _machine_code(
-    function: Any, arguments: Sequence[Any], returns: bool
-) -> tuple[int, tuple[str, ...]] | None:
+def _machine_code(function: Any, arguments: Sequence[Any], returns: bool) -> tuple[int, tuple[str, ...]] | None:
     """The address of what numba compiled for such arguments, and their kinds as its calling convention has them."""
     if not isinstance(function, Dispatcher):
         return None
@@ -148,7 +148,9 @@ def _entry(kinds: tuple[str, ...]) -> int:
         library = cpu_target.target_context.codegen().create_library(f"entry of {len(kinds)} arguments")
         module = library.create_ir_module("entry")
         pointer = _WORD.as_pointer()
-        function = ir.Function(module, ir.FunctionType(ir.IntType(32), [_WORD, pointer, pointer]), "call_" + "_".join(kinds))
+        function = ir.Function(
+            module, ir.FunctionType(ir.IntType(32), [_WORD, pointer, pointer]), "call_" + "_".join(kinds)
+        )
         builder = ir.IRBuilder(function.append_basic_block())
         address, words, result = function.args
         raised = builder.alloca(_WORD)  # where numba puts what it raises; the call is done again by the interpreter
