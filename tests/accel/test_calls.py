@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from numba import njit
 
 import accel
-from accel.compiled import calls
 from accel.compiled.calls import CallTable, Composed
 
 kernels = accel.backend("numba")
@@ -30,10 +30,11 @@ def test_calls_of_a_table_do_what_python_does_in_order() -> None:
     assert table.add(kernels.uniform_below, [random, 11, small], small.size)
     assert table.add(kernels.pack_into, [low, 12, packed])
     table.finish(outside)
-    for array in (low, small, packed):
+    arrays: list[np.ndarray] = [low, small, packed]
+    for array in arrays:
         array.fill(77)
     assert table.run(0, len(table)) == len(table)
-    for array, as_before in zip((low, small, packed), expected, strict=True):
+    for array, as_before in zip(arrays, expected, strict=True):
         np.testing.assert_array_equal(array, as_before)
 
 
@@ -52,7 +53,7 @@ def test_a_call_that_returns_another_number_is_where_the_table_stops() -> None:
 
 
 def test_a_kernel_that_raises_is_where_the_table_stops() -> None:
-    @calls.njit(nogil=True)
+    @njit(nogil=True)
     def refuse(x, out):
         if x[0] == 0:
             raise ValueError("zero")
