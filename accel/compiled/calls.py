@@ -113,7 +113,7 @@ def _machine_code(function: Any, arguments: Sequence[Any], returns: bool) -> tup
     """The address of what numba compiled for such arguments, and their kinds as its calling convention has them."""
     if not isinstance(function, Dispatcher):
         return None
-    compiled = function.overloads.get(tuple(map(typeof, arguments)))
+    compiled: Any = function.overloads.get(tuple(map(typeof, arguments)))
     if compiled is None or isinstance(compiled.fndesc.restype, types.NoneType) == returns:
         return None
     kinds = cpu_target.target_context.call_conv.get_function_type(types.none, compiled.fndesc.argtypes).args[2:]
@@ -140,7 +140,7 @@ def _as_words(value: Any) -> list[int]:
     return [0 if value is None else int(value) % 2**64]
 
 
-@global_compiler_lock
+@global_compiler_lock  # type: ignore[untyped-decorator]
 def _entry(kinds: tuple[str, ...]) -> int:
     """The address of a compiled function (address of a kernel, its words, place of a result) → status for arguments of these
     kinds."""
@@ -196,7 +196,7 @@ def _call(_typing: Any, entry: Any, kernel: Any, words: Any, place: Any, result:
 def _run(table, words, first, stop):
     result = np.empty(2, dtype=np.int64)
     for k in range(first, stop):
-        status = _call(table[k, 0], table[k, 1], words, table[k, 2], result)
+        status: Any = _call(table[k, 0], table[k, 1], words, table[k, 2], result)  # type: ignore[call-arg]
         if (status != 0 and status != _NONE) or (table[k, 4] and result[0] != table[k, 3]):
             return k
     return stop
