@@ -3,6 +3,7 @@
     python -m bench.paper --data-root DIR                             everything, four seeds; continues when interrupted
     python -m bench.paper --data-root DIR --only table1 --epsilon 1,8 --seeds 1      a quick look
     python -m bench.paper --data-root DIR --no-run                    the report of what has been run so far
+    python -m bench.paper --data-root DIR --from report.json          the same, with the results of another machine
     python -m bench.paper choose --data-root DIR                      how our settings were chosen, on public data
     python -m bench.paper cost                                        runtime and communication over LAN and WAN
 
@@ -16,7 +17,7 @@ import json
 import os
 import sys
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,15 +27,18 @@ from accel.files import write_text
 from bench.evaluation.cache import ResultCache
 from bench.evaluation.cells import Cell
 from bench.evaluation.choose import OPTIONS, Trial, choose, choose_baseline_rates
-from bench.evaluation.compose import compose, secure_cells
+from bench.evaluation.compose import compose, preset_table, secure_cells
 from bench.evaluation.cost import cost_main
+from bench.evaluation.earlier import EarlierPage, read_page, take_cells
 from bench.evaluation.engine import ENGINES, run_sweep
 from bench.evaluation.paper_tables import METHOD_NAMES
 from bench.evaluation.presets import BASELINE_RATES, PRESETS
-from bench.evaluation.report import rich_table, write_report
+from bench.evaluation.report import Section, printing_console, rich_table, write_report
 from bench.evaluation.sources import DATA_TITLES, PRETRAININGS, DataOptions, NotThere
 from bench.evaluation.tables import TABLES, Selection, layout
 from bench.systems import machine
+from vfl.dp import NoiseSplit
+from vfl.training import ORDERS
 
 __all__ = ["main"]
 
@@ -94,6 +98,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--minutes", type=float, help="start nothing new after this long")
     parser.add_argument("--cache", default=".cache/paper", metavar="DIR", help="kept results")
+    parser.add_argument(
+        "--from", dest="earlier", action="append", default=[], type=Path, metavar="FILE",
+        help="an earlier report.json, whose cells are kept if nothing about them has changed, or report.html, whose means "
+        "stand, marked, in lines that were not run again (may be given twice)",
+    )  # fmt: skip
     parser.add_argument("--no-run", action="store_true", help="only the report of kept results")
     parser.add_argument("--secure", action="store_true", help="train a handful of cells with three real servers too")
     parser.add_argument("--cost", type=Path, metavar="FILE", help="JSON of `bench.paper cost --json`")
@@ -106,11 +115,19 @@ def _choose(argv: list[str]) -> None:
         prog="python -m bench.paper choose", description="Search our settings on public data."
     )
     _add_data_options(parser)
-    names = (*OPTIONS, *BASELINE_RATES)
-    parser.add_argument("--options", type=_names(names), default=names, metavar="NAMES", help=f"of {', '.join(names)}")
+    all_names = (*OPTIONS, *BASELINE_RATES)
+    parser.add_argument(
+        "--options", type=_names(all_names), default=all_names, metavar="NAMES", help=f"of {', '.join(all_names)}"
+    )
     parser.add_argument("--epsilon", type=_numbers, default=(1.0, 8.0), metavar="NUMBERS")
     parser.add_argument("--seeds", type=int, default=2)
+    ours = PRESETS["ours"].training
+    parser.add_argument("--order", choices=ORDERS, default=ours.order, help="search at the noise of this order (G-BMF)")
+    parser.add_argument(
+        "--noise", choices=[split.value for split in NoiseSplit], default=ours.noise, help="and of this noise"
+    )
     options = parser.parse_args(argv)
+    start = replace(PRESETS["ours"], training=ours.with_(order=options.order, noise=options.noise))
     console, trials = Console(), []
 
     def report(trial: Trial) -> None:
@@ -120,8 +137,8 @@ def _choose(argv: list[str]) -> None:
 
     data, rates = _data_options(options), {}
     try:
-        ours = [name for name in options.options if name in OPTIONS]
-        best = choose(PRESETS["ours"], data, options.epsilon, options=ours, seeds=options.seeds, report=report)
+        names = [name for name in options.options if name in OPTIONS]
+        best = choose(start, data, options.epsilon, options=names, seeds=options.seeds, report=report)
         for method in BASELINE_RATES:
             if method in options.options:
                 rates[method] = choose_baseline_rates(method, data, options.epsilon, seeds=1, report=report)
@@ -144,8 +161,35 @@ def _without_paths(argv: list[str]) -> list[str]:
     out: list[str] = []
     for before, word in zip(["", *argv], argv, strict=False):
         path = before in ("--data-root", "--embedding-cache", "--out", "--cache")
-        out.append("DIR" if path else "FILE" if before.startswith("--weights-") or before == "--cost" else word)
+        out.append(
+            "DIR" if path else "FILE" if before.startswith("--weights-") or before in ("--cost", "--from") else word
+        )
     return out
+
+
+def _take_over(files: list[Path], cache: ResultCache, say: Console) -> EarlierPage | None:
+    """Cells of JSON files go into the cache; the last page given is returned."""
+    page = None
+    for file in files:
+        if file.suffix == ".html":
+            page = read_page(file, preset_table())
+            kept = ", ".join(PRESETS[name].title for name in PRESETS if name in page.unchanged) or "none"
+            say.print(f"{file.name}, {page.date}: settings as they are today: {kept}", highlight=False)
+        else:
+            taken, left = take_cells(file, cache)
+            say.print(f"{file.name}: {taken} cells taken, {left} left out as no longer current", highlight=False)
+    return page
+
+
+def _print_report(sections: list[Section], lead: list[str], ran: bool) -> None:
+    console = printing_console()
+    for section in sections:
+        for table in section.tables:
+            console.print(rich_table(table))
+    for sentence in lead:
+        console.print(sentence)
+    if not ran:
+        console.print("Nothing was run. --data-root DIR names a folder of data sets; --data digits needs none.")
 
 
 def _evaluate(argv: list[str]) -> None:
@@ -163,6 +207,9 @@ def _evaluate(argv: list[str]) -> None:
     data = _data_options(options)
     cache = ResultCache(options.cache, data)
     errors = Console(stderr=True)
+    if absent := [str(file) for file in (*options.earlier, options.cost) if file is not None and not file.exists()]:
+        parser.error(f"{absent[0]} does not exist")
+    page = _take_over(options.earlier, cache, errors)
 
     def say(cell: Cell, result: dict[str, Any] | str) -> None:
         if not errors.is_terminal and isinstance(result, dict):
@@ -194,18 +241,15 @@ def _evaluate(argv: list[str]) -> None:
         choice=options.out / "choose.json",
         secure=secure,
         num_samples=rows,
+        earlier=page,
+        key_of=lambda cell: cell.key(data),
     )
     paths = write_report(report, options.out)
     if options.json:
         print(paths["json"].read_text(encoding="utf-8"))
         return
-    console = Console()
-    for section in report.sections:
-        for table in section.tables:
-            console.print(rich_table(table))
-    for sentence in report.lead:
-        console.print(sentence)
-    console.print(f"Written: {', '.join(str(path) for path in paths.values())}", soft_wrap=True)
+    _print_report(report.sections, report.lead, bool(done))
+    Console().print(f"Written: {', '.join(str(path) for path in paths.values())}", soft_wrap=True)
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +13,26 @@ import numpy as np
 from bench.evaluation import plots, texts
 from bench.evaluation.cells import Cell
 from bench.evaluation.cost import CostRow, load_costs, table_number
+from bench.evaluation.earlier import EarlierPage
 from bench.evaluation.paper_tables import METHOD_NAMES, paper_table
 from bench.evaluation.presets import PRESETS, Preset
 from bench.evaluation.report import Report, Section
-from bench.evaluation.sources import DATA_TITLES
-from bench.evaluation.tables import MARK, NOT_PROVEN, NOT_RUN, Line, Results, TableView, view
+from bench.evaluation.sources import DATA_TITLES, NUM_CLASSES, PRETRAININGS
+from bench.evaluation.tables import (
+    EARLIER,
+    MARK,
+    NOT_PROVEN,
+    NOT_RUN,
+    Line,
+    Results,
+    TableView,
+    block_title,
+    missing_view,
+    summary,
+    view,
+)
 
-__all__ = ["compose", "cost_view", "secure_cells", "secure_view"]
+__all__ = ["compose", "cost_view", "preset_table", "secure_cells", "secure_view"]
 
 _TITLES = {
     1: "Utility after 20 epochs",
@@ -85,22 +98,27 @@ def cost_view(rows: Sequence[CostRow], network: str) -> TableView:
 
 
 class _Figures:
-    """Accuracies in per cent by seed of the lines of one data set, for (source, method, setting, variant, ε)."""
+    """Accuracies in per cent by seed of the lines of one data set, for (source, method, setting, variant, ε), and their means,
+    which may come from an earlier report."""
 
     def __init__(self, lines: Sequence[Line], results: Results) -> None:
         self._values: dict[tuple[Any, ...], dict[int, float]] = {}
+        self._means: dict[tuple[Any, ...], float] = {}
         for line in lines:
             for entry in line.entries:
                 key = (line.source, line.method, line.setting, line.variant, entry.epsilon)
                 runs = {cell.seed: results.get(cell) for cell in entry.cells}
                 own = {seed: 100 * run["accuracy"] for seed, run in runs.items() if isinstance(run, dict)}
                 self._values[key] = own if entry.paper is None else {0: entry.paper}
+                if entry.paper is not None:
+                    self._means[key] = entry.paper
+                elif (found := summary(entry, results)) is not None:
+                    self._means[key] = found.mean
 
     def mean(
         self, source: str, method: str, setting: int = 1, variant: str = "", epsilon: float | None = None
     ) -> float | None:
-        values = self._values.get((source, method, setting, variant, epsilon))
-        return float(np.mean(list(values.values()))) if values else None
+        return self._means.get((source, method, setting, variant, epsilon))
 
     def gain(self, source: str, setting: int, variant: str, epsilon: float | None) -> str:
         """What GL-BMF gains over G-BMF: mean and standard error over the seeds that both were run with."""
@@ -144,49 +162,79 @@ def _of_data(lines: Sequence[Line]) -> dict[tuple[str, str], list[Line]]:
     return out
 
 
-def _adapters(lines: Sequence[Line], results: Results, epsilons: Sequence[float]) -> Section:
+def _adapters(
+    lines: Sequence[Line], results: Results, epsilons: Sequence[float], earlier: EarlierPage | None
+) -> Section:
     """GL-BMF against G-BMF at the same ε, and why the difference is what it is."""
     section = Section("GL-BMF against G-BMF", [texts.ADAPTERS])
-    for (data, _), own in _of_data(lines).items():
-        cells = [c for line in own if line.method == "gl_bmf" for entry in line.entries for c in entry.cells]
-        if not any(isinstance(results.get(cell), dict) for cell in cells):
-            continue
-        figures = _Figures(own, results)
-        title = f"Points that GL-BMF gains over G-BMF, same seeds (mean ± standard error): {DATA_TITLES[data]}"
+    for (data, pretraining), own in _of_data(lines).items():
+        where = DATA_TITLES[data] if pretraining == PRETRAININGS[data][0] else block_title(own[0])
+        title = f"Points that GL-BMF gains over G-BMF, same seeds (mean ± standard error): {where}"
         bare = any(line.method == "gl_bmf" and entry.epsilon is None for line in own for entry in line.entries)
         budgets: list[float | None] = [*([None] if bare else []), *epsilons]
         columns = ["settings", "local update", *("no noise" if e is None else f"ε = {e:g}" for e in budgets)]
+        before = _gains_before(earlier, title)
         gains = TableView(title, columns, [])
-        for source in ("published", *PRESETS):
-            if not any(line.source == source for line in own):
-                continue
-            name = "paper" if source == "published" else f"ours, {PRESETS[source].title}"
-            for setting in (1, 2):
-                for variant in ("released",) if source == "published" else ("released", "estimated"):
-                    update = "estimated" if source == "published" else variant
-                    found = [figures.gain(source, setting, variant, e) for e in budgets]
-                    gains.rows.append((source, [f"{name}, Setting {setting}", update, *found]))
-        section.tables.append(gains)
-    section.tables += _estimates(lines, results)
+        for source, name, setting, variant in _gain_lines(own):
+            update = "estimated" if source == "published" else variant
+            found = [_Figures(own, results).gain(source, setting, variant, e) for e in budgets]
+            known = [
+                before.get((name, update, c), f) if f == NOT_RUN else f for c, f in zip(columns[2:], found, strict=True)
+            ]
+            if set(known) - {NOT_RUN, "–"}:
+                gains.rows.append((source, [name, update, *known]))
+        if any(kind != "published" for kind, _ in gains.rows):
+            section.tables.append(gains)
+    section.tables += _estimates(lines, results, earlier)
     return section
 
 
-def _estimates(lines: Sequence[Line], results: Results) -> list[TableView]:
+def _gain_lines(lines: Sequence[Line]) -> list[tuple[str, str, int, str]]:
+    """(source, its name, setting, local update) of every line of the table of gains."""
+    out = []
+    for source in ("published", *PRESETS):
+        if any(line.source == source for line in lines):
+            title = "paper" if source == "published" else f"ours, {PRESETS[source].title}"
+            for setting in (1, 2):
+                for variant in ("released",) if source == "published" else ("released", "estimated"):
+                    out.append((source, f"{title}, Setting {setting}", setting, variant))
+    return out
+
+
+def _gains_before(earlier: EarlierPage | None, title: str) -> dict[tuple[str, str, str], str]:
+    """Gains that an earlier page has, by (settings, local update, column), marked."""
+    view = None if earlier is None else earlier.table(title)
+    if earlier is None or view is None or view.title != title:
+        return {}
+    return {
+        (row[0], row[1], column): text + EARLIER
+        for _, row in earlier.rows(title)
+        for column, text in zip(view.columns[2:], row[2:], strict=True)
+        if text != NOT_RUN
+    }
+
+
+def _estimates(lines: Sequence[Line], results: Results, earlier: EarlierPage | None) -> list[TableView]:
     """What the estimated per-sample gradients of the first data set are made of in the last step, at both ends of ε."""
     columns = ["settings", "ε", "signal, at most", "deviation of the error", "share of the gradient kept"]
     out = TableView("Per-sample gradients as a client estimates them (norms of a batch, over its size)", columns, [])
-    for line in (line for line in lines if line.data == lines[0].data and line.variant == "estimated"):
+    for line in (line for line in next(iter(_of_data(lines).values())) if line.variant == "estimated"):
         for entry in dict.fromkeys((line.entries[0], line.entries[-1])):
             found = next((r for c in entry.cells if isinstance(r := results.get(c), dict) and "estimate" in r), None)
+            name, budget = f"{PRESETS[line.source].title}, Setting {line.setting}", f"{entry.epsilon:g}"
             if found is not None:
                 parts = found["estimate"]
                 figures = [f"{parts['signal']:.2g}", f"{parts['error']:.2g}", f"{parts['kept']:.1e}"]
-                name = f"{PRESETS[line.source].title}, Setting {line.setting}"
-                out.rows.append((line.source, [name, f"{entry.epsilon:g}", *figures]))
+                out.rows.append((line.source, [name, budget, *figures]))
+            elif earlier is not None:
+                before = [row for _, row in earlier.rows(out.title) if row[:2] == [name, budget]]
+                out.rows += [(line.source, [*row[:-1], row[-1] + EARLIER]) for row in before]
     return [out] if out.rows else []
 
 
-def _preset_table() -> TableView:
+def preset_table() -> TableView:
+    """What differs between the presets, as the report shows it."""
+
     def describe(preset: Preset) -> list[str]:
         t = preset.training
         projected = f", {preset.projection} public directions a client" if preset.projection else ""
@@ -218,15 +266,18 @@ def _preset_table() -> TableView:
     return TableView("The two presets", columns, [("", list(row)) for row in rows], words=True)
 
 
-def _choice(file: Path) -> Section:
-    section = Section("How our settings were chosen", [texts.CHOICE], [_preset_table()])
+def _choice(file: Path, earlier: EarlierPage | None) -> Section:
+    section = Section("How our settings were chosen", [texts.CHOICE], [preset_table()])
     if not file.exists():
+        before = None if earlier is None else earlier.table("The search on the stand-in")
+        if earlier is not None and before is not None:
+            section.tables.append(replace(before, title=f"{before.title}, as of {earlier.date}", folded=True))
         return section
     stored = json.loads(file.read_text(encoding="utf-8"))
     columns = ["option", "value", *(f"ε = {e:g}" for e in stored["epsilons"]), "chosen"]
     # "kept" marks the best so far; the last one of an option was chosen
     chosen = {trial["option"]: index for index, trial in enumerate(stored["trials"]) if trial["kept"]}
-    search = TableView("The search on the stand-in: test accuracy (%)", columns, [])
+    search = TableView("The search on the stand-in: test accuracy (%)", columns, [], folded=True)
     for index, trial in enumerate(stored["trials"]):
         best = index == chosen.get(trial["option"])
         figures = [f"{100 * a:.1f}" for a in trial["accuracies"]]
@@ -262,13 +313,19 @@ def compose(
     choice: Path,
     secure: Sequence[Cell] = (),
     num_samples: int | None = None,
+    earlier: EarlierPage | None = None,
+    key_of: Callable[[Cell], str] = lambda cell: "",
 ) -> Report:
-    """All sections for the tables asked for."""
+    """All sections for the tables asked for. ``earlier`` fills in what was not run; ``key_of`` names results in the JSON."""
     sections: list[Section] = []
     lead: list[str] = []
+    if earlier is not None:
+        layouts = {number: earlier.fill(lines) for number, lines in layouts.items()}
     for number in sorted((n for n, lines in layouts.items() if lines), key=list(_TITLES).index):
         lines = layouts[number]
         section = Section(_TITLES[number], tables=[view(number, lines, results)])
+        if earlier is not None and any(text.endswith(EARLIER) for _, row in section.tables[0].rows for text in row):
+            section.tables[0].notes.append(texts.earlier(earlier.date))
         sections.append(section)
         epsilons = sorted({e.epsilon for line in lines for e in line.entries if e.epsilon is not None})
         if number == 4:
@@ -280,16 +337,17 @@ def compose(
         elif number in (1, 7) and epsilons:
             figures = _Figures(next(iter(_of_data(lines).values())), results)
             lead += _lead(figures, epsilons[0], f"{paper_table(number).epochs} epochs")
-            if picture := plots.plot_accuracy(lines, results):
+            if picture := plots.plot_accuracy(lines, results, NUM_CLASSES[lines[0].data]):
                 section.pictures.append((picture, "Accuracy against ε; bars are one standard deviation over seeds."))
             if any(line.method == "gl_bmf" for line in lines):
-                sections.append(_adapters(lines, results, epsilons))
+                sections.append(_adapters(lines, results, epsilons, earlier if number == 1 else None))
         if number == 1:
-            sections.append(_choice(choice))
+            sections.append(_choice(choice, earlier))
             if num_samples and epsilons:
                 sections[-1].pictures.append((plots.plot_noise(num_samples, epsilons), texts.NOISE))
     sections.append(_costs(cost_file))
     if secure:
         sections.append(Section("Trained by three servers", [texts.SECURE], [secure_view(secure, results)]))
-    cells = [{**asdict(cell), "result": result} for cell, result in results.items()]
+    sections.append(Section("Not run", tables=[missing_view(layouts, results)]))
+    cells = [{**asdict(cell), "key": key_of(cell), "result": result} for cell, result in results.items()]
     return Report("The paper's tables, and ours beside them", lead, facts, sections, cells)

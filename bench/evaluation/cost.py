@@ -12,22 +12,28 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable
+import sys
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
+from rich.status import Status
 from rich.table import Table
 
+from accel.files import write_text
 from bench.evaluation.paper_tables import paper_table
+from bench.evaluation.report import printing_console
 from bench.gl_step import measure_layer_step
 from bench.mpspdz.runner import MpSpdz, MpSpdzError
 from bench.ours import measure_ours
 from bench.shapes import PAPER_SHAPES, StepShape
 from bench.systems import machine
 from bench.workloads import Workload, make_workload
+from refmpc.net.emulation import network_profile
 
-__all__ = ["CostRow", "Figure", "cost_main", "load_costs", "measure_costs", "paper_costs"]
+__all__ = ["CostRow", "Figure", "Pace", "cost_main", "load_costs", "measure_shape", "paper_costs"]
 
 PROTOCOLS = ("G-Shuff", "G-BMF", "GL-BMF")
 NETWORKS = ("lan", "wan")
@@ -106,49 +112,82 @@ def _ours(shape: StepShape, network: str, repeat: int) -> list[Figure]:
     return [Figure(min(each.times), each.bytes / 1e6) for each in found]
 
 
-def _mpspdz(system: MpSpdz, shape: StepShape, network: str, repeat: int) -> tuple[Figure, Figure]:
+class Pace:
+    """How long MP-SPDZ's explicit step will take. It works on B·(d+1)·S gradient entries: the first guess is what such an entry
+    took on one 2-core machine, and each run corrects it for this one."""
+
+    COMPILATION = 10.0  # seconds, whatever the size
+    ENTRY = 1e-5  # seconds of computing
+    ENTRY_BYTES, ROUNDS = 170 / 6, 195  # over each of six links, and of a step
+
+    def __init__(self) -> None:
+        self.factor = 1.0
+
+    def guess(self, shape: StepShape, network: str) -> float:
+        """Seconds of one run."""
+        profile, entries = network_profile(network), shape.batch * (shape.width + 1) * shape.classes
+        sending = entries * self.ENTRY_BYTES / profile.bandwidth + self.ROUNDS * profile.delay
+        return self.factor * (entries * self.ENTRY + sending)
+
+    def learn(self, shape: StepShape, network: str, seconds: float) -> None:
+        """A run took this long."""
+        self.factor *= seconds / self.guess(shape, network)
+
+
+def _mpspdz(
+    system: MpSpdz, shape: StepShape, network: str, repeat: int, pace: Pace, progress: Callable[[str], None]
+) -> tuple[Figure, Figure]:
     figures = []
     for workload in _workloads(shape, "explicit"):
+        timed = workload.program == "step"
+        progress(f"MP-SPDZ, {workload.program}: compiling, about {pace.COMPILATION:.0f} s unless kept")
         compiled = system.compile(workload.program, *workload.arguments)
-        runs = [system.run(compiled, workload.inputs, network) for _ in range(repeat)]
-        figures.append(Figure(min(run.seconds for run in runs), runs[0].bytes / 1e6))
+        outcomes = []
+        for number in range(repeat):
+            about = f", about {pace.guess(shape, network):.0f} s" if timed else ""
+            progress(f"MP-SPDZ, {workload.program}: run {number + 1} of {repeat}{about}")
+            begun = time.perf_counter()
+            outcomes.append(system.run(compiled, workload.inputs, network))
+            if timed:
+                pace.learn(shape, network, time.perf_counter() - begun)
+        figures.append(Figure(min(run.seconds for run in outcomes), outcomes[0].bytes / 1e6))
     return figures[0], figures[1]
 
 
-def measure_costs(
-    networks: tuple[str, ...] = NETWORKS,
-    only: str = "",
-    repeat: int = 3,
-    mpspdz: MpSpdz | None = None,
+def measure_shape(
+    network: str,
+    data: str,
+    pretraining: str,
+    repeat: int,
+    mpspdz: MpSpdz | None,
+    pace: Pace,
     progress: Callable[[str], None] = lambda text: None,
-) -> tuple[list[CostRow], dict[str, str]]:
-    """All rows for these networks and shapes, and why a figure of MP-SPDZ is missing."""
-    published = paper_costs()
-    rows, missing = [], {}
-    for network in networks:
-        for (data, pretraining), shape in PAPER_SHAPES.items():
-            name = f"{data} {pretraining}"
-            if only not in name:
-                continue
-            progress(f"{network}, {name}: ours")
-            own_step, own_open, own_explicit, own_shuffle = _ours(shape, network, repeat)
-            progress(f"{network}, {name}: ours, GL-BMF")
-            joint, joint_open = (Figure(*measure_layer_step(shape, network, w)) for w in ("secret", "open"))
-            theirs: tuple[Figure, Figure] | None = None
-            if mpspdz is not None:
-                progress(f"{network}, {name}: MP-SPDZ, explicit")
-                try:
-                    theirs = _mpspdz(mpspdz, shape, network, max(1, repeat // 3))
-                except MpSpdzError as error:
-                    missing[f"{network}, {name}"] = str(error)
-            ours = {"G-Shuff": own_step + own_shuffle, "G-BMF": own_step, "GL-BMF": joint}
-            opened = {"G-Shuff": own_open + own_shuffle, "G-BMF": own_open, "GL-BMF": joint_open}
-            explicit = {"G-Shuff": own_explicit + own_shuffle, "G-BMF": own_explicit}
-            peers = {"G-Shuff": theirs[0] + theirs[1], "G-BMF": theirs[0]} if theirs else {}
-            for protocol in PROTOCOLS:
-                key = (network, data, pretraining, protocol)
-                figures = [system.get(protocol) for system in (peers, explicit, ours, opened)]
-                rows.append(CostRow(*key, published[key], *figures))
+) -> tuple[list[CostRow], str]:
+    """The rows of one shape over one network, and why MP-SPDZ's figure is missing ("" if it is not)."""
+    shape, missing = PAPER_SHAPES[data, pretraining], ""
+
+    def say(text: str) -> None:
+        progress(f"{network}, {data} {pretraining}: {text}")
+
+    say("ours, G-BMF and G-Shuff")
+    own_step, own_open, own_explicit, own_shuffle = _ours(shape, network, repeat)
+    say("ours, GL-BMF")
+    joint, joint_open = (Figure(*measure_layer_step(shape, network, w)) for w in ("secret", "open"))
+    theirs: tuple[Figure, Figure] | None = None
+    if mpspdz is not None:
+        try:
+            theirs = _mpspdz(mpspdz, shape, network, max(1, repeat // 3), pace, say)
+        except MpSpdzError as error:
+            missing = str(error)
+    ours = {"G-Shuff": own_step + own_shuffle, "G-BMF": own_step, "GL-BMF": joint}
+    opened = {"G-Shuff": own_open + own_shuffle, "G-BMF": own_open, "GL-BMF": joint_open}
+    explicit = {"G-Shuff": own_explicit + own_shuffle, "G-BMF": own_explicit}
+    peers = {"G-Shuff": theirs[0] + theirs[1], "G-BMF": theirs[0]} if theirs else {}
+    published, rows = paper_costs(), []
+    for protocol in PROTOCOLS:
+        key = (network, data, pretraining, protocol)
+        figures = [system.get(protocol) for system in (peers, explicit, ours, opened)]
+        rows.append(CostRow(*key, published[key], *figures))
     return rows, missing
 
 
@@ -213,8 +252,11 @@ def load_costs(file: Path) -> tuple[list[CostRow], dict[str, str]]:
     return rows, stored["machine"]
 
 
-def cost_main(argv: list[str]) -> None:
-    """Measure and print."""
+def _write_costs(rows: Sequence[CostRow]) -> str:
+    return json.dumps({"machine": machine(), "rows": [asdict(row) for row in rows]}, indent=2)
+
+
+def _parser() -> argparse.ArgumentParser:
     cost = argparse.ArgumentParser(
         prog="python -m bench.paper cost", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -222,35 +264,74 @@ def cost_main(argv: list[str]) -> None:
     cost.add_argument("--only", default="", metavar="TEXT", help="only shapes whose name contains this, as CIFAR-10")
     cost.add_argument("--repeat", type=int, default=3, help="repetitions of ours; a third of that for MP-SPDZ")
     cost.add_argument("--no-mpspdz", action="store_true", help="leave MP-SPDZ out")
+    cost.add_argument(
+        "--keep",
+        type=Path,
+        metavar="FILE",
+        help="rows are written here shape by shape, and those there not measured again",
+    )
     output = cost.add_mutually_exclusive_group()
     output.add_argument("--json", action="store_true", help="print JSON instead of tables")
     output.add_argument("--markdown", action="store_true", help="print Markdown tables")
+    return cost
+
+
+def _progress(errors: Console, status: Status) -> Callable[[str], None]:
+    """A line that changes on a terminal; lines with the time of day elsewhere."""
+
+    def say(text: str) -> None:
+        status.update(text)
+        if not errors.is_terminal:
+            print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
+
+    return say
+
+
+def _measure_network(
+    network: str, options: argparse.Namespace, system: MpSpdz | None, pace: Pace, found: list[CostRow], errors: Console
+) -> None:
+    """Add the rows of a network to ``found``, which is written to ``--keep`` after every shape."""
+    for data, pretraining in PAPER_SHAPES:
+        place = (network, data, pretraining)
+        kept = [row for row in found if (row.network, row.data, row.pretraining) == place]
+        complete = kept and (system is None or any(row.mpspdz is not None for row in kept))
+        if options.only not in f"{data} {pretraining}" or complete:
+            continue
+        with errors.status("starting") as status:
+            rows, missing = measure_shape(*place, options.repeat, system, pace, _progress(errors, status))
+        if missing:
+            errors.print(f"no figure of MP-SPDZ for {network}, {data} {pretraining}: {missing}")
+        found[:] = [row for row in found if row not in kept] + rows
+        if options.keep is not None:
+            write_text(options.keep, _write_costs(found))
+
+
+def cost_main(argv: list[str]) -> None:
+    """Measure and print."""
+    cost = _parser()
     options = cost.parse_args(argv)
     names = [f"{data} {pretraining}" for data, pretraining in PAPER_SHAPES]
     if not any(options.only in name for name in names):
         cost.error(f"--only {options.only!r} matches none of: {', '.join(names)}")
-    console, errors = Console(), Console(stderr=True)
+    console, errors = printing_console(), Console(stderr=True)
     system = None
     if not options.no_mpspdz:
         try:
             system = MpSpdz()
         except MpSpdzError as error:
             errors.print(f"MP-SPDZ is left out: {error}")
-    networks = NETWORKS if options.network == "both" else (options.network,)
-    found: list[CostRow] = []
-    for network in networks:  # each as soon as it is measured
-        with errors.status("starting") as status:
-            rows, missing = measure_costs((network,), options.only, options.repeat, system, status.update)
-        for name, sentence in missing.items():
-            errors.print(f"no figure of MP-SPDZ for {name}: {sentence}")
-        found += rows
+    found = load_costs(options.keep)[0] if options.keep is not None and options.keep.exists() else []
+    pace = Pace()
+    for network in NETWORKS if options.network == "both" else (options.network,):  # each as soon as it is measured
+        _measure_network(network, options, system, pace, found, errors)
+        rows = [row for row in found if row.network == network and options.only in f"{row.data} {row.pretraining}"]
         if options.markdown:
             print(markdown(rows, network), end="\n\n", flush=True)
         elif not options.json:
             console.print(table(rows, network))
-    about = machine()
     if options.json:
-        print(json.dumps({"machine": about, "rows": [asdict(row) for row in found]}, indent=2))
+        print(_write_costs(found))
         return
+    about = machine()
     heading = f"{about['date']}; {about['processor']}, {about['cores']} cores, load {about['load before the run']}"
     console.print(f"{heading}.", soft_wrap=True)

@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from bench.evaluation.cells import JOINT, SECRET
 from bench.evaluation.cost import CostRow
 from bench.evaluation.paper_tables import METHOD_NAMES
 from bench.evaluation.presets import PRESETS
-from bench.evaluation.tables import MARK, NOT_PROVEN, Line, Results, measured
+from bench.evaluation.tables import MARK, NOT_PROVEN, Line, Results, Summary, summary
 from vfl.twins import plan_matrix_factorisation, plan_shuffled
 
 __all__ = ["plot_accuracy", "plot_costs", "plot_noise", "plot_roc"]
@@ -43,54 +44,78 @@ def _svg(figure: Any) -> str:
     return text[text.index("<svg") :]
 
 
-def plot_accuracy(lines: Sequence[Line], results: Results) -> str | None:
-    """Accuracy against ε of the first data set: a panel for every method, the paper's curve beside ours."""
-    shown = [
-        l for l in lines if (l.data, l.pretraining) == (lines[0].data, lines[0].pretraining) and l.method != "plain"
-    ]
+def plot_accuracy(lines: Sequence[Line], results: Results, classes: int) -> str | None:
+    """Accuracy against ε of the first data set: a panel for every method, the paper's curve beside ours, all on one scale, with
+    the accuracy of guessing and of the same layer without privacy."""
+    first = [l for l in lines if (l.data, l.pretraining) == (lines[0].data, lines[0].pretraining)]
     panels: dict[tuple[str, int], list[Line]] = {}
-    for line in shown:
+    for line in (line for line in first if line.method != "plain"):
         panels.setdefault((line.method, line.setting), []).append(line)
-    has_own = [k for k, group in panels.items() if any(measured(e, results) for l in group for e in l.entries)]
-    if not has_own:
+    shown = [k for k, group in panels.items() if any(_points(l, results) for l in group if l.source != "published")]
+    if not shown:
         return None
-    columns = min(4, len(has_own))
-    rows = -(-len(has_own) // columns)
-    figure, axes = _figure(2.35 * columns, 2.1 * rows + 0.5, rows, columns, sharex=True)
+    columns = min(4, len(shown))
+    rows = -(-len(shown) // columns)
+    figure, axes = _figure(2.5 * columns, 2.4 * rows + 0.6, rows, columns, sharex=True, sharey=True)
     handles: dict[str, Any] = {}
-    for axis in axes.flat[len(has_own) :]:
+    for axis in axes.flat[len(shown) :]:
         axis.set_visible(False)
-    for axis, (method, setting) in zip(axes.flat, has_own, strict=False):
+    for axis, (method, setting) in zip(axes.flat, shown, strict=False):
         for line in panels[method, setting]:
-            points = []
-            for entry in line.entries:
-                values = [entry.paper] if entry.paper is not None else [100 * v for v in measured(entry, results)]
-                if values and entry.epsilon is not None:
-                    points.append((entry.epsilon, float(np.mean(values)), float(np.std(values))))
-            if not points:
-                continue
-            x, y, spread = zip(*points, strict=True)
-            name = line.source
-            style = {"published": "x--"}.get(line.source, "o:" if line.variant == "estimated" else "o-")
-            drawn = axis.errorbar(x, y, spread, fmt=style, color=_COLOURS[name], ms=3.5, lw=1.3, capsize=2)
-            handles.setdefault(
-                _LABELS[name] + (f", {line.variant}" if line.variant not in ("", "released") else ""), drawn
-            )
+            _draw(axis, line, results, handles)
+        for label, height, style in _references(first, results, classes):
+            handles.setdefault(label, axis.axhline(height, ls=style, color="#444444", lw=0.9))
         which = f", Setting {setting}" if method in ("g_bmf", "gl_bmf") else ""
         axis.set_title(f"{METHOD_NAMES[method]}{which}{_mark(method)}", fontsize=8.5)
-        axis.set_xscale("log")
         ticks = sorted({e.epsilon for l in panels[method, setting] for e in l.entries if e.epsilon is not None})
+        axis.set(xscale="log", ylim=(0, 100), xlabel="ε", ylabel="test accuracy in %")
         axis.set_xticks(ticks, [f"{t:g}" for t in ticks])
+        axis.set_yticks(range(0, 101, 20))
         axis.minorticks_off()
+        axis.tick_params(labelbottom=True, labelleft=True)  # shared axes would leave all but the outer ones bare
         axis.grid(alpha=0.25)
-    for axis in axes[:, 0]:
-        axis.set_ylabel("test accuracy in %")
-    for axis in axes[-1]:
-        axis.set_xlabel("ε († not proven for what runs)")
     figure.legend(
-        handles.values(), handles.keys(), loc="outside lower center", ncols=min(5, len(handles)), frameon=False
+        handles.values(), handles.keys(), loc="outside lower center", ncols=min(4, len(handles)), frameon=False
     )
     return _svg(figure)
+
+
+def _points(line: Line, results: Results) -> list[tuple[float, float, float]]:
+    """(ε, mean, deviation) of a line, as far as there are figures."""
+    out = []
+    for entry in line.entries:
+        found = Summary(entry.paper, 0.0, 1) if entry.paper is not None else summary(entry, results)
+        if found is not None and entry.epsilon is not None:
+            out.append((entry.epsilon, found.mean, found.deviation))
+    return out
+
+
+# Markers and dashes of what a panel may hold besides the preset's own line.
+_STYLES = {"estimated": "s:", SECRET: "^--", JOINT: "v-.", f"{SECRET}, {JOINT}": "D-"}
+
+
+def _draw(axis: Any, line: Line, results: Results, handles: dict[str, Any]) -> None:
+    points = _points(line, results)
+    if not points:
+        return
+    x, y, spread = zip(*points, strict=True)
+    style = "x--" if line.source == "published" else _STYLES.get(line.variant, "o-")
+    drawn = axis.errorbar(x, y, spread, fmt=style, color=_COLOURS[line.source], ms=3.5, lw=1.3, capsize=2)
+    variant = f", {line.variant}" if line.variant not in ("", "released") and line.source != "published" else ""
+    handles.setdefault(_LABELS[line.source] + variant, drawn)
+
+
+def _references(lines: Sequence[Line], results: Results, classes: int) -> list[tuple[str, float, str]]:
+    """Horizontal lines: (label, height, dashes)."""
+    out = [("guessing", 100 / classes, ":")]
+    for line in lines:
+        if (
+            line.method == "plain"
+            and line.source == "ours"
+            and (found := summary(line.entries[0], results)) is not None
+        ):
+            out.append(("no privacy (Plain), our settings", found.mean, "--"))
+    return out
 
 
 def _mark(method: str) -> str:

@@ -9,14 +9,22 @@ from pathlib import Path
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Group
+from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
 from accel.files import write_text
 from bench.evaluation.tables import NOT_RUN, TableView
 
-__all__ = ["Report", "Section", "rich_table", "write_report"]
+__all__ = ["Report", "Section", "printing_console", "rich_table", "write_report"]
+
+_PRINTED_WIDTH = 150  # of tables in a pipe or a file; Table 1 has this
+
+
+def printing_console() -> Console:
+    """Where tables are printed: as wide as they are where nobody's terminal is in the way."""
+    console = Console()
+    return console if console.is_terminal else Console(width=_PRINTED_WIDTH)
 
 
 @dataclass
@@ -42,6 +50,8 @@ class Report:
 
 def rich_table(view: TableView) -> Table | Group:
     """For the terminal."""
+    if view.folded:
+        return Group(Text(f"{view.title} (in the report)", style="italic"))
     if not view.rows:  # columns without rows say nothing
         return Group(Text(view.title, style="italic"), *view.notes)
     out = Table(
@@ -80,6 +90,7 @@ def _markdown(report: Report) -> str:
 
 _STYLE = """
 :root { --ink: #1f2328; --faint: #6a737d; --line: #d8dee4; --shade: #f6f8fa; --ours: #fff4ec; }
+* { box-sizing: border-box; }
 body { font: 14px/1.5 system-ui, "Segoe UI", Helvetica, Arial, sans-serif; color: var(--ink); max-width: 66rem;
   margin: 2rem auto; padding: 0 1.5rem; }
 h1 { font-size: 1.7rem; line-height: 1.2; margin: 0 0 .6rem; }
@@ -88,20 +99,29 @@ p { margin: .5rem 0; max-width: 50rem; }
 code { background: var(--shade); padding: .1em .3em; border-radius: 3px; font-size: .92em; overflow-wrap: anywhere; }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: .2rem 1rem; color: var(--faint); font-size: .9rem; }
 dt { font-weight: 600; } dd { margin: 0; }
-table { border-collapse: collapse; width: 100%; font-size: .8rem; margin: .4rem 0;
-  font-variant-numeric: tabular-nums; }
-caption { text-align: left; font-weight: 600; padding: .4rem 0; font-size: .95rem; }
+h3, summary { font-size: .95rem; font-weight: 600; margin: 1rem 0 .3rem; }
+summary { cursor: pointer; }
+.scroll { overflow-x: auto; }
+table { border-collapse: collapse; width: 100%; font-size: .8rem; font-variant-numeric: tabular-nums; }
 th, td { padding: .2rem .45rem; text-align: right; border-bottom: 1px solid var(--line); white-space: nowrap; }
 th { border-bottom: 2px solid var(--ink); font-weight: 600; }
 th:nth-child(-n+2), td:nth-child(-n+2) { text-align: left; }
+th:first-child, tr:not(.heading) td:first-child { position: sticky; left: 0; background: #fff; }
 table.words th, table.words td { text-align: left; white-space: normal; }
 tr.heading td { text-align: left; font-weight: 600; background: var(--shade); border-top: 1px solid var(--ink); }
 tr.published td { color: var(--faint); }
-tr.ours td { background: var(--ours); }
+tr.ours td, tr.ours td:first-child { background: var(--ours); }
 td.missing { color: #a0a7ae; font-style: italic; }
-figure { margin: 1rem 0; } figure svg { max-width: 100%; height: auto; }
+figure { margin: 1rem 0; max-width: 100%; } figure svg { max-width: 100%; height: auto; }
 figcaption, .note { color: var(--faint); font-size: .82rem; max-width: 50rem; }
 .pair { display: flex; flex-wrap: wrap; gap: 1.5rem; align-items: flex-end; }
+@media (max-width: 40rem) {
+  body { margin: 1rem auto; padding: 0 .9rem; }
+  h1 { font-size: 1.35rem; }
+  dl { display: block; } dd { margin: 0 0 .4rem; }
+  th:first-child, tr:not(.heading) td:first-child { white-space: normal; min-width: 6.5rem; }
+  .picture { overflow-x: auto; } .picture svg { max-width: none; width: auto; }
+}
 @media print {
   @page { size: A4; margin: 14mm; }
   body { font-size: 9.5pt; margin: 0; padding: 0; max-width: none; }
@@ -132,9 +152,12 @@ def _html_table(view: TableView) -> str:
         )
         body.append(f'<tr class="{kind}">{cells}</tr>')
     notes = "".join(f'<p class="note">{_text(note)}</p>' for note in view.notes)
-    title = f"<caption>{_text(view.title)}</caption>"
-    kind = ' class="words"' if view.words else ""
-    return f"<table{kind}>{title}<thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table>{notes}"
+    kind, title = ' class="words"' if view.words else "", _text(view.title)
+    if not view.rows:
+        return f"<h3>{title}</h3>{notes}"
+    table = f"<table{kind}><thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table>"
+    whole = f'<div class="scroll" role="region" aria-label="{title}" tabindex="0">{table}</div>{notes}'
+    return f"<details><summary>{title}</summary>{whole}</details>" if view.folded else f"<h3>{title}</h3>{whole}"
 
 
 def _html(report: Report) -> str:
@@ -144,13 +167,13 @@ def _html(report: Report) -> str:
         parts.append(f"<h2>{_text(section.title)}</h2>")
         parts += [f"<p>{_text(p)}</p>" for p in section.paragraphs]
         pictures = [
-            f"<figure>{svg}<figcaption>{_text(caption)}</figcaption></figure>" for svg, caption in section.pictures
+            f'<figure><div class="picture">{svg}</div><figcaption>{_text(caption)}</figcaption></figure>'
+            for svg, caption in section.pictures
         ]
         parts.append(f'<div class="pair">{"".join(pictures)}</div>' if pictures else "")
         parts += [_html_table(view) for view in section.tables]
-    head = (
-        f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{_text(report.title)}</title>'
-    )
+    viewport = '<meta name="viewport" content="width=device-width, initial-scale=1">'
+    head = f'<meta charset="utf-8">{viewport}<title>{_text(report.title)}</title>'
     body = "".join(parts)
     return f'<!doctype html><html lang="en"><head>{head}<style>{_STYLE}</style></head><body>{body}</body></html>\n'
 

@@ -16,11 +16,21 @@ import numpy.typing as npt
 
 from accel.errors import InvalidArgument, PpvflError
 from vfl.data.embeddings import ClientEmbeddings, apply_last_layer, embed
+from vfl.data.public_images import PUBLIC_CIFAR100, read_public_cifar100
 from vfl.data.scaling import PublicProjection
 from vfl.data.sets import VerticalData, load_data, load_embeddings, split_columns
 from vfl.local.config import LocalModelConfig
 
-__all__ = ["DATA_TITLES", "PRETRAININGS", "DataOptions", "NotThere", "load_parts", "public_task"]
+__all__ = [
+    "DATA_TITLES",
+    "NUM_CLASSES",
+    "PRETRAININGS",
+    "DataOptions",
+    "NotThere",
+    "load_parts",
+    "public_task",
+    "superclasses",
+]
 
 DATA_TITLES = {
     "cifar10": "CIFAR-10",
@@ -29,6 +39,7 @@ DATA_TITLES = {
     "ocr_letters": "OCR letters (26 classes, a stand-in; not EMNIST)",
     "digits": "digits (embedded)",
 }
+NUM_CLASSES = {"cifar10": 10, "cifar10_images": 10, "emnist": 26, "ocr_letters": 26, "digits": 10}
 # Which local models a data set is tried with; "none" is the identity on the client's own columns.
 PRETRAININGS = {
     "cifar10": ("imagenet", "cifar100"),
@@ -42,6 +53,12 @@ _UPSCALE = 4  # a strip of 32×16 pixels is small for a network made for 224×22
 # CIFAR-100's 100 fine classes, each as the digit (base 20) of its superclass, both in their published numbering.
 _DIGITS = "41e80677i33e9i7b397b6b5a76df3f0b1aceg9b55j88fdehiag4h420h4iha32ccgc19j2a01gc9dfdgj246j558ji12f60h8ed"
 _SUPERCLASS = np.array([int(digit, 20) for digit in _DIGITS])
+
+
+def superclasses(fine: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """CIFAR-100's 20 superclasses of fine labels."""
+    found: npt.NDArray[np.int64] = _SUPERCLASS[fine]
+    return found
 
 
 class NotThere(PpvflError):
@@ -74,7 +91,7 @@ class DataOptions:
         }
         found = [self.file(*own[data])] if data in own else []
         if pretraining != "none":
-            found.append(self.file("cifar100_public.npz", "cifar100_public"))
+            found.append(self.file(*PUBLIC_CIFAR100))
             try:
                 found.append(Path(self.weights(pretraining)))
             except NotThere:
@@ -115,17 +132,10 @@ def _projected(part: ClientEmbeddings, labels: npt.NDArray[np.int64] | None, wid
 
 
 def _public_images(options: DataOptions) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
-    """CIFAR-100 as public data: an .npz, or sheets of 50×50 lossless tiles with their labels."""
-    if path := options.file("cifar100_public.npz"):
-        with np.load(path) as z:
-            return z["x"], z["y"].astype(np.int64)
-    if folder := options.file("cifar100_public"):
-        from PIL import Image
-
-        sheets = [np.asarray(Image.open(f)) for f in sorted(folder.glob("*.webp"))]
-        tiles = [s.reshape(50, 32, 50, 32, 3).transpose(0, 2, 1, 3, 4).reshape(-1, 32, 32, 3) for s in sheets]
-        return np.concatenate(tiles), np.fromfile(folder / "labels.u8", dtype=np.uint8).astype(np.int64)
-    raise NotThere("no public data: put cifar100_public.npz (x, y) or the folder cifar100_public under --data-root")
+    found = None if options.root is None else read_public_cifar100(options.root)
+    if found is None:
+        raise NotThere(f"no public data: CIFAR-100 must lie under --data-root as one of {', '.join(PUBLIC_CIFAR100)}")
+    return found
 
 
 @lru_cache(maxsize=1)
@@ -203,7 +213,7 @@ def public_task(options: DataOptions, width: int) -> tuple[VerticalData, list[Cl
     fitted on the other ten (``width`` directions, 0 for none). No private row takes part.
     """
     features, labels = _public_features(options, "imagenet")
-    kind = _SUPERCLASS[labels]
+    kind = superclasses(labels)
     task, other = kind >= 10, kind < 10
     rows = [np.concatenate([p.train, p.test]) for p in features]
     cut = int(0.8 * task.sum())

@@ -15,11 +15,27 @@ from bench.evaluation.presets import PRESETS
 from bench.evaluation.sources import DATA_TITLES, PRETRAININGS
 from vfl.dp.baselines import AS_IF_POISSON, AS_IF_UNSEEN, RELEASED_ROWS_ALONE
 
-__all__ = ["TABLES", "Entry", "Line", "Selection", "TableView", "layout", "measured", "view"]
+__all__ = [
+    "EARLIER",
+    "TABLES",
+    "Entry",
+    "Line",
+    "Selection",
+    "Summary",
+    "TableView",
+    "block_title",
+    "layout",
+    "measured",
+    "missing_view",
+    "source_title",
+    "summary",
+    "view",
+]
 
 TABLES = (1, 2, 3, 4, 7, 9)
 NOT_RUN = "not run"
 Results = Mapping[Cell, dict[str, Any] | str]
+EARLIER = " ‡"  # behind a figure of an earlier report
 MARK = " †"  # behind the name of a method whose ε is not proven for what runs
 # By method, not from the results: runs that were kept from before still say that theirs is proven. Of G-Shuff, the paper's own
 # accounting alone (``Line.presumes``).
@@ -57,12 +73,23 @@ class Selection:
 
 
 @dataclass(frozen=True)
+class Summary:
+    """Mean and standard deviation over seeds, in the units of a table; ``earlier``: not run again, from an earlier report."""
+
+    mean: float
+    deviation: float
+    seeds: int
+    earlier: bool = False
+
+
+@dataclass(frozen=True)
 class Entry:
-    """One figure: the paper's, or one cell for each seed."""
+    """One figure: the paper's, or one cell for each seed, with what an earlier report had."""
 
     epsilon: float | None
     paper: float | None = None
     cells: tuple[Cell, ...] = ()
+    earlier: Summary | None = None
 
 
 @dataclass(frozen=True)
@@ -100,13 +127,15 @@ class Line:
 
 @dataclass
 class TableView:
-    """Text: ``rows`` of (kind, cells); ``kind`` is published, a preset's name, or heading. ``words``: no figures."""
+    """Text: ``rows`` of (kind, cells); ``kind`` is published, a preset's name, or heading. ``words``: no figures.
+    ``folded``: a page shows it when asked."""
 
     title: str
     columns: list[str]
     rows: list[tuple[str, list[str]]]
     notes: list[str] = field(default_factory=list)
     words: bool = False
+    folded: bool = False
 
 
 def layout(number: int, selection: Selection) -> list[Line]:
@@ -171,23 +200,55 @@ def measured(entry: Entry, results: Results, what: str = "accuracy") -> list[flo
     return [result[what] for result in found if isinstance(result, dict)]
 
 
+def summary(entry: Entry, results: Results, what: str = "accuracy") -> Summary | None:
+    """Of the seeds that have been run (accuracies in per cent), or of the earlier report where that has more seeds."""
+    values = [v if what == "auc" else 100 * v for v in measured(entry, results, what)]
+    if entry.earlier is not None and entry.earlier.seeds > len(values):
+        return entry.earlier
+    if not values:
+        return None
+    return Summary(float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else 0.0, len(values))
+
+
 def _text(entry: Entry, results: Results, what: str) -> str:
-    scale, digits = (1.0, 3) if what == "auc" else (100.0, 1)
+    digits = 3 if what == "auc" else 1
     if entry.paper is not None:
         return f"{entry.paper:.2f}"
     if not entry.cells:
         return "–"
-    values = [scale * v for v in measured(entry, results, what)]
-    if not values:
+    found = summary(entry, results, what)
+    if found is None:
         return NOT_RUN
-    text = f"{np.mean(values):.{digits}f}"
-    if len(values) > 1:
-        text += f" ± {np.std(values, ddof=1):.{digits}f}"
-    return text if len(values) == len(entry.cells) else f"{text} ({len(values)})"
+    text = f"{found.mean:.{digits}f}"
+    if found.seeds > 1:
+        text += f" ± {found.deviation:.{digits}f}"
+    if found.seeds != len(entry.cells):
+        text += f" ({found.seeds})"
+    return text + EARLIER if found.earlier else text
+
+
+def block_title(line: Line) -> str:
+    """Data set and pre-training, as a table's heading has them."""
+    pretraining = [PRETRAINING_NAMES[line.pretraining]] if line.pretraining != "none" else []
+    return ", ".join([DATA_TITLES[line.data], *pretraining])
+
+
+def source_title(line: Line) -> str:
+    """Whose figures, in which settings."""
+    if line.source != "published":
+        return f"ours, {PRESETS[line.source].title}"
+    return "paper, 100 epochs" if line.table == 1 and line.method in ("ldp_g", "ldp_gl") else "paper"
+
+
+def _is_empty(line: Line, results: Results) -> bool:
+    """Ours, and nothing to show."""
+    what = "auc" if line.table == 4 else "accuracy"
+    return line.source != "published" and all(summary(entry, results, what) is None for entry in line.entries)
 
 
 def view(number: int, lines: Sequence[Line], results: Results) -> TableView:
-    """One table as text, its data sets under headings; why cells were not run is told below."""
+    """One table as text, its data sets under headings. Lines of ours without a figure are left to ``missing_view``; a data set
+    of which nothing was run takes no line at all, and a note says why."""
     table = paper_table(number)
     epsilons = sorted({e.epsilon for line in lines for e in line.entries if e.epsilon is not None})
     columns = ["method", "source", *(f"ε = {e:g}" for e in epsilons)]
@@ -195,21 +256,46 @@ def view(number: int, lines: Sequence[Line], results: Results) -> TableView:
         columns.insert(2, "no noise")
     out = TableView(f"Table {number}: {table.caption}", columns, [])
     reasons: dict[str, None] = {}
-    blocks, missing = list(dict.fromkeys((line.data, line.pretraining) for line in lines)), []
-    for block in blocks:
-        own = [line for line in lines if (line.data, line.pretraining) == block]
+    missing, left_out = [], 0
+    for title in dict.fromkeys(block_title(line) for line in lines):
+        own = [line for line in lines if block_title(line) == title]
         cells = [cell for line in own for entry in line.entries for cell in entry.cells]
-        title = ", ".join([DATA_TITLES[block[0]], *([PRETRAINING_NAMES[block[1]]] if block[1] != "none" else [])])
-        if not any(isinstance(results.get(cell), dict) for cell in cells) and len(blocks) > 1:
+        empty = [line for line in own if _is_empty(line, results)]
+        if len(empty) == sum(line.source != "published" for line in own):
             why = next((r for cell in cells if isinstance(r := results.get(cell), str)), "")
-            missing.append(f"{title}{f' ({why})' if why else ''}")  # no line of dashes for a whole data set
+            missing.append(f"{title}{f' ({why})' if why else ''}")
             continue
         out.rows.append(("heading", [title]))
-        _add_rows(out, own, results, number, epsilons, reasons)
+        _add_rows(out, [line for line in own if line not in empty], results, number, epsilons, reasons)
+        left_out += len(empty)
     out.notes += [f"Not run: {reason}." for reason in (*missing, *reasons)]
-    if any(cell.endswith(")") for kind, row in out.rows if kind != "heading" for cell in row[2:]):
-        out.notes.append("In parentheses: the number of seeds, where fewer were run than asked for.")
+    if left_out:
+        out.notes.append(
+            f"{left_out} lines of which nothing was run are left out here; the list of cells not run has them."
+        )
+    shown = [cell for kind, row in out.rows if kind != "heading" for cell in row[2:]]
+    if any(cell.removesuffix(EARLIER).endswith(")") for cell in shown):
+        out.notes.append("In parentheses: the number of seeds, where it is not the one asked for.")
     out.notes += _claim_notes(lines, results)
+    return out
+
+
+def missing_view(layouts: Mapping[int, Sequence[Line]], results: Results) -> TableView:
+    """Every line with cells that were not run: how many of how many, and how many budgets an earlier report fills in."""
+    columns = ["table", "data", "method", "settings", "cells not run", "of", "budgets from before"]
+    out = TableView("Cells not run", columns, [], words=True, folded=True)
+    every: set[Cell] = set()
+    for number, lines in layouts.items():
+        for line in (line for line in lines if line.source != "published"):
+            cells = [cell for entry in line.entries for cell in entry.cells]
+            left = sum(not isinstance(results.get(cell), dict) for cell in cells)
+            every.update(cells)
+            if left:
+                taken = sum((found := summary(e, results)) is not None and found.earlier for e in line.entries)
+                names = [f"Table {number}", block_title(line), line.label, PRESETS[line.source].title]
+                out.rows.append((line.source, [*names, str(left), str(len(cells)), str(taken or "–")]))
+    missing = sum(not isinstance(results.get(cell), dict) for cell in every)
+    out.title = f"Cells not run: {missing:,} of {len(every):,}, in {len(out.rows)} lines"
     return out
 
 
@@ -254,10 +340,7 @@ def _add_rows(
     what = "auc" if number == 4 else "accuracy"
     for line in lines:
         texts = {e.epsilon: _text(e, results, what) for e in line.entries}
-        source = "paper" if line.source == "published" else f"ours, {PRESETS[line.source].title}"
-        if line.source == "published" and number == 1 and line.method in ("ldp_g", "ldp_gl"):
-            source = "paper, 100 epochs"
-        row = [line.label, source]
+        row = [line.label, source_title(line)]
         if "no noise" in out.columns:
             row.append(texts.get(None, "–"))
         out.rows.append((line.source, row + [texts.get(e, "–") for e in epsilons]))

@@ -11,14 +11,17 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from bench.evaluation import plots
 from bench.evaluation.cache import ResultCache
 from bench.evaluation.cells import Cell, group_cells, run_cells
+from bench.evaluation.compose import preset_table
+from bench.evaluation.earlier import read_page, take_cells
 from bench.evaluation.engine import run_sweep
 from bench.evaluation.paper_tables import paper_accuracy, paper_table
 from bench.evaluation.presets import PRESETS
 from bench.evaluation.report import Report, Section, rich_table, write_report
 from bench.evaluation.sources import DataOptions
-from bench.evaluation.tables import TABLES, Selection, layout, view
+from bench.evaluation.tables import TABLES, Selection, layout, missing_view, view
 from bench.paper import main
 
 CELL = Cell("utility", "digits", "none", "ours", "g_bmf", 1, "", 8.0, 2, 0)
@@ -95,8 +98,16 @@ def test_cells_that_were_not_run_say_so(tmp_path):
     results[missing] = run_sweep([missing], NOWHERE, ResultCache(tmp_path, NOWHERE))[missing]
     shown = view(1, lines, results)
     texts = [row for kind, row in shown.rows if kind != "heading"]
-    assert ["G-BMF (Setting 1)", "ours, our settings", "not run", "not run"] in texts
-    assert ["G-BMF (Setting 1)", "ours, the paper's settings", "60.0 ± 14.1", "90.0 (1)"] in texts
+    assert texts == [["G-BMF (Setting 1)", "ours, the paper's settings", "60.0 ± 14.1", "90.0 (1)"]]
+    # lines without a figure stand in a list of their own, which a page folds away
+    left = missing_view({1: lines}, results)
+    digits = "digits (embedded)"
+    assert left.folded and ["Table 1", digits, "G-BMF (Setting 1)", "our settings", "4", "4", "–"] in [
+        r for _, r in left.rows
+    ]
+    assert ["Table 1", digits, "G-BMF (Setting 1)", "the paper's settings", "1", "4", "–"] in [r for _, r in left.rows]
+    count = sum(len(entry.cells) for line in lines for entry in line.entries)
+    assert left.title == f"Cells not run: {count - 3} of {count}, in {len(left.rows)} lines"
     # a data set of which nothing was run takes no line of the table: a note, with the reason
     titles = [row[0] for kind, row in shown.rows if kind == "heading"]
     why = "no weights for Pre-imagenet: pass --weights-imagenet FILE"
@@ -110,8 +121,7 @@ def test_cells_that_were_not_run_say_so(tmp_path):
         assert all(word in printed for word in words) and "…" not in printed
     assert "source" not in printed  # no columns where there are no rows
     alone = view(1, [line for line in lines if line.pretraining == "imagenet"], results)
-    assert ("published", ["G-BMF (Setting 1)", "paper", "69.25", "71.22"]) in alone.rows
-    assert alone.notes == [f"Not run: {why}."]
+    assert alone.rows == [] and alone.notes == [f"Not run: CIFAR-10, Pre-ImageNet ({why})."]
 
 
 def test_methods_whose_epsilon_is_not_proven_are_marked():
@@ -162,7 +172,99 @@ def test_the_command_writes_one_page(tmp_path, capsys):
     assert "GL-BMF estimated: the claim covers labels only, with ε = 2.15 where the column says 1." in page
     main([*arguments, "--only", "table4", "--methods", "g_shuff", "--out", str(tmp_path), "--no-run", "--json"])
     tables = json.loads(capsys.readouterr().out)["tables"]
-    assert [row[-1] for kind, row in tables[0]["rows"] if kind != "heading"] == ["not run", "not run"]
+    assert tables[0]["rows"] == [] and tables[-1]["title"] == "Cells not run: 4 of 4, in 2 lines"
+
+
+def test_a_report_is_renewed_from_its_json(tmp_path, capsys):
+    """Results of another machine are taken if nothing about them has changed, and only then."""
+    pytest.importorskip("matplotlib")
+    words = [
+        "--data",
+        "digits",
+        "--epsilon",
+        "8",
+        "--seeds",
+        "2",
+        "--jobs",
+        "1",
+        "--only",
+        "table1",
+        "--methods",
+        "g_bmf",
+    ]
+    main([*words, "--preset", "ours", "--cache", str(tmp_path / "there"), "--out", str(tmp_path / "there")])
+    file = tmp_path / "there" / "report.json"
+    stored = json.loads(file.read_text(encoding="utf-8"))
+    assert all(len(cell["key"]) == 64 for cell in stored["cells"])
+    here = ResultCache(tmp_path / "here", NOWHERE)
+    assert take_cells(file, here) == (len(stored["cells"]), 0)
+    first = stored["cells"][0]
+    assert here.get(Cell(**{k: v for k, v in first.items() if k not in ("key", "result")})) == first["result"]
+    # a cell of other settings, or a report from before its cells had keys
+    first["key"] = "0" * 64
+    del stored["cells"][1]["key"]
+    file.write_text(json.dumps(stored), encoding="utf-8")
+    capsys.readouterr()
+    main(
+        [
+            *words,
+            "--preset",
+            "ours",
+            "--cache",
+            str(tmp_path / "new"),
+            "--out",
+            str(tmp_path),
+            "--no-run",
+            "--from",
+            str(file),
+        ]
+    )
+    assert f"{len(stored['cells']) - 2} cells taken, 2 left out" in " ".join(capsys.readouterr().err.split())
+    assert len(list((tmp_path / "new").glob("*.json"))) == len(stored["cells"]) - 2
+
+
+def test_means_of_an_earlier_page_are_marked(tmp_path, monkeypatch):
+    """Only in lines that were not run since, and whose settings the page describes as they are."""
+    lines = layout(1, Selection(seeds=2, data=("digits",), methods=("g_bmf",), epsilons=(1.0, 8.0)))
+    own = [cell for line in lines for entry in line.entries for cell in entry.cells]
+    results: dict[Cell, Any] = {cell: {"accuracy": 0.5 + 0.1 * cell.seed} for cell in own}
+    page = Section("s", tables=[view(1, lines, results), preset_table()])
+    facts = [("Command", "`python -m bench.paper --seeds 2`"), ("Date, machine", "2026-11-16 10:16 UTC, a machine")]
+    file = write_report(Report("t", [], facts, [page], []), tmp_path)["html"]
+    earlier = read_page(file, preset_table())
+    assert earlier.date == "2026-11-16" and earlier.unchanged == {"paper", "ours"}
+    now = {cell: {"accuracy": 0.9} for cell in own if cell.preset == "ours" and cell.epsilon == 1.0}
+    rows = {(row[0], row[1]): row[2:] for kind, row in view(1, earlier.fill(lines), now).rows if kind != "heading"}
+    assert rows["G-BMF (Setting 1)", "ours, our settings"] == ["90.0 ± 0.0", "55.0 ± 7.1 ‡"]
+    assert rows["G-BMF (Setting 1)", "ours, the paper's settings"] == ["55.0 ± 7.1 ‡"] * 2
+    # fewer seeds than before do not replace what was there
+    fewer = {cell: result for cell, result in now.items() if cell.seed == 0}
+    assert ("ours", ["G-BMF (Setting 1)", "ours, our settings", *["55.0 ± 7.1 ‡"] * 2]) in view(
+        1, earlier.fill(lines), fewer
+    ).rows
+    monkeypatch.setitem(PRESETS, "ours", dataclasses.replace(PRESETS["ours"], projection=7))
+    changed = read_page(file, preset_table())
+    assert changed.unchanged == {"paper"}
+    assert {kind for kind, _ in view(1, changed.fill(lines), {}).rows} == {"heading", "paper"}
+
+
+def test_pictures_have_one_scale_and_their_reference_lines(monkeypatch):
+    pytest.importorskip("matplotlib")
+    lines = layout(1, Selection(seeds=1, data=("digits",), epsilons=(1.0, 8.0)))
+    results: dict[Cell, Any] = {
+        c: {"accuracy": 0.4 + 0.05 * c.setting} for l in lines for e in l.entries for c in e.cells
+    }
+    drawn: list[Any] = []
+    original = plots._svg
+    monkeypatch.setattr(plots, "_svg", lambda figure: (drawn.append(figure), original(figure))[1])
+    assert plots.plot_accuracy(lines, results, 10) is not None
+    axes = [axis for axis in drawn[0].axes if axis.get_visible()]
+    assert len(axes) > 4 and {axis.get_ylim() for axis in axes} == {(0.0, 100.0)}
+    for axis in axes:
+        heights = [line.get_ydata()[0] for line in axis.lines if len(set(line.get_ydata())) == 1]
+        assert 10.0 in heights and axis.get_xlabel() == "ε" and axis.get_ylabel()
+        shown = [label for label in axis.get_xticklabels() + axis.get_yticklabels() if label.get_visible()]
+        assert {"1", "8", "80"} <= {label.get_text() for label in shown}
 
 
 @pytest.mark.parametrize(

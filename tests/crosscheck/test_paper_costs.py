@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from bench.evaluation.cost import CostRow, Figure, markdown, paper_costs, table, table_number
+from bench.evaluation.cost import CostRow, Figure, Pace, load_costs, markdown, paper_costs, table, table_number
 from bench.paper import main
 from bench.shapes import PAPER_SHAPES, StepShape, step_inputs, step_plan
 from protocols.step.cost import step_cost
@@ -70,3 +70,41 @@ def test_an_unknown_shape_is_refused(capsys):
     with pytest.raises(SystemExit):
         main(["cost", "--only", "MNIST-1D"])
     assert "matches none of: CIFAR-10 Pre-ImageNet" in capsys.readouterr().err
+
+
+def test_what_was_measured_is_kept_shape_by_shape(monkeypatch, tmp_path, capsys):
+    """An interrupted run continues, and says what it is at."""
+    asked: list[tuple[str, str, str]] = []
+
+    def measured(network, data, pretraining, repeat, mpspdz, pace, progress):
+        progress("at work")
+        if len(asked) == 2:
+            raise KeyboardInterrupt
+        asked.append((network, data, pretraining))
+        key = (network, data, pretraining)
+        return [
+            CostRow(*key, p, paper_costs()[(*key, p)], None, None, Figure(0.1, 1.0)) for p in ("G-Shuff", "G-BMF")
+        ], ""
+
+    monkeypatch.setattr("bench.evaluation.cost.measure_shape", measured)
+    file = tmp_path / "cost.json"
+    arguments = ["cost", "--network", "lan", "--no-mpspdz", "--keep", str(file)]
+    with pytest.raises(KeyboardInterrupt):
+        main(arguments)
+    assert "at work" in capsys.readouterr().err
+    assert len(load_costs(file)[0]) == 4
+    first, asked[:] = list(asked), []
+    main([*arguments, "--only", "CIFAR-10"])
+    assert asked == []  # both are there
+    main([*arguments, "--only", "EMNIST"])
+    assert len({*first, *asked}) == 4 and len(load_costs(file)[0]) == 8
+    assert "EMNIST" in capsys.readouterr().out
+
+
+def test_the_pace_of_mpspdz_is_learnt():
+    small, large = PAPER_SHAPES["CIFAR-10", "Pre-Cifar100"], PAPER_SHAPES["EMNIST", "Pre-ImageNet"]
+    pace = Pace()
+    before = pace.guess(large, "wan")
+    assert before > pace.guess(large, "lan") > pace.guess(small, "lan") > 1
+    pace.learn(small, "lan", 2 * pace.guess(small, "lan"))
+    assert pace.guess(large, "wan") == pytest.approx(2 * before)

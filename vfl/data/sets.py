@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from accel.validate import require, require_choice, require_integer, require_real
+from vfl.data.public_images import read_public_cifar100
 
 __all__ = [
     "DATA_SETS",
@@ -281,7 +282,7 @@ def _load_torchvision(
         public, public_labels = split_columns(x_train[public_rows], num_clients), y_train[public_rows]
         notes.append(f"{num_public} training rows set aside as public rows by a permutation from seed {seed}")
     elif name == "cifar10":
-        found = _public_cifar100(root)
+        found = read_public_cifar100(root)
         if found is not None:
             public, public_labels = split_columns(found[0], num_clients), found[1]
             notes.append("public rows: CIFAR-100")
@@ -312,18 +313,6 @@ def _require_files(name: str, root: Path) -> None:
         f"a folder with {folder}/ ({name} as its authors publish it, unpacked); missing there: {', '.join(missing)}"
     )
     require(not missing, "data_root", str(root), allowed)
-
-
-def _public_cifar100(root: Path) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]] | None:
-    path = root / "cifar100_public.npz"
-    if path.exists():
-        with np.load(path) as z:
-            return z["x"], z["y"].astype(np.int64)
-    if (root / "cifar-100-python").exists():
-        from vfl.data.vision import read_torchvision
-
-        return read_torchvision("cifar100", root, False)[0]
-    return None
 
 
 def load_embeddings(path: str | Path, *, num_clients: int = 2, widths: Sequence[int] | None = None) -> VerticalData:

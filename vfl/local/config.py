@@ -11,7 +11,7 @@ from accel.validate import require, require_choice, require_integer
 
 __all__ = ["LOCAL_MODELS", "LocalModelConfig"]
 
-LOCAL_MODELS = ("identity", "mlp", "cnn", "resnet18")
+LOCAL_MODELS = ("identity", "mlp", "cnn", "small_resnet", "resnet18")
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class LocalModelConfig:
     @property
     def width(self) -> int | None:
         """Output width; None for identity, which keeps the input's."""
-        default = {"identity": None, "mlp": 60, "cnn": 60, "resnet18": 1000}[self.kind]
+        default = {"identity": None, "mlp": 60, "cnn": 60, "small_resnet": 512, "resnet18": 1000}[self.kind]
         return self.output_width if self.output_width is not None else default
 
     def fingerprint(self) -> str:

@@ -2,8 +2,8 @@
 
 Public means: CIFAR-100 for CIFAR-10, the public rows of an embedded set, or a file of public images. Never
 the private rows: a model fitted on them would tie every embedding to every record and void the claim.
-The file it writes is a checkpoint after every epoch; ``--resume`` continues from it, and ``--local-weights``
-of the other commands reads it.
+The file it writes is a checkpoint after every epoch, and when ``--minutes`` are over; ``--resume`` continues from it, and
+``--local-weights`` of the other commands reads it.
 """
 
 from __future__ import annotations
@@ -13,16 +13,18 @@ import dataclasses
 import json
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import nn
 
 from accel.files import whole_file
 from accel.validate import require, require_integer, require_real
+from vfl.data.public_images import PUBLIC_CIFAR100, read_public_cifar100
 from vfl.data.scaling import PublicScaling
 from vfl.data.sets import load_data, split_columns
 from vfl.local.config import LocalModelConfig
@@ -46,13 +48,10 @@ def load_public_images(
             return z["x"], z["y"].astype(np.int64)
     if source == "cifar100":
         require(data_root is not None, "data_root", None, "a folder", "pass --data-root DIR")
-        file = Path(str(data_root)) / "cifar100_public.npz"
-        if file.exists():
-            with np.load(file) as z:
-                return z["x"], z["y"].astype(np.int64)
-        from vfl.data.vision import read_torchvision
-
-        return read_torchvision("cifar100", Path(str(data_root)))[0]
+        found = read_public_cifar100(str(data_root))
+        require(found is not None, "data_root", data_root, f"a folder with one of {', '.join(PUBLIC_CIFAR100)}")
+        assert found is not None
+        return found
     data = load_data(source, num_clients=1, data_root=data_root, public_fraction=public_fraction, seed=seed)
     require(data.public is not None, "public_fraction", public_fraction, "above 0, so that there are public rows")
     assert data.public is not None and data.public_labels is not None
@@ -73,111 +72,164 @@ def pretrain(
     epochs: int = 10,
     batch_size: int = 128,
     learning_rate: float = 0.1,
+    minutes: float | None = None,
     resume: bool = False,
     seed: int = 0,
     progress: bool = True,
 ) -> dict[str, Any]:
-    """Train on column strips of public images (one strip, or all as one set) and write ``out`` after each
-    epoch.
+    """Train on column strips of public images (one strip, or all as one set) and write ``out`` after each epoch, and in the
+    middle of one when ``minutes`` are over; with ``resume`` training goes on from there, to the bit as if it had not stopped.
 
-    A tenth of the rows is kept for validation. Random horizontal flips, SGD with momentum 0.9, cosine
+    A tenth of the images (not of the strips) is kept for validation. Random horizontal flips, SGD with momentum 0.9, cosine
     schedule.
     """
     require_integer("epochs", epochs, 1)
     require_integer("batch_size", batch_size, 1)
     require_real("learning_rate", learning_rate, 0.0, open_low=True)
+    train, held_out = _deal(images, labels, num_clients, strip, seed)
+    run = _Run(config, train, held_out, epochs, batch_size, learning_rate, seed)
+    if resume and out.exists():
+        run.load(out)
+    end = None if minutes is None else time.monotonic() + 60 * minutes
+    left = max(0, (epochs - run.epoch) * run.num_batches - run.batch)
+    with progress_bar(f"pre-training {config.kind}", left, progress) as advance:
+        while run.epoch < epochs:
+            finished = run.train_epoch(end, advance)
+            _save(out, run)
+            if not finished:
+                break
+    return {"history": run.history, "file": str(out), "finished": run.epoch == epochs}
+
+
+Rows = tuple[np.ndarray, npt.NDArray[np.int64]]
+
+
+def _deal(images: np.ndarray, labels: np.ndarray, num_clients: int, strip: int | None, seed: int) -> tuple[Rows, Rows]:
+    """Strips and labels to train on and to validate on; all strips of an image are on the same side."""
     strips = split_columns(images, num_clients)
     if strip is not None:
         require_integer("strip", strip, 0, num_clients - 1)
     widths = {s.shape for s in strips}
     require(strip is not None or len(widths) == 1, "strip", strip, "given when the strips differ in width")
-    order = np.random.default_rng(seed).permutation(len(labels))
-    held_out = order[: len(order) // 10]
-    kept = order[len(order) // 10 :]
     chosen = strips if strip is None else (strips[strip],)
-    train_x = np.concatenate([s[kept] for s in chosen])
-    train_y = torch.from_numpy(np.concatenate([labels[kept]] * len(chosen)).astype(np.int64))
-    classes = int(labels.max()) + 1
-    model = build_local_model(config, train_x.shape[1:])
-    generator = torch.Generator().manual_seed(seed)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        head = nn.Linear(model.output_width, classes)
-    optimiser = torch.optim.SGD(
-        [*model.parameters(), *head.parameters()], lr=learning_rate, momentum=0.9, weight_decay=5e-4
-    )
-    start, history = 0, []
-    if resume and out.exists():
-        state = torch.load(out, map_location="cpu", weights_only=True)
+    held_out, kept = np.split(np.random.default_rng(seed).permutation(len(labels)), [len(labels) // 10])
+
+    def rows(which: npt.NDArray[np.int64]) -> Rows:
+        return np.concatenate([s[which] for s in chosen]), np.tile(labels[which].astype(np.int64), len(chosen))
+
+    return rows(kept), rows(held_out)
+
+
+class _Run:
+    """Model, head and everything that moves while they train; ``batch`` is the next batch of the epoch under way."""
+
+    def __init__(
+        self,
+        config: LocalModelConfig,
+        train: Rows,
+        held_out: Rows,
+        epochs: int,
+        batch_size: int,
+        learning_rate: float,
+        seed: int,
+    ) -> None:
+        self.config, self.epochs, self.batch_size, self.learning_rate = config, epochs, batch_size, learning_rate
+        self.rows, self.labels = train[0], torch.from_numpy(train[1])
+        self.held_out = held_out
+        self.model = build_local_model(config, self.rows.shape[1:])
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self.head = nn.Linear(self.model.output_width, int(max(train[1].max(), held_out[1].max(initial=0))) + 1)
+        self.optimiser = torch.optim.SGD(
+            [*self.model.parameters(), *self.head.parameters()], lr=learning_rate, momentum=0.9, weight_decay=5e-4
+        )
+        self.generator = torch.Generator().manual_seed(seed)
+        self.epoch, self.batch, self.loss_sum = 0, 0, 0.0
+        self.order = torch.zeros(0, dtype=torch.int64)
+        self.history: list[dict[str, Any]] = []
+
+    @property
+    def num_batches(self) -> int:
+        return -(-len(self.labels) // self.batch_size)
+
+    def options(self) -> str:
+        """What a checkpoint belongs to."""
+        chosen = {"epochs": self.epochs, "batch_size": self.batch_size, "learning_rate": self.learning_rate}
+        return json.dumps({**dataclasses.asdict(self.config), **chosen, "rows": len(self.labels)})
+
+    def train_epoch(self, end: float | None, advance: Callable[[int], object]) -> bool:
+        """The rest of the epoch; False if time was over before its end."""
+        for group in self.optimiser.param_groups:
+            group["lr"] = self.learning_rate * 0.5 * (1 + math.cos(math.pi * self.epoch / self.epochs))
+        if self.batch == 0:
+            self.order, self.loss_sum = torch.randperm(len(self.labels), generator=self.generator), 0.0
+        with self.model.pretraining():
+            while self.batch < self.num_batches:
+                if end is not None and time.monotonic() >= end:
+                    return False
+                self._step(self.order[self.batch * self.batch_size : (self.batch + 1) * self.batch_size])
+                self.batch += 1
+                advance(1)
+        accuracy = _validate(self.model, self.head, self.config, *self.held_out)
+        self.epoch, self.batch = self.epoch + 1, 0
+        loss = self.loss_sum / len(self.labels)
+        self.history.append({"epoch": self.epoch, "loss": loss, "validation_accuracy": accuracy})
+        return True
+
+    def _step(self, rows: torch.Tensor) -> None:
+        if len(rows) < 2:  # batch norm needs two rows
+            return
+        x = to_tensor(self.rows[rows.numpy()], self.config)
+        if x.ndim == 4 and torch.rand(1, generator=self.generator) < 0.5:
+            x = x.flip(3)
+        loss = nn.functional.cross_entropy(self.head(self.model(x)), self.labels[rows])
+        self.optimiser.zero_grad()
+        loss.backward()
+        self.optimiser.step()
+        self.loss_sum += float(loss.detach()) * len(rows)
+
+    def load(self, file: Path) -> None:
+        """Go on from a checkpoint, which must be of the same model, schedule and number of rows."""
+        state = torch.load(file, map_location="cpu", weights_only=True)
         require(
-            json.loads(state["config"]) == dataclasses.asdict(config),
+            state.get("options") == self.options(),
             "resume",
-            str(out),
-            "a checkpoint of this model",
+            str(file),
+            "a checkpoint of this model, with these epochs, batches, rate and rows",
             "use another --out, or the options it was started with",
         )
-        model.load_state_dict(state["model"])
-        head.load_state_dict(state["head"])
-        optimiser.load_state_dict(state["optimiser"])
-        generator.set_state(state["generator"])
-        start, history = int(state["epoch"]), json.loads(state["history"])
-    batches = -(-len(train_y) // batch_size)
-    with progress_bar(f"pre-training {config.kind}", max(0, epochs - start) * batches, progress) as advance:
-        for epoch in range(start, epochs):
-            for group in optimiser.param_groups:
-                group["lr"] = learning_rate * 0.5 * (1 + math.cos(math.pi * epoch / epochs))
-            loss_sum = 0.0
-            with model.pretraining():
-                for rows in torch.randperm(len(train_y), generator=generator).split(batch_size):
-                    if len(rows) < 2:  # batch norm needs two rows
-                        continue
-                    x = to_tensor(train_x[rows.numpy()], config)
-                    if x.ndim == 4 and torch.rand(1, generator=generator) < 0.5:
-                        x = x.flip(3)
-                    loss = nn.functional.cross_entropy(head(model(x)), train_y[rows])
-                    optimiser.zero_grad()
-                    loss.backward()
-                    optimiser.step()
-                    loss_sum += float(loss.detach()) * len(rows)
-                    advance(1)
-            accuracy = _validate(model, head, config, [s[held_out] for s in chosen], labels[held_out])
-            history.append({"epoch": epoch + 1, "loss": loss_sum / len(train_y), "validation_accuracy": accuracy})
-            _save(out, model, head, optimiser, generator, config, epoch + 1, history)
-    return {"history": history, "file": str(out)}
+        self.model.load_state_dict(state["model"])
+        self.head.load_state_dict(state["head"])
+        self.optimiser.load_state_dict(state["optimiser"])
+        self.generator.set_state(state["generator"])
+        self.epoch, self.batch, self.loss_sum = state["epoch"], state["batch"], state["loss_sum"]
+        self.order, self.history = state["order"], json.loads(state["history"])
 
 
 def _validate(
-    model: nn.Module, head: nn.Module, config: LocalModelConfig, strips: list[np.ndarray], labels: np.ndarray
+    model: nn.Module, head: nn.Module, config: LocalModelConfig, rows: np.ndarray, labels: npt.NDArray[np.int64]
 ) -> float:
-    right = count = 0
+    right = 0
     with torch.no_grad():
-        for rows in strips:
-            for start in range(0, len(rows), 500):
-                guess = head(model(to_tensor(rows[start : start + 500], config))).argmax(1).numpy()
-                right += int((guess == labels[start : start + 500]).sum())
-                count += len(guess)
-    return right / max(1, count)
+        for start in range(0, len(rows), 500):
+            guess = head(model(to_tensor(rows[start : start + 500], config))).argmax(1).numpy()
+            right += int((guess == labels[start : start + 500]).sum())
+    return right / max(1, len(rows))
 
 
-def _save(
-    out: Path,
-    model: nn.Module,
-    head: nn.Module,
-    optimiser: torch.optim.Optimizer,
-    generator: torch.Generator,
-    config: LocalModelConfig,
-    epoch: int,
-    history: list[dict[str, Any]],
-) -> None:
+def _save(out: Path, run: _Run) -> None:
     out.parent.mkdir(parents=True, exist_ok=True)
     state = {
-        "model": model.state_dict(),
-        "head": head.state_dict(),
-        "optimiser": optimiser.state_dict(),
-        "generator": generator.get_state(),
-        "config": json.dumps(dataclasses.asdict(config)),
-        "epoch": epoch,
-        "history": json.dumps(history),
+        "model": run.model.state_dict(),
+        "head": run.head.state_dict(),
+        "optimiser": run.optimiser.state_dict(),
+        "generator": run.generator.get_state(),
+        "options": run.options(),
+        "epoch": run.epoch,
+        "batch": run.batch,
+        "loss_sum": run.loss_sum,
+        "order": run.order,
+        "history": json.dumps(run.history),
     }
     with whole_file(out) as handle:
         torch.save(state, handle)
@@ -195,7 +247,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--public-fraction", type=float, default=0.3, help="of an embedded set; use the same in training"
     )
-    parser.add_argument("--local-model", default="cnn", choices=("mlp", "cnn", "resnet18"))
+    parser.add_argument("--local-model", default="cnn", choices=("mlp", "cnn", "small_resnet", "resnet18"))
     parser.add_argument("--local-weights", help="start from this file")
     parser.add_argument("--output-width", type=int)
     parser.add_argument("--stem", default="cifar", choices=("imagenet", "cifar"))
@@ -209,6 +261,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--threads", type=int, help="torch threads")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("runs/pretrain/weights.pth"))
+    parser.add_argument("--minutes", type=float, help="stop after this long, with a checkpoint; go on with --resume")
     parser.add_argument("--resume", action="store_true")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)
@@ -238,6 +291,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         epochs=options.epochs,
         batch_size=options.batch_size,
         learning_rate=options.learning_rate,
+        minutes=options.minutes,
         resume=options.resume,
         seed=options.seed,
         progress=not options.json,
@@ -245,9 +299,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.json:
         print(json.dumps(result))
         return 0
+    if not result["history"]:
+        Console().print("Stopped within the first epoch: go on with --resume")
+        return 0
     last = result["history"][-1]
     Console().print(
-        f"{config.kind} after {last['epoch']} epochs: loss {last['loss']:.3f}, validation accuracy "
+        f"{config.kind} after {last['epoch']} of {options.epochs} epochs: loss {last['loss']:.3f}, validation accuracy "
         f"{last['validation_accuracy']:.2%} on public rows, {time.perf_counter() - started:.1f} s; "
         f"use it with --local-weights {options.out}"
     )

@@ -37,6 +37,7 @@ MODELS = [
     ("images", LocalModelConfig("identity")),
     ("images", LocalModelConfig("mlp", output_width=7)),
     ("images", LocalModelConfig("cnn", output_width=7, upscale=2)),
+    ("images", LocalModelConfig("small_resnet", output_width=9)),
     ("images", LocalModelConfig("resnet18", output_width=512, stem="cifar")),
     ("images", LocalModelConfig("resnet18", output_width=1000, upscale=2)),
 ]
@@ -86,6 +87,16 @@ def test_resnet_blocks_add_up_to_torchvision():
         output, blocks = model.forward_blocks(rows)
         torch.testing.assert_close(output, model.network(rows))
     assert [b.shape[1] for b in blocks] == model.block_widths == [64, 64, 128, 128, 256, 256, 512, 512]
+
+
+def test_the_small_resnet_has_four_blocks_and_512_features():
+    from vfl.local.models import build_local_model
+
+    model = build_local_model(LocalModelConfig("small_resnet"), (32, 16, 3))
+    with torch.no_grad():
+        output, blocks = model.forward_blocks(torch.randn(2, 3, 32, 16))
+    assert output.shape == (2, 512) and [b.shape[1] for b in blocks] == model.block_widths == [32, 64, 128, 512]
+    assert sum(p.numel() for p in model.parameters()) < 400_000
 
 
 def test_weight_files_fit_both_output_widths(tmp_path):
@@ -213,6 +224,47 @@ def test_pretraining_learns_and_resumes_exactly(tmp_path):
     assert np.abs(trained[0].train - fresh[0].train).max() > 1e-3
     with pytest.raises(ValueError, match="resume"):
         pretrain(images, labels, replace(config, seed=5), half, epochs=4, resume=True, **options)
+
+
+def test_pretraining_stops_within_an_epoch_and_goes_on_exactly(tmp_path, monkeypatch):
+    """A budget of time ends it after any batch; pieces together give what one piece gives."""
+    import vfl.local.pretrain as module
+
+    images, labels = module.load_public_images("digits", public_fraction=0.3)
+    config = LocalModelConfig("small_resnet", output_width=8)
+    options: dict[str, Any] = {"batch_size": 100, "epochs": 2, "progress": False}
+    whole = module.pretrain(images, labels, config, tmp_path / "whole.pth", **options)
+    file, pieces, ticks = tmp_path / "pieces.pth", 0, iter(range(10**6))
+    monkeypatch.setattr(module.time, "monotonic", lambda: float(next(ticks)))
+    found: dict[str, Any] = {"finished": False}
+    while not found["finished"]:
+        found = module.pretrain(images, labels, config, file, minutes=4 / 60, resume=True, **options)
+        pieces += 1
+    assert pieces > 2 and found["history"] == whole["history"] and whole["finished"]
+    one, two = (torch.load(f, weights_only=True)["model"] for f in (tmp_path / "whole.pth", file))
+    assert all(torch.equal(one[k], two[k]) for k in one)
+
+
+def test_public_images_are_read_from_sheets(tmp_path):
+    """50 tiles a line, in the order of the labels, as from one file."""
+    from PIL import Image
+
+    from vfl.data.public_images import read_public_cifar100
+
+    assert read_public_cifar100(tmp_path) is None
+    images = np.random.default_rng(0).integers(0, 256, (100, 32, 32, 3), dtype=np.uint8)
+    labels = np.arange(100, dtype=np.uint8)
+    folder = tmp_path / "cifar100_public"
+    folder.mkdir()
+    sheet = images.reshape(2, 50, 32, 32, 3).transpose(0, 2, 1, 3, 4).reshape(64, 1600, 3)
+    Image.fromarray(sheet).save(folder / "00.webp", lossless=True)
+    labels.tofile(folder / "labels.u8")
+    for _ in range(2):
+        found = read_public_cifar100(tmp_path)
+        assert found is not None
+        np.testing.assert_array_equal(found[0], images)
+        np.testing.assert_array_equal(found[1], labels)
+        np.savez(tmp_path / "cifar100_public.npz", x=images, y=labels)
 
 
 def test_pretraining_command(tmp_path, capsys):
