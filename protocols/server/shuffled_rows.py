@@ -104,7 +104,7 @@ class ShuffledRows:
             )
         with _readable(shares), shares.open("rb") as file:
             if into[name].copy_from(file) != digest:
-                raise ValueError("its digest is another")
+                raise zipfile.BadZipFile("its digest is another")
         return into[name]
 
     def discard(self) -> None:

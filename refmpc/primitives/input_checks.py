@@ -26,7 +26,7 @@ from refmpc.primitives.comparison import is_negative
 from refmpc.primitives.io import input_from_party
 from refmpc.primitives.two_holder import TwoHolderBits, bit_to_arithmetic
 
-__all__ = ["PROJECTIONS", "TAIL", "Faults", "projection_limit", "public_coins", "side_by_side"]
+__all__ = ["PROJECTIONS", "TAIL", "Faults", "projection_limit", "public_coins", "shared_sums", "side_by_side"]
 
 PROJECTIONS = 40  # each misses a bad number with probability 1/2 at most, and so do as many parities of bits
 TAIL = 9.0  # honest projections exceed TAIL·‖x‖ with probability 2·exp(−81) < 2^−115
@@ -138,7 +138,7 @@ class Faults:
 
     async def require_zero_sums(self, projections: Words) -> None:
         """``require_zero`` from projections (PROJECTIONS, d) of all rows."""
-        sums = await _shared(self._party, projections)
+        sums = await shared_sums(self._party, projections)
         await self.require_not_negative(concatenate([sums, -sums]))  # both, only if it is zero
 
     async def require_not_negative(self, x: ArithmeticTensor, high_bit: int = 63) -> None:
@@ -192,7 +192,7 @@ class Faults:
         return await bit_to_arithmetic(~none)
 
 
-async def _shared(party: Party, own: Words) -> ArithmeticTensor:
+async def shared_sums(party: Party, own: Words) -> ArithmeticTensor:
     """Replicated shares of additive numbers: 1 round, 24 bytes."""
     operation = party.operation("share_sums", own.shape)
     shares = operation.machine.memory((2, *own.shape))

@@ -14,10 +14,10 @@ import refmpc
 from refmpc import Party
 from refmpc.core.party import Operation
 from refmpc.primitives import dealing
-from refmpc.primitives.input_checks import PROJECTIONS, Faults, _shared, public_coins
+from refmpc.primitives.input_checks import PROJECTIONS, Faults, public_coins, shared_sums
 from tests.refmpc.transcripts import Case, draws, finds_a_leak, leaks, watch_streams
 
-SUMS = Case(lambda party, x: _shared(party, x.first), ("arithmetic",), ((5,), (-(2**61) + 987654321,)))
+SUMS = Case(lambda party, x: shared_sums(party, x.first), ("arithmetic",), ((5,), (-(2**61) + 987654321,)))
 TIMES = 600
 
 
