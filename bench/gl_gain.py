@@ -272,7 +272,8 @@ def main(argv: list[str] | None = None) -> None:
     if options.seeds < 2:
         parser.error(f"--seeds {options.seeds}: a standard error needs at least two")
     runs = Runs(options.keep, Options(options.data_root, options.weights), time.monotonic() + 60 * options.minutes)
-    console, results = printing_console(), {}
+    console = printing_console()
+    results: dict[str, Sequence[Gain]] = {}
     for case in options.only or CASES:
         try:
             results[case] = gain(runs, case, options.update, options.seeds)

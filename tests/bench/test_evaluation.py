@@ -256,7 +256,12 @@ def test_pictures_have_one_scale_and_their_reference_lines(monkeypatch):
     }
     drawn: list[Any] = []
     original = plots._svg
-    monkeypatch.setattr(plots, "_svg", lambda figure: (drawn.append(figure), original(figure))[1])
+
+    def keep(figure: Any) -> str:
+        drawn.append(figure)
+        return original(figure)
+
+    monkeypatch.setattr(plots, "_svg", keep)
     assert plots.plot_accuracy(lines, results, 10) is not None
     axes = [axis for axis in drawn[0].axes if axis.get_visible()]
     assert len(axes) > 4 and {axis.get_ylim() for axis in axes} == {(0.0, 100.0)}
