@@ -22,7 +22,9 @@ with its traceback. ::
     ├── vfl.tables.cells.Misread            a cell of a table; shown as a ColumnsError, which names file and column
     ├── vfl.alignment.AlignmentError (RuntimeError)   a client that does not follow the alignment, or went away
     ├── vfl.dp.BudgetExceededError (RuntimeError)     the run would spend more than the ledger allows
+    ├── protocols.plan.possible.Impossible            something was opened that clip, noise and steps do not allow
     ├── protocols …records.disk.NoRoom (OSError)      a disk that is as good as full; it may work later
+    ├── protocols …server.planning.StillPlanning      a plan that takes longer; whoever asks again gets it
     ├── bench.soak: SoakFailed, OpenedTwice           a training under faults that did not end as it must
     └── bench: MpSpdzError, SpuError (RuntimeError), NotThere   a peer system or data that is not installed
 """

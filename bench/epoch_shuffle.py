@@ -2,7 +2,7 @@
 
 Three processes hold random shares of all rows (embeddings with their column of ones, labels, norms) and shuffle them once.
 Column sums, opened before and after, show that every row is still there; memory is the peak of a server's process beside
-its share of the data.
+its share of the data. ``--files``: the rows lie in files, as those of a large training do.
 """
 
 from __future__ import annotations
@@ -10,8 +10,10 @@ from __future__ import annotations
 import argparse
 import json
 import resource
+import tempfile
 import time
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import numpy as np
 from rich.console import Console
@@ -22,12 +24,14 @@ from accel.validate import require_integer
 from bench.systems import machine
 from protocols.plan.scales import EMBEDDING_BITS
 from protocols.server.shuffled_rows import shuffle_rows
+from protocols.server.stored_rows import RowFolder, StoredRows
 from protocols.step.global_step import SharedRows
 from refmpc import ArithmeticTensor, Party, unseal
 
 __all__ = ["EpochShuffle", "measure"]
 
 SUMS = "sums of columns"
+_PIECE = 4096  # rows at a time
 
 
 @dataclass(frozen=True)
@@ -55,42 +59,71 @@ def _random_rows(party: Party, rows: int, width: int, bits: int) -> ArithmeticTe
     return ArithmeticTensor(party, shares, bits)
 
 
-async def _sums(rows: SharedRows) -> np.ndarray:
-    sums = [tensor.sum(axis=0).reshape(-1).reinterpret(0) for tensor in (rows.embeddings, rows.labels, rows.norms)]
-    opened = await refmpc.reveal(refmpc.concatenate(sums), release=SUMS)
-    assert opened is not None
-    return opened
+def _stored(party: Party, folder: RowFolder, rows: int, columns: int, classes: int) -> StoredRows:
+    """The same in files, made a piece at a time."""
+    found = []
+    for name, width, bits in (("embeddings", columns + 1, EMBEDDING_BITS), ("labels", classes, 0), ("norms", 1, 0)):
+        tensor = folder.tensor(party, name, (rows,) if name == "norms" else (rows, width), bits)
+        for start in range(0, rows, _PIECE):
+            piece = _random_rows(party, min(_PIECE, rows - start), width, bits)
+            tensor.write(slice(start, start + len(piece)), piece.reshape(len(piece), *tensor.shape[1:]).shares)
+        found.append(tensor)
+    return StoredRows(*found)
 
 
-async def _program(party: Party, sizes: tuple[int, int, int]) -> tuple[float, int, int, int, int]:
-    count, columns, classes = sizes
+async def _sums(rows: SharedRows | StoredRows) -> np.ndarray:
+    """Sums of all columns, opened; rows in files a piece at a time."""
+    total, count = None, len(rows.norms)
+    for start in range(0, count, _PIECE):
+        piece = rows.batch(slice(start, min(count, start + _PIECE)))
+        parts = [tensor.sum(axis=0).reshape(-1).reinterpret(0) for tensor in vars(piece).values()]
+        opened = await refmpc.reveal(refmpc.concatenate(parts), release=SUMS)
+        assert opened is not None
+        total = opened if total is None else total + opened
+    assert total is not None
+    return total
+
+
+async def _program(party: Party, sizes: tuple[int, int, int, str | None]) -> tuple[float, int, int, int, int]:
+    count, columns, classes, directory = sizes
+    if directory is not None:
+        folder = Path(directory) / f"server-{party.id}"
+        folder.mkdir()
+        with RowFolder(folder) as files:
+            return await _measured(party, _stored(party, files, count, columns, classes))
     norms = _random_rows(party, count, 1, 0).reshape(count)
     rows = SharedRows(
         _random_rows(party, count, columns + 1, EMBEDDING_BITS), _random_rows(party, count, classes, 0), norms
     )
-    first = unseal(rows.norms.first[:100]).copy()
-    held = sum(tensor.shares.nbytes for tensor in (rows.embeddings, rows.labels, rows.norms))
+    return await _measured(party, rows)
+
+
+async def _measured(party: Party, rows: SharedRows | StoredRows) -> tuple[float, int, int, int, int]:
+    first = unseal(rows.norms[:100].first).copy()
+    held = sum(16 * int(np.prod(tensor.shape)) for tensor in vars(rows).values())
     sums = await _sums(rows)
     opened = party.ledger.total()
     begun = time.perf_counter()
     rows = await shuffle_rows(rows)
     seconds = time.perf_counter() - begun
     after = party.ledger.total()
-    if (await _sums(rows) != sums).any() or (unseal(rows.norms.first[:100]) == first).all():
+    if (await _sums(rows) != sums).any() or (unseal(rows.norms[:100].first) == first).all():
         raise AssertionError("the shuffle lost or kept rows")
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return seconds, after.rounds - opened.rounds, after.bytes_sent - opened.bytes_sent, held, peak
 
 
-def measure(rows: int = 50_000, columns: int = 2000, classes: int = 10) -> EpochShuffle:
-    """Shuffle once."""
+def measure(rows: int = 50_000, columns: int = 2000, classes: int = 10, *, files: bool = False) -> EpochShuffle:
+    """Shuffle once; ``files``: rows in files instead of memory."""
     sizes = (
         require_integer("rows", rows, 2),
         require_integer("columns", columns, 1),
         require_integer("classes", classes, 2),
     )
     releases = {SUMS: "random words of a benchmark, nothing private"}
-    found = refmpc.run(_program, [sizes] * 3, parties="processes", releases=releases, timeout=600).outputs
+    with tempfile.TemporaryDirectory(prefix="shuffle-") as directory:
+        job = (*sizes, directory if files else None)
+        found = refmpc.run(_program, [job] * 3, parties="processes", releases=releases, timeout=600).outputs
     return EpochShuffle(
         *sizes,
         seconds=max(each[0] for each in found),
@@ -107,9 +140,10 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--rows", type=int, default=50_000)
     parser.add_argument("--columns", type=int, default=2000, help="embedding columns of all clients together")
     parser.add_argument("--classes", type=int, default=10)
+    parser.add_argument("--files", action="store_true", help="rows in files, not in memory")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(argv)
-    found = measure(options.rows, options.columns, options.classes)
+    found = measure(options.rows, options.columns, options.classes, files=options.files)
     if options.json:
         print(json.dumps({**asdict(found), "machine": machine()}, indent=2))
         return

@@ -3,27 +3,35 @@
 Two clients with a ResNet-18 each share, in every step, embeddings and the factors of eight LoRA layers of rank 8, and get
 their layer gradients back. The inputs of the layers are shared once, in the first epoch; a step carries its part of that,
 1/epochs of it, in time and in bytes.
+
+``python -m bench.gl_step`` says what the servers' tests of each step (proofs §11.6) add to it: two runs, with them and without.
 """
 
 from __future__ import annotations
 
+import argparse
+import statistics
 import tempfile
 import time
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import numpy as np
+from rich.console import Console
+from rich.table import Table
 
 import refmpc
 from bench.shapes import StepShape
+from bench.systems import machine
 from protocols import gl_bmf
 from protocols.local.gl_launch import client_jobs, layer_estimate, server_jobs
-from protocols.plan.gl_plan import plan_layer_run
+from protocols.plan.gl_plan import LayerPlan, plan_layer_run
 from vfl.data.scaling import RowBound
 from vfl.federation import Federation
 from vfl.local.client import make_clients
 from vfl.training import TrainingConfig
 
-__all__ = ["measure_layer_step"]
+__all__ = ["LayerStep", "measure_layer_step", "measure_step_tests"]
 
 BLOCK_WIDTHS = (64, 64, 128, 128, 256, 256, 512, 512)  # the outputs of ResNet-18's blocks
 RANK = 8
@@ -53,6 +61,17 @@ def measure_layer_step(shape: StepShape, network: str, weights: str = "open", ep
     federation = layer_federation(shape)
     training = TrainingConfig(epochs=epochs, batch_size=shape.batch, learning_rate=0.5, weights=weights)
     plan = plan_layer_run(federation, training)
+    ends, _ = _run(plan, federation, network)
+    steps = np.diff(ends)  # without the first, which compiles and connects
+    first, later = steps[: BATCHES - 1].min(), steps[BATCHES - 1 :].min()
+    estimate = layer_estimate(plan)
+    once = 16 * shape.batch * len(federation.clients) * sum(BLOCK_WIDTHS)  # the inputs of the layers, for one batch
+    seconds = later + max(0.0, first - later) / shape.epochs
+    return float(seconds), (estimate["bytes_per_step"] + once / shape.epochs) / 1e6
+
+
+def _run(plan: LayerPlan, federation: Federation, network: str) -> tuple[list[float], refmpc.RunResult]:
+    """When server 0 had ended each step, and what came out."""
     ends: list[float] = []
 
     def note(peer: object, message: dict[str, object]) -> None:
@@ -60,7 +79,7 @@ def measure_layer_step(shape: StepShape, network: str, weights: str = "open", ep
             ends.append(time.monotonic())
 
     with tempfile.TemporaryDirectory() as directory:
-        refmpc.run(
+        result = refmpc.run(
             gl_bmf.servers,
             server_jobs(plan, Path(directory), keep=False),
             parties="processes",
@@ -71,9 +90,58 @@ def measure_layer_step(shape: StepShape, network: str, weights: str = "open", ep
             timeout=600,
             on_report=note,
         )
-    steps = np.diff(ends)  # without the first, which compiles and connects
-    first, later = steps[: BATCHES - 1].min(), steps[BATCHES - 1 :].min()
-    estimate = layer_estimate(plan)
-    once = 16 * shape.batch * len(federation.clients) * sum(BLOCK_WIDTHS)  # the inputs of the layers, for one batch
-    seconds = later + max(0.0, first - later) / shape.epochs
-    return float(seconds), (estimate["bytes_per_step"] + once / shape.epochs) / 1e6
+    return ends, result
+
+
+class TrustingLayers(LayerPlan):
+    """The same plan, of servers that take what clients share."""
+
+    tests_steps = False
+
+
+@dataclass(frozen=True)
+class LayerStep:
+    """One step: median of its seconds; rounds and bytes between the servers."""
+
+    seconds: float
+    rounds: float
+    megabytes: float
+
+
+def measure_step_tests(shape: StepShape, network: str = "loopback", epochs: int = 15) -> tuple[LayerStep, LayerStep]:
+    """A step with the servers' tests, and without: medians over all steps after the first epoch, one run each."""
+    federation = layer_federation(shape)
+    tested = plan_layer_run(federation, TrainingConfig(epochs=epochs, batch_size=shape.batch, learning_rate=0.5))
+    assert tested.tests_steps
+    trusting = TrustingLayers(**{each.name: getattr(tested, each.name) for each in fields(tested)})
+    found = []
+    for plan in (tested, trusting):
+        ends, result = _run(plan, federation, network)
+        steps = len(ends)
+        seconds = statistics.median(np.diff(ends)[BATCHES:].tolist())
+        found.append(LayerStep(seconds, result.rounds / steps, result.bytes / steps / 1e6))
+    return found[0], found[1]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--width", type=int, default=1024)
+    parser.add_argument("--network", default="loopback", choices=("loopback", "lan", "wan"))
+    arguments = parser.parse_args()
+    shape = StepShape(arguments.batch, arguments.width, 10, row_bound=1.0)
+    tested, trusting = measure_step_tests(shape, arguments.network)
+    view = Table("", "tested", "taken as it comes", "difference", title=f"one step of GL-BMF, {arguments.network}")
+    for name, ours, other, form in (
+        ("milliseconds", 1e3 * tested.seconds, 1e3 * trusting.seconds, ".1f"),
+        ("rounds", tested.rounds, trusting.rounds, ".1f"),
+        ("megabytes between servers", tested.megabytes, trusting.megabytes, ".3f"),
+    ):
+        view.add_row(name, format(ours, form), format(other, form), format(ours - other, form))
+    console = Console()
+    console.print(", ".join(f"{name} {value}" for name, value in machine().items()), highlight=False)
+    console.print(view)
+
+
+if __name__ == "__main__":
+    main()

@@ -33,7 +33,7 @@ async def train(run: TrainingRun, rows: SharedRows | StoredRows) -> list[np.ndar
     for step in run.steps():
         if plan.secret_order and step == run.first_step:
             if step:  # its order is drawn once
-                rows = run.kept_shuffled(0)
+                rows = run.kept_shuffled(0, rows)
             else:
                 with run.party.phase("shuffle"):
                     rows = await shuffle_rows(rows)

@@ -38,7 +38,7 @@ async def train(run: TrainingRun, rows: SharedRows | StoredRows) -> list[np.ndar
                 rows = await shuffle_rows(rows)
             run.keep_shuffled(epoch, rows)
         elif step == run.first_step:  # its order is drawn once
-            rows = run.kept_shuffled(epoch)
+            rows = run.kept_shuffled(epoch, rows)
         await run.gradient_step(rows.batch(plan.schedule.rows(step)))
     return await run.release()
 

@@ -73,7 +73,7 @@ from refmpc.primitives.opening import (
     tensor_opening,
 )
 from refmpc.primitives.order import largest_coarse
-from refmpc.primitives.shuffle import shuffle
+from refmpc.primitives.shuffle import column_chunks, shuffle, shuffle_in_place
 from refmpc.primitives.truncation import truncate
 from refmpc.primitives.two_holder import (
     TwoHolderBits,
@@ -119,6 +119,7 @@ __all__ = [
     "boolean_to_arithmetic",
     "clip_factor",
     "clip_root",
+    "column_chunks",
     "concatenate",
     "cut_and_square",
     "decode",
@@ -170,6 +171,7 @@ __all__ = [
     "seal",
     "select",
     "shuffle",
+    "shuffle_in_place",
     "softmax",
     "spline_times",
     "sqrt",

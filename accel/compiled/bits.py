@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
+from accel.compiled.calls import Call, Composed
 from accel.reference.bits import carry_layer, carry_merge, packed_size
 
 __all__ = [
@@ -128,26 +129,33 @@ def unpack_bits(packed: np.ndarray, width: int, count: int) -> np.ndarray:
     return out
 
 
-def pack_into(values: np.ndarray, width: int, out: np.ndarray) -> None:
+@njit(cache=True, nogil=True)
+def _cast(values, out):
+    """The low bits of every value, in words that they fill; and back."""
+    for i in range(out.size):
+        out[i] = values[i]
+
+
+@Composed
+def pack_into(values: np.ndarray, width: int, out: np.ndarray) -> list[Call]:
     """See ``accel.reference.bits.pack_into``."""
     if values.dtype == np.uint8:
-        pack_bytes(values, width, out)
-    elif width in _WHOLE:
-        out.view(_WHOLE[width])[:] = values
-    else:
-        whole = out.size // 8 * 8
-        _pack_bytes_behind(values, width, out[:whole].view(np.uint64), out[whole:])
+        return [(pack_bytes, (values, width, out))]
+    if width in _WHOLE:
+        return [(_cast, (values, out.view(_WHOLE[width])))]
+    whole = out.size // 8 * 8
+    return [(_pack_bytes_behind, (values, width, out[:whole].view(np.uint64), out[whole:]))]
 
 
-def unpack_into(packed: np.ndarray, width: int, out: np.ndarray) -> None:
+@Composed
+def unpack_into(packed: np.ndarray, width: int, out: np.ndarray) -> list[Call]:
     """See ``accel.reference.bits.unpack_into``."""
     if out.dtype == np.uint8:
-        unpack_bytes(packed, width, out)
-    elif width in _WHOLE:
-        out[:] = packed.view(_WHOLE[width])
-    else:
-        whole = packed.size // 8 * 8
-        unpack_words(packed[:whole].view(np.uint64), packed[whole:], width, out)
+        return [(unpack_bytes, (packed, width, out))]
+    if width in _WHOLE:
+        return [(_cast, (packed.view(_WHOLE[width]), out))]
+    whole = packed.size // 8 * 8
+    return [(unpack_words, (packed[:whole].view(np.uint64), packed[whole:], width, out))]
 
 
 @njit(cache=True, nogil=True)

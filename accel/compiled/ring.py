@@ -6,6 +6,7 @@ import numpy as np
 from numba import njit
 
 from accel.compiled import tiles
+from accel.compiled.calls import Call, Composed
 from accel.reference.ring import decode_fixed
 
 __all__ = [
@@ -77,8 +78,16 @@ def dot_pair(x: np.ndarray, y: np.ndarray, addend: np.ndarray | None, out: np.nd
         np.add(out, addend, out)
 
 
-def matmul_pair(x: np.ndarray, y: np.ndarray, addend: np.ndarray | None, out: np.ndarray) -> None:
+@Composed
+def matmul_pair(x: np.ndarray, y: np.ndarray, addend: np.ndarray | None, out: np.ndarray) -> list[Call]:
     """See ``accel.reference.ring.matmul_pair``."""
+    if out.ndim == 2 and x[0].T.flags.c_contiguous and not x[0].flags.c_contiguous and addend is not None:
+        if y[0].flags.c_contiguous and addend.flags.c_contiguous:
+            return [(_pair_by_columns, (x[0].T, x[1].T, y[0], y[1], addend, out))]
+    return [(_matmul_pair, (x, y, addend, out))]
+
+
+def _matmul_pair(x: np.ndarray, y: np.ndarray, addend: np.ndarray | None, out: np.ndarray) -> None:
     np.copyto(out, 0 if addend is None else addend)
     if out.ndim == 2:
         _matmul(x, y, out)
@@ -87,6 +96,20 @@ def matmul_pair(x: np.ndarray, y: np.ndarray, addend: np.ndarray | None, out: np
     left, right = (np.broadcast_to(shares, (2, *batch, *shares.shape[-2:])) for shares in (x, y))
     for index in np.ndindex(*batch):
         _matmul(left[(slice(None), *index)], right[(slice(None), *index)], out[index])
+
+
+@njit(cache=True, nogil=True)
+def _pair_by_columns(x0_transposed, x1_transposed, y0, y1, addend, out):
+    """out = addend + x0·(y0 + y1) + x1·y0 where x0, x1 lie transposed in memory."""
+    factors = np.empty((2, *y0.shape), dtype=np.uint64)
+    for l in range(y0.shape[0]):
+        for j in range(y0.shape[1]):
+            factors[0, l, j] = y0[l, j] + y1[l, j]
+            factors[1, l, j] = y0[l, j]
+    for i in range(out.shape[0]):
+        for j in range(out.shape[1]):
+            out[i, j] = addend[i, j]
+    tiles.by_columns(x0_transposed, x1_transposed, factors, out)
 
 
 _FEW = 4  # rows: the second factor is read once for each, and not turned
@@ -182,11 +205,25 @@ def matmul_each(x: np.ndarray, factor: np.ndarray, out: np.ndarray) -> None:
     tiles.one_by_rows(rows, turned, out.reshape(count, columns))
 
 
-def matmul_held(x: np.ndarray, role: int, turned: np.ndarray, out: np.ndarray) -> None:
-    """See ``accel.reference.ring.matmul_held``. A share is read only where it is needed, and both together in one pass."""
+@njit(cache=True, nogil=True)
+def _one_held(x, turned, out):
     out[:] = 0
+    tiles.one_by_rows(x, turned, out)
+
+
+@njit(cache=True, nogil=True)
+def _both_held(x0, x1, turned, out):
+    out[:] = 0
+    tiles.sum_by_rows(x0, x1, turned, out)
+    for i in range(out.shape[0]):
+        for j in range(out.shape[1]):
+            out[i, j] = np.uint64(0) - out[i, j]
+
+
+@Composed
+def matmul_held(x: np.ndarray, role: int, turned: np.ndarray, out: np.ndarray) -> list[Call]:
+    """See ``accel.reference.ring.matmul_held``. A share is read only where it is needed, and both together in one pass."""
+    rows = [share if share.flags.c_contiguous else np.ascontiguousarray(share) for share in x]
     if role == 2:
-        tiles.sum_by_rows(np.ascontiguousarray(x[0]), np.ascontiguousarray(x[1]), turned[None], out)
-        np.negative(out, out)
-    else:
-        tiles.one_by_rows(np.ascontiguousarray(x[1 - role]), turned[None], out)
+        return [(_both_held, (*rows, turned[None], out))]
+    return [(_one_held, (rows[1 - role], turned[None], out))]

@@ -42,7 +42,8 @@ __all__ = ["SERVERS", "Phase", "Scale", "beside_estimate", "main", "measure"]
 SERVERS = ("server-0", "server-1", "server-2")
 _SERVER_PHASES = {  # of the ledger, in their order
     "take in": ("upload",),
-    "input checks": ("verification", "norms"),
+    "input checks": ("verification",),
+    "norms for the clip": ("norms",),
     "shuffle": ("shuffle",),
     "training": ("training", "checkpoint", "joint noise"),
     "release": ("release",),

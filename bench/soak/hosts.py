@@ -158,11 +158,13 @@ class Processes:
         lines = file.read_text().splitlines() if file.exists() else []
         return [json.loads(line) for line in lines if line.endswith("}")]
 
-    def wait_for(self, name: str, event: str, timeout: float = 60.0, count: int = 1) -> dict[str, Any]:
-        """Wait until a participant has logged an event (for the ``count``-th time)."""
+    def wait_for(
+        self, name: str, event: str, timeout: float = 60.0, count: int = 1, reason: str = ""
+    ) -> dict[str, Any]:
+        """Wait until a participant has logged an event (for the ``count``-th time; with this in its ``reason``)."""
         until = time.monotonic() + timeout
         while time.monotonic() < until:
-            found = [record for record in self.events(name) if record["event"] == event]
+            found = [r for r in self.events(name) if r["event"] == event and reason in str(r.get("reason", ""))]
             if len(found) >= count:
                 return found[count - 1]
             assert self.is_running(name), f"{name} ended before {event!r}:\n{self.output(name)[-3000:]}"

@@ -15,229 +15,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
+from sklearn.base import ClassifierMixin, RegressorMixin
 from sklearn.metrics import accuracy_score, r2_score
-from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import check_array, check_is_fitted, column_or_1d, validate_data
+from sklearn.utils.validation import check_array, column_or_1d
 
-from accel.validate import require, require_choice
-from protocols.api.backends import BACKENDS, train
-from protocols.api.estimate import Estimate, estimate_of
-from protocols.api.inputs import Blocks, Columns, is_blocks, learn_columns
-from protocols.inference.prediction import OUTPUTS
-from protocols.plan.run_plan import Plan, plan_run
-from vfl.data.scaling import RowBound, split_row_bound
-from vfl.defaults import AUTOMATIC, table_row_bound, training_defaults
-from vfl.federation import Federation
-from vfl.gradients import GlobalModel
-from vfl.local.client import make_clients
+from accel.validate import require
+from protocols.api.base import VerticalEstimator
 from vfl.tables import Label, Schema
 from vfl.tasks import probabilities, scaled_targets, unscaled_targets
-from vfl.training import TrainingConfig
 
 __all__ = ["VerticalClassifier", "VerticalRegressor"]
 
-PROTOCOLS = ("g_bmf", "g_shuff")
 
-
-class _VerticalEstimator(BaseEstimator):  # type: ignore[misc]
-    """What both have in common: parameters, the way from tables to a federation, the backends."""
-
-    claim_: Any
-    columns_: Columns
-    layers_: list[npt.NDArray[np.float64]]
-
-    # what differs ---------------------------------------------------------------------------------
-
-    def _label_of(self, column: str) -> Label:
-        raise NotImplementedError
-
-    def _encode(self, y: Any) -> tuple[npt.NDArray[Any], int]:
-        """(labels as a run takes them, number of classes; 1 for numbers)."""
-        raise NotImplementedError
-
-    def _task(self, classes: int) -> str:
-        raise NotImplementedError
-
-    def _weights(self) -> tuple[float, ...]:
-        return ()
-
-    def _public_facts(self) -> tuple[str, ...]:
-        raise NotImplementedError
-
-    # fitting --------------------------------------------------------------------------------------
-
-    def fit(self, X: Any, y: Any = None) -> Self:
-        """Train. ``y``: labels in the order of the rows; or the name of a column of the last party's table; or None if its
-        schema has a label. With backend="federation" X is this party's own table (a file or a DataFrame)."""
-        require_choice("backend", self.backend, BACKENDS)
-        if self.backend == "federation":
-            from protocols.api.remote import fit_in_federation
-
-            fit_in_federation(self, X, y)
-            return self
-        plan, federation = self._planned(X, y)
-        trained = train(self.backend, plan, federation, self.timeout)
-        self.plan_, self.layers_, self.claim_, self.cost_ = plan, trained.layers, trained.claim, trained.cost
-        self.row_bounds_ = tuple(client.row_bound.norm for client in federation.clients)
-        return self
-
-    def estimate(self, X: Any, y: Any = None) -> Estimate:
-        """What ``fit`` on these rows would cost and claim; runs nothing, and looks at nothing but sizes and classes."""
-        if self.backend == "federation":
-            from protocols.api.remote import planned_in_federation
-
-            return estimate_of(planned_in_federation(self, X))
-        return estimate_of(self._planned(X, y)[0])
-
-    def _planned(self, X: Any, y: Any) -> tuple[Plan, Federation]:
-        require_choice("protocol", self.protocol, PROTOCOLS)
-        blocks, labels, classes = self._read_for_fit(X, y)
-        training = self._training(len(blocks), classes)
-        federation = self._federation(blocks, labels, classes)
-        return plan_run(self.protocol, federation, training), federation
-
-    def _read_for_fit(self, X: Any, y: Any) -> tuple[Blocks, npt.NDArray[Any], int]:
-        label = self._label_of(y) if isinstance(y, str) else None
-        if not is_blocks(X):
-            require(label is None, "y", y, "labels, where X is one matrix")
-            X, y = validate_data(self, X, y, dtype=np.float64, y_numeric=False, multi_output=False)
-        self.columns_ = learn_columns(X, self.parties, self.schemas, self.public, self.id_column, label)
-        own = y is None or label is not None
-        if label is not None and not self.columns_.schemas:
-            X, y = _without_column(X, label.column)
-            self.columns_, own = learn_columns(X, self.parties, None, None, None, None), False
-        schema = self.columns_.schemas.get(self.columns_.names[-1])
-        require(
-            not own or (schema is not None and schema.label is not None),
-            "y",
-            y,
-            "labels, or the name of a column of the last party's table",
-        )
-        blocks = self.columns_.read(X, with_label=own)
-        if own:
-            y = blocks.labels if blocks.targets is None else blocks.targets
-        require(not blocks.ids or own, "y", "given", "a column of the last party's table where rows are matched by id")
-        encoded, classes = self._encode(y)
-        require(len(encoded) == len(blocks), "y", len(encoded), f"one label for each of {len(blocks)} rows")
-        return blocks, encoded, classes
-
-    def _training(self, rows: int, classes: int) -> TrainingConfig:
-        usual = training_defaults(
-            rows,
-            self.epsilon,
-            hidden=bool(self.hidden),
-            regression=classes == 1,
-            averaging=self.learning_rate is None and self.average is None,  # a stated rate was chosen for what it gives
-        )
-        given = {name: getattr(self, name) for name in AUTOMATIC}
-        chosen = usual | {name: value for name, value in given.items() if value is not None}
-        if self.batch_size is not None and self.epochs is None:  # as many steps in other batches
-            steps = int(usual["epochs"]) * (rows // int(usual["batch_size"]))
-            chosen["epochs"] = max(1, round(steps / max(1, rows // self.batch_size)))
-        return TrainingConfig(
-            **chosen,
-            epsilon=self.epsilon,
-            delta=self.delta,
-            clip_norm=self.clip_norm,
-            momentum=self.momentum,
-            hidden=tuple(self.hidden),
-            weights="open",
-            task=self._task(classes),
-            class_weights=self._weights(),
-            seed=_seed(self.random_state),
-        )
-
-    def _federation(self, blocks: Blocks, labels: npt.NDArray[Any], classes: int) -> Federation:
-        widths = self.columns_.widths
-        bound = table_row_bound(sum(widths)) if self.row_bound is None else self.row_bound
-        bounds = [RowBound(each, self.row_rule) for each in _bounds(bound, widths, self.row_rule)]
-        # by a public permutation: batches are taken in a fixed order, and tables are often sorted by their label
-        order = np.random.default_rng([_seed(self.random_state), 0x6F72646572]).permutation(len(labels))
-        clients = make_clients([block[order] for block in blocks.features], labels[order], bounds)
-        for client, name in zip(clients, self.columns_.names, strict=True):
-            client.name = name
-        empty: list[npt.NDArray[np.floating[Any]]] = [np.zeros((0, width)) for width in widths]
-        public = (*self.columns_.sources, *self._public_facts())
-        return Federation(clients, classes, labels[:0], empty, [], bound, public)
-
-    # using ----------------------------------------------------------------------------------------
-
-    def join_prediction(self, X: Any, output: str = "label") -> None:
-        """backend="federation", at a party that does not receive predictions: share the columns of new rows while the receiver calls
-        ``predict`` ("label", of a regression "value") or ``predict_proba`` ("probabilities")."""
-        from protocols.api.remote import join_in_federation
-
-        require(
-            self.backend == "federation", "backend", self.backend, "'federation'", "elsewhere predict has all columns"
-        )
-        require_choice("output", output, OUTPUTS)
-        check_is_fitted(self, "layers_")
-        join_in_federation(self, X, output)
-
-    def _remote(self, X: Any, output: str) -> npt.NDArray[Any]:
-        from protocols.api.remote import predict_in_federation
-
-        check_is_fitted(self, "layers_")
-        return predict_in_federation(self, X, output)
-
-    def _outputs(self, X: Any) -> npt.NDArray[np.float64]:
-        check_is_fitted(self, "layers_")
-        require(self.backend != "federation", "backend", self.backend, "another one for this", "use predict")
-        if self.columns_.matrix:
-            X = validate_data(self, X, dtype=np.float64, reset=False)
-        blocks = self.columns_.read(X)
-        rows = [
-            RowBound(bound, self.row_rule).apply(block)
-            for bound, block in zip(self.row_bounds_, blocks.features, strict=True)
-        ]
-        found = GlobalModel(list(self.layers_)).logits(np.concatenate(rows, axis=1))
-        return np.asarray(found, dtype=np.float64)
-
-    def _own_labels(self, X: Any, y: Any) -> Any:
-        """Labels to compare with: as given, or from the last party's table."""
-        if y is not None and not isinstance(y, str):
-            return y
-        blocks = self.columns_.read(X, with_label=True)
-        found = blocks.labels if blocks.targets is None else blocks.targets
-        require(found is not None, "y", y, "labels to compare with")
-        return found
-
-    @property
-    def coef_(self) -> npt.NDArray[np.float64]:
-        """Of one layer: (outputs, columns), for rows within their bounds."""
-        return np.asarray(self.layers_[0][:-1].T)
-
-    @property
-    def intercept_(self) -> npt.NDArray[np.float64]:
-        """Of one layer."""
-        return np.asarray(self.layers_[0][-1])
-
-    # keeping --------------------------------------------------------------------------------------
-
-    def save(self, directory: str | Path) -> Path:
-        """Write a folder: each party's model file, as ``ppvfl client`` writes it (private: it holds that party's schema), and this
-        estimator's parameters."""
-        from protocols.api.files import save
-
-        check_is_fitted(self, "layers_")
-        return save(self, Path(directory))
-
-    @classmethod
-    def load(cls, path: str | Path) -> Self:
-        """From a folder that ``save`` wrote, or from one party's model file of ``ppvfl client``."""
-        from protocols.api.files import load
-
-        found: Self = load(cls, Path(path))
-        return found
-
-
-class VerticalClassifier(ClassifierMixin, _VerticalEstimator):  # type: ignore[misc]
+class VerticalClassifier(ClassifierMixin, VerticalEstimator):  # type: ignore[misc]
     """A classifier on columns of several parties, with differential privacy: softmax, or one logit for two classes.
 
     Parameters
@@ -252,6 +47,7 @@ class VerticalClassifier(ClassifierMixin, _VerticalEstimator):  # type: ignore[m
     hidden : widths of hidden layers.
     schemas, public, id_column : how tables become numbers: schemas (``vfl.tables``), or public rows to make them from. Rows are
         matched by ``id_column``; without it row i is the same person at every party.
+    id_rule : how ids are compared where ``public`` rows make the schemas: "text", "trimmed", "integer" (007 is 7) or "verbatim".
     classes : all labels that may occur (public); None: those in y, which are then taken as public.
     class_weight : {label: weight}, public: never computed from private labels.
     random_state : of the twin's noise, the order of rows and an MLP's start; never of masks or of the servers' noise.
@@ -281,6 +77,7 @@ class VerticalClassifier(ClassifierMixin, _VerticalEstimator):  # type: ignore[m
         schemas: Mapping[str, Schema] | None = None,
         public: Any = None,
         id_column: str | None = None,
+        id_rule: str = "text",
         classes: Sequence[Any] | None = None,
         class_weight: Mapping[Any, float] | None = None,
         federation: str | Path | None = None,
@@ -305,6 +102,7 @@ class VerticalClassifier(ClassifierMixin, _VerticalEstimator):  # type: ignore[m
         self.schemas = schemas
         self.public = public
         self.id_column = id_column
+        self.id_rule = id_rule
         self.classes = classes
         self.class_weight = class_weight
         self.federation = federation
@@ -342,14 +140,19 @@ class VerticalClassifier(ClassifierMixin, _VerticalEstimator):  # type: ignore[m
             "{label: weight} with public weights",
             "'balanced' would count the private labels, which the claim does not cover",
         )
-        return tuple(float(self.class_weight.get(label, 1.0)) for label in self.classes_.tolist())
+        known = self.classes_.tolist()
+        others = [label for label in self.class_weight if label not in known]
+        require(
+            not others, "class_weight", others, f"weights of the classes {known}", "other labels would weigh nothing"
+        )
+        return tuple(float(self.class_weight.get(label, 1.0)) for label in known)
 
     def _public_facts(self) -> tuple[str, ...]:
         return ("which classes there are is public",)
 
     def decision_function(self, X: Any) -> npt.NDArray[np.float64]:
         """Logits: one for each class, or for two classes that of the second."""
-        found = self._outputs(X)
+        found = self._logits(self._scaled(X))
         if len(self.classes_) == 2:
             return found[:, 0] if found.shape[1] == 1 else found[:, 1] - found[:, 0]
         return found
@@ -359,7 +162,10 @@ class VerticalClassifier(ClassifierMixin, _VerticalEstimator):  # type: ignore[m
         party's table, at the receiver; the others call ``join_prediction``."""
         if self.backend == "federation":
             return self._remote(X, "probabilities").astype(np.float64)
-        found = self._outputs(X)
+        return self._of_rows(self._scaled(X))
+
+    def _of_rows(self, rows: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        found = self._logits(rows)
         task = "binary" if found.shape[1] == 1 else "classification"
         return np.asarray(probabilities(task, found), dtype=np.float64)
 
@@ -375,7 +181,7 @@ class VerticalClassifier(ClassifierMixin, _VerticalEstimator):  # type: ignore[m
         return float(accuracy_score(self._own_labels(X, y), self.predict(X), sample_weight=sample_weight))
 
 
-class VerticalRegressor(RegressorMixin, _VerticalEstimator):  # type: ignore[misc]
+class VerticalRegressor(RegressorMixin, VerticalEstimator):  # type: ignore[misc]
     """Linear regression with squared loss on columns of several parties, with differential privacy.
 
     ``target_range``: (lowest, highest), public; targets beyond it count as its ends. Other parameters as in ``VerticalClassifier``.
@@ -401,6 +207,7 @@ class VerticalRegressor(RegressorMixin, _VerticalEstimator):  # type: ignore[mis
         schemas: Mapping[str, Schema] | None = None,
         public: Any = None,
         id_column: str | None = None,
+        id_rule: str = "text",
         federation: str | Path | None = None,
         party: str | None = None,
         timeout: float = 60.0,
@@ -423,6 +230,7 @@ class VerticalRegressor(RegressorMixin, _VerticalEstimator):  # type: ignore[mis
         self.schemas = schemas
         self.public = public
         self.id_column = id_column
+        self.id_rule = id_rule
         self.federation = federation
         self.party = party
         self.timeout = timeout
@@ -460,34 +268,11 @@ class VerticalRegressor(RegressorMixin, _VerticalEstimator):  # type: ignore[mis
         """The number of each row, in the units of the target; in a federation at the receiver, the others call ``join_prediction``."""
         if self.backend == "federation":
             return np.asarray(self._remote(X, "value")[:, 0], dtype=np.float64)
-        return np.asarray(unscaled_targets(self._outputs(X)[:, 0], self._range), dtype=np.float64)
+        return self._of_rows(self._scaled(X))
+
+    def _of_rows(self, rows: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        return np.asarray(unscaled_targets(self._logits(rows)[:, 0], self._range), dtype=np.float64)
 
     def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
         """R². Outside the claim: it says something about the rows it is computed on."""
         return float(r2_score(self._own_labels(X, y), self.predict(X), sample_weight=sample_weight))
-
-
-def _seed(random_state: Any) -> int:
-    if isinstance(random_state, int | np.integer):
-        return int(random_state)
-    return int(check_random_state(random_state).randint(2**31 - 1))
-
-
-def _bounds(row_bound: float, widths: Sequence[int], rule: str) -> tuple[float, ...]:
-    """R_i of every party: by width with ``clip``, the same for all with ``normalise``."""
-    return split_row_bound(row_bound, len(widths), list(widths) if rule == "clip" else None)
-
-
-def _without_column(X: Any, column: str) -> tuple[Any, Any]:
-    """The label column of the last party's DataFrame, and all tables without it."""
-    parts = dict(X) if isinstance(X, Mapping) else dict(enumerate(X))
-    last = list(parts)[-1]
-    table = parts[last]
-    require(
-        hasattr(table, "columns") and column in table.columns,
-        "y",
-        column,
-        "labels, or the name of a column of the last party's table",
-    )
-    parts[last] = table.drop(columns=[column])
-    return (parts if isinstance(X, Mapping) else list(parts.values())), table[column].to_numpy()

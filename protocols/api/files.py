@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,10 @@ import numpy as np
 
 from accel.files import write_text
 from accel.validate import require
-from protocols.api.inputs import Columns
+from protocols.api.inputs import ROW, Columns
 from protocols.inference.model_file import ReleasedModel, read_model, write_model
 
-__all__ = ["KeptClaim", "adopt", "load", "save"]
+__all__ = ["KeptClaim", "adopt_files", "load", "save"]
 
 ESTIMATOR = "estimator.json"
 FORMAT = 1
@@ -23,31 +24,18 @@ _LEFT_OUT = ("schemas", "public", "federation")  # in the model files; public ro
 
 
 def save(estimator: Any, directory: Path) -> Path:
-    """Write ``directory``; returns it."""
+    """Write ``directory``; returns it. Of a federation: this party's own file, which is all that it has."""
     columns: Columns = estimator.columns_
-    classes = tuple(map(str, getattr(estimator, "classes_", ())))
-    number = getattr(estimator, "target_range", None)
-    single = estimator.layers_[-1].shape[1] == 1
-    task = "regression" if number is not None else "binary" if single else "classification"
-    for index, name in enumerate(columns.names):
-        model = ReleasedModel(
-            estimator.layers_,
-            classes,
-            columns.names,
-            columns.widths,
-            estimator.claim_.paragraph(),
-            task=task,
-            target_range=None if number is None else (float(number[0]), float(number[1])),
-            schema=columns.schemas.get(name),
-            row_bound=estimator.row_bounds_[index],
-            row_rule=estimator.row_rule,
-        )
-        write_model(directory / _file_of(name, index), model)
+    own = getattr(estimator, "model_", None)
+    models = {own.client: own} if own is not None else _models_of(estimator, columns)
+    files = {name: _file_of(name, columns.names.index(name)) for name in models}
+    for name, model in models.items():
+        write_model(directory / files[name], model)
     facts = {
         "format": FORMAT,
         "estimator": type(estimator).__name__,
         "parameters": {name: _plain(value) for name, value in estimator.get_params().items() if name not in _LEFT_OUT},
-        "files": [_file_of(name, index) for index, name in enumerate(columns.names)],
+        "files": list(files.values()),
         "classes": _plain(getattr(estimator, "classes_", None)),
         "row_bounds": list(estimator.row_bounds_),
         "columns": {
@@ -63,12 +51,40 @@ def save(estimator: Any, directory: Path) -> Path:
     return directory
 
 
+def _models_of(estimator: Any, columns: Columns) -> dict[str, ReleasedModel]:
+    """What each party's file holds: the model, and of columns only its own."""
+    number = getattr(estimator, "target_range", None)
+    single = estimator.layers_[-1].shape[1] == 1
+    return {
+        name: ReleasedModel(
+            estimator.layers_,
+            tuple(map(str, getattr(estimator, "classes_", ()))),
+            columns.names,
+            columns.widths,
+            estimator.claim_.paragraph(),
+            task="regression" if number is not None else "binary" if single else "classification",
+            target_range=None if number is None else (float(number[0]), float(number[1])),
+            schema=columns.schemas.get(name),
+            row_bound=bound,
+            row_rule=estimator.row_rule,
+            client=name,
+        )
+        for name, bound in zip(columns.names, estimator.row_bounds_, strict=True)
+    }
+
+
 def load(kind: type, path: Path) -> Any:
-    """An estimator of class ``kind`` that predicts as the one that was saved."""
+    """An estimator of class ``kind`` that predicts as the one that was saved, or as the model that ``ppvfl client`` wrote."""
     if path.is_file():
-        return _from_model(kind, read_model(path, "path"))
+        return _from_models(kind, {path.name: read_model(path, "path")})
     file = path / ESTIMATOR
-    require(file.exists(), "path", str(path), f"a folder that save() wrote, with {ESTIMATOR}, or a model file (.npz)")
+    if not file.exists():
+        models = {found.name: read_model(found, "path") for found in sorted(path.glob("model-*.npz"))}
+        way_out = (
+            f"a folder that save() wrote, with {ESTIMATOR}, one with every party's model-NAME.npz, or one such file"
+        )
+        require(len(models) > 0, "path", str(path), way_out)
+        return _from_models(kind, models)
     facts = json.loads(file.read_text())
     require(facts.get("format") == FORMAT, f"{file}: format", facts.get("format"), f"{FORMAT}")
     require(
@@ -79,15 +95,17 @@ def load(kind: type, path: Path) -> Any:
         if parameters.get(name) is not None:
             parameters[name] = tuple(parameters[name])
     estimator = kind(**parameters)
-    models = [read_model(path / name, "path") for name in facts["files"]]
-    shown = facts["columns"]
+    models = {name: read_model(path / name, "path") for name in facts["files"]}
+    first, shown = next(iter(models.values())), facts["columns"]
+    if len(models) < len(first.clients):
+        return adopt_files(estimator, models, facts["classes"])
     estimator.columns_ = Columns(
-        models[0].clients,
-        models[0].widths,
+        first.clients,
+        first.widths,
         shown["matrix"],
         tuple(map(tuple, shown["strips"])),
         tuple(map(tuple, shown["column_names"])),
-        {name: model.schema for name, model in zip(models[0].clients, models, strict=True) if model.schema is not None},
+        {name: m.schema for name, m in zip(first.clients, models.values(), strict=True) if m.schema is not None},
         shown["aligned_by_id"],
     )
     estimator.row_bounds_ = tuple(facts["row_bounds"])
@@ -95,29 +113,49 @@ def load(kind: type, path: Path) -> Any:
         estimator.n_features_in_ = facts["features"]
     if facts["feature_names"] is not None:
         estimator.feature_names_in_ = np.asarray(facts["feature_names"], dtype=object)
-    return adopt(estimator, models[0], facts["classes"])
+    return _adopt(estimator, first, facts["classes"])
 
 
-def _from_model(kind: type, model: ReleasedModel) -> Any:
-    """From one party's file: columns of all parties are taken as scaled already, and are brought within their bounds."""
+def _from_models(kind: type, models: Mapping[str, ReleasedModel]) -> Any:
+    """From files of ``ppvfl client`` alone: every party's, or one party's own."""
+    model = next(iter(models.values()))
     given = {"target_range": model.target_range} if model.task == "regression" else {}
     wanted = "VerticalRegressor" if model.task == "regression" else "VerticalClassifier"
     require(kind.__name__ == wanted, "path", f"a model for {model.task}", f"one for a {kind.__name__}", f"use {wanted}")
-    widths = {model.schema.width} if model.schema is not None else set(model.widths)
-    require(
-        model.row_bound is not None and (len(widths) == 1 or model.row_rule == "normalise"),
-        "path",
-        "a model file that does not tell the row bounds of all parties",
-        "a client's own, of this version",
-        "load the folder that save() wrote",
-    )
-    assert model.row_bound is not None
-    estimator = kind(**given, row_rule=model.row_rule)
-    estimator.columns_ = Columns(model.clients, model.widths, matrix=False)
-    own = widths.pop()
+    return adopt_files(kind(**given, row_rule=model.row_rule), models, list(model.classes))
+
+
+def adopt_files(estimator: Any, models: Mapping[str, ReleasedModel], classes: Any) -> Any:
+    """Tables of parties whose files these are go through their schemas; those of others are taken as scaled by their owners."""
+    model = next(iter(models.values()))
+    for name, each in models.items():
+        require(
+            each.client in each.clients and each.row_bound is not None,
+            "path",
+            f"{name}, which does not say whose it is",
+            "files that `ppvfl client` or save() of this version wrote",
+            "train again, or load the folder that save() wrote",
+        )
+        same = len(each.layers) == len(model.layers) and all(map(np.array_equal, each.layers, model.layers))
+        require(same and each.clients == model.clients, "path", f"{name}, of another training", "files of one training")
+    found = {each.client: each for each in models.values()}
+    missing = [name for name in model.clients if name not in found]
+    whole = f"those of every party ({', '.join(model.clients)}), or one file"
+    require(len(found) == len(models) and (not missing or len(models) == 1), "path", f"{len(models)} files", whole)
+    schemas = {name: each.schema for name, each in found.items() if each.schema is not None}
+    by_id = len(schemas) == len(model.clients) and all(schema.id.column != ROW for schema in schemas.values())
+    estimator.columns_ = Columns(model.clients, model.widths, matrix=False, schemas=schemas, aligned_by_id=by_id)
+    own = model.widths[model.clients.index(model.client)]
     shares = [(width / own) ** 0.5 if model.row_rule == "clip" else 1.0 for width in model.widths]
+    assert model.row_bound is not None
     estimator.row_bounds_ = tuple(model.row_bound * share for share in shares)
-    return adopt(estimator, model, list(model.classes))
+    estimator.own_layers_ = tuple(name for name, each in found.items() if each.local or each.local_model)
+    ids = {schema.id.column for schema in schemas.values()} - {ROW}
+    if len(ids) == 1:
+        estimator.set_params(id_column=ids.pop())
+    if missing:
+        estimator.model_ = model
+    return _adopt(estimator, model, classes)
 
 
 @dataclass(frozen=True)
@@ -134,7 +172,7 @@ class KeptClaim:
         return self.text
 
 
-def adopt(estimator: Any, model: ReleasedModel, classes: Any) -> Any:
+def _adopt(estimator: Any, model: ReleasedModel, classes: Any) -> Any:
     """Make ``estimator`` one that was fitted: with this model."""
     estimator.layers_ = list(model.layers)
     estimator.claim_ = KeptClaim(model.claim)

@@ -46,14 +46,20 @@ class Columns:
         tables = self._tables(x)
         if not self.schemas:
             rows = [self._plain(name, table, i) for i, (name, table) in enumerate(zip(self.names, tables, strict=True))]
-            _same_rows(self.names, rows)
-            return Blocks(tuple(rows), None, None, None)
+            return _in_order(self.names, rows, None)
+        rows, last = [], None
         read: list[ClientTable] = []
         for index, (name, table) in enumerate(zip(self.names, tables, strict=True)):
-            last = index == len(self.names) - 1
-            raw = _raw(name, table, None if self.aligned_by_id else ROW)
-            read.append(apply_schema(self.schemas[name], raw, source=name, with_label=with_label and last)[0])
-        return _aligned(self.names, read) if self.aligned_by_id else _in_order(self.names, read)
+            schema = self.schemas.get(name)
+            if schema is None:  # another party's, of which only scaled numbers are known
+                rows.append(self._plain(name, table, index))
+                continue
+            raw = _raw(name, table, ROW if schema.id.column == ROW else None)
+            label = with_label and index == len(self.names) - 1
+            read.append(apply_schema(schema, raw, source=name, with_label=label)[0])
+            rows.append(read[-1].features.astype(np.float64))
+            last = read[-1] if index == len(self.names) - 1 else None
+        return _aligned(self.names, read) if self.aligned_by_id else _in_order(self.names, rows, last)
 
     def _tables(self, x: Any) -> list[Any]:
         if self.matrix:
@@ -135,9 +141,12 @@ def learn_columns(
     public: Any,
     id_column: str | None,
     label: Label | None,
+    id_rule: str = "text",
 ) -> Columns:
     """How these tables become numbers. ``schemas`` hold by themselves; else ``public`` rows give them; else nothing is scaled."""
     require(schemas is None or public is None, "public", "given", "absent with schemas, which hold their constants")
+    stated = id_rule == "text" or (public is not None and id_column is not None)
+    require(stated, "id_rule", id_rule, "'text' without public and id_column", "schemas hold a rule of their own")
     matrix = not is_blocks(x)
     strips: tuple[tuple[int, ...], ...] = ()
     if matrix:
@@ -153,6 +162,7 @@ def learn_columns(
             name: fit_schema(
                 _raw(name, table, ROW if id_column is None else None),
                 id_column=id_column or ROW,
+                id_rule=id_rule if id_column is not None else "text",
                 label=label if name == names[-1] else None,
             )
             for name, table in given.items()
@@ -240,9 +250,10 @@ def _same_rows(names: Sequence[str], rows: Sequence[npt.NDArray[Any]]) -> None:
     )
 
 
-def _in_order(names: tuple[str, ...], tables: Sequence[ClientTable]) -> Blocks:
-    _same_rows(names, [table.features for table in tables])
-    return Blocks(tuple(_double(table) for table in tables), None, tables[-1].labels, tables[-1].targets)
+def _in_order(names: tuple[str, ...], rows: Sequence[Floats], last: ClientTable | None) -> Blocks:
+    """Row i is the same person everywhere; labels are those of the ``last`` party's table, if it has been read."""
+    _same_rows(names, rows)
+    return Blocks(tuple(rows), None, None if last is None else last.labels, None if last is None else last.targets)
 
 
 def _aligned(names: tuple[str, ...], tables: Sequence[ClientTable]) -> Blocks:

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from accel.validate import require
-from protocols.api.files import adopt
-from protocols.api.inputs import Columns, as_arrow
+from protocols.api.files import adopt_files
+from protocols.api.inputs import as_arrow
 from protocols.deploy.cli import make_parser
 from protocols.deploy.commands import client, predict
 from protocols.deploy.config.public_plan import plan_for
@@ -41,10 +41,8 @@ def fit_in_federation(estimator: Any, table: Any, y: Any) -> None:
         arguments = make_parser().parse_args(["client", *words, "--model-out", str(file)])
         client.run(arguments)
         model = read_model(file)
-    estimator.columns_ = Columns(model.clients, model.widths, matrix=False)
-    estimator.row_bounds_ = (model.row_bound,)
-    estimator.model_ = model
-    adopt(estimator, model, list(model.classes) or None)
+    adopt_files(estimator, {file.name: model}, list(model.classes) or None)
+    estimator.model_ = model  # also of a federation of one
 
 
 def planned_in_federation(estimator: Any, table: Any) -> Plan:
@@ -81,7 +79,18 @@ def _predict(estimator: Any, table: Any, output: str) -> np.ndarray | None:
     with tempfile.TemporaryDirectory(prefix="ppvfl-") as folder:
         words = _words(estimator, table, None, Path(folder), new=True)
         file, out = Path(folder) / "model.npz", Path(folder) / "predictions.csv"
-        write_model(file, estimator.model_)
+        model = getattr(estimator, "model_", None)
+        require(
+            model is not None and model.client == estimator.party,
+            "party",
+            estimator.party,
+            "the one whose own model file this is"
+            if model is None
+            else f"{model.client!r}, whose own model file this is",
+            "load its model-NAME.npz, or fit in the federation",
+        )
+        assert model is not None
+        write_model(file, model)
         wanted = ["--model", str(file), "--output", output, "--out", str(out)]
         predict.run(make_parser().parse_args(["predict", *words, *wanted]))
         if not out.exists():
@@ -106,12 +115,14 @@ def _words(estimator: Any, table: Any, y: Any, folder: Path, *, new: bool = Fals
     """The command line that this party would type."""
     party = _who(estimator)
     words = ["--as", party, "--config", str(estimator.federation), "--columns", _file(table, y, folder / "own.parquet")]
+    if new:  # the model's file says the rest
+        return words if estimator.id_column is None else [*words, "--id", str(estimator.id_column)]
     require(
         estimator.id_column is not None, "id_column", None, "the column that names the person, to match rows by", ""
     )
     words += ["--id", str(estimator.id_column)]
-    if new:
-        return words
+    if estimator.id_rule != "text":
+        words += ["--id-rule", str(estimator.id_rule)]
     schema = (estimator.schemas or {}).get(party) if not isinstance(estimator.schemas, Schema) else estimator.schemas
     if schema is not None:
         write_schema(folder / "columns.toml", schema)

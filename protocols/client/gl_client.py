@@ -20,6 +20,7 @@ from protocols.client.commitment import commit_to_columns
 from protocols.plan.gl_plan import LayerPlan
 from protocols.plan.gl_scales import FactorBounds
 from protocols.plan.gl_shapes import AdapterShape
+from protocols.plan.possible import require_possible_model
 from protocols.plan.scales import EMBEDDING_BITS, RELEASE_BITS
 from refmpc import Client, receive_opening
 from refmpc.core.fixed import encode
@@ -179,6 +180,7 @@ class _Receiver:
         """The global model, beside the layers that belong to it."""
         plan, local = self._job.plan, self._local
         model = self._client.receive((plan.width + 1, plan.classes), plan.scales.weight_bits, timeout=PATIENCE)
+        require_possible_model(plan, [model])
         return TrainedClient(model, local.adapter_state(), local.estimate_log)
 
 

@@ -11,8 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+
 import refmpc
-from protocols.client.verification import ShareDigests, UploadRefused, require_one_hot
+from protocols.client.verification import ShareDigests, UploadRefused, project_labels, require_one_hot
 from protocols.plan.gl_plan import LayerPlan
 from protocols.plan.row_test import NormTest, step_release, upload_release
 from refmpc import ArithmeticTensor, Party
@@ -26,11 +28,10 @@ Tested = Sequence[tuple[ArithmeticTensor, NormTest]]
 async def verify_labels(party: Party, plan: LayerPlan, labels: ArithmeticTensor) -> None:
     """Tests that every label is one-hot, once; raises ``UploadRefused`` at all servers."""
     name = plan.client_names[-1]
-    digests = ShareDigests([name])
-    digests.add(name, refmpc.unseal(labels.shares))
+    faults, digests = Faults(party, await public_coins(party)), ShareDigests([name])
+    digests.add(name, project_labels(faults, labels))
     refused = bool(digests.differing(party))
     if not refused:
-        faults = Faults(party, await public_coins(party))
         await require_one_hot(faults, labels)
         refused = await faults.opened(upload_release(name))
     if refused:
@@ -55,13 +56,26 @@ async def verify_step(party: Party, clients: Mapping[str, Tested]) -> None:
         )
 
 
+def _in_pieces(x: ArithmeticTensor, test: NormTest) -> ArithmeticTensor:
+    """The pieces of all rows as rows of their own, the last of each filled up with zeros."""
+    if test.pieces == 1:
+        return x
+    words = np.zeros((2, test.rows, test.pieces * test.size), dtype=np.uint64)
+    words[:, :, : test.width] = refmpc.unseal(x.shares).reshape(2, test.rows, test.width)
+    return ArithmeticTensor(x.party, words.reshape(2, -1, test.size), x.fraction_bits)
+
+
 async def _opened(faults: Faults, party: Party, name: str, tested: Tested) -> bool:
     projections = [faults.project_all(x.shares) for x, _ in tested]
-    *squares, _ = await refmpc.gather(*(refmpc.dot(x, x) for x, _ in tested), faults.require_same_shares(projections))
+    parts = [_in_pieces(x, test) for x, test in tested]
+    *squares, _ = await refmpc.gather(*(refmpc.dot(x, x) for x in parts), faults.require_same_shares(projections))
     positive = []
     for words, square, (_, test) in zip(projections, squares, tested, strict=True):
         sums = ArithmeticTensor(party, words, 0)
         positive += [sums.reshape(-1) + test.limit, (-sums).reshape(-1) + test.limit]
-        positive.append((-square.reinterpret(0)).reshape(-1) + test.squared)
+        norms = square.reinterpret(0).reshape(test.rows, test.pieces)
+        positive.append((-norms).reshape(-1) + test.squared)
+        if test.pieces > 1:  # each is within the bound, so their sum has not wrapped
+            positive.append((-norms.sum(axis=1)).reshape(-1) + test.squared)
     await faults.require_not_negative(refmpc.concatenate(positive))
     return await faults.opened(step_release(name))

@@ -10,7 +10,8 @@ import numpy as np
 
 import refmpc
 from protocols.client.commitment import check_columns, commit_to_columns
-from protocols.client.verification import ShareDigests, verify_uploads
+from protocols.client.verification import verify_uploads
+from protocols.plan.possible import require_possible_model
 from protocols.plan.run_plan import MODEL_RELEASE, Plan
 from protocols.plan.scales import EMBEDDING_BITS
 from protocols.server.checkpoint import ServerDirectory
@@ -91,8 +92,10 @@ def share_columns(client: Client, job: ClientJob, advance: Callable[[int], None]
 
 
 def receive_model(client: Client, plan: Plan) -> list[np.ndarray]:
-    """Wait for the released model."""
-    return plan.unflatten(client.receive((plan.parameters,), plan.scales.weight_bits, timeout=PATIENCE))
+    """Wait for the released model; raises ``Impossible`` if no training can have led to it."""
+    model = plan.unflatten(client.receive((plan.parameters,), plan.scales.weight_bits, timeout=PATIENCE))
+    require_possible_model(plan, model)
+    return model
 
 
 async def receive_rows(
@@ -109,16 +112,15 @@ async def receive_rows(
     if directory is not None:
         check_columns(party, directory, plan.client_names)
     held = _Table(party, plan, folder)
-    digests = ShareDigests(plan.client_names) if plan.row_test is not None else None
     with party.phase("upload"):
         for chunk in _chunks(plan):
-            _receive_chunk(party, plan, chunk, held, digests)
+            _receive_chunk(party, plan, chunk, held)
             party.report({"phase": "upload", "done": chunk.stop, "total": plan.schedule.num_samples})
     held.write_dummies(ones=True)
     squares = None
-    if digests is not None:
+    if plan.row_test is not None:
         with party.phase("verification"):
-            squares = await verify_uploads(party, plan, held.embeddings, held.labels, digests)
+            squares = await verify_uploads(party, plan, held.embeddings, held.labels)
     with party.phase("norms"):
         if squares is None or plan.scales.one_output is not None:
             norms = await squared_norms(held.embeddings, plan.scales)
@@ -129,7 +131,7 @@ async def receive_rows(
     return held.rows(norms)
 
 
-def _receive_chunk(party: Party, plan: Plan, chunk: slice, held: _Table, digests: ShareDigests | None) -> None:
+def _receive_chunk(party: Party, plan: Plan, chunk: slice, held: _Table) -> None:
     """The clients' columns of some rows, and their labels."""
     count, *_, last = chunk.stop - chunk.start, *plan.client_names
     embeddings = np.zeros((2, count, plan.width + 1), dtype=np.uint64)
@@ -138,11 +140,7 @@ def _receive_chunk(party: Party, plan: Plan, chunk: slice, held: _Table, digests
         part = refmpc.unseal(refmpc.input_from_client(party, name, (count, width), EMBEDDING_BITS).shares)
         embeddings[:, :, start : start + width] = part
         start += width
-        if digests is not None:
-            digests.add(name, part)
     own = refmpc.input_from_client(party, last, (count, plan.outputs), plan.label_bits)
-    if digests is not None:
-        digests.add(last, refmpc.unseal(own.shares))
     _set_ones(party, embeddings)
     held.write(chunk, refmpc.seal(embeddings), own.shares)
 

@@ -4,7 +4,7 @@ Every row within the row bound (all clients together), every label one-hot, and 
 same share. One bit is opened, for all uploads; if it says that something is wrong, one more for each client, which names who.
 Clients may send any 64-bit words: the tests do not presume that nothing wraps around, they show it.
 
-A cheating client is missed with a probability of at most 2^−37 (three tests of 2^−40 each, and the parities); an honest one
+A cheating client is missed with a probability of at most 2^−37 (five tests of 2^−40 each, and the parities); an honest one
 is refused with at most 2^−80. Cost: 24 bytes a row that the norms need anyway, 50 to 90 for the comparison, and some 10 kB
 a column once.
 """
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,13 +23,14 @@ from accel.errors import InvalidArgument
 from protocols.plan.row_test import NORM_ROWS, RowTest, row_test, upload_release
 from protocols.plan.run_plan import Plan
 from protocols.server.stored_rows import CutByRows
-from refmpc import ArithmeticTensor, Party
+from refmpc import ArithmeticTensor, Party, Words, unseal
 from refmpc.core.rounds import Round
 from refmpc.primitives.input_checks import Faults, public_coins
 
 __all__ = [
     "ShareDigests",
     "UploadRefused",
+    "project_labels",
     "require_bits",
     "require_labels",
     "require_norms_within",
@@ -47,9 +48,11 @@ class UploadRefused(InvalidArgument):
         self.clients = tuple(clients)
 
 
-async def require_rows_within(faults: Faults, x: CutByRows, test: RowTest) -> ArithmeticTensor:
+async def require_rows_within(
+    faults: Faults, x: CutByRows, test: RowTest, note: Callable[[Words], None] = lambda sums: None
+) -> ArithmeticTensor:
     """Tests every row of x (n, test.width; other columns behind them do not count). Returns the exact squared norms, scale 2·14
-    bits.
+    bits. ``note`` gets the projections of all entries (2, PROJECTIONS, test.width), in one piece or several.
 
     Rounds: 2 for each ``test.rows`` rows, 5 for each NORM_ROWS, which is what is in memory at a time."""
     largest = math.isqrt(test.squared) + 1
@@ -62,6 +65,7 @@ async def require_rows_within(faults: Faults, x: CutByRows, test: RowTest) -> Ar
             sums = faults.project(rows.party.machine.contiguous(part), sums)
             begin, projected = begin + part.shape[1], projected + part.shape[1]
             if projected == test.rows or start + begin == len(x):
+                note(sums)
                 await faults.require_small_sums(sums, projected, largest)
                 sums, projected = None, 0
         pieces.append(await require_norms_within(faults, rows, test))
@@ -124,16 +128,24 @@ async def require_labels(faults: Faults, plan: Plan, labels: CutByRows) -> None:
 
 
 class ShareDigests:
-    """Whether the two servers that hold the same share of a client have got the same one."""
+    """Whether the two servers that hold the same share of a client have got the same one: they compare hashes of its
+    projections, which are the same for two different shares with 2^−40 (proofs §11.3)."""
 
     def __init__(self, clients: Sequence[str]):
         self._clients = tuple(clients)
         self._hashes = {client: (hashlib.sha256(), hashlib.sha256()) for client in clients}
 
-    def add(self, client: str, shares: np.ndarray) -> None:
-        """Both of this server's shares of a message, as plain words."""
-        for digest, share in zip(self._hashes[client], shares, strict=True):
+    def add(self, client: str, projections: Words) -> None:
+        """Projections of both of this server's shares of a client's columns (2, PROJECTIONS, width)."""
+        for digest, share in zip(self._hashes[client], unseal(projections), strict=True):
             digest.update(np.ascontiguousarray(share).data)
+
+    def add_columns(self, plan: Plan, projections: Words) -> None:
+        """Projections of all clients' columns side by side."""
+        start = 0
+        for name, width in zip(plan.client_names, plan.client_widths, strict=True):
+            self.add(name, projections[:, :, start : start + width])
+            start += width
 
     def differing(self, party: Party) -> list[str]:
         """The clients whose shares differ anywhere; all servers get the same answer. 2 rounds, 96 bytes a client and more."""
@@ -184,20 +196,29 @@ class _Columns:
         return self.rows[rows][:, self.columns]
 
 
-async def verify_uploads(
-    party: Party, plan: Plan, rows: CutByRows, labels: CutByRows, digests: ShareDigests
-) -> ArithmeticTensor:
+def project_labels(faults: Faults, labels: CutByRows) -> Words:
+    """Projections of the labels' shares themselves (2, PROJECTIONS, S). Local."""
+    sums = None
+    for start in range(0, len(labels), NORM_ROWS):
+        rows = labels[start : start + NORM_ROWS]
+        sums = faults.project(rows.party.machine.contiguous(rows.shares), sums)
+    assert sums is not None
+    return sums
+
+
+async def verify_uploads(party: Party, plan: Plan, rows: CutByRows, labels: CutByRows) -> ArithmeticTensor:
     """Tests what all clients have shared: rows (n, d, and a column that does not count) and labels (n, S; rows of zeros may
     follow where n is padded). Returns the exact squared norms of the rows. Raises ``UploadRefused`` at all servers, with the
     names of the clients."""
     test = plan.row_test
     assert test is not None
-    if wrong := digests.differing(party):
-        raise UploadRefused(f"{_named(wrong)} sent different shares of the same rows to two servers", wrong)
     labelled = _First(labels, plan.schedule.num_samples)
-    faults = Faults(party, await public_coins(party))
-    squares = await require_rows_within(faults, rows, test)
+    faults, digests = Faults(party, await public_coins(party)), ShareDigests(plan.client_names)
+    squares = await require_rows_within(faults, rows, test, lambda sums: digests.add_columns(plan, sums))
+    digests.add(plan.client_names[-1], project_labels(faults, labelled))
     await require_labels(faults, plan, labelled)
+    if wrong := digests.differing(party):  # before anything is opened
+        raise UploadRefused(f"{_named(wrong)} sent different shares of the same rows to two servers", wrong)
     if not await _opened(faults, upload_release()):
         return squares
     refused, start = [], 0

@@ -20,6 +20,7 @@ COMMANDS: dict[str, str] = {
     "pin": "write a participant's certificate and fingerprint into the file",
     "schema": "write columns.toml for a client's file",
     "check": "look at one's own file before connecting",
+    "public-rows": "public labelled rows to measure a run on",
     "doctor": "check files, peers, certificates, versions, clocks and links",
     "status": "what the three servers are doing",
     "server": "run one of the three servers",

@@ -40,6 +40,7 @@ class ReleasedModel:
     ``task``: ``classification`` (an output for each class), ``binary`` (one output, the logit of the second class) or
     ``regression`` (one output; ``target_range`` is what −1 and 1 stand for). ``schema``, ``row_bound`` (of this client's own
     block), ``row_rule`` and ``local_model`` (fingerprint of a frozen model, empty for none) are the writing client's own.
+    ``client`` is its name. ``curve``: (epoch, accuracy, loss) on public rows, if the run was measured on some.
     ``version`` 0: a file from before there was one, which knows no names of columns.
     """
 
@@ -55,6 +56,8 @@ class ReleasedModel:
     row_bound: float | None = None
     row_rule: str = ""
     local_model: str = ""
+    client: str = ""
+    curve: tuple[tuple[int, float, float], ...] = ()
     version: int = FORMAT
 
     def __post_init__(self) -> None:
@@ -65,6 +68,7 @@ class ReleasedModel:
     def about(self) -> dict[str, Any]:
         """What the file says beside its arrays: plain values."""
         own = {"row_bound": self.row_bound, "row_rule": self.row_rule, "local_model": self.local_model}
+        own |= {"client": self.client, "curve": [list(point) for point in self.curve]}
         target = None if self.target_range is None else list(self.target_range)
         schema = None if self.schema is None else self.schema.as_dict()
         return {"version": self.version, "task": self.task, "target_range": target, **own, "schema": schema}
@@ -125,6 +129,8 @@ def _about(arrays: Mapping[str, np.ndarray], where: str) -> dict[str, Any]:
         schema = Schema.from_dict(schema)
     return {
         **{name: values[name] for name in ("version", "task", "row_bound", "row_rule", "local_model")},
+        "client": values.get("client", ""),  # absent in files of the first versions, as is the curve
+        "curve": tuple((int(epoch), right, loss) for epoch, right, loss in values.get("curve", ())),
         "target_range": None if target is None else (float(target[0]), float(target[1])),
         "schema": schema,
     }

@@ -155,25 +155,32 @@ def parse_options(protocol: str, description: str | None, argv: list[str] | None
         default=default.gradients,
         help="explicit builds every per-sample gradient, as the paper does: the reference, 60 times the bytes",
     )
-    if protocol in ("g_bmf", "g_shuff", "plain"):
+    if protocol in ("g_bmf", "g_shuff", "gl_bmf", "plain"):
+        shown = protocol != "gl_bmf"  # which has them to say why it cannot (protocols.plan.combinations)
         train.add_argument(
             "--task",
             choices=TASKS,
-            help="classification (default), binary (two classes as one logit: half the bytes) or regression (default of diabetes)",
+            help="classification (default), binary (two classes as one logit: half the bytes) or regression (default of diabetes)"
+            if shown
+            else argparse.SUPPRESS,
         )
         train.add_argument(
             "--class-weights",
             type=_numbers,
             default=default.class_weights,
             metavar="W,W",
-            help="public weights of the classes' gradients, before the clip; not computed from private labels",
+            help="public weights of the classes' gradients, before the clip; not computed from private labels"
+            if shown
+            else argparse.SUPPRESS,
         )
         train.add_argument(
             "--hidden",
             type=_widths,
             default=default.hidden,
             metavar="N,N",
-            help="widths of hidden layers, such as 128,64 (ReLU); default: one linear layer",
+            help="widths of hidden layers, such as 128,64 (ReLU); default: one linear layer"
+            if shown
+            else argparse.SUPPRESS,
         )
     train.add_argument(
         "--seed", type=int, default=default.seed, help="splits, an MLP's start, the twin; never masks or noise"
@@ -219,6 +226,16 @@ def parse_options(protocol: str, description: str | None, argv: list[str] | None
             default=default.noise,
             help="distributed: each server adds its own, 1.5σ² in all, free. joint: σ², unknown to all, 1.4 kB a parameter",
         )
+    if protocol in ("g_bmf", "g_shuff", "gl_bmf"):
+        privacy.add_argument(
+            "--order",
+            choices=ORDERS,
+            default=default.order,
+            help="fixed (default): everybody knows the batches. secret: rows and dummies are shuffled once, in secret; less noise"
+            " for the same claim"
+            if protocol == "g_bmf"
+            else argparse.SUPPRESS,
+        )
     if protocol == "g_shuff":
         privacy.add_argument(
             "--accounting",
@@ -228,14 +245,6 @@ def parse_options(protocol: str, description: str | None, argv: list[str] | None
             " or the paper's, as if batches were Poisson samples, which nothing proves",
         )
     elif protocol in ("g_bmf", "gl_bmf"):
-        if protocol == "g_bmf":
-            privacy.add_argument(
-                "--order",
-                choices=ORDERS,
-                default=default.order,
-                help="fixed (default): everybody knows the batches. secret: rows and dummies are shuffled once, in secret; less noise"
-                " for the same claim",
-            )
         privacy.add_argument(
             "--factorisation",
             choices=KINDS,

@@ -43,7 +43,8 @@ def phase_costs(plan: Plan, *, keeps_steps: bool = False) -> dict[str, Cost]:
     shuffles = plan.schedule.epochs if plan.protocol == "g_shuff" else int(plan.secret_order)
     if shuffles:
         entries = plan.schedule.num_rows * (plan.width + 1 + plan.outputs + 1)
-        found["shuffle"] = Cost(2 * shuffles, 32 * entries * shuffles)
+        rounds = 2 * len(refmpc.column_chunks((plan.schedule.num_rows, plan.width + 1)))
+        found["shuffle"] = Cost(rounds * shuffles, 32 * entries * shuffles)
     if plan.training.noise == "joint":
         found["noise"] = joint_noise_cost(plan)
     found["training"] = Cost(step.rounds * steps, step.bytes * steps)

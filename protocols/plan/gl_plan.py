@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from accel.validate import require
+from protocols.plan.combinations import refuse_combination
 from protocols.plan.gl_scales import AdapterScales, FactorBounds, plan_layer_scales
 from protocols.plan.gl_shapes import AdapterShape, JacobianShape, LayerFacts, public_facts
 from protocols.plan.row_test import (
@@ -138,17 +139,7 @@ def plan_layer_run(federation: Federation, training: TrainingConfig, bounds: Fac
 
 def plan_from_facts(facts: LayerFacts, training: TrainingConfig, bounds: FactorBounds | None = None) -> LayerPlan:
     """Calibrate the noise with the slack of the arithmetic that will run, and choose all scales; or refuse."""
-    require(training.hidden == (), "hidden", training.hidden, "empty: GL-BMF trains one global layer")
-    require(training.noise == "distributed", "noise", training.noise, "'distributed' in GL-BMF")
-    require(
-        training.task == "classification" and not training.class_weights,
-        "task",
-        f"{training.task}{', with class weights' if training.class_weights else ''}",
-        "classification without class weights in GL-BMF",
-        "use g_bmf or g_shuff for one logit, regression and class weights",
-    )
-    way_out = "the clients' layers that belong to an averaged model would be averages too, and those are their own"
-    require(training.average == "none", "average", training.average, "'none' in GL-BMF", way_out)
+    refuse_combination("gl_bmf", training)
     schedule = choose_schedule("gl_bmf", training, facts.num_samples)
     shapes = tuple(client.shape(training.gradients) for client in facts.clients)
     for client, shape in zip(facts.clients, shapes, strict=True):

@@ -62,12 +62,19 @@ def row_test(width: int, row_bound: float) -> RowTest | None:
 @dataclass(frozen=True)
 class NormTest:
     """Public numbers of the test that ``rows`` rows have norm at most √``squared`` each, in ring units; ``limit`` is what
-    projections over all their entries do not exceed."""
+    projections over all their entries do not exceed. Rows so long that their squares might wrap are tested in ``pieces`` of
+    ``size`` entries, and then as a whole."""
 
     rows: int
     width: int
     squared: int
     limit: int
+    size: int
+
+    @property
+    def pieces(self) -> int:
+        """Of one row."""
+        return -(-self.width // self.size)
 
 
 def norm_test(rows: int, width: int, bound: float, bits: int) -> NormTest | None:
@@ -76,8 +83,11 @@ def norm_test(rows: int, width: int, bound: float, bits: int) -> NormTest | None
     longest = bound * 2.0**bits + math.sqrt(width) / 2
     squared = math.floor(longest**2 * (1 + 1e-12)) + 1
     limit = math.isqrt(math.ceil(TAIL**2) * rows * squared) + 1
-    # entries that pass are at most 2·limit: their squares must add up to less than 2^63
-    return NormTest(rows, width, squared, limit) if 4 * width * limit**2 < 2**63 else None
+    # entries that pass are at most 2·limit: their squares must add up to less than 2^63, and so must pieces that pass
+    size = min(width, (2**63 - 1) // (4 * limit**2))
+    if size == 0 or -(-width // size) * squared >= 2**63:
+        return None
+    return NormTest(rows, width, squared, limit, size)
 
 
 def step_release(client: str) -> str:

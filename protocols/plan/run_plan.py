@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from accel.validate import require
+from protocols.plan.combinations import refuse_combination
 from protocols.plan.hidden_scales import with_hidden_chain
 from protocols.plan.low_round_scales import with_low_round
 from protocols.plan.one_output_scales import plan_one_output
@@ -330,6 +331,7 @@ def _joint_claim(noise: CalibratedNoise) -> Claim:
         adversary="everybody who sees the releases and one corrupted server, to which all noise counted here is unknown",
         public=(*claim.public, assumed),
         epsilon_replace_one=math.inf if unbounded else claim.epsilon_replace_one,
+        figures=tuple(replace(f, epsilon_replace_one=math.inf) for f in claim.figures) if unbounded else claim.figures,
     )
 
 
@@ -355,38 +357,10 @@ def digest(layers: list[np.ndarray], fraction_bits: int) -> str:
 
 def plan_run(protocol: str, federation: PublicFacts, training: TrainingConfig) -> Plan:
     """Calibrate the noise with the slack of the arithmetic that will run, and choose all scales; or refuse."""
-    require(
-        not training.hidden or training.gradients == "factored",
-        "gradients",
-        training.gradients,
-        "'factored' with hidden layers",
-        "explicit gradients are the reference for one layer",
-    )
+    refuse_combination(protocol, training)
     outputs = output_count(training.task, federation.classes, training.class_weights)
     one_layer = not training.hidden and training.gradients == "factored"
-    plain = training.task == "classification" and not training.class_weights
-    require(
-        plain or one_layer,
-        "class_weights" if training.class_weights else "task",
-        training.class_weights or training.task,
-        "none, and a classification, with hidden layers or explicit gradients",
-        "use one layer with factored gradients",
-    )
-    require(
-        training.average == "none" or training.weights == "open",
-        "average",
-        training.average,
-        "'none' with secret weights",
-        "an average of weights that nobody has seen would cost a step each; use open weights",
-    )
     joint = training.noise == "joint"
-    require(
-        not joint or training.factorisation != "bsr",
-        "factorisation",
-        training.factorisation,
-        "bisr, toeplitz or identity with joint noise",
-        "bsr's recursion rounds, which is not local on shares",
-    )
     schedule = choose_schedule(protocol, training, federation.num_samples)
     factorisation = choose_factorisation(protocol, training, schedule)
     sizes = (federation.width, *training.hidden, outputs)

@@ -13,6 +13,7 @@ import numpy as np
 
 import refmpc
 from protocols.noise.joint_noise import MOST_ROWS
+from protocols.plan.possible import require_possible_model, require_possible_sums
 from protocols.plan.run_plan import MODEL_RELEASE, SUMS_RELEASE, Plan
 from protocols.server.checkpoint import confirm_on_disk
 from protocols.server.iterates import Iterates
@@ -171,6 +172,7 @@ class OpenTrainingRun(TrainingRun):
 
     def _move(self, step: int, sums: np.ndarray) -> None:
         plan = self.plan
+        require_possible_sums(plan, step, sums)
         word = plan.scales.rate_word(plan.learning_rate(step))
         self.model = moved(self.model, plan.unflatten(sums), word, plan.training)
         self._last_sums = sums
@@ -207,9 +209,11 @@ class OpenTrainingRun(TrainingRun):
         if self._joint is not None:
             self._joint.forget_before(last + self.plan.factorisation.bands + MOST_ROWS)
         layers = self.iterates.released(self.model)
+        released = [layer * 2.0**-bits for layer in layers]
+        require_possible_model(self.plan, released)
         flat = np.concatenate([layer.reshape(-1) for layer in layers])
         zeros = ArithmeticTensor(self.party, np.zeros((2, len(flat)), dtype=np.uint64), 0)
         with self.party.phase("release"):
             for name in self.plan.client_names:
                 refmpc.reveal_to_client((zeros + flat).reinterpret(bits), name, MODEL_RELEASE)
-        return [layer * 2.0**-bits for layer in layers]
+        return released

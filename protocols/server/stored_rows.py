@@ -11,14 +11,17 @@ servers keep what clients sent (or clients send it again), and the next attempt 
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol, Self
+from typing import BinaryIO, Protocol, Self
 
 import numpy as np
 
+import refmpc
 from accel.validate import require
 from protocols.step.global_step import SharedRows
 from refmpc import ArithmeticTensor, Party, Words, seal, unseal
@@ -27,56 +30,109 @@ __all__ = ["IN_MEMORY", "CutByRows", "RowFolder", "StoredRows", "StoredTensor"]
 
 IN_MEMORY = 128 << 20  # bytes of a run's shares that a server keeps in memory; more lie in files
 _WORD = 8
+_PIECE = 1 << 24  # bytes that are copied at a time
 
 
 class StoredTensor:
     """A secret tensor of many rows whose shares lie in a file: cut by rows, it is an ``ArithmeticTensor`` in memory.
 
-    Two shares one after the other, each row by row, in words of the machine. Made by ``RowFolder.tensor``, with zeros.
+    Two shares one after the other, each in chunks of columns (``refmpc.column_chunks``), each chunk row by row: so both some rows, and
+    the columns that are shuffled at a time, are read in long pieces. Made by ``RowFolder.tensor``, with zeros.
     """
 
     def __init__(self, party: Party, file: Path, descriptor: int, shape: tuple[int, ...], fraction_bits: int):
         self.party, self.shape, self.fraction_bits = party, shape, fraction_bits
         self._file, self._descriptor = file, descriptor
-        self._row = _WORD * int(np.prod(shape[1:]))
-        # a view of nothing, which knows the history that a cut of a tensor in memory has
-        nothing = np.broadcast_to(np.zeros((), dtype=np.uint64), (2, *shape))
-        self._like = ArithmeticTensor(party, nothing, fraction_bits)
+        self._chunks, self._width = refmpc.column_chunks(shape), int(np.prod(shape[1:]))
+        self.like = self._view(None)
         self.bytes_read = 0
+
+    def _view(self, history: int | None) -> ArithmeticTensor:
+        """A view of nothing, which knows the history that a cut of a tensor in memory has."""
+        nothing = np.broadcast_to(np.zeros((), dtype=np.uint64), (2, *self.shape))
+        return ArithmeticTensor(self.party, nothing, self.fraction_bits, history)
 
     def __len__(self) -> int:
         return self.shape[0]
 
     def __getitem__(self, rows: slice) -> ArithmeticTensor:
         """These rows, read into fresh memory."""
-        like = self._like[rows]
+        like = self.like[rows]
         start, stop = self._bounds(rows)
-        words = np.empty((2, stop - start, *self.shape[1:]), dtype=np.uint64)
-        for share, part in enumerate(words):
-            self._transfer(os.preadv, part, share, start)
+        words = np.empty((2, stop - start, self._width), dtype=np.uint64)
+        for share, columns in product(range(2), self._chunks):
+            words[share, :, columns] = self._read(share, columns, start, stop)
         self.bytes_read += words.nbytes
-        return ArithmeticTensor(self.party, words, self.fraction_bits, like.history)
+        return ArithmeticTensor(self.party, words.reshape(2, -1, *self.shape[1:]), self.fraction_bits, like.history)
 
     def write(self, rows: slice, words: Words) -> None:
         """These rows' shares (2, rows, …), sealed."""
         start, stop = self._bounds(rows)
         expected = (2, stop - start, *self.shape[1:])
         require(words.shape == expected, "shape of the shares", words.shape, f"{expected}, that of these rows")
-        for share, part in enumerate(unseal(words)):
-            self._transfer(os.pwritev, np.ascontiguousarray(part), share, start)
+        flat = unseal(words).reshape(2, stop - start, self._width)
+        for share, columns in product(range(2), self._chunks):
+            self._transfer(os.pwritev, np.ascontiguousarray(flat[share, :, columns]), share, columns, start)
 
-    def whole(self) -> ArithmeticTensor:
-        """All rows in memory."""
-        return self[:]
+    # by columns: refmpc.ColumnStore ----------------------------------------------------------------
+
+    def read_columns(self, columns: slice) -> Words:
+        """Both shares of one chunk of columns, all rows, flat: (2, rows, columns), sealed."""
+        return seal(np.stack([self._read(share, columns, 0, len(self)) for share in range(2)]))
+
+    def write_columns(self, columns: slice, words: Words) -> None:
+        """Replace them."""
+        for share, part in enumerate(unseal(words)):
+            self._transfer(os.pwritev, np.ascontiguousarray(part), share, columns, 0)
+
+    def replaced(self, history: int) -> None:
+        """All rows hold something else now."""
+        self.like = self._view(history)
+
+    # in and out, whole -----------------------------------------------------------------------------
+
+    def copy_to(self, file: BinaryIO) -> bytes:
+        """All shares, a piece at a time; returns their SHA-256."""
+        digest = hashlib.sha256()
+        for at in range(0, self._size, _PIECE):
+            piece = np.empty(min(_PIECE, self._size - at), dtype=np.uint8)
+            self._transfer_at(os.preadv, piece, at)
+            file.write(piece.data)
+            digest.update(piece.data)
+        return digest.digest()
+
+    def copy_from(self, file: BinaryIO) -> bytes:
+        """What ``copy_to`` wrote, into this tensor, as one that came from outside; returns its SHA-256. Shorter, it raises EOFError."""
+        digest = hashlib.sha256()
+        for at in range(0, self._size, _PIECE):
+            piece = np.frombuffer(file.read(min(_PIECE, self._size - at)), dtype=np.uint8)
+            if len(piece) < min(_PIECE, self._size - at):
+                raise EOFError("it is too short")
+            self._transfer_at(os.pwritev, piece, at)
+            digest.update(piece.data)
+        self.like = self._view(None)
+        return digest.digest()
+
+    @property
+    def _size(self) -> int:
+        return 2 * _WORD * len(self) * self._width
 
     def _bounds(self, rows: slice) -> tuple[int, int]:
         start, stop, step = rows.indices(len(self))
         require(step == 1, "step of the rows", step, "1: rows that lie together")
         return start, max(start, stop)
 
-    def _transfer(self, move: object, part: np.ndarray, share: int, start: int) -> None:
+    def _read(self, share: int, columns: slice, start: int, stop: int) -> np.ndarray:
+        part = np.empty((stop - start, columns.stop - columns.start), dtype=np.uint64)
+        self._transfer(os.preadv, part, share, columns, start)
+        return part
+
+    def _transfer(self, move: object, part: np.ndarray, share: int, columns: slice, start: int) -> None:
+        before = (share * self._width + columns.start) * len(self)  # words of other chunks
+        self._transfer_at(move, part, _WORD * (before + start * (columns.stop - columns.start)))
+
+    def _transfer_at(self, move: object, part: np.ndarray, at: int) -> None:
         view = part.reshape(-1).view(np.uint8).data
-        at = (share * len(self) + start) * self._row
         while len(view):
             count = move(self._descriptor, [view], at)  # type: ignore[operator]
             if not count:
@@ -103,10 +159,6 @@ class StoredRows:
     def batch(self, rows: slice) -> SharedRows:
         """The rows of one step, read into memory: what a step costs does not depend on how many rows there are."""
         return SharedRows(self.embeddings[rows], self.labels[rows], self.norms[rows])
-
-    def in_memory(self) -> SharedRows:
-        """All of them."""
-        return SharedRows(self.embeddings.whole(), self.labels.whole(), self.norms.whole())
 
 
 class RowFolder:

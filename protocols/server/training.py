@@ -14,12 +14,14 @@ import refmpc
 from protocols.client.upload import release_model
 from protocols.noise.joint_noise import MOST_ROWS, JointNoise
 from protocols.noise.server_noise import NoiseAhead
+from protocols.plan.possible import require_possible_model
 from protocols.plan.run_plan import Plan
 from protocols.plan.scales import RELEASE_BITS
 from protocols.server.begun import begin
 from protocols.server.checkpoint import ServerDirectory
 from protocols.server.releases import Releases, agree_on_step
 from protocols.server.shuffled_rows import ShuffledRows
+from protocols.server.stored_rows import StoredRows
 from protocols.step.global_step import SharedRows, Weights, gradient_step, rate_input
 from refmpc import ArithmeticTensor, Party, Words
 
@@ -146,7 +148,7 @@ class TrainingRun:
             rate = rate_input(self.party, self.plan.learning_rate(self.party.step), self.plan.scales)
             self.layers = await self._recorded_step(rows, self.layers, noise, rate)
 
-    def keep_shuffled(self, epoch: int, rows: SharedRows) -> None:
+    def keep_shuffled(self, epoch: int, rows: SharedRows | StoredRows) -> None:
         """The rows in an order that nobody knows, before the first step with them is computed.
 
         With secret weights, epochs that are shuffled anew (G-Shuff) need not be kept: nothing is opened within one, and
@@ -155,9 +157,12 @@ class TrainingRun:
         if self._every and (self.plan.opens_sums or self.plan.protocol != "g_shuff"):
             self._shuffled.save(epoch, vars(rows))
 
-    def kept_shuffled(self, epoch: int) -> SharedRows:
-        """The rows in the order that was drawn for ``epoch``: it is drawn once."""
-        return SharedRows(**self._shuffled.load(self.party, epoch))
+    def kept_shuffled(self, epoch: int, rows: SharedRows | StoredRows) -> SharedRows | StoredRows:
+        """The rows in the order that was drawn for ``epoch``: it is drawn once. They take the place of ``rows`` if these lie in
+        files."""
+        if isinstance(rows, StoredRows):
+            return StoredRows(**self._shuffled.load(self.party, epoch, vars(rows)))  # type: ignore[arg-type]
+        return SharedRows(**self._shuffled.load(self.party, epoch))  # type: ignore[arg-type]
 
     async def release(self) -> list[np.ndarray]:
         """Open the model, all layers: its shares lie on all three disks before, and all three know that it is released."""
@@ -170,4 +175,6 @@ class TrainingRun:
             self._joint.forget_before(self.plan.schedule.num_steps + self.plan.factorisation.bands + MOST_ROWS)
         self._shuffled.discard()
         flat = refmpc.concatenate([layer.values.reshape(-1) for layer in self.layers])
-        return self.plan.unflatten(await release_model(self.party, self.plan, flat))
+        released = self.plan.unflatten(await release_model(self.party, self.plan, flat))
+        require_possible_model(self.plan, released)
+        return released

@@ -46,25 +46,75 @@ Instruction = tuple[Callable[..., Any], Any]
 
 
 class Program:
-    """Instructions, the draws they use, and where inputs have to be put before they run again."""
+    """Instructions, the draws they use, and where inputs have to be put before they run again.
+
+    Kernels in a row are calls of one table (``accel``'s ``CallTable``), which does them without the interpreter between them.
+    What it cannot do, rounds above all, is a Python call by itself, and so is a call that the table could not finish: a kernel
+    that raises, a draw whose random bytes did not last.
+    """
 
     def __init__(self, party: Party):
         self.party = party
         self.draws = Draws()
         self.instructions: list[Instruction] = []
-        self.bound: list[tuple[list[Any], int, int, tuple[Any, ...]]] = []  # arguments, place, input, how to view it
+        self.bound: dict[int, list[tuple[int, int, tuple[Any, ...]]]] = {}  # by instruction: place, input, how to view it
         self.operations = 0
         self.rounds = 0
         self.result: Any = None
+        self._calls = kernels.CallTable()
+        self._instruction: list[int] = []  # of every call
+        self._addresses: dict[int, tuple[np.ndarray, np.ndarray]] = {}  # by input: where they stand in the table
+        self._parts: list[Instruction] = []
+        self._inputs: list[np.ndarray] = []
+
+    def finish(self, origin: Callable[[np.ndarray], tuple[int, int]]) -> None:
+        """All is recorded. ``origin`` says which input an array is part of (−1: none), and how far behind its beginning."""
+        calls, begun = self._calls, 0
+        for number, (function, arguments) in enumerate(self.instructions):
+            if self._put(function, arguments):
+                self._instruction += [number] * (len(calls) - len(self._instruction))
+                continue
+            self._end_row(begun)
+            begun = len(calls)
+            self._parts.append((self._alone, (number,)) if number in self.bound else (function, arguments))
+        self._end_row(begun)
+        self._addresses = calls.finish(origin)
+
+    def _put(self, function: Callable[..., Any], arguments: Any) -> bool:
+        if function is _fill_uniform:
+            raw, bound, out = arguments[:3]
+            return self._calls.add(kernels.uniform_below, [raw, bound, out], out.size)
+        return self._calls.add(function, arguments)
+
+    def _end_row(self, begun: int) -> None:
+        if len(self._calls) > begun:
+            self._parts.append((self._row, (begun, len(self._calls))))
 
     def run(self, inputs: list[np.ndarray]) -> None:
         """Do everything again on these inputs, as the party's next operations."""
-        for arguments, place, index, (shape, dtype, offset, strides) in self.bound:
-            arguments[place] = _view(inputs[index], shape, dtype, offset, strides)
+        self._inputs = inputs
+        for index, (places, offsets) in self._addresses.items():
+            self._calls.bind(places, offsets, inputs[index].__array_interface__["data"][0])
         self.party.claim(self.draws, self.operations)
         with self.party.counting(self.rounds):
-            for function, arguments in self.instructions:
+            for function, arguments in self._parts:
                 function(*arguments)
+        self._inputs = []
+
+    def _row(self, first: int, stop: int) -> None:
+        """Calls of the table."""
+        while (first := self._calls.run(first, stop)) < stop:
+            number = self._instruction[first]
+            self._alone(number)
+            while first < stop and self._instruction[first] == number:
+                first += 1
+
+    def _alone(self, number: int) -> None:
+        """One instruction in Python."""
+        function, arguments = self.instructions[number]
+        for place, index, (shape, dtype, offset, strides) in self.bound.get(number, ()):
+            arguments[place] = _view(self._inputs[index], shape, dtype, offset, strides)
+        function(*arguments)
 
 
 def _view(array: np.ndarray, shape: Any, dtype: Any, offset: int, strides: Any) -> np.ndarray:
@@ -138,18 +188,27 @@ class Recorder(Machine):
             )
         return self._regions[at][2]
 
+    def place(self, array: np.ndarray, what: str) -> tuple[int, int]:
+        """Which input an array is part of (−1: none), and how many bytes behind its first element it begins."""
+        index = -1 if isinstance(array, Public) else self.origin(array, what)
+        if index < 0:
+            return -1, 0
+        start = self._inputs[index].__array_interface__["data"][0]
+        return index, array.__array_interface__["data"][0] - start
+
     def note(self, function: Callable[..., Any], arguments: list[Any], what: str) -> None:
         """One instruction. Its arrays are inputs, whose place is taken by new ones later, or the program's own."""
+        bound = []
         for place, value in enumerate(arguments):
-            if isinstance(value, np.ndarray) and not isinstance(value, Public):
-                index = self.origin(value, what)
+            if isinstance(value, np.ndarray):
+                index, offset = self.place(value, what)
                 if index >= 0:
-                    start = self._inputs[index].__array_interface__["data"][0]
-                    offset = value.__array_interface__["data"][0] - start
-                    how = (value.shape, value.dtype, offset, value.strides)
-                    self.program.bound.append((arguments, place, index, how))
-        if not self.too_large:
-            self.program.instructions.append((function, arguments))
+                    bound.append((place, index, (value.shape, value.dtype, offset, value.strides)))
+        if self.too_large:
+            return
+        if bound:
+            self.program.bound[len(self.program.instructions)] = bound
+        self.program.instructions.append((function, arguments))
 
     # the machine ---------------------------------------------------------------------------------
 
@@ -186,7 +245,7 @@ class Recorder(Machine):
         if place.__array_interface__["data"][0] % values.itemsize == 0:
             return seal(place.view(values.dtype).reshape(values.shape))
         out = self.memory(values.shape, values.dtype)  # words behind an odd number of bytes
-        self.note(np.copyto, [unseal(out).reshape(-1).view(np.uint8), place], "a draw")
+        self.note(kernels.copy, [place, unseal(out).reshape(-1).view(np.uint8)], "a draw")
         np.copyto(unseal(out), values)
         return out
 
@@ -222,7 +281,7 @@ class Recorder(Machine):
         if self.origin(part, "a round") < 0:
             return part
         copied = unseal(self.memory(part.shape, part.dtype))
-        self.note(np.copyto, [copied, part], "a round")
+        self.note(kernels.copy, [part, copied], "a round")
         return copied
 
     def leave(self, what: str) -> NoReturn:
@@ -281,6 +340,7 @@ class Recorded:
             program = recorder.program
             program.result = rebuilt(result, functools.partial(_own, recorder))
             program.operations = party.operations - begun
+            program.finish(functools.partial(recorder.place, what="a kernel"))
             self._programs[key] = program
             return program, program.result
         found = self._programs.get(key)

@@ -44,7 +44,7 @@ def broken(tmp_path, monkeypatch) -> MpSpdz:
 def test_a_compiler_that_fails_is_quoted(broken):
     with pytest.raises(MpSpdzError, match=r"compile\.py refused multiply-8: compiler says no"):
         broken.compile("multiply", 8)
-    with pytest.raises(ValueError, match="program = 'unknown': must be one of comparison, division"):
+    with pytest.raises(ValueError, match="program = 'unknown': must be one of clip_factor, comparison, division"):
         broken.compile("unknown")
 
 

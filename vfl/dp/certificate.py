@@ -18,12 +18,14 @@ from vfl.dp.certificate_cache import cached
 from vfl.dp.convolution import COARSE, convolved_deltas, is_convolvable
 from vfl.dp.monte_carlo import (
     ATTEMPTS,
+    CHANCES,
     confidence,
     deltas,
     largest_base,
     nothing_found,
     public_key,
     samples_for,
+    sampling_error,
     search_sigma,
 )
 
@@ -31,7 +33,6 @@ __all__ = ["Certificate", "certified_noise", "require_certifiable"]
 
 _AIM = 0.86  # of base: so that the certificate succeeds at once nearly always
 _STEP = 1.01  # what a further attempt adds to σ
-_ROUNDING = 1 + 1e-6  # float64 in losses of 10^-12, random numbers uniform to 10^-5 relative
 _SIGMA_BITS = 10
 
 
@@ -77,10 +78,10 @@ def certified_noise(allocation: Allocation, epsilon: float, delta: float, *, pro
     epsilon = require_real("epsilon", epsilon, 0, open_low=True)
     delta = require_real("delta", delta, 0, 1, open_low=True, open_high=True)
     if is_convolvable(allocation):
-        computed = (allocation.identity, epsilon, delta, "convolution")
+        computed = (allocation.identity, epsilon, delta, "convolution, damped")
         return cached("allocation", computed, lambda: _computed(allocation, epsilon, delta), Certificate)
     samples = samples_for(delta)
-    name = (allocation.identity, epsilon, delta, samples)
+    name = (allocation.identity, epsilon, delta, samples, CHANCES)
     return cached("allocation", name, lambda: _sampled(allocation, epsilon, delta, samples, progress), Certificate)
 
 
@@ -125,12 +126,14 @@ def _computed(allocation: Allocation, epsilon: float, delta: float) -> Certifica
 def _sampled(allocation: Allocation, epsilon: float, delta: float, samples: int, progress: bool) -> Certificate:
     started = time.perf_counter()
     base = largest_base(delta, samples)
+    relative, absolute = sampling_error(allocation)
+    most = (base - absolute) / (1 + relative)
     sigma = search_sigma(allocation, epsilon, _AIM * base)
     for attempt in range(1, ATTEMPTS + 1):
         sigma = _on_grid(sigma)
         key = public_key("certificate", allocation.identity, epsilon, delta, samples, sigma)
         present, absent = deltas(allocation, sigma, epsilon, samples, key, progress=progress)
-        if max(present, absent) * _ROUNDING <= base:
+        if present <= most and absent <= most:  # not max(): one that is no number must not pass
             _, misled = confidence(base, samples)
             seconds = time.perf_counter() - started
             return Certificate(epsilon, delta, sigma, samples, base, present, absent, misled, attempt, seconds)

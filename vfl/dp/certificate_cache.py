@@ -67,7 +67,7 @@ def _directory() -> Path | None:
 
 
 def _read(file: Path | None, said: str, result: type[Result]) -> Result | None:
-    if file is None or not file.exists():
+    if file is None:
         return None
     try:
         content = json.loads(file.read_text())

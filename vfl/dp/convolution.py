@@ -29,6 +29,7 @@ _HEAVY = 0.05  # a variance of S from which its values near 0 matter
 _BLOCK = 1 << 21  # complex numbers at a time
 _UNIT = 2.0**-53
 _BEYOND = 20.0  # losses further than this beyond ε count as if they were infinite
+_DAMPING = 3.0  # a sum that leaves the grid and comes back at its start has lost all but e^-3 of its mass
 
 
 def is_convolvable(allocation: Allocation) -> bool:
@@ -87,20 +88,23 @@ def _law(a: Allocation, sigma: float, step: float, cells: int, *, with_record: b
         weights = binom.pmf(counts, a.slots, chance)  # given their sum, independent binomials are hypergeometric
         counts, weights = counts[weights > 1e-24], weights[weights > 1e-24]
     values = step * np.arange(cells)
+    damping = np.exp(-(_DAMPING if with_record else 0.0) * np.arange(cells) / cells)
     plain = np.empty((len(counts), cells // 2 + 1), dtype=np.complex128)
     biased = np.empty_like(plain) if with_record else plain
     for row, count in enumerate(counts):
         masses = _spread(count / a.free, sigma, step, cells, keep_top=not with_record)
-        plain[row] = np.fft.rfft(masses)
+        plain[row] = np.fft.rfft(masses * damping)
         if with_record:
-            biased[row] = np.fft.rfft(masses * values)
+            biased[row] = np.fft.rfft(masses * values * damping)
     if a.bins == 1:
         transform, error = biased[0], 8 * _UNIT * math.sqrt(cells)
     else:
         transform, error = _power(a, counts, weights, plain, biased, with_record)
     found = np.maximum(np.fft.irfft(transform, cells), 0.0)
     error += 20 * _UNIT * math.log2(cells) * math.sqrt(cells) * float(np.linalg.norm(found))
-    return _Law(values, found, with_record, max(0.0, 1.0 - float(found.sum())) + error)
+    found, error = found / damping, error / float(damping[-1])
+    missing = max(0.0, 1.0 - float(found.sum())) + error
+    return _Law(values, found, with_record, missing / -math.expm1(-_DAMPING) if with_record else missing)
 
 
 def _power(

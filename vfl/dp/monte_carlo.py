@@ -2,8 +2,8 @@
 
 δ(ε) of an ``Allocation`` is an expectation of a number in [0, 1], of privacy losses that can be sampled exactly. *Certificate*: N
 plain samples; their mean must be at most ``base``. Were the true δ above τ·base, that would happen with probability at most
-exp(−N·KL(base‖τ·base)) (Chernoff), which is added to δ, once for each of ``ATTEMPTS``: so the claim is
-min_τ τ·base + ATTEMPTS·exp(−N·KL). ``vfl.dp.certificate`` uses it where noise is correlated.
+exp(−N·KL(base‖τ·base)) (Chernoff), which is added to δ, once for each of the ``CHANCES`` that a run has to be misled: so the claim is
+min_τ τ·base + CHANCES·exp(−N·KL). ``vfl.dp.certificate`` uses it where noise is correlated.
 
 *Search* by importance sampling: losses that matter are rare, so samples are moved along (1+θ)·m_J + φ·m̄. A defensive mixture
 of several (θ, φ), the plain one among them, keeps all weights bounded. Its result is no proof and needs none.
@@ -28,6 +28,8 @@ from vfl.progress import progress_bar
 
 __all__ = [
     "ATTEMPTS",
+    "CHANCES",
+    "MARGINS",
     "confidence",
     "deltas",
     "largest_base",
@@ -35,11 +37,19 @@ __all__ = [
     "public_key",
     "sample_losses",
     "samples_for",
+    "sampling_error",
     "search_delta",
     "search_sigma",
 ]
 
-ATTEMPTS = 4
+ATTEMPTS = 4  # values of σ that are tried for one (ε, δ)
+MARGINS = (
+    2.0**-10,
+    2.0**-6,
+    2.0**-3,
+    0.5,
+)  # parts of ε and δ that a run tries to set aside for its arithmetic, in this order
+CHANCES = ATTEMPTS * len(MARGINS)  # each looks at samples of its own, and which is used depends on them
 SAMPLES_TIMES_DELTA = 110  # N = 110/δ: the certificate then costs about 4 % of σ
 LEAST_SAMPLES, MOST_SAMPLES = 200_000, 400_000_000
 CHUNK = 1 << 14
@@ -75,7 +85,7 @@ def confidence(base: float, samples: int) -> tuple[float, float]:
 def _parts(base: float, samples: int, tau: float) -> tuple[float, float]:
     high = tau * base
     divergence = base * math.log(base / high) + (1 - base) * math.log((1 - base) / (1 - high))
-    misled = ATTEMPTS * math.exp(-samples * divergence)
+    misled = CHANCES * math.exp(-samples * divergence)
     return high + misled, misled
 
 
@@ -90,6 +100,17 @@ def largest_base(delta: float, samples: int) -> float:
         else:
             high = middle - 1
     return low * delta / 1000
+
+
+def sampling_error(a: Allocation) -> tuple[float, float]:
+    """(relative, absolute): by how much a mean of samples in [0, 1] may be too small because samples are made of finite words.
+
+    Relative: words of 32 bits choose a slot (of ``free``) and fill up free slots, at most 13.5·√free of them but for 10^-30, each in
+    a batch and a slot of it, rejections included; 10^-9 for float64. Absolute: alias tables of 48 bits and normals of 52.
+    """
+    filled = min(float(a.free), 13.5 * math.sqrt(a.free))
+    relative = math.expm1((a.free + 2 * filled * (a.bins + a.slots)) * 2.0**-32) + 1e-9
+    return relative, a.bins * (len(a.counts_table[0]) + 1) * 2.0**-48
 
 
 def public_key(*parts: object) -> int:

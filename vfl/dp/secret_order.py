@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 
 from accel.validate import require, require_real
 from vfl.dp import calibration
@@ -22,17 +23,17 @@ from vfl.dp.mechanism import (
     CalibratedNoise,
     NoiseSplit,
     calibrated_noise,
+    epsilon_with_slack,
     mechanism_name,
     no_noise_found,
     slack_parts,
 )
-from vfl.dp.monte_carlo import search_sigma
+from vfl.dp.monte_carlo import MARGINS, search_sigma
 from vfl.dp.slack import FixedPointSlack
 
 __all__ = ["amplified_factorisation", "calibrate_secret_order"]
 
 RANDOM_ALLOCATION = "random allocation (proofs §9.6)"
-_MARGINS = (2.0**-10, 2.0**-6, 2.0**-3, 0.5)  # parts of ε and of δ that arithmetic may take
 _LEAST_GRID = -16  # what rounding adds in a step, at least: as an exponent, relative to a contribution
 _FIRST_BANDS = 2
 _MOST_TAPS = 32
@@ -79,7 +80,7 @@ def calibrate_secret_order(
     allocation, sensitivity = _allocation(clip_norm, factorisation, shape, epochs, slack, every_epoch)
     require_certifiable(allocation, delta)
     participations = epochs if every_epoch else None
-    for margin in _MARGINS:
+    for margin in MARGINS:
         set_aside = margin if split is NoiseSplit.JOINT else 0.0
         found = certified_noise(allocation, epsilon * (1 - set_aside), delta * (1 - margin))
         overflow = _overflow(found.sigma * sensitivity, clip_norm, factorisation, slack, split)
@@ -146,9 +147,15 @@ def _claim(
     to_delta: float,
 ) -> Claim:
     epochs, sigma = allocation.epochs, found.sigma
-    public = sigma / math.sqrt(epochs) if allocation.every_epoch else sigma  # one Gaussian, if the order were known
-    replace_one = calibration.gaussian_epsilon(public / 2, delta - to_delta)
-    known = calibration.gaussian_epsilon(public, delta - to_delta)
+    participations = epochs if allocation.every_epoch else None
+
+    def order_known(times: float) -> float:
+        """ε if everybody knew the order, a record counting ``times``: one Gaussian, and what the arithmetic takes at that ε."""
+        public = sigma / times / (math.sqrt(epochs) if allocation.every_epoch else 1.0)
+        curve = partial(calibration.gaussian_epsilon, public)
+        return epsilon_with_slack(curve, delta, slack, overflow, sigma / times, participations=participations)[0]
+
+    replace_one, known = order_known(2.0), order_known(1.0)
     when = "anew in every epoch" if allocation.every_epoch else "once, the same batches in every epoch"
     certificate = f"{RANDOM_ALLOCATION}, {found.words}"
     return Claim(
@@ -168,7 +175,7 @@ def _claim(
         gaussian_multiplier=None,
         slack_delta=to_delta,
         statistical_distance=slack.statistical_distance(overflow) if slack else 0.0,
-        epsilon_addition=slack.epsilon_addition(sigma, epochs if allocation.every_epoch else None) if slack else 0.0,
+        epsilon_addition=slack.epsilon_addition(sigma, participations) if slack else 0.0,
         row_bound=slack.row_bound if slack else None,
         figures=(Figure("If everybody knew the order", known, delta, True, ANALYTIC_GAUSSIAN, replace_one),),
         slack=slack_parts(slack, factorisation, 1 if factorisation.kind == "identity" else None, to_delta),

@@ -5,6 +5,14 @@ figure learns something about these rows (not about those of the training, which
 """
 
 from vfl.evaluation.metrics import Evaluation, evaluate_classes, evaluate_numbers
-from vfl.evaluation.report import OUTSIDE, report_html, write_report
+from vfl.evaluation.report import OUTSIDE, LearningCurve, report_html, write_report
 
-__all__ = ["OUTSIDE", "Evaluation", "evaluate_classes", "evaluate_numbers", "report_html", "write_report"]
+__all__ = [
+    "OUTSIDE",
+    "Evaluation",
+    "LearningCurve",
+    "evaluate_classes",
+    "evaluate_numbers",
+    "report_html",
+    "write_report",
+]

@@ -88,7 +88,11 @@ def evaluate_classes(truth: npt.ArrayLike, probabilities: Floats, classes: Seque
         "accuracy": float(share_of.max()),
         "AUC": 0.5,
         "average precision": _mean([share_of[c] for c in both]),
+        "F1": 2 * float(share_of[1]) / (1 + float(share_of[1]))
+        if count == 2
+        else float((2 * share_of / (1 + share_of)).max()) / count,
         "log loss": float(-(share_of[share_of > 0] * np.log(share_of[share_of > 0])).sum()),
+        "Brier score": float((share_of * (1 - share_of)).sum()) / (2 if count == 2 else 1),
     }
     return Evaluation(
         "classification",

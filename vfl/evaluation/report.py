@@ -6,7 +6,8 @@ import html
 import io
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from accel.errors import InvalidArgument
 from accel.files import write_text
 from vfl.evaluation.metrics import Evaluation
 
-__all__ = ["OUTSIDE", "report_html", "write_report"]
+__all__ = ["OUTSIDE", "LearningCurve", "report_html", "write_report"]
 
 OUTSIDE = (
     "These figures are outside the privacy claim. They are computed without noise from the labels of {rows:,} rows and from "
@@ -37,6 +38,15 @@ _COLOURS = (
 _MOST_CURVES = 10
 
 
+@dataclass(frozen=True)
+class LearningCurve:
+    """(epoch, accuracy) on public rows, how many these are, and the accuracy of their most frequent class."""
+
+    points: tuple[tuple[int, float], ...]
+    rows: int
+    chance: float
+
+
 def write_report(file: str | Path, evaluation: Evaluation, **options: Any) -> None:
     """``report_html`` into a file, mode 0600."""
     write_text(Path(file), report_html(evaluation, **options), private=True)
@@ -49,12 +59,15 @@ def report_html(
     claim: str = "",
     rows_in_words: str = "rows that took no part in the training",
     non_private: Mapping[str, float] | None = None,
-    learning_curve: Sequence[tuple[int, float]] | None = None,
+    learning_curve: LearningCurve | None = None,
 ) -> str:
     """``non_private``: the same figures of a model that was trained without privacy, where somebody has one (on public or made-up
-    rows). ``learning_curve``: (step, score) on public rows. ``claim`` is the training's."""
+    rows). ``learning_curve``: how the run did on public rows. ``claim`` is the training's."""
     e = html.escape
-    parts = [f"<p class=lead>{evaluation.rows:,} {e(rows_in_words)}.</p>", _figures(evaluation, non_private or {})]
+    lead = f"{evaluation.rows:,} {rows_in_words}."
+    if len(evaluation.classes) == 2:
+        lead += f" AUC, average precision, F1 and the curves are those of the class {evaluation.classes[1]}."
+    parts = [f"<p class=lead>{e(lead)}</p>", _figures(evaluation, non_private or {})]
     parts += [_section(name, svg, words) for name, svg, words in _pictures(evaluation, learning_curve)]
     if evaluation.confusion:
         parts.append(_confusion(evaluation))
@@ -98,7 +111,7 @@ def _section(name: str, svg: str, words: str) -> str:
     return f"<h2>{html.escape(name)}</h2><p>{html.escape(words)}</p><figure>{svg}</figure>"
 
 
-def _pictures(evaluation: Evaluation, learning_curve: Sequence[tuple[int, float]] | None) -> list[tuple[str, str, str]]:
+def _pictures(evaluation: Evaluation, learning_curve: LearningCurve | None) -> list[tuple[str, str, str]]:
     """(title, SVG, words below) of everything that there is to draw."""
     found = []
     if evaluation.roc:
@@ -110,8 +123,11 @@ def _pictures(evaluation: Evaluation, learning_curve: Sequence[tuple[int, float]
     if evaluation.pairs[0]:
         words = "Each dot is a row; the dashed line is a perfect prediction."
         found.append(("Predictions", _draw(lambda axes: _scatter(axes, evaluation)), words))
-    if learning_curve:
-        words = "Score on public rows after each step, which costs no privacy."
+    if learning_curve is not None and learning_curve.points:
+        words = (
+            f"Accuracy on {learning_curve.rows:,} public rows after each epoch, which costs no privacy; the dashed line is the best "
+            "constant answer on them."
+        )
         found.append(("Learning curve on public rows", _draw(lambda axes: _learning(axes, learning_curve)), words))
     return found
 
@@ -147,9 +163,12 @@ def _scatter(axes: Any, evaluation: Evaluation) -> None:
     axes.set(xlabel="true value", ylabel="prediction")
 
 
-def _learning(axes: Any, curve: Sequence[tuple[int, float]]) -> None:
-    axes.plot([step for step, _ in curve], [score for _, score in curve], color=_OURS, linewidth=2)
-    axes.set(xlabel="step", ylabel="score")
+def _learning(axes: Any, curve: LearningCurve) -> None:
+    epochs, scores = zip(*curve.points, strict=True)
+    axes.axhline(curve.chance, linestyle="--", color=_FAINT, linewidth=1)
+    axes.plot(epochs, scores, color=_OURS, linewidth=2, marker="." if len(epochs) < 40 else None)
+    axes.set(xlabel="epoch", ylabel="accuracy", ylim=(min(curve.chance, *scores) - 0.05, 1.02))
+    axes.xaxis.get_major_locator().set_params(integer=True)
 
 
 def _draw(paint: Any) -> str:

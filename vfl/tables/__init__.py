@@ -2,7 +2,7 @@
 
 from vfl.tables.applying import ClientTable, ColumnReport, TableReport, apply_schema
 from vfl.tables.errors import ColumnsError
-from vfl.tables.fitting import draft_schema, fit_schema
+from vfl.tables.fitting import UnusedColumnWarning, draft_schema, fit_schema
 from vfl.tables.ids import IdRule, describe_ids
 from vfl.tables.kinds import Boolean, Category, Column, Date, Number
 from vfl.tables.reading import RawTable, as_raw_table, read_table
@@ -23,6 +23,7 @@ __all__ = [
     "RawTable",
     "Schema",
     "TableReport",
+    "UnusedColumnWarning",
     "apply_schema",
     "as_raw_table",
     "describe_ids",

@@ -80,6 +80,7 @@ class _Application:
     def __init__(self, schema: Schema, raw: RawTable, with_label: bool):
         self._schema, self._raw, self._with_label = schema, raw, with_label
         self._keep = np.ones(len(raw), bool)
+        self._notes: list[str] = []
 
     def run(self) -> tuple[ClientTable, TableReport]:
         schema, raw = self._schema, self._raw
@@ -116,7 +117,9 @@ class _Application:
             None if labels is None else tuple(labels.to_pylist()),
             targets,
         )
-        return table, TableReport(raw.source, len(raw), dropped, tuple(reports), (*raw.notes, *self._left_out()))
+        return table, TableReport(
+            raw.source, len(raw), dropped, tuple(reports), (*raw.notes, *self._left_out(), *self._notes)
+        )
 
     def _check_names(self) -> None:
         schema, raw = self._schema, self._raw
@@ -178,10 +181,19 @@ class _Application:
             raise self._error(label.column, error) from None
 
     def _in_range(self, values: npt.NDArray[np.float64]) -> None:
-        """Targets beyond the stated range are brought to its ends: the range is part of the claim."""
-        assert self._schema.label is not None
-        if self._schema.label.range is not None:
-            np.clip(values, *self._schema.label.range, out=values)
+        """Targets beyond the stated range are brought to its ends, and counted: the range is part of the claim."""
+        label = self._schema.label
+        assert label is not None
+        if label.range is None:
+            return
+        low, high = label.range
+        beyond = int(((values < low) | (values > high)).sum())
+        if beyond:
+            where = f"{self._raw.source}, column {label.column!r}"
+            self._notes.append(
+                f"{where}: {beyond:,} targets are beyond the range {low:g} to {high:g}, and count as its ends"
+            )
+        np.clip(values, low, high, out=values)
 
     def _empty(self, name: str, missing: np.ndarray, fill: str) -> None:
         if fill == "drop":

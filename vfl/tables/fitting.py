@@ -7,6 +7,7 @@ names and types of columns, so the table may be private; what is left open in it
 from __future__ import annotations
 
 import datetime
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from accel.errors import PpvflError
 from accel.validate import require, require_integer
 from vfl.tables.cells import Misread, booleans, dates, is_missing, numbers, plain, texts
 from vfl.tables.errors import ColumnsError
@@ -22,12 +24,21 @@ from vfl.tables.kinds import Boolean, Category, Column, Date, Number
 from vfl.tables.reading import RawTable, as_raw_table
 from vfl.tables.schema import FORMAT, Label, Schema
 
-__all__ = ["draft_schema", "fit_schema"]
+__all__ = ["UnusedColumnWarning", "draft_schema", "fit_schema"]
 
 HEAVY_TAIL = 10.0  # deviations: a column with values beyond this is scaled by quantiles
 QUANTILES = 33
 MOST_CATEGORIES = 20
+LONGEST_CATEGORY = 100  # characters; what is longer is a text, and no category
 _EPOCH = datetime.date(1970, 1, 1)
+
+
+class UnusedColumnWarning(UserWarning):
+    """A column of the public rows becomes no feature; the message names it and says why."""
+
+
+class _Unused(PpvflError):
+    """Nothing can be learnt from a column; the message says why."""
 
 
 def fit_schema(
@@ -43,8 +54,8 @@ def fit_schema(
     """A schema whose constants come from ``public`` (a RawTable, pyarrow.Table or pandas.DataFrame), which must be public rows.
 
     Numbers: mean and deviation, or quantiles where a value lies beyond ten deviations. Text: the ``most_categories`` most frequent
-    values and a rest category; nearly always different text is ignored. Dates: first and last day. ``stated`` columns are taken
-    as given. Id and label need not be in the public rows.
+    values and a rest category. Dates: first and last day. ``stated`` columns are taken as given. Id and label need not be in the
+    public rows. Columns that are empty, long text, or text that hardly repeats, are ignored, with an ``UnusedColumnWarning``.
     """
     raw = as_raw_table(public, source="public rows", keep=(id_column,))
     require_integer("most_categories", most_categories, 1)
@@ -55,11 +66,11 @@ def fit_schema(
     for name in raw.names:
         if name in apart:
             continue
-        column = (stated or {}).get(name) or _fit_column(raw, name, most_categories)
-        if column is None:
+        try:
+            columns.append((stated or {}).get(name) or _fit_column(raw, name, most_categories))
+        except _Unused as reason:
             useless.append(name)
-        else:
-            columns.append(column)
+            warnings.warn(f"{raw.source}, column {name!r}: is not used: {reason}", UnusedColumnWarning, stacklevel=2)
     unknown = sorted(set(stated or {}) - set(raw.names))
     require(not unknown, "stated columns", ", ".join(unknown), f"columns of {raw.source}")
     require(len(columns) >= 1, f"{raw.source}: columns", "none that is a feature", "at least one beside id and label")
@@ -67,15 +78,15 @@ def fit_schema(
     return Schema(tuple(columns), IdRule(id_column, id_rule), label, (*ignored, *useless), source)
 
 
-def _fit_column(raw: RawTable, name: str, most_categories: int) -> Column | None:
-    """None: nothing to learn from it (empty, or text that hardly repeats)."""
+def _fit_column(raw: RawTable, name: str, most_categories: int) -> Column:
+    """Raises ``_Unused`` where there is nothing to learn from it."""
     try:
         array = plain(raw.table.column(name))
     except Misread as error:
         raise ColumnsError(f"{raw.source}, column {name!r}: {error.what}") from None
     missing = is_missing(array)
     if missing.all():
-        return None
+        raise _Unused("it is empty in all public rows; state its range or its values if it is not in the others")
     kind = _kind(array)
     if kind == "boolean":
         return Boolean(name)
@@ -104,12 +115,19 @@ def _fit_number(name: str, values: np.ndarray) -> Number:
     return Number(name, quantiles=tuple(map(float, np.maximum.accumulate(quantiles))))
 
 
-def _fit_category(name: str, values: pa.Array, most_categories: int) -> Category | None:
+def _fit_category(name: str, values: pa.Array, most_categories: int) -> Category:
     from sklearn.preprocessing import OneHotEncoder
 
     distinct = len(pc.unique(values))
     if distinct > max(most_categories, len(values) // 2):
-        return None
+        raise _Unused(
+            f"it has {distinct:,} different texts in {len(values):,} public rows, so that hardly one repeats; state values to use some"
+        )
+    longest = pc.max(pc.utf8_length(values)).as_py()
+    if longest > LONGEST_CATEGORY:
+        raise _Unused(
+            f"it holds text of up to {longest:,} characters, which is no category (at most {LONGEST_CATEGORY})"
+        )
     cells = np.array(values.to_pylist(), dtype=object)[:, None]
     encoder = OneHotEncoder(max_categories=most_categories + 1, handle_unknown="infrequent_if_exist").fit(cells)
     rare = encoder.infrequent_categories_[0]

@@ -22,6 +22,7 @@ from vfl.tables.errors import ColumnsError
 __all__ = ["RawTable", "as_raw_table", "read_table"]
 
 ENDINGS = (".csv", ".parquet", ".pq", ".npz", ".npy")
+_OTHER_SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "vertical bars"}
 
 
 @dataclass(frozen=True)
@@ -129,7 +130,25 @@ def _read_csv(file: Path, guess_types: bool) -> pa.Table:
         line, values = min(wrong)
         where = f"line {line}" if line else "a line"
         raise ColumnsError(f"{file.name}, {where}: {values} values, but the header names {len(header)} columns")
+    _refuse_open_quote(file, table)
     return table
+
+
+def _refuse_open_quote(file: Path, table: pa.Table) -> None:
+    """A quotation mark that nobody closes takes all lines below it into one cell, the last one of the file, without an error."""
+    if table.num_rows == 0 or not pa.types.is_string(table.schema.types[-1]):
+        return
+    cell = table.column(table.num_columns - 1)[-1].as_py()
+    if cell is None or not ("\n" in cell or "\r" in cell):
+        return
+    with file.open("rb") as stream:
+        stream.seek(max(0, file.stat().st_size - 4))
+        closed = stream.read().rstrip(b"\r\n").endswith(b'"')
+    if not closed:
+        raise ColumnsError(
+            f"{file.name}, row {table.num_rows}: a quotation mark is not closed, so that all lines after it are one cell; close it, or "
+            "write it twice where it is meant as a character"
+        )
 
 
 def _header(file: Path) -> list[str]:
@@ -142,6 +161,12 @@ def _header(file: Path) -> list[str]:
         raise ColumnsError(f"{file.name}: is not in UTF-8; save it in that encoding") from None
     if not header:
         raise ColumnsError(f"{file.name}: is empty; the first line must name the columns")
+    separator = next((mark for mark in _OTHER_SEPARATORS if mark in header[0]), None) if len(header) == 1 else None
+    if separator is not None:
+        raise ColumnsError(
+            f"{file.name}: columns are separated by {_OTHER_SEPARATORS[separator]}, not by commas; save it with commas, and with a point "
+            "in decimal numbers"
+        )
     twice = next((name for name in header if header.count(name) > 1), None)
     if twice is not None:
         raise ColumnsError(f"{file.name}, column {twice!r}: occurs more than once; rename one of them")

@@ -31,6 +31,7 @@ from vfl.tables import (
     read_schema,
     read_table,
 )
+from vfl.tables.ids import ID_RULES
 from vfl.tables.kinds import as_is
 from vfl.tasks import scaled_targets
 
@@ -123,6 +124,7 @@ def add_column_options(parser: argparse.ArgumentParser) -> None:
     """Options on a client's file, for all commands that read one."""
     group = parser.add_argument_group("columns")
     group.add_argument("--id", metavar="COLUMN", help="column that names the person (default: the schema's, or id)")
+    group.add_argument("--id-rule", choices=ID_RULES, help="how ids are compared (default: the schema's, or text)")
     scaling = group.add_mutually_exclusive_group()
     scaling.add_argument(
         "--schema", metavar="FILE", help="columns.toml, which `ppvfl schema` writes: kinds, ranges and fill rules"
@@ -224,9 +226,11 @@ def resolve_schema(
             "give --schema FILE (`ppvfl schema` writes it), --public FILE, --value-range LOW,HIGH or --scaled",
         )
         assert known is not None
+        _refuse_other_id_rule(arguments, known)
         return _with_id(known, arguments.id)
     if arguments.schema is not None:
         schema = _with_id(read_schema(arguments.schema), arguments.id)
+        _refuse_other_id_rule(arguments, schema)
         label = schema.label
         require(
             label_column is None or label is None or label.column == label_column,
@@ -239,6 +243,7 @@ def resolve_schema(
     else:
         schema = _schema_of_options(arguments, raw, label_column, known)
     if known is not None:
+        _refuse_other_id_rule(arguments, known)
         _refuse_other_constants(schema, known)
         return _with_id(known, arguments.id or schema.id.column)
     return schema
@@ -260,7 +265,11 @@ def _schema_of_options(
     arguments: argparse.Namespace, raw: RawTable, label_column: str | None, known: Schema | None
 ) -> Schema:
     """--public, --value-range or --scaled: all columns of the file but id and label (of new rows: those of the model)."""
-    rule = IdRule(arguments.id or "id") if known is None else _with_id(known, arguments.id).id
+    rule = (
+        _with_id(known, arguments.id).id
+        if known is not None
+        else IdRule(arguments.id or "id", arguments.id_rule or "text")
+    )
     label = Label(label_column) if label_column is not None and known is None else None
     apart = (rule.column, label_column)
     names = [name for name in raw.names if name not in apart] if known is None else [c.name for c in known.columns]
@@ -289,6 +298,11 @@ def _with_id(schema: Schema, column: str | None) -> Schema:
     rule = IdRule(column, schema.id.rule, schema.id.missing)
     ignored = tuple(name for name in schema.ignored if name != column)
     return Schema(schema.columns, rule, schema.label, ignored, schema.source)
+
+
+def _refuse_other_id_rule(arguments: argparse.Namespace, schema: Schema) -> None:
+    given, stated = arguments.id_rule, schema.id.rule
+    require(given in (None, stated), "--id-rule", given, f"{stated!r}, the schema's own, or absent")
 
 
 def _refuse_other_constants(given: Schema, known: Schema) -> None:

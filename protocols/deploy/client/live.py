@@ -22,6 +22,7 @@ from accel.validate import require
 from protocols.client.commitment import ColumnsChanged
 from protocols.client.gl_client import LayerClientJob, TrainedClient, receive_end
 from protocols.deploy.client.columns import OwnColumns
+from protocols.deploy.client.people import people_tag
 from protocols.deploy.client.server_calls import SERVERS, Beat, ServerCalls
 from protocols.deploy.config.public_plan import local_update, starting_layers
 from protocols.deploy.net.backoff import Backoff
@@ -90,6 +91,7 @@ def train_with_servers(
             rows=len(rows),
             parameters=plan.public_parameters(),
             largest_result=8 * plan.parameters,
+            people=people_tag(state.parent, identity.name, own.ids),
             on_beat=on_beat,
         )
         return calls.train(job, on_model)

@@ -6,7 +6,7 @@ same attempt belong together.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,16 +18,17 @@ from protocols.deploy.records.waiting import Waiting
 from refmpc.core.errors import HandshakeError, OutOfStep, PeerLost, PeerTimeout, RefmpcError
 from refmpc.net.framing import Peer, name_of, printable
 
-__all__ = ["SERVERS", "Beat", "Delivered", "ServerCalls"]
+__all__ = ["SERVERS", "Beat", "CurvePoint", "Delivered", "ServerCalls"]
 
 SERVERS = range(3)
 
 Beat = Callable[[Mapping[str, Any]], None]
+CurvePoint = tuple[int, float, float]  # epoch, accuracy, loss
 
 
 class ServerCalls:
-    """One session of one client. ``on_beat`` gets what the servers say while the client waits; ``columns`` is a keyed tag of
-    what it shares."""
+    """One session of one client. ``on_beat`` gets what the servers say while the client waits; ``people`` is a keyed tag of
+    whose data it shares."""
 
     def __init__(
         self,
@@ -40,11 +41,11 @@ class ServerCalls:
         output: str | None = None,
         parameters: Mapping[str, Any],
         largest_result: int,
-        columns: str | None = None,
+        people: str | None = None,
         on_beat: Beat = lambda progress: None,
     ):
         self._identity, self._log = identity, log
-        self._facts = {"kind": kind, "session": session, "rows": rows, "output": output, "columns": columns}
+        self._facts = {"kind": kind, "session": session, "rows": rows, "output": output, "people": people}
         self._parameters = parameters
         self._largest_result = largest_result
         self._on_beat = on_beat
@@ -52,6 +53,7 @@ class ServerCalls:
         self._channel_timeout = identity.config.run.timeout  # of a call: servers give signs of life all the time
         self._channels: dict[int, Channel] = {}
         self._waiting = Waiting(log)
+        self.curve: tuple[CurvePoint, ...] = ()  # on public rows, as the three servers tell it with the result
 
     def _compare(self, server: int, theirs: Any) -> None:
         """Refuse a server whose plan differs: before anything is shared with it."""
@@ -70,6 +72,7 @@ class ServerCalls:
                 results = self._wait_for_results()
                 if len({str(head["attempt"]) for head, _ in results.values()}) == 1:
                     self._waiting.over()
+                    self.curve = self._curve_of([head for head, _ in results.values()])
                     return Delivered(results)
                 self._waiting.on(
                     "the servers", "they are between two attempts: their results do not belong together yet"
@@ -77,6 +80,19 @@ class ServerCalls:
             except (PeerLost, PeerTimeout) as error:
                 self._waiting.on("the servers", str(error))
             backoff.wait()
+
+    def _curve_of(self, heads: Sequence[Mapping[str, Any]]) -> tuple[CurvePoint, ...]:
+        """What all three say of the public rows; nothing if one of them says something else."""
+        told = [head.get("curve") or [] for head in heads]
+        try:
+            curves = [tuple((int(epoch), float(right), float(loss)) for epoch, right, loss in one) for one in told]
+        except (TypeError, ValueError):
+            curves = [(), ((0, 0.0, 0.0),)]
+        if any(curve != curves[0] for curve in curves):
+            reason = "the servers do not tell the same: it is left out of the model's file"
+            self._log.warning("the learning curve on public rows", reason=reason)
+            return ()
+        return curves[0]
 
     def _wait_for_results(self) -> dict[int, tuple[dict[str, Any], bytearray]]:
         """All servers give signs of life at the same pace, so they are listened to in turn."""

@@ -19,7 +19,7 @@ from rich.text import Text
 
 from accel.validate import require
 from protocols.deploy.records.audit import AuditError, Record, compare, read_log
-from protocols.deploy.records.budget import BUDGET, COLUMNS, read_spent
+from protocols.deploy.records.budget import BUDGET, ledger_files, read_spent
 from refmpc.net.framing import printable
 
 __all__ = ["Run", "add_parser", "budgets", "check", "collect", "run"]
@@ -117,9 +117,7 @@ def budgets(directories: Iterable[Path]) -> tuple[dict[str, list[dict[str, Any]]
     found: dict[str, list[dict[str, Any]]] = {}
     wrong: list[str] = []
     for server, directory in _servers(list(directories)).items():
-        for file in sorted(directory.rglob(f"{BUDGET}/*.json")):
-            if file.name == COLUMNS:
-                continue
+        for file in itertools.chain.from_iterable(map(ledger_files, sorted(directory.rglob(BUDGET)))):
             try:
                 found.setdefault(server, []).append(read_spent(file))
             except (ValueError, KeyError, TypeError, OSError) as error:

@@ -10,20 +10,33 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+from warnings import catch_warnings, simplefilter
 
 import numpy as np
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from accel.validate import require
 from protocols.deploy.client.columns import add_column_options, client_row_bound, resolve_schema, rule_warning
 from protocols.deploy.config.read import ClientEntry, FederationConfig, load
 from vfl.data.scaling import RowBound
-from vfl.tables import ClientTable, Schema, TableReport, apply_schema, describe_ids, read_schema, read_table
+from vfl.tables import (
+    ClientTable,
+    Schema,
+    TableReport,
+    UnusedColumnWarning,
+    apply_schema,
+    describe_ids,
+    read_schema,
+    read_table,
+)
+from vfl.tables.kinds import REST
 
 __all__ = ["add_parser", "run", "warnings_about"]
 
 OFTEN = 0.1  # share of rows from which on something is worth a warning
+SHOWN, LONGEST = 20, 40  # names in a warning, characters of one
 
 
 def add_parser(subparsers: Any) -> None:
@@ -55,9 +68,11 @@ def run(arguments: argparse.Namespace) -> int:
     if label is None and entry is not None and entry.label and (stated is None or stated.label is None):
         label = "label"
     raw = read_table(arguments.file, id_column=id_column, label_column=label)
-    schema = resolve_schema(arguments, raw, label)
+    with catch_warnings(record=True, category=UnusedColumnWarning) as unused:
+        simplefilter("always")
+        schema = resolve_schema(arguments, raw, label)
     table, report = apply_schema(schema, raw)
-    warnings = warnings_about(table, report, schema, config, entry)
+    warnings = [*(str(each.message) for each in unused), *warnings_about(table, report, schema, config, entry)]
     problems = [] if config is None or entry is None else _problems(table, schema, config, entry, arguments)
     if arguments.json:
         facts = {**asdict(report), "width": schema.width, "outputs": list(schema.outputs)}
@@ -88,12 +103,22 @@ def warnings_about(
     if report.dropped:
         found.append(f"{report.dropped:,} of {rows:,} rows are dropped before ids are matched")
     same = np.ptp(table.features, axis=0) == 0 if len(table.ids) > 1 else np.zeros(schema.width, bool)
-    if same.any():
-        names = ", ".join(repr(name) for name, flat in zip(schema.outputs, same, strict=True) if flat)
-        found.append(f"the same in every row, and so of no use: {names}")
+    flat = [
+        name for name, is_flat in zip(schema.outputs, same, strict=True) if is_flat and not name.endswith(f"={REST}")
+    ]
+    if flat:  # a rest category that nobody is in is what is hoped for
+        found.append(f"the same in every row, and so of no use: {', '.join(map(_short, flat[:SHOWN]))}{_more(flat)}")
     if config is not None and entry is not None:
         found += _about_the_bound(table, config, entry)
     return found
+
+
+def _short(name: str) -> str:
+    return repr(name if len(name) <= LONGEST else f"{name[:LONGEST]}…")
+
+
+def _more(names: list[str]) -> str:
+    return f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
 
 
 def _about_the_bound(table: ClientTable, config: FederationConfig, entry: ClientEntry) -> list[str]:
@@ -139,14 +164,15 @@ def _print(table: ClientTable, report: TableReport, schema: Schema, warnings: li
     for column in report.columns:
         counts = [f"{n:,}" if n else "" for n in (column.missing, column.clipped, column.rest)]
         fill = column.fill if column.missing else ""
-        view.add_row(column.name, column.kind, str(column.outputs), counts[0], fill, counts[1], counts[2])
+        view.add_row(Text(column.name), column.kind, str(column.outputs), counts[0], fill, counts[1], counts[2])
     console = Console()
     console.print(view)
     words = f"id {schema.id.column!r} (rule {schema.id.rule}): {describe_ids(table.ids)}, all different"
     console.print(words, markup=False, highlight=False)
     if schema.label is not None:
         console.print(f"label {schema.label.column!r}: {_labels(table)}", markup=False, highlight=False)
-    console.print(f"rows dropped: {report.dropped:,}; width = {schema.width}; {schema.source}", highlight=False)
+    words = f"rows dropped: {report.dropped:,}; width = {schema.width}; {schema.source}"
+    console.print(words, markup=False, highlight=False)
     for text in warnings:
         console.print(f"warning: {text}", style="yellow", markup=False, highlight=False)
     for text in problems:

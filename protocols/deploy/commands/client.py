@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import hmac
 import json
-import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -27,6 +25,8 @@ from protocols.client.upload import ClientJob, chunks_of, receive_model, share_c
 from protocols.deploy.client.align import Aligner
 from protocols.deploy.client.columns import EmbeddedRows, OwnColumns, add_column_options, read_columns, rule_warning
 from protocols.deploy.client.live import train_with_servers
+from protocols.deploy.client.people import people_tag
+from protocols.deploy.client.server_calls import CurvePoint
 from protocols.deploy.client.uplink import UplinkTransport, UploadLost
 from protocols.deploy.config.public_plan import log_claim, plan_for
 from protocols.deploy.config.read import ClientEntry, FederationConfig, load
@@ -85,7 +85,7 @@ def client_identity(arguments: argparse.Namespace) -> tuple[Identity, ClientEntr
     log = Log(entry.name, None if arguments.log is None else Path(arguments.log))
     if expiry := validity_warning(identity.credentials.certificate):
         log.warning("own certificate", reason=expiry)
-    return identity, entry, state / identity.configuration[:16], log
+    return identity, entry, identity.kept_in(state), log
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -140,7 +140,7 @@ def run(arguments: argparse.Namespace) -> int:
                     log,
                     state,
                     on_model=lambda trained: write_model(
-                        file, released(config, plan, [trained.model], trained.layers, own)
+                        file, released(config, plan, [trained.model], trained.layers, own, entry.name)
                     ),
                     on_beat=on_beat,
                 )
@@ -153,7 +153,9 @@ def run(arguments: argparse.Namespace) -> int:
                 agreed.session,
                 log,
                 state,
-                on_model=lambda layers: write_model(file, released(config, plan, layers, columns=own)),
+                on_model=lambda layers, curve: write_model(
+                    file, replace(released(config, plan, layers, None, own, entry.name), curve=curve)
+                ),
             )
     _print(arguments, config, plan, file, len(agreed.rows))
     return 0
@@ -167,10 +169,10 @@ def take_part(
     session: str,
     log: Log,
     state: Path,
-    on_model: Callable[[list[np.ndarray]], None] = lambda layers: None,
+    on_model: Callable[[list[np.ndarray], tuple[CurvePoint, ...]], None] = lambda layers, curve: None,
 ) -> list[np.ndarray]:
     """Share the aligned rows, and wait for the released model. ``state`` keeps what tells that columns have changed;
-    ``on_model`` keeps the model, before the servers are told that it is here and may end."""
+    ``on_model`` keeps the model, and the curve on public rows if the run has any, before the servers are told that it is here and may end."""
     config = identity.config
     used = rows[: plan.schedule.num_samples]
     labels = None
@@ -179,6 +181,7 @@ def take_part(
     job = ClientJob(plan, EmbeddedRows(own, used), labels)
     parameters = plan.public_parameters()
     shared = _Shared(state / "shared.json", session, job)
+    people = people_tag(state.parent, identity.name, own.ids)
     with _waiting() as on_beat:
         while True:
             transport = UplinkTransport(
@@ -190,7 +193,7 @@ def take_part(
                 parameters=parameters,
                 largest_result=8 * plan.parameters,
                 anew=shared.differs,
-                columns=shared.tag,
+                people=people,
                 on_beat=on_beat,
             )
             shared.note()
@@ -202,7 +205,7 @@ def take_part(
                 transport.complete()
                 log.info("upload complete, all servers have it", bytes_sent=transport.bytes_sent)
                 model = receive_model(client, plan)
-                on_model(model)
+                on_model(model, transport.curve)
                 transport.confirm()
                 break
             except UploadLost as error:
@@ -221,16 +224,7 @@ class _Shared:
         for numbers in chunks_of(job):
             digest.update(np.ascontiguousarray(numbers).data)
         self._file = file
-        self._key = file.parent.parent / "columns.key"  # beside the states of all configurations
         self._facts = {"session": session, "digest": digest.hexdigest()}
-
-    @property
-    def tag(self) -> str:
-        """For the servers' record of what was spent on whom: the same for the same columns, and a random number to others."""
-        if not self._key.exists():
-            self._key.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            write_bytes(self._key, secrets.token_bytes(32), private=True)
-        return hmac.new(self._key.read_bytes(), self._facts["digest"].encode(), "sha256").hexdigest()
 
     @property
     def differs(self) -> bool:
@@ -250,9 +244,10 @@ def released(
     layers: Sequence[np.ndarray],
     own: Mapping[str, np.ndarray] | None = None,
     columns: OwnColumns | None = None,
+    client: str = "",
 ) -> ReleasedModel:
     """What goes into this client's file. ``own``: the layers it has trained itself (GL-BMF), without which the model is of no
-    use here; how they came about (velocities) is not needed any more. ``columns``: how it reads its columns, for new rows."""
+    use here; how they came about (velocities) is not needed any more. ``columns``: how ``client`` reads its columns, for new rows."""
     local = {name: array for name, array in (own or {}).items() if "velocity" not in name}
     model = ReleasedModel(
         layers,
@@ -268,7 +263,12 @@ def released(
         return model
     bound = columns.bound
     return replace(
-        model, schema=columns.schema, row_bound=bound.norm, row_rule=bound.rule, local_model=columns.local_model
+        model,
+        schema=columns.schema,
+        row_bound=bound.norm,
+        row_rule=bound.rule,
+        local_model=columns.local_model,
+        client=client,
     )
 
 

@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
+from accel.errors import InvalidArgument
 from accel.files import write_text
 from accel.validate import require
 from protocols.deploy.client.align import Agreed, Aligner
@@ -34,6 +35,7 @@ from protocols.deploy.client.evaluation import evaluation_output, print_evaluati
 from protocols.deploy.client.uplink import UplinkTransport, UploadLost
 from protocols.deploy.commands.client import add_client_options, client_identity, embeddings_for
 from protocols.deploy.config.public_plan import held_out_rows
+from protocols.deploy.config.public_rows import public_rows_of
 from protocols.deploy.config.read import FederationConfig
 from protocols.deploy.net.wire import Channel, Identity, call
 from protocols.deploy.records.log import Log
@@ -62,6 +64,11 @@ def add_parser(subparsers: Any) -> None:
     )
     parser.add_argument("--evaluate", action="store_true", help="compare with the label column, at the label client")
     parser.add_argument("--label-column", metavar="COLUMN", help="labels to compare with (default: the model's)")
+    parser.add_argument(
+        "--non-private",
+        metavar="FIGURE=VALUE,…",
+        help="figures of a model without privacy, where somebody has one, for a column beside: AUC=0.9,accuracy=0.85",
+    )
     parser.add_argument("--report", metavar="FILE", help="where the report goes (default evaluation-NAME.html)")
     add_column_options(parser)
 
@@ -78,6 +85,10 @@ def run(arguments: argparse.Namespace) -> int:
         "--evaluate",
         entry.name,
         f"at {config.label_client.name}, which has the labels, and with it as [predict] receiver (now {receiver})",
+    )
+    figures = None if arguments.non_private is None else _figures(arguments.non_private)
+    require(
+        evaluate or not figures, "--non-private", arguments.non_private, "given with an evaluation, at its receiver"
     )
     if arguments.held_out or arguments.evaluate:
         arguments.output = evaluation_output(model)
@@ -131,11 +142,30 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     if evaluate:
         report = Path(arguments.report or f"evaluation-{entry.name}.html")
-        print_evaluation(own, agreed.rows, found, model, report, held_out=arguments.held_out, as_json=arguments.json)
+        print_evaluation(
+            own,
+            agreed.rows,
+            found,
+            model,
+            report,
+            held_out=arguments.held_out,
+            as_json=arguments.json,
+            public=public_rows_of(config),
+            non_private=figures,
+        )
         if arguments.out is None:
             return 0
     _write(arguments, own, agreed, found, model)
     return 0
+
+
+def _figures(text: str) -> dict[str, float]:
+    """AUC=0.9,accuracy=0.85 as numbers by name."""
+    try:
+        pairs = [item.split("=") for item in text.split(",")]
+        return {name.strip(): float(value) for name, value in pairs}
+    except ValueError:
+        raise InvalidArgument(f"--non-private {text!r} must be FIGURE=VALUE,…, such as AUC=0.9,accuracy=0.85") from None
 
 
 def _read_model(file: Path, config: FederationConfig, log: Log) -> ReleasedModel:

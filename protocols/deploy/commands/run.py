@@ -1,7 +1,8 @@
 """``ppvfl run``: a whole federation on this machine, for trying out: the same commands as on many hosts, as processes.
 
 Every participant is its own process with its own key and its own state, over mutual TLS. All keys lie on one machine,
-so nothing is hidden from whoever owns it. ``--schema``, ``--public`` and ``--id`` take one value for all clients, or NAME=VALUE,… .
+so nothing is hidden from whoever owns it. ``--schema``, ``--public``, ``--id`` and ``--id-rule`` take one value for all clients, the
+first three also NAME=VALUE,… .
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from accel.validate import require
 from protocols.deploy.client.columns import add_column_options
 from protocols.deploy.config.read import FederationConfig, load
 
-__all__ = ["Watch", "add_parser", "processes", "run"]
+__all__ = ["Watch", "add_parser", "files_of", "option_of", "processes", "run"]
 
 # of the logs, what people want to see
 _SHOWN = {"rows aligned", "upload complete, all servers have it", "all servers agree", "computed and released"}
@@ -54,8 +55,8 @@ def add_parser(subparsers: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Start everybody, wait for the clients; then ask for predictions, if these are wanted."""
     config = load(arguments.config)
-    files = _files(config, arguments.columns, "--columns")
-    new = None if arguments.predict is None else _files(config, arguments.predict, "--predict")
+    files = files_of(config, arguments.columns)
+    new = None if arguments.predict is None else files_of(config, arguments.predict, "--predict")
     require(
         not arguments.evaluate or config.run.held_out > 0,
         "[run] held_out",
@@ -104,7 +105,8 @@ def _serve(arguments: argparse.Namespace) -> bool:
     return bool(arguments.evaluate or arguments.predict is not None)
 
 
-def _files(config: FederationConfig, text: str, option: str) -> dict[str, Path]:
+def files_of(config: FederationConfig, text: str, option: str = "--columns") -> dict[str, Path]:
+    """NAME=FILE,… as a file for each client, in the order of their columns."""
     names = [client.name for client in config.ordered_clients]
     pairs = [item.partition("=") for item in text.split(",") if item]
     files = {name.strip(): Path(file.strip()) for name, _, file in pairs}
@@ -126,8 +128,8 @@ def _client_command(
     own += ["--columns", str(file), "--model-out", str(out / f"model-{name}.npz")]
     if name == config.label_client.name and arguments.label_column is not None:
         own += ["--label-column", arguments.label_column]
-    for option in ("id", "schema", "public", "value_range"):
-        own += _option(config, option, getattr(arguments, option), name)
+    for option in ("id", "id_rule", "schema", "public", "value_range"):
+        own += _words(config, option, getattr(arguments, option), name)
     return [sys.executable, "-m", "protocols.deploy", "client", *own, *_model_options(arguments)]
 
 
@@ -141,7 +143,7 @@ def _predict_command(
         own += ["--report", str(out / "evaluation.html")]
     if folder == PREDICTION and name == config.predict.receiver:
         own += ["--out", str(out / "predictions.csv")]
-    own += _option(config, "id", arguments.id, name)
+    own += _words(config, "id", arguments.id, name)
     return [sys.executable, "-m", "protocols.deploy", "predict", *own, *_model_options(arguments, scaled=False)]
 
 
@@ -154,17 +156,22 @@ def _model_options(arguments: argparse.Namespace, *, scaled: bool = True) -> lis
     return words
 
 
-def _option(config: FederationConfig, option: str, given: str | None, name: str) -> list[str]:
-    """One value for all clients, or NAME=VALUE,… ; nothing for a client that is not named."""
+def _words(config: FederationConfig, option: str, given: str | None, name: str) -> list[str]:
+    value = option_of(config, option, given, name)
+    return [] if value is None else [f"--{option.replace('_', '-')}", value]
+
+
+def option_of(config: FederationConfig, option: str, given: str | None, name: str) -> str | None:
+    """One value for all clients, or NAME=VALUE,… ; None for a client that is not named."""
     if given is None:
-        return []
+        return None
     values = {client.name: given for client in config.clients}
     word = f"--{option.replace('_', '-')}"
     if "=" in given:
         values = {key.strip(): value.strip() for key, _, value in (item.partition("=") for item in given.split(","))}
         known = [client.name for client in config.clients]
         require(set(values) <= set(known), word, given, f"NAME=VALUE,… of {', '.join(known)}")
-    return [word, values[name]] if values.get(name) else []
+    return values.get(name) or None
 
 
 @contextlib.contextmanager

@@ -8,17 +8,30 @@ from __future__ import annotations
 
 import argparse
 import json
+import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from accel.files import write_text
 from accel.validate import require
 from protocols.deploy.commands.key import refuse_overwriting
-from vfl.tables import Column, Label, RawTable, Schema, draft_schema, fit_schema, read_table, schema_text
+from vfl.tables import (
+    Column,
+    Label,
+    RawTable,
+    Schema,
+    UnusedColumnWarning,
+    draft_schema,
+    fit_schema,
+    read_table,
+    schema_text,
+)
 from vfl.tables.ids import ID_RULES
 from vfl.tables.kinds import Category, Date, Number
 
@@ -66,7 +79,11 @@ def run(arguments: argparse.Namespace) -> int:
         missing = [name for name in names if name not in public.names]
         require(not missing, f"{public.source}: columns", f"without {', '.join(missing[:5])}", f"those of {raw.source}")
         chosen = RawTable(public.source, public.table.select(names), public.notes)
-        made = fit_schema(chosen, stated=_stated(draft, ranges, values), ignored=draft["ignored"], **options)
+        stated = _stated(draft, ranges, values)
+        with warnings.catch_warnings(record=True, category=UnusedColumnWarning) as unused:
+            warnings.simplefilter("always")
+            made = fit_schema(chosen, stated=stated, ignored=draft["ignored"], **options)
+        raw = replace(raw, notes=(*raw.notes, *(str(each.message) for each in unused)))
     write_text(out, schema_text(made))
     _print(arguments, out, made, raw)
     return 0
@@ -129,7 +146,12 @@ def _print(arguments: argparse.Namespace, out: Path, made: Schema | dict[str, An
     still = [c["name"] for c in columns if c["kind"] != "boolean" and not set(constants) & set(c)]
     width = made.width if isinstance(made, Schema) else None
     if arguments.json:
-        print(json.dumps({"schema": str(out), "width": width, "open": still, "ignored": values["ignored"]}, indent=2))
+        print(
+            json.dumps(
+                {"schema": str(out), "width": width, "open": still, "ignored": values["ignored"], "notes": raw.notes},
+                indent=2,
+            )
+        )
         return
     view = Table(title=f"{out}: {len(columns)} columns of {raw.source}")
     for name in ("column", "kind", "by"):
@@ -138,15 +160,15 @@ def _print(arguments: argparse.Namespace, out: Path, made: Schema | dict[str, An
         by = next(
             (name for name in constants if name in column), "" if column["kind"] == "boolean" else "[red]open[/red]"
         )
-        view.add_row(column["name"], column["kind"], {"centre": "mean and deviation"}.get(by, by))
+        view.add_row(Text(column["name"]), column["kind"], {"centre": "mean and deviation"}.get(by, by))
     console = Console()
     console.print(view)
     for note in raw.notes:
-        console.print(f"[yellow]{note}[/yellow]", highlight=False)
+        console.print(note, style="yellow", markup=False, highlight=False)
     if values["ignored"]:
         console.print(f"Not used: {', '.join(values['ignored'])}", markup=False)
     if still:
-        console.print(f"[bold]State range or values in {out}[/bold] of: {', '.join(still)}")
+        console.print(f"State range or values in {out} of: {', '.join(still)}", style="bold", markup=False)
     elif width is not None:
         console.print(f"width = {width} in federation.toml: the columns of numbers that these become")
     console.print(f"Next: ppvfl check {arguments.file} --schema {out}", markup=False)

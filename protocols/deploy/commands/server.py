@@ -45,6 +45,7 @@ from protocols.deploy.server.spool import SpoolTransport
 from protocols.deploy.server.status import StatusSource
 from protocols.deploy.server.tasks import TrainingTask
 from protocols.local.progress import ProgressBars
+from protocols.plan.possible import Impossible
 from protocols.server.checkpoint import CannotResume
 from protocols.server.gl_training import GREETING
 from refmpc import Ledger, Party
@@ -114,7 +115,7 @@ class Server:
         self._predictions = predictions
         self._identity, self._log = identity, log
         self.config: FederationConfig = identity.config
-        self._directory = directory = state / identity.configuration[:16]
+        self._directory = directory = identity.kept_in(state)
         self._budgets = Budgets(state, self.config)
         self._store = SessionStore(self.config, directory, predictions=predictions, say=log.info)
         self._audit = AuditLog(directory / "audit.jsonl")  # also keeps a second process out of this directory
@@ -249,8 +250,9 @@ class Server:
         """What the three servers must agree on before they compute a session: also that nobody's budget is exceeded."""
         session = self._store[name]
         training = isinstance(session.task, TrainingTask) and not session.done
-        budget = self._budgets.objection(name, session.task.plan.claim) if training else ""  # type: ignore[union-attr]
-        return {**session.parameters(), "budget": budget}
+        people = session.people
+        budget = self._budgets.objection(name, session.task.plan.claim, people) if training else ""  # type: ignore[union-attr]
+        return {**session.parameters(), "people": people, "budget": budget}
 
     def _meet_and_compute(self) -> None:
         try:
@@ -274,7 +276,7 @@ class Server:
             log_claim(self._log, session.task.plan.claim)
         try:
             if isinstance(session.task, TrainingTask):
-                self._budgets.charge(session.name, session.task.plan.claim, session.columns)
+                self._budgets.charge(session.name, session.task.plan.claim, session.people)
                 self._audit.append("charged", session=session.name, spent=[s.words for s in self._budgets.spent()])
             session.computing = True
             self._attempt(session, met)
@@ -284,7 +286,8 @@ class Server:
             self._log.error("the budget of a client would be exceeded", reason=str(error))
             for connection in met.connections.values():
                 connection.close()
-        except CannotResume as error:  # it would release something twice: nobody computes until an operator has acted
+        # it would release something twice, or what was opened cannot be: nobody computes until an operator has acted
+        except (CannotResume, Impossible) as error:
             if not session.done:  # a server that is done goes on handing out what it has
                 session.failed = str(error)
             self._audit.append("session failed", session=session.name)
@@ -404,6 +407,7 @@ class Server:
             self.status.tick()
             session.pace.report(message["phase"], message["done"], message["total"])
             session.progress = {"phase": message["phase"], "done": message["done"], "total": message["total"]}
+            session.curve = message.get("curve", session.curve)
             if message["phase"] == GREETING:  # all steps before this one have been released, in earlier attempts
                 self._audit.append("training begins", session=session.name, attempt=attempt, step=message["done"])
                 self._log.info("training begins", step=message["done"], of=message["total"])

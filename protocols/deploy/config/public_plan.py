@@ -8,10 +8,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from accel.validate import require
+from protocols.deploy.config.public_rows import public_rows_of
 from protocols.deploy.config.read import FederationConfig, LayersConfig
 from protocols.deploy.records.log import Log
 from protocols.plan.gl_plan import LayerPlan, plan_from_facts
 from protocols.plan.gl_shapes import AdapterShape, LayerFacts, PublicLayers, start_digest
+from protocols.plan.public_rows import with_public_rows
 from protocols.plan.run_plan import Plan, PublicClient, PublicFederation, plan_run
 from vfl.data.scaling import split_row_bound
 from vfl.defaults import averaging_fits, training_defaults
@@ -49,7 +51,8 @@ def plan_for(config: FederationConfig, rows: int) -> Plan:
         row_bound=run.row_bound,
         public_inputs=_PUBLIC_INPUTS,
     )
-    return plan_run(run.protocol, public, training_for(config, rows))
+    plan, measured = plan_run(run.protocol, public, training_for(config, rows)), public_rows_of(config)
+    return plan if measured is None else with_public_rows(plan, measured)
 
 
 def held_out_rows(config: FederationConfig, rows: int) -> int:
@@ -64,8 +67,10 @@ def training_for(config: FederationConfig, rows: int) -> TrainingConfig:
         return run.training
     used = rows - held_out_rows(config, rows)
     hidden, regression = bool(run.training.hidden), run.target_range is not None
-    averaging = averaging_fits(run.protocol, run.training.weights) and {"learning_rate", "average"} <= set(
-        run.automatic
+    averaging = (
+        averaging_fits(run.protocol, run.training.weights)
+        and {"learning_rate", "average"} <= set(run.automatic)
+        and not run.patience  # the last fifth is not known before the end
     )
     chosen = training_defaults(used, run.training.epsilon, hidden=hidden, regression=regression, averaging=averaging)
     if "batch_size" not in run.automatic and "epochs" in run.automatic:  # as many steps, in batches as stated

@@ -31,6 +31,7 @@ from protocols.deploy.config.schema import (
     did_you_mean,
     split_address,
 )
+from protocols.plan.combinations import refuse_combination
 from vfl.defaults import AUTOMATIC, table_row_bound
 from vfl.tasks import output_count
 from vfl.training import TrainingConfig
@@ -47,6 +48,7 @@ __all__ = [
     "ServerEntry",
     "agreed_values",
     "configuration_hash",
+    "lasting_hash",
     "load",
     "parse",
     "split_address",
@@ -73,6 +75,8 @@ def agreed_values(config: FederationConfig) -> dict[str, Any]:
             values[f"{client.name}: {name}"] = getattr(client, name)
     apart = ("training", "timeout", "layers", "automatic")
     run = {name: value for name, value in asdict(config.run).items() if name not in apart}
+    for name in ("public_rows", "patience"):  # files without them agree with those of before there were any
+        run = run if run[name] else {key: value for key, value in run.items() if key != name}
     run |= asdict(config.run.layers) if config.run.layers is not None else {}
     shared = {name: value for name, value in training.items() if name not in _NOT_SHARED}
     shared |= dict.fromkeys(config.run.automatic, AUTO)
@@ -85,7 +89,16 @@ def agreed_values(config: FederationConfig) -> dict[str, Any]:
 
 def configuration_hash(config: FederationConfig) -> str:
     """SHA-256 over ``agreed_values`` in a canonical form (keys sorted, floats in their shortest exact form)."""
-    words = json.dumps(agreed_values(config), sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return _hash(agreed_values(config))
+
+
+def lasting_hash(config: FederationConfig) -> str:
+    """``configuration_hash`` without the certificates: what is kept under it stays where it is when these are replaced."""
+    return _hash({name: value for name, value in agreed_values(config).items() if not name.endswith(": fingerprint")})
+
+
+def _hash(values: dict[str, Any]) -> str:
+    words = json.dumps(values, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(words.encode()).hexdigest()
 
 
@@ -303,12 +316,10 @@ class _Reader:
             training = TrainingConfig(**given)
             if classes:
                 output_count(training.task, len(classes), training.class_weights)
+            self._choice("noise", training.noise, ("distributed",))  # joint noise is not built for deployments yet
+            refuse_combination(protocol, training)
         except InvalidArgument as error:
             raise InvalidArgument(f"[run] {error}") from None
-        self._choice("[run] noise", training.noise, ("distributed",))  # joint noise is not built for deployments yet
-        way_out = "its clients know the batches" if protocol == "gl_bmf" else "its order is always secret"
-        allowed = training.order == "fixed" or protocol == "g_bmf"
-        require(allowed, "[run] order", training.order, f"absent with protocol {protocol!r}", way_out)
         usual = 0 if protocol == "gl_bmf" else RunConfig.checkpoint_every
         every = require_integer("[run] checkpoint_every", table.get("checkpoint_every", usual), 0)
         rule = self._choice("[run] row_rule", table.get("row_rule", "clip"), ("clip", "normalise"))
@@ -326,7 +337,22 @@ class _Reader:
             ),
             layers=self._layers(table, protocol, training, every),
             automatic=automatic,
+            **self._public_rows(table, protocol, training),
         )
+
+    def _public_rows(self, table: Mapping[str, Any], protocol: str, training: TrainingConfig) -> dict[str, Any]:
+        digest, patience = table.get("public_rows", ""), require_integer("[run] patience", table.get("patience", 0), 0)
+        way_out = "`ppvfl public-rows` writes it, and the rows"
+        good = isinstance(digest, str) and bool(re.fullmatch(r"([0-9a-f]{64})?", digest))
+        require(good, "[run] public_rows", digest, "64 hexadecimal digits, the rows' SHA-256", way_out)
+        require(bool(digest) or not patience, "[run] patience", patience, "absent without public_rows", way_out)
+        measurable = training.weights == "open" and protocol != "gl_bmf" and training.task != "regression"
+        allowed = "absent but in a classification with g_bmf or g_shuff and open weights"
+        require(measurable or not digest, "[run] public_rows", f"{digest[:16]}…", allowed)
+        fifth = training.average == "fifth" and table.get("average", AUTO) != AUTO
+        allowed = "absent with average = 'fifth', whose steps are not known before the end"
+        require(not (patience and fifth), "[run] patience", patience, allowed, "use average = 'exponential' or 'none'")
+        return {"public_rows": digest, "patience": patience}
 
     def _row_bound(self, given: Any, rule: str, width: int) -> float:
         if given == AUTO:
@@ -342,7 +368,6 @@ class _Reader:
                 way_out = "only the clients of gl_bmf train layers of their own"
                 require(False, f"[run] {name}", table[name], f"absent with protocol {protocol!r}", way_out)
             return None
-        require(training.hidden == (), "[run] hidden", list(training.hidden), "[]: gl_bmf trains one global layer")
         require(
             every == 0, "[run] checkpoint_every", every, "0: gl_bmf keeps every step, before it opens anything of it"
         )

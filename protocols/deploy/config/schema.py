@@ -100,7 +100,8 @@ class RunConfig:
     """What is trained. ``training`` is what the twins take; ``classes`` are the label texts, in the order of the outputs, or
     (regression) there are none and ``target_range`` is what −1 and 1 stand for; ``layers`` is there if and only if the clients
     train layers of their own (protocol gl_bmf). ``held_out``: the share of the common rows, the last of the aligned order, that
-    takes no part and is kept for an evaluation. ``automatic``: which of batch size, epochs and learning rate follow from the
+    takes no part and is kept for an evaluation. ``public_rows``: digest of the labelled rows that the run is measured on, and
+    ``patience`` after how many epochs that have not raised the accuracy on them it stops (0: never). ``automatic``: which of batch size, epochs and learning rate follow from the
     number of rows and ε (``vfl.defaults``), whatever ``training`` says."""
 
     training: TrainingConfig
@@ -114,6 +115,8 @@ class RunConfig:
     layers: LayersConfig | None = None
     automatic: tuple[str, ...] = ()
     target_range: tuple[float, float] | None = None
+    public_rows: str = ""
+    patience: int = 0
 
 
 @dataclass(frozen=True)

@@ -64,6 +64,7 @@ learning_rate = "auto"
 average = "auto"        # with open weights (not gl_bmf): "fifth", the model is the mean over the last fifth of all steps;
                         # "exponential"; "none", it is the last one. "auto": "fifth" with an automatic rate, else "none"
 held_out = {held_out}          # share of the common rows that takes no part, for `ppvfl predict --held-out`
+# public_rows, patience: `ppvfl public-rows` writes them here; rows that are public are measured on after every epoch, for no epsilon
 schedule = "constant"   # or "linear", "cosine"
 momentum = 0.0
 weight_decay = 1.0      # 1 means none: the weights are multiplied by it at every step

@@ -16,11 +16,12 @@ import struct
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from protocols.deploy.config.read import FederationConfig, configuration_hash
+from protocols.deploy.config.read import FederationConfig, configuration_hash, lasting_hash
 from refmpc.core.errors import HandshakeError, PeerLost, PeerTimeout
 from refmpc.net.framing import Peer, name_of, printable
 from refmpc.net.greeting import first_difference, must_agree
@@ -71,6 +72,13 @@ class Identity:
     @property
     def configuration(self) -> str:
         return configuration_hash(self.config)
+
+    def kept_in(self, state: Path) -> Path:
+        """Where in ``state`` this participant keeps what belongs to this configuration: the same place under new certificates."""
+        kept, earlier = state / lasting_hash(self.config)[:16], state / self.configuration[:16]
+        if earlier.is_dir() and not kept.exists():  # of a version that named it by the certificates, too
+            earlier.rename(kept)
+        return kept
 
     def hello(self, peer: Peer, purpose: str, **more: Any) -> dict[str, Any]:
         """The first message of a call."""

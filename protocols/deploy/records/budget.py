@@ -6,8 +6,8 @@ opening and composed as that module says. All runs of a client count together, w
 see whether two runs had people in common, and this is the bound that holds in any case. A federation on other people says
 so by another ``people`` in ``[budget]``: each value has a ledger of its own.
 
-Beside each run stands a tag of the client's columns, keyed by a secret of the client: two runs on the very same columns
-have the same tag, and nothing else can be told from it.
+Beside each run stands a tag of the client's list of people (``protocols.deploy.client.people``). Runs with the same tag are about
+the same people, so they count together whatever they were called: another word in ``[budget]`` does not make other people.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from typing import Any
 from accel.errors import PpvflError
 from accel.files import write_bytes
 from protocols.deploy.config.schema import BudgetConfig, FederationConfig
-from vfl.dp.budget import PrivacyBudget, composed_epsilon
+from vfl.dp.budget import BudgetExceededError, PrivacyBudget, composed_epsilon
 from vfl.dp.claim import Claim
 
-__all__ = ["BUDGET", "COLUMNS", "Budgets", "Spent", "read_spent"]
+__all__ = ["BUDGET", "PEOPLE", "Budgets", "Spent", "ledger_files", "read_spent"]
 
 BUDGET = "budget"  # the directory, in a server's --state
-COLUMNS = "columns.json"  # the tags of the columns of each run
+PEOPLE = "people.json"  # the tags of the people of each run
 
 
 @dataclass(frozen=True)
@@ -60,8 +60,10 @@ class Budgets:
         self._clients = [client.name for client in config.clients]
         self._config = config.budget or BudgetConfig(math.inf, config.run.training.delta)
 
-    def charge(self, run: str, claim: Claim, columns: Mapping[str, str]) -> None:
-        """Charge a run to every client, once however often it is begun; or raise, and charge nobody. ``columns``: tags."""
+    def charge(self, run: str, claim: Claim, people: Mapping[str, str]) -> None:
+        """Charge a run to every client, once however often it is begun; or raise, and charge nobody. ``people``: tags."""
+        if objection := self.objection(run, claim, people):
+            raise BudgetExceededError(objection)
         charged = []
         try:
             for client in self._clients:
@@ -76,21 +78,44 @@ class Budgets:
             for ledger in charged:
                 ledger.refund(run)
             raise
-        self._note(run, columns)
+        self._note(run, people)
 
-    def objection(self, run: str, claim: Claim) -> str:
+    def objection(self, run: str, claim: Claim, people: Mapping[str, str]) -> str:
         """Why this run would not be charged, or nothing. Charges nothing: servers compare it before they begin."""
         for client in self._clients:
-            ledger = self._ledger(client)
-            runs = ledger.runs()
-            total = composed_epsilon([*({**runs, run: claim}).values()], self._config.delta)
-            if run not in runs and total > min(self._config.epsilon, _UNLIMITED) * (1 + 1e-9):
-                before = ledger.spent_epsilon()
+            runs = self._runs_on(client, people.get(client))
+            total = self._composed({**runs, run: claim})
+            if run not in self._ledger(client).runs() and total > min(self._config.epsilon, _UNLIMITED) * (1 + 1e-9):
+                elsewhere = sorted(runs.keys() - self._ledger(client).runs().keys())
+                also = f" (with {len(elsewhere)} under another [budget] people, on the same list of ids)" if elsewhere else ""
                 return (
-                    f"this run would bring what was spent on the people of {client} from ε = {before:.4g} to {total:.4g}, "
-                    f"[budget] allows {self._config.epsilon:g}"
+                    f"this run would bring what was spent on the people of {client} from ε = {self._composed(runs):.4g}{also} to "
+                    f"{total:.4g}, [budget] allows {self._config.epsilon:g}"
                 )
         return ""
+
+    def _composed(self, runs: Mapping[str, Claim]) -> float:
+        return composed_epsilon([*runs.values()], self._config.delta) if runs else 0.0
+
+    def _runs_on(self, client: str, tag: str | None = None) -> dict[str, Claim]:
+        """All runs charged to this client's people: under this ``people``, and under any other with the same tag as one of
+        these, or as ``tag``."""
+        runs = self._ledger(client).runs()
+        tags = self._tags()
+        same = {tag, *(tags.get(run, {}).get(client) for run in runs)} - {None}
+        found = {run for run, own in tags.items() if own.get(client) in same} - runs.keys()
+        return {**runs, **{run: claim for run, claim in self._all_runs().items() if run in found}}
+
+    def _all_runs(self) -> dict[str, Claim]:
+        """Every run that is charged here, under whatever ``people``: a run has one claim for all clients."""
+        contents = (json.loads(file.read_text(encoding="utf-8")) for file in ledger_files(self._directory))
+        return {e["run"]: Claim.from_json(json.dumps(e["claim"])) for content in contents for e in content["runs"]}
+
+    def _tags(self) -> dict[str, dict[str, str]]:
+        """For each run, the tags of its clients."""
+        file = self._directory / PEOPLE
+        known: dict[str, dict[str, str]] = json.loads(file.read_text()) if file.exists() else {}
+        return known
 
     def refund(self, run: str) -> None:
         """Nothing of this run was ever opened."""
@@ -101,9 +126,8 @@ class Budgets:
         """For each client."""
         found = []
         for client in self._clients:
-            ledger, limits = self._ledger(client), self._config
-            runs = len(ledger.runs())
-            found.append(Spent(client, limits.people, ledger.spent_epsilon(), limits.delta, limits.epsilon, runs))
+            limits, runs = self._config, self._runs_on(client)
+            found.append(Spent(client, limits.people, self._composed(runs), limits.delta, limits.epsilon, len(runs)))
         return found
 
     def _ledger(self, client: str) -> PrivacyBudget:
@@ -113,14 +137,19 @@ class Budgets:
         epsilon = limits.epsilon if math.isfinite(limits.epsilon) else _UNLIMITED
         return PrivacyBudget(self._directory / name, epsilon, limits.delta, limits_are_agreed=True)
 
-    def _note(self, run: str, columns: Mapping[str, str]) -> None:
-        file = self._directory / COLUMNS
-        known: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
+    def _note(self, run: str, people: Mapping[str, str]) -> None:
+        known = self._tags()
         if run not in known:
-            write_bytes(file, json.dumps({**known, run: dict(columns)}, indent=1).encode(), private=True)
+            file = self._directory / PEOPLE
+            write_bytes(file, json.dumps({**known, run: dict(people)}, indent=1).encode(), private=True)
 
 
 _UNLIMITED = 1e9  # ε of a ledger without a limit: everything that is proven fits, and an unproven claim does not
+
+
+def ledger_files(directory: Path) -> list[Path]:
+    """The ledgers in a server's budget directory; other files lie beside them."""
+    return sorted(file for file in directory.glob("*.json") if re.search(r"-[0-9a-f]{8}\.json$", file.name))
 
 
 def read_spent(file: Path) -> dict[str, Any]:

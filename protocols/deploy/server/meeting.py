@@ -24,8 +24,9 @@ from protocols.deploy.net.wire import Channel, Identity, call
 from protocols.deploy.records.audit import AuditLog
 from protocols.deploy.records.log import Log
 from protocols.deploy.records.waiting import Waiting
+from protocols.version import software_version
 from refmpc.core.errors import HandshakeError, RefmpcError
-from refmpc.net.framing import Peer, name_of
+from refmpc.net.framing import Peer, name_of, printable
 
 __all__ = ["DONE", "READY", "Different", "Meeting", "Met"]
 
@@ -80,6 +81,7 @@ class Meeting:
         self._waiting = waiting
         self._came: set[int] = set()  # to this meeting, even if they have left it again
         self._between = Backoff(*_PAUSES)
+        self._software = software_version()
 
     def arrive(self, channel: Channel) -> None:
         """A server with a higher number has called; the newest call counts."""
@@ -125,6 +127,7 @@ class Meeting:
         offer = {
             "offers": dict(offers()),
             "nonce": secrets.token_hex(16),
+            "software": self._software,
             "head": self._audit.head,
             "count": self._audit.count,
         }
@@ -205,6 +208,7 @@ class Meeting:
                     good = isinstance(message.get("offers"), dict) and isinstance(message.get("nonce"), str)
                     if not good:
                         raise HandshakeError(f"{name_of(peer)} sent no offer of sessions: it runs another version")
+                    self._require_same_software(peer, message.get("software"))
                     talk.offer = message
                     self._came.add(peer)
                     self._waiting.over(name_of(peer))
@@ -215,6 +219,14 @@ class Meeting:
                 self._waiting.on(name_of(peer), str(error))
                 talk.channel.close()
                 del talks[peer]
+
+    def _require_same_software(self, peer: int, theirs: Any) -> None:
+        """Two versions may compute differently, so they do not compute together: the one waits until the other is there too."""
+        if theirs != self._software:
+            raise HandshakeError(
+                f"{name_of(peer)} runs ppvfl {printable(str(theirs), 80)}, this server {self._software}: the three must run the same; "
+                "what is kept stays, and they go on when they do"
+            )
 
     def _require_open(self, channel: Channel) -> None:
         channel.connection.settimeout(1.0)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from accel.errors import PpvflError
 from protocols.deploy.config.read import FederationConfig
 from protocols.deploy.server.tasks import Task, make_task
 from vfl.dp.certificate_cache import Say, announced
@@ -20,7 +21,7 @@ __all__ = ["Planner", "StillPlanning"]
 _PATIENCE = 4.0  # seconds that a caller waits: less than it takes the silence of a server for its end
 
 
-class StillPlanning(Exception):
+class StillPlanning(PpvflError):
     """The plan is not there yet; whoever asks again later gets it."""
 
 

@@ -50,7 +50,7 @@ class Reception:
             way = "live" if stays else "upload"
             require(live == stays, "purpose", hello.get("purpose"), f"{way!r} for this with {self.config.run.protocol}")
             session = self._store.open(hello)
-            session.note_columns(name_of(channel.peer), hello.get("columns"))
+            session.note_people(name_of(channel.peer), hello.get("people"))
         except InvalidArgument as error:
             channel.answer(refused=str(error))
             raise Refused(str(error)) from None

@@ -32,6 +32,7 @@ __all__ = ["Session", "SessionStore"]
 
 _NAME = re.compile(r"[0-9a-f]{32}")
 _OPEN = 8  # predictions that may be under way
+_POINTS = 500  # of a learning curve that clients are told
 
 
 class Session:
@@ -49,6 +50,7 @@ class Session:
         self.spools = {} if task.live else {client: Spool(directory / "upload" / client) for client in clients}
         self.locks = {client: threading.Lock() for client in clients}
         self.progress: dict[str, Any] = {}
+        self.curve: list[Any] = []  # (epoch, accuracy, loss) on public rows, while it is computed
         self.pace = Pace()
         self.ledger: Ledger | None = None  # of the latest attempt
         self.computing = False  # whether an attempt is under way here
@@ -89,15 +91,20 @@ class Session:
         """Whether everybody who gets a result has fetched it."""
         return all((self.directory / "results" / f"{client}.taken").exists() for client in self.task.receivers)
 
-    def note_columns(self, client: str, tag: Any) -> None:
-        """A client's keyed tag of its columns, for the record of what was spent on whom."""
-        if isinstance(tag, str) and re.fullmatch(r"[0-9a-f]{64}", tag):
-            write_bytes(self.directory / f"columns-{client}.tag", tag.encode(), private=True)
+    def note_people(self, client: str, tag: Any) -> None:
+        """A client's keyed tag of its people, for the record of what was spent on whom: one a session, and before its upload is
+        complete, because the servers compare it then."""
+        if not (isinstance(tag, str) and re.fullmatch(r"[0-9a-f]{64}", tag)):
+            return
+        known = self.people.get(client)
+        require(known in (None, tag), "people", f"{tag[:8]}…", f"{known}, whom {client} has named in this session before")
+        if known is None and not (client in self.spools and self.spools[client].complete):
+            write_bytes(self.directory / f"people-{client}.tag", tag.encode(), private=True)
 
     @property
-    def columns(self) -> dict[str, str]:
+    def people(self) -> dict[str, str]:
         """The tags of all clients that sent one."""
-        files = {client: self.directory / f"columns-{client}.tag" for client in self.task.plan.client_names}
+        files = {client: self.directory / f"people-{client}.tag" for client in self.task.plan.client_names}
         return {client: file.read_text() for client, file in files.items() if file.exists()}
 
     def parameters(self) -> dict[str, Any]:
@@ -109,11 +116,16 @@ class Session:
         """Keep the results of a successful attempt."""
         for client, messages in outbox.items():
             publish(self.directory / "results", client, attempt, messages)
-        write_bytes(self.directory / "done.json", json.dumps({"attempt": attempt}).encode(), private=True)
+        facts = {"attempt": attempt} | ({"curve": _thinned(self.curve)} if self.curve else {})
+        write_bytes(self.directory / "done.json", json.dumps(facts).encode(), private=True)
 
     def result(self, client: str) -> tuple[dict[str, Any], bytes] | None:
         """What this server has for a client, or None as long as it is not computed."""
-        return published(self.directory / "results", client) if self.done else None
+        found = published(self.directory / "results", client) if self.done else None
+        if found is None:
+            return None
+        curve = json.loads((self.directory / "done.json").read_text()).get("curve")
+        return (found[0] | {"curve": curve}, found[1]) if curve else found
 
     def note_taken(self, client: str) -> None:
         """The client has its result. Once all have theirs, shares of rows and noise are of no use any more."""
@@ -124,6 +136,16 @@ class Session:
             for pattern in ("release-*.npz", "opened-*.log", "shuffled-*.npz"):
                 for words in (self.directory / "server").glob(pattern):
                     words.unlink(missing_ok=True)  # two clients may come for theirs in the same moment
+
+
+def _thinned(curve: list[Any]) -> list[list[float]]:
+    """At most so many points as fit into a message, the first and the last among them; six digits are enough to draw."""
+    kept = (
+        {round(i * (len(curve) - 1) / max(1, _POINTS - 1)) for i in range(_POINTS)}
+        if len(curve) > _POINTS
+        else range(len(curve))
+    )
+    return [[int(epoch), round(right, 6), round(loss, 6)] for epoch, right, loss in (curve[i] for i in sorted(kept))]
 
 
 class SessionStore:

@@ -180,26 +180,6 @@ def test_a_saved_estimator_predicts_the_same(tmp_path):
         assert np.array_equal(present(type(kind).load(kept).predict(x)), present(kind.predict(x)))
 
 
-def test_one_partys_file_opens_for_columns_that_are_scaled_already(tmp_path):
-    x, y = scaled_cancer()
-    parts = [x[:, :2], x[:, 2:9]]
-    model = mixed(parties=2).set_params(public=None, id_column=None).fit(parts, y)
-    model.save(tmp_path)
-    with pytest.raises(ValueError, match="does not tell the row bounds of all parties"):
-        VerticalClassifier.load(
-            tmp_path / "model-party-1.npz"
-        )  # no schema: whose width its bound belongs to is not said
-    public = [pandas.DataFrame(part).add_prefix("c") for part in parts]
-    scaled = VerticalClassifier(public=public).fit(public, y)
-    again = VerticalClassifier.load(scaled.save(tmp_path / "scaled") / "model-party-2.npz")
-    assert np.allclose(again.row_bounds_, scaled.row_bounds_) and again.classes_.tolist() == ["0", "1"]
-    features = scaled.columns_.read(public).features
-    assert np.allclose(present(again.predict_proba(list(features))), present(scaled.predict_proba(public)))
-    assert again.claim_.paragraph() == scaled.claim_.paragraph()
-    with pytest.raises(ValueError, match="use VerticalClassifier"):
-        VerticalRegressor.load(tmp_path / "scaled" / "model-party-2.npz")
-
-
 def test_it_works_in_pipelines_and_searches():
     x, y = scaled_cancer()
     scores = cross_val_score(make_pipeline(FunctionTransformer(), VerticalClassifier(epsilon=8.0)), x, y, cv=3)
@@ -220,6 +200,8 @@ REFUSED = {
     "parties = .*: must be each of the 4 columns": VerticalClassifier(parties={"a": [0, 1], "b": [1, 2, 3]}),
     "protocol = 'gl_bmf': must be": VerticalClassifier(protocol="gl_bmf"),
     "id_column = 'id': must be absent without schemas": VerticalClassifier(id_column="id"),
+    "id_rule = 'integer': must be 'text' without public and id_column": VerticalClassifier(id_rule="integer"),
+    r"class_weight = \['bad'\]: must be weights of the classes \[0, 1\]": VerticalClassifier(class_weight={"bad": 3.0}),
 }
 
 

@@ -96,6 +96,16 @@ def test_two_organisations_train_and_predict(tmp_path, task):
             bank.predict(tables["bank"])
         with pytest.raises(ValueError, match="party = 'card': must be another one than the receiver"):
             holder.join_prediction(card, output)
+        party = {"federation": options["federation"]}
+        bank = kind.load(bank.save(tmp_path / "kept")).set_params(**party)  # this party's own file, and nothing else
+        assert sorted(file.name for file in (tmp_path / "kept").iterdir()) == ["estimator.json", "model-bank.npz"]
+        holder = kind.load(holder.save(tmp_path / "card") / "model-card.npz").set_params(
+            backend="federation", party="card", **party
+        )
+        with pytest.raises(ValueError, match="party = 'bank': must be 'card', whose own model file this is"):
+            kind.load(tmp_path / "card" / "model-card.npz").set_params(
+                backend="federation", party="bank", **party
+            ).join_prediction(tables["bank"], output)
         nothing, found = together(
             lambda: bank.join_prediction(tables["bank"], output),
             lambda: holder.predict(tables["card"][["customer", *CARD]]),
@@ -108,4 +118,4 @@ def test_two_organisations_train_and_predict(tmp_path, task):
     else:
         assert np.corrcoef(found, target)[0, 1] > 0.3
         with pytest.raises(ValueError, match="backend = 'federation': must be another one"):
-            holder._outputs(card)
+            holder._scaled(card)

@@ -111,9 +111,11 @@ def shared(words: np.ndarray, seed: int) -> list[np.ndarray]:
     return [np.stack([parts[i], parts[(i + 1) % 3]]) for i in range(3)]
 
 
-def refused(words: np.ndarray, tamper: Callable[[list[np.ndarray]], None] = lambda shares: None) -> bool:
-    """Whether one client's (rows, width) numbers at 14 bits, each row within 1, are refused."""
-    test = norm_test(len(words), words.shape[1], 1.0, 14)
+def refused(
+    words: np.ndarray, tamper: Callable[[list[np.ndarray]], None] = lambda shares: None, bits: int = 14
+) -> bool:
+    """Whether one client's (rows, width) numbers at ``bits``, each row within 1, are refused."""
+    test = norm_test(len(words), words.shape[1], 1.0, bits)
     assert test is not None
     inputs = shared(words, 4)
     tamper(inputs)
@@ -122,7 +124,7 @@ def refused(words: np.ndarray, tamper: Callable[[list[np.ndarray]], None] = lamb
         honest = ArithmeticTensor(party, np.zeros((2, 3, 1), dtype=np.uint64), 14)
         small = norm_test(3, 1, 1.0, 14)
         assert test is not None and small is not None
-        await verify_step(party, {"bank": [(honest, small)], "card": [(ArithmeticTensor(party, own, 14), test)]})
+        await verify_step(party, {"bank": [(honest, small)], "card": [(ArithmeticTensor(party, own, bits), test)]})
 
     releases = {step_release(name): "a test" for name in ("bank", "card")}
     try:
@@ -152,6 +154,29 @@ def test_the_bound_is_exact(width: int) -> None:
     assert not refused(words)
     words[-1, -1] = np.uint64(root + 1)
     assert refused(words)
+
+
+def test_rows_too_long_for_one_sum_are_tested_in_pieces() -> None:
+    """LoRA's U at the paper's size, 24 bits, one row: the claim had to say that clients are trusted with it."""
+    test = norm_test(2, 410, 1.0, 24)
+    assert test is not None and test.pieces == 9 and test.size == 50
+    root = int(test.squared**0.5)
+    words = np.zeros((2, 410), dtype=np.uint64)
+    words[0, 7] = words[1, -1] = np.uint64(root)
+    assert not refused(words, bits=24)
+    for place in (7, 409):  # in a piece of its own, and in the last one
+        longer = words.copy()
+        longer[0, place] += np.uint64(1 if place == 7 else 6000)
+        assert refused(longer, bits=24)
+    even = np.full((2, 410), np.uint64(root // 21))
+    assert not refused(even, bits=24)
+    even[1] = np.uint64(root // 20)  # every piece is within the bound, the row is not
+    assert refused(even, bits=24)
+    for word in (2**32, 2**63, 2**63 + 5, 2**64 - 2**40):
+        wrapped = words.copy()
+        wrapped[1, 200] = np.uint64(word)
+        assert refused(wrapped, bits=24)
+    assert norm_test(1, 512 * 64, 1.01, 24) is not None and norm_test(1, 10, 1.0, 30) is None
 
 
 @pytest.mark.parametrize("word", [2**32, 2**63, 2**63 + 5, 2**64 - 2**40, 0x7FF8000000000000])

@@ -110,8 +110,7 @@ def test_a_full_disk_before_and_in_the_middle_of_the_training(tmp_path: Path, ho
             filler = fill_disk(state)
             for name in CLIENTS:
                 start(run, name)
-            waited = run.wait_for("bank", "waiting", 60)
-            assert "server-1 cannot write to its disk" in waited["reason"]
+            run.wait_for("bank", "waiting", 60, reason="server-1 cannot write to its disk")
             time.sleep(20.0)
             errors = [event for event in run.events("server-1") if event["level"] == "error"]
             assert errors and all(event["errno"] == "ENOSPC" and str(state) in event["path"] for event in errors)

@@ -52,10 +52,17 @@ def test_the_claim_is_about_the_scales_that_run(monkeypatch, weights):
     assert last.momentum == (0.0 if weights == "open" else 0.5)
 
 
-@pytest.mark.parametrize("changes", [{"gradients": "explicit"}, {"hidden": (4,), "learning_rate": 0.1}])
+@pytest.mark.parametrize("changes", [{"gradients": "explicit"}, {"hidden": (4, 3), "learning_rate": 0.1}])
 def test_other_steps_keep_theirs(changes):
     found, _ = plan(**changes)
-    assert found.scales.low_round is None and found.scales.gradient_bits == GRADIENT_BITS
+    assert found.scales.low_round is None and found.scales.hidden_chain is None
+    assert found.scales.gradient_bits == GRADIENT_BITS
+
+
+def test_one_hidden_layer_has_a_short_step_of_its_own():
+    scales = plan(hidden=(4,), learning_rate=0.1)[0].scales
+    assert scales.low_round is None and scales.hidden_chain is not None
+    assert scales.gradient_bits == scales.hidden_chain.gradient_bits == GRADIENT_BITS + scales.noise_shift
 
 
 @pytest.mark.parametrize("row_bound, clip_norm", [(0.1, 5.0), (1.0, 1.0), (30.0, 1.0), (300.0, 1.5), (3000.0, 4.0)])

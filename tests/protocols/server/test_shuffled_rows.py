@@ -16,6 +16,7 @@ from protocols.plan.run_plan import plan_run
 from protocols.server.checkpoint import CannotResume
 from protocols.server.open_training import OpenTrainingRun
 from protocols.server.shuffled_rows import ShuffledRows
+from protocols.server.stored_rows import RowFolder
 from refmpc import Party
 from tests.protocols.conftest import small_federation
 from tests.protocols.secure_runs import run_secure, small_training
@@ -91,8 +92,11 @@ CRASHES = [  # steps 3 to 5 are the second epoch
 ]
 
 
-@pytest.mark.parametrize(("server", "point"), CRASHES)
-def test_every_record_takes_part_once_an_epoch_wherever_a_server_dies(tmp_path, server, point):
+@pytest.mark.parametrize(
+    ("server", "point", "files"), [*((*crash, False) for crash in CRASHES), *((*crash, True) for crash in CRASHES[:2])]
+)
+def test_every_record_takes_part_once_an_epoch_wherever_a_server_dies(tmp_path, monkeypatch, server, point, files):
+    monkeypatch.setattr(RowFolder, "keeps", lambda folder, size: files)
     federation = small_federation(96, (5, 4), 4)
     plan = plan_run("g_shuff", federation, small_training(weights="open", epochs=3))
     assert plan.schedule.num_batches == BATCHES
@@ -125,6 +129,28 @@ def test_every_record_takes_part_once_an_epoch_wherever_a_server_dies(tmp_path, 
         (output[0] == result.outputs[0][0]).all() for output in (*result.outputs, *result.client_outputs.values())
     )
     assert not list(tmp_path.glob("server-*/shuffled-*"))  # nothing goes on with them
+
+
+@pytest.mark.parametrize("damage", ["cut", "changed", "lost"])
+def test_rows_in_files_that_are_not_what_was_kept_end_the_run(tmp_path, monkeypatch, damage):
+    monkeypatch.setattr(RowFolder, "keeps", lambda folder, size: True)
+    federation = small_federation(96, (5, 4), 4)
+    plan = plan_run("g_shuff", federation, small_training(weights="open", epochs=2))
+    with pytest.MonkeyPatch.context() as patch:
+        watch = Watch(patch, tmp_path)
+        watch.dies_at = 1, "after open_words 4"
+        with pytest.raises(refmpc.PartyFailed, match="Crash"):
+            run_secure(plan, federation, tmp_path, g_shuff.servers, every=2)
+    file = tmp_path / "server-2" / "shuffled-00000001-embeddings.shares"
+    content = bytearray(file.read_bytes())
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600 and len(content) == 16 * plan.schedule.num_rows * (plan.width + 1)
+    content[100] ^= 1
+    if damage == "lost":
+        file.unlink()
+    else:
+        file.write_bytes(content if damage == "changed" else content[:-8])
+    with pytest.raises(refmpc.PartyFailed, match="embeddings.shares is damaged .* must not be drawn again"):
+        run_secure(plan, federation, tmp_path, g_shuff.servers, every=2)
 
 
 def test_a_server_that_lost_the_order_of_an_epoch_ends_the_run(tmp_path):

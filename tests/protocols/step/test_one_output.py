@@ -210,7 +210,7 @@ REFUSED: dict[str, tuple[int, dict[str, Any]]] = {
     "task = 'regression': must be classification: the labels are 2": (2, {"task": "regression"}),
     "task = 'classification': must be regression": (1, {}),
     r"class_weights = \(1.0, 2.0\): must be 3, one for each class": (3, {"class_weights": (1.0, 2.0)}),
-    "task = 'binary': must be none, and a classification, with hidden": (2, {"task": "binary", "hidden": (4,)}),
+    "task = 'binary': must be 'classification' with hidden": (2, {"task": "binary", "hidden": (4,)}),
     "with hidden layers or explicit": (2, {"class_weights": (1.0, 2.0), "gradients": "explicit"}),
     "clip_norm = 1e-05: must be": (1, {"task": "regression", "clip_norm": 1e-5}),
     "learning_rate = .*: must be small enough": (1, {"task": "regression", "learning_rate": 1e8}),
@@ -229,7 +229,7 @@ def test_more_is_refused_in_a_sentence():
         small_training(task="regression", class_weights=(1.0,))
     with pytest.raises(ValueError, match="class_weights = 1000.0: must be"):
         small_training(class_weights=(1.0, 1000.0))
-    with pytest.raises(ValueError, match="task = 'binary': must be classification without class weights in GL-BMF"):
+    with pytest.raises(ValueError, match="task = 'binary': must be 'classification' in GL-BMF"):
         plan_layer_run(lora_federation(64, (3, 2), ((2,), (2,)), 2), small_training(task="binary"))
 
 

@@ -11,7 +11,7 @@ import pytest
 from sklearn import metrics
 
 from accel.errors import InvalidArgument
-from vfl.evaluation import OUTSIDE, evaluate_classes, evaluate_numbers, report_html, write_report
+from vfl.evaluation import OUTSIDE, LearningCurve, evaluate_classes, evaluate_numbers, report_html, write_report
 
 
 def test_two_classes_by_hand():
@@ -21,8 +21,27 @@ def test_two_classes_by_hand():
     assert found.metrics["Brier score"] == pytest.approx((0.1**2 + 0.6**2 + 0.6**2 + 0.1**2) / 4)
     assert found.metrics["calibration error"] == pytest.approx((0.1 + 0.6 + 0.6 + 0.1) / 4)
     assert found.chance == {
-        "accuracy": 0.5, "AUC": 0.5, "average precision": 0.5, "log loss": pytest.approx(math.log(2))
+        "accuracy": 0.5, "AUC": 0.5, "average precision": 0.5, "F1": pytest.approx(2 / 3), "log loss": pytest.approx(math.log(2)),
+        "Brier score": 0.25
     }  # fmt: skip
+
+
+def test_the_best_constant_answer_is_one():
+    """Figures of constant answers, computed as if they were a model's: none is better than what the report says."""
+    random = np.random.default_rng(4)
+    for count in (2, 3):
+        labels, names = (
+            random.choice(count, 200, p=[0.2, 0.8, 0.0][:count] if count == 2 else [0.5, 0.3, 0.2]),
+            list("abc")[:count],
+        )
+        said = evaluate_classes(labels, np.full((200, count), 1 / count), names).chance
+        always = [evaluate_classes(labels, np.eye(count)[[c] * 200], names).metrics for c in range(count)]
+        shares = np.bincount(labels, minlength=count) / 200
+        average = evaluate_classes(labels, np.tile(shares, (200, 1)), names).metrics
+        assert said["F1"] == pytest.approx(max(found["F1"] for found in always))
+        assert said["accuracy"] == pytest.approx(max(found["accuracy"] for found in always))
+        assert said["Brier score"] == pytest.approx(average["Brier score"])
+        assert said["log loss"] == pytest.approx(average["log loss"], rel=1e-4)
 
 
 def test_two_classes_are_seen_from_the_second():
@@ -83,7 +102,7 @@ def test_the_report_is_one_page_that_fits_a_phone(tmp_path):
     labels = random.integers(0, 2, 500)
     shares = np.clip(0.5 + 0.3 * (labels - 0.5) + 0.2 * random.normal(size=500), 0.01, 0.99)
     evaluation = evaluate_classes(labels, shares, ["no <b>", "yes"])
-    curve = [(step, 1 - 1 / (step + 2)) for step in range(50)]
+    curve = LearningCurve(tuple((step, 1 - 1 / (step + 2)) for step in range(50)), 1234, 0.6)
     file = tmp_path / "report.html"
     write_report(file, evaluation, claim="ε = 3 <claim>", non_private={"AUC": 0.987}, learning_curve=curve)
     page = file.read_text()
@@ -93,6 +112,7 @@ def test_the_report_is_one_page_that_fits_a_phone(tmp_path):
     assert f"{evaluation.metrics['AUC']:.3f}" in page and "0.987" in page
     assert OUTSIDE.format(rows=500).split(".")[0] in page
     pictures = re.findall(r"<svg.*?</svg>", page, re.DOTALL)
-    assert len(pictures) == 3
+    assert len(pictures) == 3 and "Accuracy on 1,234 public rows after each epoch" in page
+    assert "F1 and the curves are those of the class yes" in page
     for picture in pictures:
         assert not {"width", "height"} & set(xml.fromstring(picture).attrib) and "viewBox" in picture[:400]

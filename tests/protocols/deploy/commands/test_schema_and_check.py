@@ -80,6 +80,33 @@ def test_constants_from_public_rows(folder: Path, capsys: pytest.CaptureFixture[
     assert "refused: 4 columns of numbers, but card has width 5 in federation.toml" in said
 
 
+def test_what_is_not_used_is_said_with_its_reason(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = 30
+    frame = pandas.DataFrame({"id": range(rows), "weight [kg]": np.arange(rows), "region": ["n", "s", "n"] * 10})
+    frame["hole"], frame["text"] = np.nan, "word " * 200
+    frame.to_csv("plain.csv", index=False)
+    said = command(capsys, "schema plain.csv --public plain.csv --out p.toml")
+    assert "column 'hole': is not used: it is empty" in said and "column 'text': is not used: it holds text" in said
+    assert "weight [kg]" in said  # not taken for a colour
+    said = command(capsys, "check plain.csv --schema p.toml")
+    assert "weight [kg]" in said and "of no use" not in said  # an empty rest category is as it should be
+    said = command(capsys, "check plain.csv --public plain.csv")
+    assert "warning: plain.csv, column 'hole': is not used" in said
+    text = Path("p.toml").read_text().replace('values = ["n", "s"]', f'values = ["n", "s", "{"long " * 50}end"]')
+    Path("p.toml").write_text(text)
+    said = command(capsys, "check plain.csv --schema p.toml")
+    assert "of no use: 'region=long long" in said and "end" not in said.split("of no use")[1].split("This is about")[0]
+
+
+def test_ids_have_a_rule_without_a_schema_too(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("plain.csv").write_text("id,a\n007,1\n8.0,2\n")
+    assert "a number with leading zeros" in command(capsys, "check plain.csv --scaled", 2)
+    assert "2 ids (whole numbers, 1 characters)" in command(capsys, "check plain.csv --scaled --id-rule integer")
+    command(capsys, "schema plain.csv --range a=0:9 --out p.toml")
+    said = command(capsys, "check plain.csv --schema p.toml --id-rule integer", 2)
+    assert "--id-rule = 'integer': must be 'text', the schema's own, or absent" in said
+
+
 def test_a_rule_that_destroys_a_narrow_table_is_named(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = folder / "federation.toml"
     file.write_text(file.read_text().replace('row_rule = "clip"', 'row_rule = "normalise"'))

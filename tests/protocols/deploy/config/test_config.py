@@ -97,7 +97,11 @@ WRONG = [
         'protocol = "g_shuff"\nlocal_update = "estimated"',
         r"\[run\] local_update = 'estimated': must be absent with protocol 'g_shuff'",
     ),
-    ("hidden = []", f"hidden = [8]\n{JOINT}", r"\[run\] hidden = \[8\]: must be \[\]: gl_bmf trains one global layer"),
+    (
+        "hidden = []",
+        f"hidden = [8]\n{JOINT}",
+        r"\[run\] hidden = \(8,\): must be empty: GL-BMF trains one global layer",
+    ),
     ("hidden = []", f'noise = "joint"\n{JOINT}', r"\[run\] noise = 'joint': must be one of 'distributed'"),
     (
         "# checkpoint_every = 100",

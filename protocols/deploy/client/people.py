@@ -1,0 +1,30 @@
+"""Whose data a client shares, for the servers' record of what was spent on whom: a keyed tag of its list of ids.
+
+Two runs on the same list of people have the same tag, whatever the columns, their order and the common rows are. The key is the
+client's own and stays in its ``--state``, beside the states of all configurations: to the servers a tag is a random number.
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+from collections.abc import Sequence
+from pathlib import Path
+
+from accel.files import write_bytes
+
+__all__ = ["people_tag"]
+
+KEY = "people.key"
+
+
+def people_tag(states: Path, client: str, ids: Sequence[str]) -> str:
+    """64 hexadecimal digits; draws the key in ``states`` if it is not there."""
+    file = states / KEY
+    if not file.exists():
+        states.mkdir(parents=True, exist_ok=True, mode=0o700)
+        write_bytes(file, secrets.token_bytes(32), private=True)
+    mac = hmac.new(file.read_bytes(), f"people of {client}".encode(), "sha256")
+    for identifier in sorted(ids):
+        mac.update(b"\0" + identifier.encode())
+    return mac.hexdigest()

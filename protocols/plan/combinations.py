@@ -1,0 +1,61 @@
+"""Which parameters go together: everything that can be refused before rows are matched, whatever the data are.
+
+The plan makers, the command line and ``federation.toml`` ask here, so that a run that cannot be is refused in the same sentence
+wherever it is described, and before anything leaves a client.
+"""
+
+from __future__ import annotations
+
+from accel.validate import require
+from vfl.run_mechanism import has_secret_order
+from vfl.training import TrainingConfig
+
+__all__ = ["refuse_combination"]
+
+
+def refuse_combination(protocol: str, training: TrainingConfig) -> None:
+    """Raise ``InvalidArgument`` if no plan of ``protocol`` can have these parameters."""
+    way_out = "its order is always secret: leave it out, and choose how it is counted by accounting"
+    require(protocol != "g_shuff" or training.order == "fixed", "order", training.order, "absent in g_shuff", way_out)
+    has_secret_order(protocol, training)  # refuses a secret order that there is none of
+    if protocol == "gl_bmf":
+        _refuse_for_layers(training)
+        return
+    require(
+        not training.hidden or training.gradients == "factored",
+        "gradients",
+        training.gradients,
+        "'factored' with hidden layers",
+        "explicit gradients are the reference for one layer",
+    )
+    if training.hidden or training.gradients == "explicit":
+        where, way_out = "with hidden layers or explicit gradients", "use one layer with factored gradients"
+        _refuse_task(training, where, way_out)
+    require(
+        training.average == "none" or training.weights == "open",
+        "average",
+        training.average,
+        "'none' with secret weights",
+        "an average of weights that nobody has seen would cost a step each; use open weights",
+    )
+    require(
+        training.noise != "joint" or training.factorisation != "bsr",
+        "factorisation",
+        training.factorisation,
+        "bisr, toeplitz or identity with joint noise",
+        "bsr's recursion rounds, which is not local on shares",
+    )
+
+
+def _refuse_for_layers(training: TrainingConfig) -> None:
+    require(training.hidden == (), "hidden", training.hidden, "empty: GL-BMF trains one global layer")
+    require(training.noise == "distributed", "noise", training.noise, "'distributed' in GL-BMF")
+    _refuse_task(training, "in GL-BMF", "use g_bmf or g_shuff for one logit, regression and class weights")
+    way_out = "the clients' layers that belong to an averaged model would be averages too, and those are their own"
+    require(training.average == "none", "average", training.average, "'none' in GL-BMF", way_out)
+
+
+def _refuse_task(training: TrainingConfig, where: str, way_out: str) -> None:
+    """Where softmax without weights is all there is."""
+    require(training.task == "classification", "task", training.task, f"'classification' {where}", way_out)
+    require(not training.class_weights, "class_weights", training.class_weights, f"empty {where}", way_out)

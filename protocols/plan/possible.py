@@ -1,0 +1,70 @@
+"""Is what was opened possible at all under clip, rate, noise and steps? Looked at before it is used or handed over.
+
+Rows are tested when they come in (proofs §11), so nothing that clients can share leads out of these bounds; where clients are
+trusted with the row bound, a client that is not worth it does. So does a server that has computed wrongly: a bit that fell over
+in memory, two servers of different builds. The bounds are those for which the ranges of the ring were chosen
+(``protocols.plan.scales``), public, and looked at on public values, so nothing is told by looking.
+
+A sum or a weight of a run that follows the protocol is beyond its bound with a probability below 2·Φ(−12) < 2^−107.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from accel.errors import PpvflError
+from protocols.plan.run_plan import Plan
+from protocols.plan.scales import NOISE_DEVIATIONS, RELEASE_BITS
+from refmpc.mathematics.gaussian import SMOOTHING
+from vfl.dp import NoiseSplit
+
+__all__ = ["Impossible", "largest_sum", "largest_weights", "require_possible_model", "require_possible_sums"]
+
+
+class Impossible(PpvflError):
+    """Something was opened that clip, noise, rate and steps do not allow: its claim does not hold, and it is not used."""
+
+
+def largest_sum(plan: Plan) -> float:
+    """What no coordinate of one step's noised gradient sum exceeds: all rows of the batch at the clip norm, and 12 deviations."""
+    joint = plan.noise.split is NoiseSplit.JOINT
+    std = plan.noise.outsider_std * (math.hypot(1.0, SMOOTHING) if joint else 1.0)
+    clipped = 1.01 * plan.schedule.batch_size * (plan.training.clip_norm + plan.scales.clip_rounding)
+    return clipped + NOISE_DEVIATIONS * std * plan.factorisation.velocity_norm(0.0) + 2.0 ** (2 - RELEASE_BITS)
+
+
+def largest_weights(plan: Plan) -> list[float]:
+    """What no weight of each layer exceeds after all steps."""
+    if plan.training.hidden:
+        return [layer.weight_bound for layer in plan.scales.layers]
+    return [plan.scales.logit_bound / math.hypot(plan.scales.row_bound, 1.0)]
+
+
+def require_possible_sums(plan: Plan, step: int, sums: np.ndarray) -> None:
+    """Of the sums that a step opened, integers at RELEASE_BITS; raises ``Impossible``."""
+    largest = 2.0**-RELEASE_BITS * max(abs(int(sums.max())), abs(int(sums.min())))
+    if not largest <= (limit := largest_sum(plan)):
+        raise Impossible(
+            f"step {step + 1} opened a gradient sum of {largest:.3g}; {plan.schedule.batch_size} clipped rows and the noise give "
+            f"{limit:.3g} at most. {_CAUSES}"
+        )
+
+
+def require_possible_model(plan: Plan, layers: Sequence[np.ndarray]) -> None:
+    """Of a model that was released; raises ``Impossible``."""
+    for place, (layer, limit) in enumerate(zip(layers, largest_weights(plan), strict=True)):
+        largest = float(np.abs(layer).max())
+        if not largest <= limit:  # also if it is no number
+            raise Impossible(
+                f"layer {place} of the model has a weight of {largest:.3g}; {plan.schedule.num_steps} steps with this clip norm, "
+                f"rate and noise lead to {limit:.3g} at most. {_CAUSES}"
+            )
+
+
+_CAUSES = (
+    "So a server has computed wrongly (memory, mixed versions), or clients are trusted with the row bound and one broke it. The "
+    "model is not handed over; look at the hosts and the files, and begin a new run: what was opened stays spent"
+)
