@@ -114,7 +114,9 @@ def measure(rows: int, columns: int, repeats: int = 5) -> InputChecks:
     for kind in (0, 1):  # tested, and not
         servers = [own[kind::2] for own in result.outputs]
         seconds = [max(taken for taken, _, _ in each) for each in zip(*servers, strict=True)]
-        every = [[cpu for _, cpu, _ in own] for own in servers] + [own[kind::2] for own in result.client_outputs.values()]
+        every = [[cpu for _, cpu, _ in own] for own in servers] + [
+            own[kind::2] for own in result.client_outputs.values()
+        ]
         cpu = [sum(each) for each in zip(*every, strict=True)]
         sent = 16 * used * (plan.width + plan.outputs) + sum(own[0][2] for own in servers)
         middle.append((statistics.median(seconds), statistics.median(cpu), sent))
@@ -132,7 +134,9 @@ def main() -> None:
     if arguments.json:
         print(json.dumps({**machine(), **asdict(found)}, indent=2))
         return
-    view = Table("", "tested", "as they come", "ratio", title=f"upload of {found.rows:,} rows × {found.columns} columns")
+    view = Table(
+        "", "tested", "as they come", "ratio", title=f"upload of {found.rows:,} rows × {found.columns} columns"
+    )
     for name, tested, plain in (
         ("seconds", found.seconds, found.seconds_without),
         ("seconds of CPU, all five", found.cpu, found.cpu_without),
