@@ -17,7 +17,7 @@ import json
 import os
 import sys
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,8 @@ from bench.evaluation.report import Section, printing_console, rich_table, write
 from bench.evaluation.sources import DATA_TITLES, PRETRAININGS, DataOptions, NotThere
 from bench.evaluation.tables import TABLES, Selection, layout
 from bench.systems import machine
+from vfl.dp import NoiseSplit
+from vfl.training import ORDERS
 
 __all__ = ["main"]
 
@@ -117,11 +119,19 @@ def _choose(argv: list[str]) -> None:
         prog="python -m bench.paper choose", description="Search our settings on public data."
     )
     _add_data_options(parser)
-    names = (*OPTIONS, *BASELINE_RATES)
-    parser.add_argument("--options", type=_names(names), default=names, metavar="NAMES", help=f"of {', '.join(names)}")
+    all_names = (*OPTIONS, *BASELINE_RATES)
+    parser.add_argument(
+        "--options", type=_names(all_names), default=all_names, metavar="NAMES", help=f"of {', '.join(all_names)}"
+    )
     parser.add_argument("--epsilon", type=_numbers, default=(1.0, 8.0), metavar="NUMBERS")
     parser.add_argument("--seeds", type=int, default=2)
+    ours = PRESETS["ours"].training
+    parser.add_argument("--order", choices=ORDERS, default=ours.order, help="search at the noise of this order (G-BMF)")
+    parser.add_argument(
+        "--noise", choices=[split.value for split in NoiseSplit], default=ours.noise, help="and of this noise"
+    )
     options = parser.parse_args(argv)
+    start = replace(PRESETS["ours"], training=ours.with_(order=options.order, noise=options.noise))
     console, trials = Console(), []
 
     def report(trial: Trial) -> None:
@@ -131,8 +141,8 @@ def _choose(argv: list[str]) -> None:
 
     data, rates = _data_options(options), {}
     try:
-        ours = [name for name in options.options if name in OPTIONS]
-        best = choose(PRESETS["ours"], data, options.epsilon, options=ours, seeds=options.seeds, report=report)
+        names = [name for name in options.options if name in OPTIONS]
+        best = choose(start, data, options.epsilon, options=names, seeds=options.seeds, report=report)
         for method in BASELINE_RATES:
             if method in options.options:
                 rates[method] = choose_baseline_rates(method, data, options.epsilon, seeds=1, report=report)

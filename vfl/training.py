@@ -22,6 +22,7 @@ __all__ = [
     "SETTINGS",
     "Schedule",
     "TrainingConfig",
+    "averaging_share",
     "first_averaged",
     "halving_steps",
 ]
@@ -194,3 +195,11 @@ def first_averaged(num_steps: int) -> int:
 def halving_steps(num_steps: int) -> int:
     """k of the exponential average A ← A + (W − A)/2^k: it forgets over about a tenth of all steps."""
     return max(1, round(math.log2(max(2.0, num_steps / 10))))
+
+
+def averaging_share(kind: str, step: int, num_steps: int) -> float:
+    """By which share of their distance the average moves to the weights after ``step``; 0 if it does not."""
+    if kind == "exponential":
+        return 1.0 if step == 0 else 0.5 ** halving_steps(num_steps)
+    first = first_averaged(num_steps)
+    return 1 / (step - first + 1) if kind == "fifth" and step >= first else 0.0

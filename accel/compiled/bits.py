@@ -164,7 +164,11 @@ def pack_bytes(values, width, out):
     shift = np.uint64(width)
     groups = values.size // 8
     position = 0
-    for group in range(groups):
+    if width == 4:  # of the primes that digits are tested modulo: two values a byte, as vectors
+        for k in range(4 * groups):
+            out[k] = values[2 * k] | values[2 * k + 1] << np.uint8(4)
+        position = 4 * groups
+    for group in range(groups if width != 4 else 0):
         word = np.uint64(0)
         for k in range(7, -1, -1):
             word = (word << shift) | np.uint64(values[8 * group + k])
@@ -191,7 +195,11 @@ def unpack_bytes(packed, width, out):
     shift = np.uint64(width)
     low = (np.uint64(1) << shift) - np.uint64(1)
     groups = out.size // 8
-    for group in range(groups):
+    if width == 4:
+        for k in range(4 * groups):
+            out[2 * k] = packed[k] & np.uint8(15)
+            out[2 * k + 1] = packed[k] >> np.uint8(4)
+    for group in range(groups if width != 4 else 0):
         word = np.uint64(0)
         for k in range(width):
             word |= np.uint64(packed[width * group + k]) << np.uint64(8 * k)

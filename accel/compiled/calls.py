@@ -51,7 +51,9 @@ class CallTable:
     """Calls that can be done again and again."""
 
     def __init__(self) -> None:
-        self._calls: list[tuple[int, int, int, int, int]] = []  # entry, machine code, place of the words, result, whether
+        self._calls: list[
+            tuple[int, int, int, int, int]
+        ] = []  # entry, machine code, place of the words, result, whether
         self._words: list[int] = []
         self._arrays: list[tuple[int, np.ndarray]] = []  # the places of addresses
         self._table = np.empty((0, 5), dtype=np.int64)
@@ -107,13 +109,11 @@ class CallTable:
         return _run(self._table, self._arguments, first, stop)
 
 
-def _machine_code(
-    function: Any, arguments: Sequence[Any], returns: bool
-) -> tuple[int, tuple[str, ...]] | None:
+def _machine_code(function: Any, arguments: Sequence[Any], returns: bool) -> tuple[int, tuple[str, ...]] | None:
     """The address of what numba compiled for such arguments, and their kinds as its calling convention has them."""
     if not isinstance(function, Dispatcher):
         return None
-    compiled = function.overloads.get(tuple(map(typeof, arguments)))
+    compiled: Any = function.overloads.get(tuple(map(typeof, arguments)))
     if compiled is None or isinstance(compiled.fndesc.restype, types.NoneType) == returns:
         return None
     kinds = cpu_target.target_context.call_conv.get_function_type(types.none, compiled.fndesc.argtypes).args[2:]
@@ -140,7 +140,7 @@ def _as_words(value: Any) -> list[int]:
     return [0 if value is None else int(value) % 2**64]
 
 
-@global_compiler_lock
+@global_compiler_lock  # type: ignore[untyped-decorator]
 def _entry(kinds: tuple[str, ...]) -> int:
     """The address of a compiled function (address of a kernel, its words, place of a result) → status for arguments of these
     kinds."""
@@ -148,7 +148,9 @@ def _entry(kinds: tuple[str, ...]) -> int:
         library = cpu_target.target_context.codegen().create_library(f"entry of {len(kinds)} arguments")
         module = library.create_ir_module("entry")
         pointer = _WORD.as_pointer()
-        function = ir.Function(module, ir.FunctionType(ir.IntType(32), [_WORD, pointer, pointer]), "call_" + "_".join(kinds))
+        function = ir.Function(
+            module, ir.FunctionType(ir.IntType(32), [_WORD, pointer, pointer]), "call_" + "_".join(kinds)
+        )
         builder = ir.IRBuilder(function.append_basic_block())
         address, words, result = function.args
         raised = builder.alloca(_WORD)  # where numba puts what it raises; the call is done again by the interpreter
@@ -194,7 +196,7 @@ def _call(_typing: Any, entry: Any, kernel: Any, words: Any, place: Any, result:
 def _run(table, words, first, stop):
     result = np.empty(2, dtype=np.int64)
     for k in range(first, stop):
-        status = _call(table[k, 0], table[k, 1], words, table[k, 2], result)
+        status: Any = _call(table[k, 0], table[k, 1], words, table[k, 2], result)  # type: ignore[call-arg]
         if (status != 0 and status != _NONE) or (table[k, 4] and result[0] != table[k, 3]):
             return k
     return stop

@@ -76,11 +76,11 @@ def fir_taps(history: np.ndarray, rows: np.ndarray, taps: np.ndarray, largest: i
     |high|, |low| < 2^32, each half through such a product, if Σ|taps|·2^32 ≤ 2^53. Larger taps go to the reference. The
     choice depends on public numbers only.
     """
-    sizes = [abs(tap) for tap in taps.tolist()]
     depth = len(taps) - 1
-    if sum(sizes[1:]) * largest <= 1 << 53:
+    size, later = _sizes(taps.tobytes())
+    if later * largest <= 1 << 53:
         return _fir_once(history, rows, taps, depth)
-    if sum(sizes) > 1 << 21:
+    if size > 1 << 21:
         return _reference.fir_taps(history, rows, taps)
     out = np.empty(rows.shape, dtype=np.int64)
     z = np.concatenate([history, rows])
@@ -93,6 +93,13 @@ def fir_taps(history: np.ndarray, rows: np.ndarray, taps: np.ndarray, largest: i
             high, low = _split(piece, 32)
             _join(band @ high, band @ low, 32, out[top : top + steps, left : left + _COLUMNS])
     return out
+
+
+@functools.lru_cache(maxsize=8)
+def _sizes(taps: bytes) -> tuple[int, int]:
+    """Σ|taps|, and the same without the first."""
+    sizes = [abs(tap) for tap in np.frombuffer(taps, dtype=np.int64).tolist()]
+    return sum(sizes), sum(sizes[1:])
 
 
 def _fir_once(history: np.ndarray, rows: np.ndarray, taps: np.ndarray, depth: int) -> np.ndarray:

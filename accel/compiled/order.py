@@ -64,8 +64,9 @@ def order_reply(c, halves, slots, scale, mask, turn, width, prime, leads, out):
     modulus = np.int32(prime)
     inverse = np.uint64((1 << 32) // prime + 1)
     ring, low_mask = _low(width + 1), _low(width)
-    choices = np.empty(5, dtype=np.int32)
+    lift = modulus * np.int32(64)  # more than any negative sum
     tests = np.empty(count, dtype=np.int32)
+    reduced = np.empty(count, dtype=np.uint8)
     for row in range(c.shape[0]):
         pair = 0
         for i in range(classes):
@@ -78,12 +79,12 @@ def order_reply(c, halves, slots, scale, mask, turn, width, prime, leads, out):
                 differs = one - top if same else top
                 equals = top if same else one - top
                 before = np.int32(0)
-                choices[0], choices[4] = one, np.int32(0)
                 for d in range(digits):
                     digit = np.int64((low >> np.uint64(2 * (digits - 1 - d))) & np.uint64(3))
-                    for v in range(3):
-                        choices[v + 1] = np.int32(halves[row, pair, 3 * d + v])
-                    at_least, above = choices[digit], choices[digit + 1]
+                    at = 3 * d + digit  # both are loaded and then chosen: a branch would be taken at random
+                    at_least, above = np.int32(halves[row, pair, max(at - 1, 0)]), np.int32(halves[row, pair, at])
+                    at_least = one if digit == 0 else at_least
+                    above = np.int32(0) if digit == 3 else above
                     tests[d] = before + at_least + differs
                     tests[digits + 1 + d] = before + one - above + equals
                     before += one - (at_least - above)
@@ -91,16 +92,16 @@ def order_reply(c, halves, slots, scale, mask, turn, width, prime, leads, out):
                 first, second = min(a, b), max(a, b)
                 place = first * (2 * classes - first - 1) // 2 + second - first - 1
                 shift = np.int64(turn[row, pair])
-                lift = modulus * np.int32(64)  # more than any negative sum
-                for t in range(count):
+                for t in range(count):  # LLVM turns this into vector code
                     entry = np.int32(mask[row, pair, t])
                     factor = np.int32(scale[row, pair, t]) + np.int32(1)
                     value = np.uint64((tests[t] + lift) * factor + (entry if leads else modulus - entry))
                     quotient = (value * inverse) >> np.uint64(32)
-                    at = t + shift
-                    if at >= count:
-                        at -= count
-                    out[row, place, at] = np.uint8(value - quotient * np.uint64(modulus))
+                    reduced[t] = np.uint8(value - quotient * np.uint64(modulus))
+                for t in range(count - shift):
+                    out[row, place, shift + t] = reduced[t]
+                for t in range(shift):
+                    out[row, place, t] = reduced[count - shift + t]
                 pair += 1
 
 

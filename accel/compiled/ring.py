@@ -82,8 +82,8 @@ def dot_pair(x: np.ndarray, y: np.ndarray, addend: np.ndarray | None, out: np.nd
 def matmul_pair(x: np.ndarray, y: np.ndarray, addend: np.ndarray | None, out: np.ndarray) -> list[Call]:
     """See ``accel.reference.ring.matmul_pair``."""
     if out.ndim == 2 and x[0].T.flags.c_contiguous and not x[0].flags.c_contiguous and addend is not None:
-        if y[0].flags.c_contiguous and addend.flags.c_contiguous:
-            return [(_pair_by_columns, (x[0].T, x[1].T, y[0], y[1], addend, out))]
+        factors = y if y[0].flags.c_contiguous else np.ascontiguousarray(y)
+        return [(_pair_by_columns, (x[0].T, x[1].T, *factors, np.ascontiguousarray(addend), out))]
     return [(_matmul_pair, (x, y, addend, out))]
 
 

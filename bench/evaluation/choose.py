@@ -2,9 +2,9 @@
 
 The stand-in task is ten superclasses of CIFAR-100 (10,000 rows to train, 2,500 to measure); the projection is fitted
 on the other ten, as it will meet classes it has not seen. The private set has five times the rows. A mean gradient
-feels noise as std/B, so the stand-in takes a fifth of the batch size and a fifth of the noise: number of steps,
-factorisation, sensitivity and noise per mean are then those of the real run, and what is best here should be best
-there.
+feels noise as std/B, so the stand-in takes a fifth of the batch size and a fifth of the noise that the private run needs: number of
+steps, factorisation, sensitivity and noise per mean are then those of the real run, and what is best here should be best
+there. ``--order`` and ``--noise`` search at the noise of a secret order, or of joint noise.
 
 Coordinate search from the preset: one option at a time, the best mean over budgets and seeds is kept. The baselines'
 learning rates are searched on the same stand-in, so that they are not beaten for want of tuning.
@@ -24,7 +24,10 @@ from bench.evaluation.presets import BASELINE_RATES, Preset
 from bench.evaluation.sources import DataOptions, public_task
 from vfl.dp import KINDS, any_order_epsilon, any_order_sigma
 from vfl.federation import build_federation
+from vfl.run_mechanism import choose_schedule
+from vfl.training import AVERAGES, TrainingConfig
 from vfl.twins import train_gl_bmf, train_ldp_g
+from vfl.twins.mechanisms import NoisePlan, plan_method
 from vfl.twins.sweep import train_at_every_epsilon
 
 __all__ = ["OPTIONS", "Trial", "choose", "choose_baseline_rates", "stand_in_accuracy"]
@@ -70,6 +73,7 @@ OPTIONS: dict[str, tuple[Change, tuple[Any, ...], str, int]] = {
     "learning_rate": (_training("learning_rate"), (8.0, 16.0, 32.0, 64.0), "g_bmf", 1),
     "schedule": (_training("schedule"), ("constant", "linear", "cosine"), "g_bmf", 1),
     "factorisation": (_training("factorisation"), KINDS, "g_bmf", 1),
+    "average": (_training("average"), AVERAGES, "g_bmf", 1),
     "momentum_rate": (_preset("momentum_rate"), (0.05, 0.1, 0.2), "g_bmf", 2),
     "local_rate": (_preset("local_rate"), (0.2, 2.0, 20.0, 200.0), "gl_bmf", 1),
     "ldp_projection": (_preset("ldp_projection"), (16, 32, 64, 128, 256), "ldp_g", 1),
@@ -100,21 +104,33 @@ def stand_in_accuracy(
         update=preset.update("released", setting),
         dtype=np.float32,
     )
-    delta = preset.training.delta
-    weaker = [any_order_epsilon(any_order_sigma(e, delta, 1) / SHRINK, delta, 1) for e in epsilons]
     found = []
     for seed in range(seeds):
-        config = preset.config(setting, epochs=epochs, seed=seed)
-        config = config.with_(batch_size=max(1, min(config.batch_size // SHRINK, federation.num_samples // 4)))
+        private = preset.config(setting, epochs=epochs, seed=seed)
+        if method != "g_bmf":
+            private = private.with_(order="fixed")  # others have no choice of it
+        config = private.with_(batch_size=max(1, min(private.batch_size // SHRINK, federation.num_samples // 4)))
         if ldp:  # noise on each row: it knows no number of rows, and is not scaled
             config = config.with_(learning_rate=config.learning_rate * preset.ldp_rate)
             runs = [train_ldp_g(federation, config.with_(epsilon=e)) for e in epsilons]
         elif method == "gl_bmf":
-            runs = [train_gl_bmf(federation, config.with_(epsilon=e)) for e in weaker]
+            runs = [train_gl_bmf(federation, config.with_(epsilon=_weaker(e, config.delta))) for e in epsilons]
         else:
-            runs = train_at_every_epsilon(method, federation, config, weaker)
+            plans = [_shrunk_plan(method, private.with_(epsilon=e), federation.num_samples) for e in epsilons]
+            runs = train_at_every_epsilon(method, federation, config, epsilons, plans=plans)
         found.append([run.test_accuracy for run in runs])
     return tuple(float(a) for a in np.mean(found, axis=0))
+
+
+def _weaker(epsilon: float, delta: float) -> float:
+    """The ε for which a fixed order needs a fifth of the noise."""
+    return any_order_epsilon(any_order_sigma(epsilon, delta, 1) / SHRINK, delta, 1)
+
+
+def _shrunk_plan(method: str, private: TrainingConfig, rows: int) -> NoisePlan:
+    """The mechanism of the private run, which has five times the rows, at a fifth of its noise."""
+    plan = plan_method(method, private, choose_schedule(method, private, SHRINK * rows))
+    return replace(plan, std=plan.std / SHRINK)
 
 
 def choose(

@@ -62,8 +62,8 @@ def main(folder: Path) -> None:
     clinic = clinic.set_column(0, "person", pa.array([f"{who:06d}" for who in everybody["person"]]))
     laboratory = pa.table({name: cells[name] for name in LABORATORY})
     public, new, known = np.arange(PUBLIC), np.arange(PUBLIC, PUBLIC + NEW), np.arange(PUBLIC + NEW, count)
-    csv.write_csv(clinic.drop_columns("person").take(public), folder / "clinic-public.csv")
-    csv.write_csv(laboratory.drop_columns(["person", "diagnosis"]).take(public), folder / "laboratory-public.csv")
+    csv.write_csv(clinic.take(public), folder / "clinic-public.csv")
+    csv.write_csv(laboratory.take(public), folder / "laboratory-public.csv")
     csv.write_csv(clinic.take(random.permutation(new)), folder / "clinic-new.csv")
     csv.write_csv(laboratory.drop_columns("diagnosis").take(random.permutation(new)), folder / "laboratory-new.csv")
     ours, theirs = (
@@ -76,7 +76,7 @@ def main(folder: Path) -> None:
         f"laboratory.parquet: {len(theirs):,} people, {len(LABORATORY) - 2} columns and the diagnosis; ids such as 4711"
     )
     print(f"clinic-new.csv, laboratory-new.csv: {NEW} people whose diagnosis is not known yet")
-    print(f"clinic-public.csv, laboratory-public.csv: {PUBLIC} people who do not mind, to scale by")
+    print(f"clinic-public.csv, laboratory-public.csv: {PUBLIC} people who do not mind, to scale by and to measure on")
 
 
 if __name__ == "__main__":

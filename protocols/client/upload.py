@@ -122,7 +122,7 @@ async def receive_rows(
         with party.phase("verification"):
             squares = await verify_uploads(party, plan, held.embeddings, held.labels)
     with party.phase("norms"):
-        if squares is None or plan.scales.one_output is not None:
+        if squares is None:
             norms = await squared_norms(held.embeddings, plan.scales)
         else:
             norms = await norms_of_squares(squares, plan.scales)

@@ -5,8 +5,8 @@ same share. One bit is opened, for all uploads; if it says that something is wro
 Clients may send any 64-bit words: the tests do not presume that nothing wraps around, they show it.
 
 A cheating client is missed with a probability of at most 2^−37 (five tests of 2^−40 each, and the parities); an honest one
-is refused with at most 2^−80. Cost: 24 bytes a row that the norms need anyway, 50 to 90 for the comparison, and some 10 kB
-a column once.
+is refused with at most 2^−80. Cost: 24 bytes a row that the norms need anyway, 50 to 65 for the comparison, and 10 kB (many
+rows: 77 kB) a client for each ``RowTest.rows`` rows.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from accel.errors import InvalidArgument
 from protocols.plan.row_test import NORM_ROWS, RowTest, row_test, upload_release
 from protocols.plan.run_plan import Plan
 from protocols.server.stored_rows import CutByRows
-from refmpc import ArithmeticTensor, Party, Words, unseal
+from refmpc import ArithmeticTensor, Party, Words, seal, unseal
 from refmpc.core.rounds import Round
 from refmpc.primitives.input_checks import Faults, public_coins
 
@@ -49,25 +49,28 @@ class UploadRefused(InvalidArgument):
 
 
 async def require_rows_within(
-    faults: Faults, x: CutByRows, test: RowTest, note: Callable[[Words], None] = lambda sums: None
+    faults: Faults,
+    x: CutByRows,
+    test: RowTest,
+    parts: Sequence[slice] = (slice(None),),
+    note: Callable[[int, Words], None] = lambda part, sums: None,
 ) -> ArithmeticTensor:
     """Tests every row of x (n, test.width; other columns behind them do not count). Returns the exact squared norms, scale 2·14
-    bits. ``note`` gets the projections of all entries (2, PROJECTIONS, test.width), in one piece or several.
+    bits. Entries are projected ``test.rows`` rows at a time, all columns of one of the ``parts`` together; ``note`` gets the number
+    of the part and its projections.
 
-    Rounds: 2 for each ``test.rows`` rows, 5 for each NORM_ROWS, which is what is in memory at a time."""
+    Rounds: 7 for each NORM_ROWS rows, which is what is in memory at a time."""
     largest = math.isqrt(test.squared) + 1
-    pieces, sums, projected = [], None, 0
+    pieces = []
     for start in range(0, len(x), NORM_ROWS):
         rows = x[start : start + NORM_ROWS][:, : test.width].copy()
-        begin = 0
-        while begin < len(rows):
-            part = rows.shares[:, begin : begin + test.rows - projected]
-            sums = faults.project(rows.party.machine.contiguous(part), sums)
-            begin, projected = begin + part.shape[1], projected + part.shape[1]
-            if projected == test.rows or start + begin == len(x):
-                note(sums)
-                await faults.require_small_sums(sums, projected, largest)
-                sums, projected = None, 0
+        sums = []
+        for begin in range(0, len(rows), test.rows):
+            for number, columns in enumerate(parts):
+                sums.append(faults.project_all(rows.shares[:, begin : begin + test.rows, columns]))
+                note(number, sums[-1])
+        together = seal(np.concatenate([unseal(each) for each in sums], axis=2))
+        await faults.require_small_sums(together, min(test.rows, len(rows)), largest)
         pieces.append(await require_norms_within(faults, rows, test))
     return refmpc.concatenate(pieces)
 
@@ -136,16 +139,9 @@ class ShareDigests:
         self._hashes = {client: (hashlib.sha256(), hashlib.sha256()) for client in clients}
 
     def add(self, client: str, projections: Words) -> None:
-        """Projections of both of this server's shares of a client's columns (2, PROJECTIONS, width)."""
+        """Projections of both of this server's shares of a client's columns (2, PROJECTIONS, …)."""
         for digest, share in zip(self._hashes[client], unseal(projections), strict=True):
             digest.update(np.ascontiguousarray(share).data)
-
-    def add_columns(self, plan: Plan, projections: Words) -> None:
-        """Projections of all clients' columns side by side."""
-        start = 0
-        for name, width in zip(plan.client_names, plan.client_widths, strict=True):
-            self.add(name, projections[:, :, start : start + width])
-            start += width
 
     def differing(self, party: Party) -> list[str]:
         """The clients whose shares differ anywhere; all servers get the same answer. 2 rounds, 96 bytes a client and more."""
@@ -214,22 +210,21 @@ async def verify_uploads(party: Party, plan: Plan, rows: CutByRows, labels: CutB
     assert test is not None
     labelled = _First(labels, plan.schedule.num_samples)
     faults, digests = Faults(party, await public_coins(party)), ShareDigests(plan.client_names)
-    squares = await require_rows_within(faults, rows, test, lambda sums: digests.add_columns(plan, sums))
+    names, ends = plan.client_names, np.cumsum(plan.client_widths).tolist()
+    parts = [slice(end - width, end) for end, width in zip(ends, plan.client_widths, strict=True)]
+    squares = await require_rows_within(faults, rows, test, parts, lambda part, sums: digests.add(names[part], sums))
     digests.add(plan.client_names[-1], project_labels(faults, labelled))
     await require_labels(faults, plan, labelled)
     if wrong := digests.differing(party):  # before anything is opened
         raise UploadRefused(f"{_named(wrong)} sent different shares of the same rows to two servers", wrong)
     if not await _opened(faults, upload_release()):
         return squares
-    refused, start = [], 0
-    for place, (name, width) in enumerate(zip(plan.client_names, plan.client_widths, strict=True)):
-        own = _Columns(rows, slice(start, start + width))
-        start += width
+    refused = []
+    for name, columns, width, bound in zip(names, parts, plan.client_widths, plan.held_bounds, strict=True):
         faults = Faults(party, await public_coins(party))
-        bound = plan.held_bounds[place]
         part = row_test(width, bound)
         assert part is not None  # narrower, and a smaller bound
-        await require_rows_within(faults, own, part)
+        await require_rows_within(faults, _Columns(rows, columns), part)
         if name == plan.client_names[-1]:
             await require_labels(faults, plan, labelled)
         if await _opened(faults, upload_release(name)):

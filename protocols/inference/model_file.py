@@ -67,8 +67,8 @@ class ReleasedModel:
 
     def about(self) -> dict[str, Any]:
         """What the file says beside its arrays: plain values."""
-        own = {"row_bound": self.row_bound, "row_rule": self.row_rule, "local_model": self.local_model}
-        own |= {"client": self.client, "curve": [list(point) for point in self.curve]}
+        own = {name: getattr(self, name) for name in ("row_bound", "row_rule", "local_model", "client")}
+        own["curve"] = [list(point) for point in self.curve]
         target = None if self.target_range is None else list(self.target_range)
         schema = None if self.schema is None else self.schema.as_dict()
         return {"version": self.version, "task": self.task, "target_range": target, **own, "schema": schema}

@@ -25,7 +25,7 @@ from protocols.plan.scales import EMBEDDING_BITS
 from protocols.step.clip import NORM_CHUNK, norms_of_squares, squared_norms
 from protocols.step.cost import step_cost
 from refmpc import ArithmeticTensor, Cost, Party
-from refmpc.primitives.input_checks import PROJECTIONS, Faults, public_coins
+from refmpc.primitives.input_checks import PROJECTIONS, Faults, public_coins, side_by_side
 
 __all__ = ["phase_costs", "total_cost"]
 
@@ -78,25 +78,22 @@ def _blocks(program: Callable[..., Any], rows: int, size: int, *arguments: Any) 
 def _verification(plan: Plan, test: RowTest) -> Cost:
     clients = len(plan.client_names)
     digests = Cost(2, 3 * (32 + 2) * clients)
-    return total_cost([digests, *_rows_within(test, plan.schedule.num_rows), *_labels(plan), _run(_coins_and_bit)])
+    rows = _blocks(_rows_block, plan.schedule.num_rows, NORM_ROWS, test, plan.client_widths)
+    return total_cost([digests, rows, _labels(plan), _run(_coins_and_bit)])
 
 
-def _rows_within(test: RowTest, rows: int) -> list[Cost]:
-    groups, each = -(-rows // test.rows), _run(_entries, test)
-    return [Cost(groups * each.rounds, groups * each.bytes), _blocks(_norm_block, rows, NORM_ROWS, test)]
-
-
-def _labels(plan: Plan) -> list[Cost]:
+def _labels(plan: Plan) -> Cost:
     if plan.training.task != "regression":
-        return [_run(_label_tests, plan)]
+        return _run(_label_tests, plan)
     test = row_test(1, 1.0)
     assert test is not None
-    return _rows_within(test, plan.schedule.num_samples)
+    return _blocks(_rows_block, plan.schedule.num_samples, NORM_ROWS, test, (1,))
 
 
 def _norms(plan: Plan) -> Cost:
-    of_squares = plan.row_test is not None and plan.scales.one_output is None
-    return _blocks(_norms_of_squares if of_squares else _norms_of_rows, plan.schedule.num_rows, NORM_CHUNK, plan)
+    return _blocks(
+        _norms_of_squares if plan.row_test is not None else _norms_of_rows, plan.schedule.num_rows, NORM_CHUNK, plan
+    )
 
 
 def _run(program: Callable[..., Any], *arguments: Any) -> Cost:
@@ -107,13 +104,13 @@ def _run(program: Callable[..., Any], *arguments: Any) -> Cost:
 # programs on zeros -------------------------------------------------------------------------------
 
 
-async def _entries(party: Party, test: RowTest) -> None:
-    sums = np.zeros((2, PROJECTIONS, test.width), dtype=np.uint64)
-    await Faults(party, _COINS).require_small_sums(refmpc.seal(sums), 1, 1)
-
-
-async def _norm_block(party: Party, rows: int, test: RowTest) -> None:
-    await require_norms_within(Faults(party, _COINS), ArithmeticTensor.zeros(party, (rows, 1), EMBEDDING_BITS), test)
+async def _rows_block(party: Party, rows: int, test: RowTest, widths: tuple[int, ...]) -> None:
+    groups = [min(test.rows, rows - start) for start in range(0, rows, test.rows)]
+    count = sum(side_by_side(group * width) for group in groups for width in widths)
+    sums = np.zeros((2, PROJECTIONS, count), dtype=np.uint64)
+    faults = Faults(party, _COINS)
+    await faults.require_small_sums(refmpc.seal(sums), 1, 1)
+    await require_norms_within(faults, ArithmeticTensor.zeros(party, (rows, 1), EMBEDDING_BITS), test)
 
 
 async def _label_tests(party: Party, plan: Plan) -> None:

@@ -227,10 +227,11 @@ def estimate(plan: Plan, *, keeps_steps: bool = False) -> dict[str, float]:
 
 
 def _rows_in_memory(plan: Plan, shuffles: int) -> int:
-    """All rows if they are few or shuffled (twice then, while they are), and the block that is tested (read, and in one piece)."""
+    """All rows if they are few or shuffled (twice then, while they are), the block that is tested (read, and in one piece), and of
+    every row its square and its norm, in blocks and as a whole."""
     shares, block = shares_of_rows(plan), min(NORM_ROWS, plan.schedule.num_rows)
     held = shares * (2 if shuffles else 1) if shuffles or shares <= IN_MEMORY else 0
-    return held + block * (2 * 16 * (plan.width + 1) + _ROW_WORK)
+    return held + block * (2 * 16 * (plan.width + 1) + _ROW_WORK) + 4 * 16 * plan.schedule.num_rows
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import refmpc
 from protocols.plan.scales import UPDATE_BITS, LayerScales, Scales
-from protocols.step.one_output import clip_bounds
+from protocols.step.one_output import clip_bounds, clip_bounds_of_squares
 from protocols.step.over_clip import norms_over_clip, squares_over_clip
 from refmpc import ArithmeticTensor, TwoHolderBits
 from refmpc.mathematics.normalise import MANTISSA_BITS
@@ -44,7 +44,11 @@ async def norms_of_squares(squares: ArithmeticTensor, scales: Scales) -> Arithme
     """``squared_norms`` from the exact ‖h_j‖², without the column of ones. 1 round a chunk, 8 + 6·bits/8 bytes a row."""
     pieces = []
     for start in range(0, len(squares), NORM_CHUNK):
-        pieces.append(await squares_over_clip(squares[start : start + NORM_CHUNK] + 1.0, scales.norms))
+        exact = squares[start : start + NORM_CHUNK] + 1.0
+        if scales.one_output is not None:
+            pieces.append(await clip_bounds_of_squares(exact, scales.one_output))
+        else:
+            pieces.append(await squares_over_clip(exact, scales.norms))
     return refmpc.concatenate(pieces)
 
 

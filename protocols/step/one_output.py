@@ -19,22 +19,27 @@ import refmpc
 from protocols.plan.one_output_scales import RESOLUTION_BITS, OneOutputScales
 from protocols.plan.scales import EMBEDDING_BITS, UPDATE_BITS, Scales
 from protocols.step.class_weights import row_weights, weighted_labels
-from protocols.step.over_clip import norms_over_clip
+from protocols.step.over_clip import squares_over_clip
 from refmpc import Additive, ArithmeticTensor
 from refmpc.mathematics.normalise import MANTISSA_BITS
 from refmpc.primitives.arithmetic import matmul_summand
 
-__all__ = ["clamped_updates", "clip_bounds", "secret_output", "with_zero_column"]
+__all__ = ["clamped_updates", "clip_bounds", "clip_bounds_of_squares", "secret_output", "with_zero_column"]
 
 UNIT = 2.0**-UPDATE_BITS
 
 
 async def clip_bounds(embeddings: ArithmeticTensor, scales: OneOutputScales) -> ArithmeticTensor:
-    """b_j = γ/‖[h_j 1]‖ at 32 bits, never above the true value: once, when the embeddings arrive. 9 rounds.
+    """b_j = γ/‖[h_j 1]‖ at 32 bits, never above the true value: once, when the embeddings arrive. 9 rounds."""
+    return await clip_bounds_of_squares(await refmpc.dot(embeddings, embeddings), scales)
+
+
+async def clip_bounds_of_squares(exact_squares: ArithmeticTensor, scales: OneOutputScales) -> ArithmeticTensor:
+    """``clip_bounds`` from the exact ‖[h_j 1]‖². 8 rounds.
 
     1/‖[h_j 1]‖ ≤ 1 is never too large, γ is rounded down, and the truncation's unit is taken off.
     """
-    squares = await norms_over_clip(embeddings, scales.lengths)
+    squares = await squares_over_clip(exact_squares, scales.lengths)
     inverse = await refmpc.clip_factor(squares, max(2.0, scales.lengths.largest))
     exact = inverse.scale_by_integers(scales.clip_word).reinterpret(MANTISSA_BITS + scales.clip_bits)
     return await refmpc.truncate(exact, scales.cut) - UNIT

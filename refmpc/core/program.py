@@ -57,7 +57,9 @@ class Program:
         self.party = party
         self.draws = Draws()
         self.instructions: list[Instruction] = []
-        self.bound: dict[int, list[tuple[int, int, tuple[Any, ...]]]] = {}  # by instruction: place, input, how to view it
+        self.bound: dict[
+            int, list[tuple[int, int, tuple[Any, ...]]]
+        ] = {}  # by instruction: place, input, how to view it
         self.operations = 0
         self.rounds = 0
         self.result: Any = None

@@ -101,6 +101,7 @@ class PreparedRound:
         self._out = [Link(peer, *link) for peer, link in sends.items()]
         self._in = [Link(peer, *link) for peer, link in receives.items()]
         self._by_number = {link.connection.fileno(): link for link in self._in}
+        self._with_tls = any(link.with_tls for link in self._in)
         self._poll = poll
 
     def __call__(self, code: int) -> None:
@@ -127,7 +128,7 @@ class PreparedRound:
         transport = self._transport
         milliseconds = min(transport.timeout, 1e6) * 1000
         while waiting:
-            ready = [link for link in waiting if link.with_tls and link.connection.pending()]
+            ready = [link for link in waiting if link.connection.pending()] if self._with_tls else []
             if not ready:
                 begun = time.monotonic()
                 numbers = self._poll.poll(milliseconds)

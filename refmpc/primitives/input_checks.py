@@ -26,13 +26,18 @@ from refmpc.primitives.comparison import is_negative
 from refmpc.primitives.io import input_from_party
 from refmpc.primitives.two_holder import TwoHolderBits, bit_to_arithmetic
 
-__all__ = ["PROJECTIONS", "TAIL", "Faults", "projection_limit", "public_coins"]
+__all__ = ["PROJECTIONS", "TAIL", "Faults", "projection_limit", "public_coins", "side_by_side"]
 
 PROJECTIONS = 40  # each misses a bad number with probability 1/2 at most, and so do as many parities of bits
 TAIL = 9.0  # honest projections exceed TAIL·‖x‖ with probability 2·exp(−81) < 2^−115
 _PIECE = 1 << 16  # rows at a time
 _SIDE = 8  # numbers side by side in a projection of all numbers of a tensor: 1/8 of the coins, 8 times the comparisons
-_FEW = 1 << 12  # numbers that are projected one by one
+_FEW = 1 << 17  # numbers that are projected one by one
+
+
+def side_by_side(count: int) -> int:
+    """How many of ``count`` numbers that are projected together have the same coins, each with a sum of its own."""
+    return _SIDE if count > _FEW else 1
 
 
 def projection_limit(count: int, largest: int) -> int:
@@ -90,7 +95,7 @@ class Faults:
     def project_all(self, shares: Words) -> Words:
         """Projections over all numbers of (2, …), a few side by side: (2, PROJECTIONS, side). Local."""
         plain = self._party.machine.unsealed(shares).reshape(2, -1)
-        side = _SIDE if plain.shape[1] > _FEW else 1
+        side = side_by_side(plain.shape[1])
         rows = -(-plain.shape[1] // side)
         whole = np.zeros((2, rows * side), dtype=np.uint64)
         whole[:, : plain.shape[1]] = plain

@@ -462,7 +462,12 @@ def test_start_up_without_numba_works():
 
 
 @both
-@given(seed=st.integers(0, 2**31), rows=st.integers(0, 40), columns=st.sampled_from([1, 2, 5, 16, 17]), count=st.integers(1, 64))
+@given(
+    seed=st.integers(0, 2**31),
+    rows=st.integers(0, 40),
+    columns=st.sampled_from([1, 2, 5, 16, 17]),
+    count=st.integers(1, 64),
+)
 def test_projections_are_sums_with_signs(kernels, seed, rows, columns, count):
     x, coins = random_words(seed, rows, columns), random_words(seed + 1, rows, 2)
     out = garbage(count, columns)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from protocols import VerticalClassifier
 from protocols.inference.model_file import read_model
 from tests.docs.pages import DOCS, ROOT
 from tests.protocols.deploy.federations import free_ports
@@ -21,7 +22,7 @@ COMMANDS = re.findall(r"(?m)^    ((?:python docs/|ppvfl |sed ).*)$", PAGE)
 
 def test_the_page_shows_the_whole_way():
     words = [line.split()[1] if line.startswith("ppvfl") else line.split()[0] for line in COMMANDS]
-    assert words == ["python", "schema", "schema", "sed", "check", "check", "init", "run"]
+    assert words == ["python", "schema", "schema", "sed", "check", "check", "init", "public-rows", "run"]
 
 
 @pytest.mark.heavy
@@ -50,5 +51,10 @@ def test_every_command_of_the_page_runs(tmp_path: Path) -> None:
     with (out / "predictions.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 40 and {row["prediction"] for row in rows} == {"benign", "malignant"}
+    assert "Accuracy on 80 public rows after each epoch" in (out / "evaluation.html").read_text()
+    new = {name: tmp_path / f"{name}-new.csv" for name in ("clinic", "laboratory")}
+    opened = VerticalClassifier.load(out)  # the files of both, as the commands left them
+    ours = dict(zip(opened.columns_.read(new).ids or (), opened.predict(new), strict=True))
+    assert sum(ours[row["person"]] == row["prediction"] for row in rows) >= 39  # on shares a tie may fall otherwise
     model = read_model(out / "model-clinic.npz")
     assert model.schema is not None and model.schema.columns[0].name == "radius" and model.schema.label is None

@@ -82,7 +82,8 @@ class NoiseFilter:
 
     def _admit(self, z_rows: np.ndarray, dtype: type) -> np.ndarray:
         z = np.asarray(z_rows)
-        require(z.dtype == dtype, "z_rows", z.dtype.name, f"an array of {np.dtype(dtype).name}")
+        if z.dtype != dtype:  # names of types are slow to make
+            require(False, "z_rows", z.dtype.name, f"an array of {np.dtype(dtype).name}")
         require(
             z.ndim == 2 and z.shape[1] == self.width,
             "z_rows",
@@ -99,7 +100,8 @@ class NoiseFilter:
         )
         if self._history is None:
             self._history = np.zeros((self._depth, self.width), dtype=dtype)
-        require(self._history.dtype == dtype, "z_rows", z.dtype.name, f"{self._history.dtype.name}, as before")
+        if self._history.dtype != dtype:
+            require(False, "z_rows", z.dtype.name, f"{self._history.dtype.name}, as before")
         self.steps_done += len(z)
         return z
 

@@ -23,7 +23,7 @@ from vfl.gradients import GlobalModel, clipped_gradient, with_ones
 from vfl.local.client import Client
 from vfl.progress import progress_bar
 from vfl.tasks import output_count, score
-from vfl.training import Schedule, TrainingConfig, first_averaged, halving_steps
+from vfl.training import Schedule, TrainingConfig, averaging_share
 from vfl.twins.mechanisms import NoisePlan
 from vfl.twins.noise import StepNoise
 
@@ -90,11 +90,8 @@ class _Parameters:
 
     def note(self, step: int, num_steps: int) -> None:
         """Take the weights after ``step`` into the average, if one is asked for."""
-        kind, first = self.config.average, first_averaged(num_steps)
-        if kind == "fifth" and step >= first:
-            self._average += (self.flat - self._average) / (step - first + 1)
-        elif kind == "exponential":
-            self._average += (self.flat - self._average) / (1 if step == 0 else 2 ** halving_steps(num_steps))
+        if share := averaging_share(self.config.average, step, num_steps):
+            self._average += (self.flat - self._average) * self.flat.dtype.type(share)
 
     def finish(self) -> None:
         """The model becomes its average, if one is asked for."""

@@ -21,7 +21,7 @@ from vfl.federation import Federation
 from vfl.run_mechanism import calibrate_run, choose_factorisation
 from vfl.training import Schedule, TrainingConfig
 
-__all__ = ["NoisePlan", "plan_matrix_factorisation", "plan_shuffled", "plan_subsampled"]
+__all__ = ["NoisePlan", "plan_matrix_factorisation", "plan_method", "plan_shuffled", "plan_subsampled"]
 
 
 @dataclass(frozen=True)
@@ -74,6 +74,11 @@ def plan_shuffled(config: TrainingConfig, schedule: Schedule) -> NoisePlan:
     noise = calibrate_run("g_shuff", config, schedule, factorisation)
     claim = with_delta_checked(noise.claim, schedule.num_samples)
     return _noise_plan(noise, factorisation, claim)
+
+
+def plan_method(method: str, config: TrainingConfig, schedule: Schedule) -> NoisePlan:
+    """G-BMF's or G-Shuff's."""
+    return (plan_shuffled if method == "g_shuff" else plan_matrix_factorisation)(config, schedule)
 
 
 def plan_subsampled(config: TrainingConfig, schedule: Schedule, *, labels_only: bool = False) -> NoisePlan:

@@ -19,11 +19,11 @@ from vfl.federation import Federation
 from vfl.gradients import GlobalModel, with_ones
 from vfl.progress import progress_bar
 from vfl.run_mechanism import choose_schedule
-from vfl.training import TrainingConfig
+from vfl.training import TrainingConfig, averaging_share
 from vfl.twins.engine import AdapterRun, TwinResult
 from vfl.twins.g_shuff import epoch_order
 from vfl.twins.gl_bmf import is_estimated, release_size
-from vfl.twins.mechanisms import plan_matrix_factorisation, plan_shuffled
+from vfl.twins.mechanisms import NoisePlan, plan_matrix_factorisation, plan_method
 from vfl.twins.noise import filtered_noise
 
 __all__ = ["train_adapters_at_every_epsilon", "train_at_every_epsilon"]
@@ -37,23 +37,18 @@ def train_at_every_epsilon(
     config: TrainingConfig,
     epsilons: Sequence[float],
     *,
-    average: float = 0.0,
+    plans: Sequence[NoisePlan] = (),
     progress: bool = False,
 ) -> list[TwinResult]:
-    """One result per ε. ``average`` is the last share of the iterates that is averaged (0: the last iterate).
-
-    All iterates are covered by the claim of G-BMF, and in G-Shuff the servers average shares locally, so that the
-    average is post-processing and costs nothing.
-    """
+    """One result per ε. ``plans``: noise to take in the place of what this federation's own claim needs, one for each ε."""
     started = time.perf_counter()
     require_choice("method", method, ("g_bmf", "g_shuff"))
     require(not config.hidden, "hidden", config.hidden, "() for several ε at once", "train each ε with its own twin")
     require(len(epsilons) > 0, "epsilons", list(epsilons), "at least one ε")
-    require(0 <= average <= 1, "average", average, "from 0 to 1")
+    require(len(plans) in (0, len(epsilons)), "plans", len(plans), "none, or one for each ε")
     schedule = choose_schedule(method, config, federation.num_samples)
     configs = [config.with_(epsilon=epsilon) for epsilon in epsilons]
-    make_plan = plan_matrix_factorisation if method == "g_bmf" else plan_shuffled
-    plans = [make_plan(each, schedule) for each in configs]
+    plans = plans or [plan_method(method, each, schedule) for each in configs]
     runs, classes, dtype = len(plans), federation.classes, np.dtype(config.dtype)
     rows = with_ones(federation.rows().astype(dtype, copy=False))
     lengths = np.sqrt(np.einsum("ij,ij->i", rows, rows))
@@ -68,8 +63,7 @@ def train_at_every_epsilon(
     stds = np.array([plan.std for plan in plans], dtype=dtype)[:, None]
     weights = np.zeros((width, runs * classes), dtype=dtype)
     velocity, clipped = np.zeros_like(weights), np.zeros(runs)
-    first = schedule.num_steps - round(average * schedule.num_steps)
-    total = np.zeros_like(weights) if average else None
+    averaged = np.zeros_like(weights)
     order: npt.NDArray[np.int64] | None = None
     with progress_bar(f"{method}, {runs} ε", schedule.num_steps, progress) as advance:
         for step in range(schedule.num_steps):
@@ -99,11 +93,11 @@ def train_at_every_epsilon(
             weights -= (
                 dtype.type(config.learning_rate * config.learning_rate_factor(step, schedule.num_steps)) * velocity
             )
-            if total is not None and step >= first:
-                total += weights
+            if share := averaging_share(config.average, step, schedule.num_steps):
+                averaged += (weights - averaged) * dtype.type(share)
             advance(1)
-    if total is not None:
-        weights = total / dtype.type(max(1, schedule.num_steps - first))
+    if config.average != "none":
+        weights = averaged
     seconds = (time.perf_counter() - started) / runs
     test, name = federation.test_rows().astype(dtype), {"g_bmf": "G-BMF", "g_shuff": "G-Shuff"}[method]
     results = []

@@ -6,7 +6,9 @@ client's own and stays in its ``--state``, beside the states of all configuratio
 
 from __future__ import annotations
 
+import contextlib
 import hmac
+import os
 import secrets
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,7 +25,11 @@ def people_tag(states: Path, client: str, ids: Sequence[str]) -> str:
     file = states / KEY
     if not file.exists():
         states.mkdir(parents=True, exist_ok=True, mode=0o700)
-        write_bytes(file, secrets.token_bytes(32), private=True)
+        drawn = states / f"{KEY}.{secrets.token_hex(8)}"
+        write_bytes(drawn, secrets.token_bytes(32), private=True)
+        with contextlib.suppress(FileExistsError):  # another process of this client was first: its key counts
+            os.link(drawn, file)
+        drawn.unlink()
     mac = hmac.new(file.read_bytes(), f"people of {client}".encode(), "sha256")
     for identifier in sorted(ids):
         mac.update(b"\0" + identifier.encode())

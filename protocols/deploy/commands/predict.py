@@ -48,7 +48,7 @@ from refmpc.net.framing import listed, name_of
 from vfl.progress import progress_bar
 from vfl.tasks import classes_of, probabilities, unscaled_targets
 
-__all__ = ["add_parser", "run"]
+__all__ = ["add_parser", "read_own_model", "run", "stated_figures"]
 
 
 def add_parser(subparsers: Any) -> None:
@@ -78,7 +78,7 @@ def run(arguments: argparse.Namespace) -> int:
     identity, entry, state, log = client_identity(arguments)
     config, receiver = identity.config, identity.config.predict.receiver
     file = Path(arguments.model or f"model-{entry.name}.npz")
-    model = _read_model(file, config, log)
+    model = read_own_model(file, entry.name, config, log)
     evaluate = entry.label and receiver == entry.name and (arguments.evaluate or arguments.held_out)
     require(
         evaluate or not arguments.evaluate,
@@ -86,7 +86,7 @@ def run(arguments: argparse.Namespace) -> int:
         entry.name,
         f"at {config.label_client.name}, which has the labels, and with it as [predict] receiver (now {receiver})",
     )
-    figures = None if arguments.non_private is None else _figures(arguments.non_private)
+    figures = None if arguments.non_private is None else stated_figures(arguments.non_private)
     require(
         evaluate or not figures, "--non-private", arguments.non_private, "given with an evaluation, at its receiver"
     )
@@ -159,7 +159,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _figures(text: str) -> dict[str, float]:
+def stated_figures(text: str) -> dict[str, float]:
     """AUC=0.9,accuracy=0.85 as numbers by name."""
     try:
         pairs = [item.split("=") for item in text.split(",")]
@@ -168,9 +168,11 @@ def _figures(text: str) -> dict[str, float]:
         raise InvalidArgument(f"--non-private {text!r} must be FIGURE=VALUE,…, such as AUC=0.9,accuracy=0.85") from None
 
 
-def _read_model(file: Path, config: FederationConfig, log: Log) -> ReleasedModel:
+def read_own_model(file: Path, name: str, config: FederationConfig, log: Log) -> ReleasedModel:
     """This client's file of this federation's model."""
     model = read_model(file, "--model")
+    own = f"that of {name}, which holds how its own columns are read"
+    require(model.client in ("", name), "--model", f"{file}, the file of {model.client}", own)
     good = len(model.classes) > 0 or model.task == "regression"
     require(good, "--model", str(file), "the file that `ppvfl client` wrote")
     run = config.run
@@ -181,7 +183,8 @@ def _read_model(file: Path, config: FederationConfig, log: Log) -> ReleasedModel
         trained == {client.name: client.width for client in clients} and same,
         "--model",
         f"{file}, of clients and widths {trained}, task {model.task} and classes {', '.join(model.classes) or 'none'}",
-        f"a model of the federation in {config.source}",
+        f"a model of the federation in {config.source}: {', '.join(f'{c.name} {c.width}' for c in clients)}, task {run.training.task}, "
+        f"classes {', '.join(run.classes) or 'none'}, in this order",
     )
     if model.schema is None:
         log.warning(

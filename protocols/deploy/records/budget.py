@@ -87,7 +87,11 @@ class Budgets:
             total = self._composed({**runs, run: claim})
             if run not in self._ledger(client).runs() and total > min(self._config.epsilon, _UNLIMITED) * (1 + 1e-9):
                 elsewhere = sorted(runs.keys() - self._ledger(client).runs().keys())
-                also = f" (with {len(elsewhere)} under another [budget] people, on the same list of ids)" if elsewhere else ""
+                also = (
+                    f" (with {len(elsewhere)} under another [budget] people, on the same list of ids)"
+                    if elsewhere
+                    else ""
+                )
                 return (
                     f"this run would bring what was spent on the people of {client} from ε = {self._composed(runs):.4g}{also} to "
                     f"{total:.4g}, [budget] allows {self._config.epsilon:g}"

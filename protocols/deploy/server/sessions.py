@@ -28,7 +28,7 @@ from protocols.inference.prediction import OUTPUTS
 from refmpc import Ledger
 from vfl.dp.certificate_cache import Say, announced
 
-__all__ = ["Session", "SessionStore"]
+__all__ = ["Session", "SessionStore", "thinned"]
 
 _NAME = re.compile(r"[0-9a-f]{32}")
 _OPEN = 8  # predictions that may be under way
@@ -97,7 +97,9 @@ class Session:
         if not (isinstance(tag, str) and re.fullmatch(r"[0-9a-f]{64}", tag)):
             return
         known = self.people.get(client)
-        require(known in (None, tag), "people", f"{tag[:8]}…", f"{known}, whom {client} has named in this session before")
+        require(
+            known in (None, tag), "people", f"{tag[:8]}…", f"{known}, whom {client} has named in this session before"
+        )
         if known is None and not (client in self.spools and self.spools[client].complete):
             write_bytes(self.directory / f"people-{client}.tag", tag.encode(), private=True)
 
@@ -116,7 +118,7 @@ class Session:
         """Keep the results of a successful attempt."""
         for client, messages in outbox.items():
             publish(self.directory / "results", client, attempt, messages)
-        facts = {"attempt": attempt} | ({"curve": _thinned(self.curve)} if self.curve else {})
+        facts = {"attempt": attempt} | ({"curve": thinned(self.curve)} if self.curve else {})
         write_bytes(self.directory / "done.json", json.dumps(facts).encode(), private=True)
 
     def result(self, client: str) -> tuple[dict[str, Any], bytes] | None:
@@ -138,7 +140,7 @@ class Session:
                     words.unlink(missing_ok=True)  # two clients may come for theirs in the same moment
 
 
-def _thinned(curve: list[Any]) -> list[list[float]]:
+def thinned(curve: list[Any]) -> list[list[float]]:
     """At most so many points as fit into a message, the first and the last among them; six digits are enough to draw."""
     kept = (
         {round(i * (len(curve) - 1) / max(1, _POINTS - 1)) for i in range(_POINTS)}

@@ -50,7 +50,9 @@ def test_the_largest_that_can_happen_passes_and_a_little_more_does_not(changes: 
 
 def test_models_beyond_all_steps_and_no_numbers_are_refused() -> None:
     plan = made(hidden=(6,))
-    layers = [np.full(shape, 0.99 * limit) for shape, limit in zip(plan.layer_shapes, largest_weights(plan), strict=True)]
+    layers = [
+        np.full(shape, 0.99 * limit) for shape, limit in zip(plan.layer_shapes, largest_weights(plan), strict=True)
+    ]
     require_possible_model(plan, layers)
     for value in (1.01 * largest_weights(plan)[1], -1e9, np.nan):
         layers[1][2, 1] = value

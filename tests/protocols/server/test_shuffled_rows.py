@@ -35,7 +35,7 @@ async def shuffle_and_save(party: Party, directory: Path, *, epoch: int = 4):
 
 
 async def load_and_open(party: Party, directory: Path, *, fingerprint: str = "plan", epoch: int = 4):
-    found = ShuffledRows(directory, fingerprint).load(party, epoch)
+    found: dict[str, Any] = dict(ShuffledRows(directory, fingerprint).load(party, epoch))
     return [await refmpc.reveal(found[name], release="test") for name in ("rows", "labels")]
 
 

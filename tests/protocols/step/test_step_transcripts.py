@@ -52,7 +52,7 @@ def packing(name: str, bits: int) -> tuple[int, bool]:
         "truncate_additive + octave": {111: 2**37, 32: 2**32, 2: 4},
         "cut_and_square": {75: 2**25},
         "cut_and_square + weigh_reached": {75: 2**25, 200: 11},
-        "weigh_reached": {32: 11, 12: 11},
+        "weigh_reached": {32: 11, 12: 11, 141: 2**47},  # and products with 47 bits each
     }
     _, rest = name.split(": ", 1)
     operation = rest.rsplit(" from ", 1)[0]

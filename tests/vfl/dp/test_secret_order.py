@@ -10,6 +10,7 @@ import queue
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from itertools import combinations
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -327,7 +328,7 @@ def test_a_directory_that_lets_nobody_in_is_no_cache(monkeypatch):
         raise PermissionError(13, "Permission denied")
 
     for method in ("stat", "read_text", "mkdir", "open"):
-        monkeypatch.setattr(certificate_cache.Path, method, refused)
+        monkeypatch.setattr(Path, method, refused)
     monkeypatch.setattr(certificate_cache, "write_bytes", refused)
     assert certificate_cache.cached("closed", (1,), lambda: Padding(3, 4, 5), Padding) == Padding(3, 4, 5)
 

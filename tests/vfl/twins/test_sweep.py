@@ -1,5 +1,7 @@
 """All ε of a seed in one pass give what the twins give one by one; public projections; bsr in single precision."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -44,15 +46,29 @@ def test_every_run_with_adapters_is_its_twin(kind):
         assert present(run.plan).claim == present(alone.plan).claim
 
 
-def test_the_average_is_of_the_last_iterates():
+@pytest.mark.parametrize("kind", ["fifth", "exponential"])
+def test_the_average_is_the_twins(kind):
     federation = build_federation(load_data("digits"), progress=False)
-    config = TrainingConfig(epochs=1, batch_size=256, epsilon=8.0, accounting="any-order")
-    steps = config.steps(federation.num_samples).num_steps
-    iterates = [train_g_bmf(federation, config, num_steps=t).model.layers[0] for t in range(1, steps + 1)]
-    (run,) = train_at_every_epsilon("g_bmf", federation, config, [8.0], average=1.0)
-    np.testing.assert_allclose(run.model.layers[0], np.mean(iterates, axis=0), atol=1e-12)
+    config = TrainingConfig(epochs=2, batch_size=128, epsilon=8.0, accounting="any-order", average=kind)
+    (run,) = train_at_every_epsilon("g_bmf", federation, config, [8.0])
+    np.testing.assert_allclose(run.model.layers[0], train_g_bmf(federation, config).model.layers[0], atol=1e-12)
+    (last,) = train_at_every_epsilon("g_bmf", federation, config.with_(average="none"), [8.0])
+    assert np.abs(run.model.layers[0] - last.model.layers[0]).max() > 1e-3
     with pytest.raises(ValueError, match="hidden"):
         train_at_every_epsilon("g_bmf", federation, config.with_(hidden=(8,)), [8.0])
+
+
+def test_noise_from_outside_takes_the_place_of_the_calibrated_one():
+    federation = build_federation(load_data("digits"), progress=False)
+    config = TrainingConfig(epochs=1, batch_size=128)
+    (own,) = train_at_every_epsilon("g_bmf", federation, config, [1.0])
+    less = replace(present(own.plan), std=0.0)
+    (exact,) = train_at_every_epsilon("g_bmf", federation, config, [1.0], plans=[less])
+    (weak,) = train_at_every_epsilon("g_bmf", federation, config, [100.0])
+    gaps = [np.abs(run.model.layers[0] - exact.model.layers[0]).max() for run in (weak, own)]
+    assert 0 < gaps[0] < 0.1 * gaps[1]
+    with pytest.raises(ValueError, match="plans = 1"):
+        train_at_every_epsilon("g_bmf", federation, config, [1.0, 2.0], plans=[less])
 
 
 @pytest.mark.parametrize("bands", [1, 40, 150])

@@ -8,20 +8,24 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas
 import pytest
 
 from accel.errors import InvalidArgument
+from protocols import VerticalClassifier
 from protocols.deploy.cli import main, make_parser
 from protocols.deploy.client.align import Aligner
 from protocols.deploy.client.columns import read_columns
 from protocols.deploy.commands.client import released
+from protocols.deploy.commands.predict import read_own_model
 from protocols.deploy.config.public_plan import plan_for
-from protocols.deploy.config.read import ClientEntry, FederationConfig, configuration_hash, load
+from protocols.deploy.config.read import ClientEntry, FederationConfig, load
 from protocols.deploy.net.credentials import load_credentials
 from protocols.deploy.net.wire import Identity
 from protocols.deploy.records.log import Log
 from protocols.inference.model_file import write_model
 from refmpc.core.errors import HandshakeError
+from tests.present import present
 from tests.protocols.deploy.client.meetings import together
 from tests.protocols.deploy.federations import CLIENTS, free_ports, make_federation
 
@@ -115,6 +119,32 @@ def test_predictions_in_the_clear_are_those_of_the_model(config: FederationConfi
     parts = list(values.values())  # within the row bound
     expected = np.column_stack([*parts, np.ones(12)]) @ layer
     np.testing.assert_allclose([found[f"p{i}"] for i in range(12)], expected, atol=1e-5)
+
+
+def test_files_that_the_python_api_saved_predict_in_a_federation(config: FederationConfig, tmp_path: Path) -> None:
+    """Without servers, which have not trained this model; each client with its own file and its raw table, in any order of columns."""
+    random = np.random.default_rng(5)
+    tables = {}
+    for name, width in WIDTHS.items():
+        columns = {f"x{i}": 100 + 20 * random.normal(size=300) for i in range(width)}
+        tables[name] = pandas.DataFrame({"id": [f"p{i}" for i in range(300)], **columns})
+    labels = np.where(tables["bank"]["x0"] + tables["card"]["x0"] > 200, "1", "0")
+    model = VerticalClassifier(public=tables, id_column="id", epsilon=8.0)
+    model.fit({"bank": tables["bank"], "card": tables["card"].assign(label=labels)}, y="label")
+    model.save(tmp_path / "kept")
+    work = {}
+    for name, table in tables.items():
+        table[table.columns[::-1]].head(20).to_csv(tmp_path / f"{name}.csv", index=False)
+        words = ["predict", "--as", name, "--config", config.source, "--columns", str(tmp_path / f"{name}.csv")]
+        words += ["--clear", "--output", "probabilities", "--log", str(tmp_path / "log")]
+        words += ["--model", str(tmp_path / "kept" / f"model-{name}.npz"), "--out", str(tmp_path / "out.csv")]
+        work[name] = lambda words=words: main(words)
+    assert together(work) == {"bank": 0, "card": 0}
+    found = pandas.read_csv(tmp_path / "out.csv")
+    expected = present(model.predict_proba({name: table.head(20) for name, table in tables.items()}))
+    np.testing.assert_allclose(found[["0", "1"]].to_numpy(), expected, atol=1e-5)
+    with pytest.raises(ValueError, match="--model = '.*the file of card': must be that of bank"):
+        read_own_model(tmp_path / "kept" / "model-card.npz", "bank", config, Log("bank", tmp_path / "log"))
 
 
 def test_what_is_opened_is_agreed_before_anything_is_shared(config: FederationConfig, tmp_path: Path) -> None:
@@ -221,7 +251,8 @@ def test_held_out_rows_are_evaluated_at_the_label_client_alone(config: Federatio
         words[name] += ["--state", str(tmp_path / "state" / name), "--report", str(tmp_path / f"{name}.html")]
         words[name] += ["--out", str(tmp_path / f"{name}-out.csv")]
     assert main(words["bank"]) == 2  # nothing was aligned for a training yet
-    state = {name: tmp_path / "state" / name / configuration_hash(config)[:16] for name in WIDTHS}
+    identities = {name: Identity(config, name, load_credentials(config, name)) for name in WIDTHS}
+    state = {name: identity.kept_in(tmp_path / "state" / name) for name, identity in identities.items()}
     ids = [f"p{i}" for i in range(count)]
 
     def train(name: str) -> Any:

@@ -15,12 +15,12 @@ from protocols.deploy.cli import main
 from protocols.deploy.client.columns import OwnColumns
 from protocols.deploy.client.evaluation import print_evaluation
 from protocols.deploy.client.server_calls import ServerCalls
-from protocols.deploy.commands.predict import _figures
+from protocols.deploy.commands.predict import stated_figures
 from protocols.deploy.config.public_plan import plan_for, training_for
 from protocols.deploy.config.public_rows import FILE, public_rows_of
 from protocols.deploy.config.read import configuration_hash, load
 from protocols.deploy.records.log import Log
-from protocols.deploy.server.sessions import _thinned
+from protocols.deploy.server.sessions import thinned
 from protocols.inference.model_file import ReleasedModel, read_model, write_model
 from protocols.plan.public_rows import PublicRows
 from tests.present import present
@@ -119,7 +119,7 @@ def test_the_file_must_be_the_one_that_everybody_agreed_on(tmp_path, capsys):
     with pytest.raises(ValueError, match="cannot be read .*: copy it again"):
         public_rows_of(config)
     other = present(_other_rows(tmp_path, kept))
-    np.savez(tmp_path / FILE, **other)
+    np.savez(tmp_path / FILE, words=other["words"], labels=other["labels"])
     with pytest.raises(ValueError, match="digest of .*: must be .*as .run. public_rows says"):
         public_rows_of(config)
     (tmp_path / FILE).unlink()
@@ -154,9 +154,9 @@ def test_the_report_has_the_curve_and_a_column_that_somebody_stated(tmp_path, ca
     assert "Accuracy on 10 public rows after each epoch" in text and "0.987" in text
     with pytest.raises(ValueError, match="--non-private = 'AUCC': must be figures of this report: accuracy, AUC"):
         print_evaluation(own, np.arange(30), shares, model, page, **rest, non_private={"AUCC": 0.9})
-    assert _figures("AUC=0.9, accuracy=.85") == {"AUC": 0.9, "accuracy": 0.85}
+    assert stated_figures("AUC=0.9, accuracy=.85") == {"AUC": 0.9, "accuracy": 0.85}
     with pytest.raises(ValueError, match="--non-private 'AUC' must be FIGURE=VALUE"):
-        _figures("AUC")
+        stated_figures("AUC")
 
 
 def test_servers_that_tell_different_curves_are_not_believed(tmp_path):
@@ -171,7 +171,7 @@ def test_servers_that_tell_different_curves_are_not_believed(tmp_path):
 
 def test_a_long_curve_still_fits_into_a_message():
     curve = [[epoch, epoch / 7, 1 / 3] for epoch in range(1, 20_001)]
-    thinned = _thinned(curve)
-    assert len(thinned) == 500 and thinned[0][0] == 1 and thinned[-1][0] == 20_000
-    assert len(json.dumps(thinned)) < 1 << 15
-    assert [point[0] for point in _thinned(curve[:7])] == list(range(1, 8))
+    kept = thinned(curve)
+    assert len(kept) == 500 and kept[0][0] == 1 and kept[-1][0] == 20_000
+    assert len(json.dumps(kept)) < 1 << 15
+    assert [point[0] for point in thinned(curve[:7])] == list(range(1, 8))

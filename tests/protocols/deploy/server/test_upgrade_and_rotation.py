@@ -46,7 +46,9 @@ def test_servers_go_on_when_all_three_have_the_new_version(tmp_path: Path, monke
     monkeypatch.setattr(meeting, "software_version", lambda: "9.0.0/1")
     for number in (0, 1):
         federation.start(number)
-    _wait(lambda: any("server-2 runs ppvfl" in reason and "9.0.0/1" in reason for reason in waits(federation, "server-0")))
+    _wait(
+        lambda: any("server-2 runs ppvfl" in reason and "9.0.0/1" in reason for reason in waits(federation, "server-0"))
+    )
     _wait(lambda: any("runs ppvfl 9.0.0/1" in reason for reason in waits(federation, "server-2")))
     time.sleep(1.0)
     assert agreements(federation) == before and not outcome
@@ -103,7 +105,9 @@ def new_certificate(federation: Federation, name: str) -> Identity:
     return before
 
 
-def test_certificates_are_replaced_in_the_middle_of_a_training(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_certificates_are_replaced_in_the_middle_of_a_training(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The state was named by the certificates: a new one lost the training, and for servers that stay the model."""
     federation, threads, outcome = train_until_a_checkpoint(tmp_path)
     session = next(tmp_path.glob("server-0/state/*/training-*")).name.removeprefix("training-")
