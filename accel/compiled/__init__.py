@@ -1,13 +1,16 @@
 """The kernels in numba: the same names and results as ``accel.reference``.
 
-Compiled code is kept, so that the second start compiles nothing. numba keeps it beside the source or in the user's cache
-directory, and refuses to start where it can write to neither (a package installed by root, run by a service without a
-home). There it goes to a directory of this user alone under the system's temporary one.
+Compiled code is kept, so that the second start compiles nothing: beside the source, or in the user's cache directory, or (a package
+installed by root, run by a service without a home) in a directory of this user alone under the system's temporary one. numba
+looks only at the file of a function itself, not at what it calls in others, so after a change elsewhere old machine code would run
+without a word. Therefore the directory has the name of everything that is compiled here.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
+import shutil
 import stat
 import tempfile
 from pathlib import Path
@@ -30,15 +33,33 @@ def _can_write(directory: Path) -> bool:
     return os.access(directory, os.W_OK | os.X_OK)
 
 
+def _name() -> str:
+    """A new one whenever a source of this package changes."""
+    digest = hashlib.sha256()
+    for file in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(file.name.encode() + b"\0" + file.read_bytes())
+    return f"ppvfl-kernels-{digest.hexdigest()[:16]}"
+
+
 def _cache_directory() -> str:
-    """Where numba shall keep compiled code; empty if it finds a place by itself."""
+    """Where numba shall keep compiled code."""
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path(os.path.expanduser("~"), ".cache"))
-    chosen = str(getattr(config, "CACHE_DIR", ""))
-    if chosen or _can_write(Path(__file__).parent) or _can_write(home):
-        return chosen
+    chosen, beside = str(getattr(config, "CACHE_DIR", "")), Path(__file__).parent / "__pycache__"
+    for place in (Path(chosen),) if chosen else (beside, home):
+        if _can_write(place):
+            return str(place / _name())
     directory = Path(tempfile.gettempdir(), f"ppvfl-kernels-{os.getuid()}")
     directory.mkdir(mode=0o700, exist_ok=True)
-    return str(directory) if _is_own(directory) else tempfile.mkdtemp(prefix="ppvfl-kernels-")
+    own = directory if _is_own(directory) else Path(tempfile.mkdtemp(prefix="ppvfl-kernels-"))
+    return str(own / _name())
+
+
+def _remove_old(directory: Path) -> None:
+    """What earlier versions of this package have left beside the source."""
+    for other in Path(__file__).parent.glob("__pycache__/ppvfl-kernels-*"):
+        if other != directory:
+            shutil.rmtree(other, ignore_errors=True)
 
 
 config.CACHE_DIR = _cache_directory()  # type: ignore[attr-defined]
+_remove_old(Path(config.CACHE_DIR))  # type: ignore[attr-defined]

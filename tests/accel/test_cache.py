@@ -57,3 +57,22 @@ def test_a_user_who_can_write_neither_beside_the_source_nor_at_home_compiles_onc
     finally:
         for directory in closed:
             directory.chmod(0o755)
+
+
+def test_a_change_in_any_file_compiles_everything_anew_and_removes_what_was_kept(tmp_path):
+    """numba looks only at the file of a function, not at what it calls in others: old machine code would run without a word."""
+    shutil.copytree(
+        Path(accel.__file__).parent, tmp_path / "accel", ignore=shutil.ignore_patterns("__pycache__"), symlinks=True
+    )
+
+    def run():
+        done = subprocess.run([sys.executable, "-c", PROGRAM], cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        (kept,) = (tmp_path / "accel" / "compiled" / "__pycache__").glob("ppvfl-kernels-*")
+        return done.stdout.strip(), kept.name
+
+    first, again = run(), run()
+    assert (first[0], again[0]) == ("compiled", "from the cache") and first[1] == again[1]
+    with (tmp_path / "accel" / "compiled" / "tiles.py").open("a") as file:
+        file.write("\n# changed\n")
+    assert run()[0] == "compiled" and run() != again
