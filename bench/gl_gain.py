@@ -12,6 +12,7 @@ clients' own columns, without any local model: what a client could do instead.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import tempfile
 import time
@@ -23,6 +24,7 @@ from pathlib import Path
 import numpy as np
 from rich.table import Table
 
+from accel.errors import PpvflError
 from accel.files import write_text
 from bench.evaluation.report import printing_console
 from vfl.data.embeddings import ClientEmbeddings, embed
@@ -117,7 +119,7 @@ def _images(options: Options, seed: int) -> tuple[VerticalData, LocalModelConfig
 
     found = None if options.root is None else read_public_cifar100(options.root)
     if found is None or options.weights is None:
-        raise NotThere("images: CIFAR-100 under --data-root, and --weights FILE of python -m vfl.local.pretrain")
+        raise NotThere("needs CIFAR-100 under --data-root and --weights FILE of python -m vfl.local.pretrain")
     images, labels = found
     held_out = np.random.default_rng(0).permutation(len(labels))[
         : len(labels) // 10
@@ -173,11 +175,13 @@ class Runs:
 
     def __init__(self, file: Path, options: Options, end: float) -> None:
         self.file, self.options, self.end = file, options, end
+        weights = Path(options.weights).read_bytes() if options.weights else b""
+        self.settings = hashlib.sha256(f"{TRAINING} {LORA_ALPHA}".encode() + weights).hexdigest()[:16]
         self.kept: dict[str, list[float]] = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
 
     def accuracies(self, case: str, method: str, update: str, rates: Rates, seed: int) -> list[float]:
         """In per cent; ``TimeoutError`` if it is not kept and time is over."""
-        key = " ".join(map(str, (case, method, update, *rates, seed, *EPSILONS)))
+        key = " ".join(map(str, (case, method, update, *rates, seed, *EPSILONS, self.settings)))
         if key not in self.kept:
             if time.monotonic() >= self.end:
                 raise TimeoutError
@@ -272,12 +276,15 @@ def main(argv: list[str] | None = None) -> None:
     if options.seeds < 2:
         parser.error(f"--seeds {options.seeds}: a standard error needs at least two")
     runs = Runs(options.keep, Options(options.data_root, options.weights), time.monotonic() + 60 * options.minutes)
-    console, results = printing_console(), {}
+    console = printing_console()
+    results: dict[str, Sequence[Gain]] = {}
     for case in options.only or CASES:
         try:
             results[case] = gain(runs, case, options.update, options.seeds)
         except TimeoutError:
             console.print(f"{case}: not complete; the same command goes on from here")
+        except PpvflError as error:  # data or weights that are not here
+            console.print(f"{case}: {error}", markup=False)
     console.print(_table_of(results, options.update, options.seeds))
 
 

@@ -67,6 +67,9 @@ def _add_data_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data-root", metavar="DIR", help="folder of data sets, public data and weights")
     parser.add_argument("--weights-imagenet", metavar="FILE", help="ResNet-18, ImageNet (else found under --data-root)")
     parser.add_argument("--weights-cifar100", metavar="FILE", help="ResNet-18 pre-trained on CIFAR-100, 512 outputs")
+    parser.add_argument(
+        "--weights-own", metavar="FILE", help="small_resnet of python -m vfl.local.pretrain, 512 outputs"
+    )
     parser.add_argument("--embedding-cache", default=".cache/embeddings", metavar="DIR")
     parser.add_argument("--out", type=Path, default=Path("runs/paper"), metavar="DIR")
 
@@ -76,6 +79,7 @@ def _data_options(options: argparse.Namespace) -> DataOptions:
         options.data_root,
         options.weights_imagenet,
         options.weights_cifar100,
+        options.weights_own,
         options.embedding_cache,
     )
 

@@ -104,6 +104,7 @@ class _Figures:
     def __init__(self, lines: Sequence[Line], results: Results) -> None:
         self._values: dict[tuple[Any, ...], dict[int, float]] = {}
         self._means: dict[tuple[Any, ...], float] = {}
+        self._earlier: set[tuple[Any, ...]] = set()
         for line in lines:
             for entry in line.entries:
                 key = (line.source, line.method, line.setting, line.variant, entry.epsilon)
@@ -114,11 +115,16 @@ class _Figures:
                     self._means[key] = entry.paper
                 elif (found := summary(entry, results)) is not None:
                     self._means[key] = found.mean
+                    self._earlier |= {key} if found.earlier else set()
 
     def mean(
         self, source: str, method: str, setting: int = 1, variant: str = "", epsilon: float | None = None
     ) -> float | None:
         return self._means.get((source, method, setting, variant, epsilon))
+
+    def mark(self, source: str, method: str, setting: int, variant: str, epsilon: float | None) -> str:
+        """Behind a mean that was not measured for this report."""
+        return EARLIER if (source, method, setting, variant, epsilon) in self._earlier else ""
 
     def gain(self, source: str, setting: int, variant: str, epsilon: float | None) -> str:
         """What GL-BMF gains over G-BMF: mean and standard error over the seeds that both were run with."""
@@ -143,8 +149,8 @@ def _lead(figures: _Figures, epsilon: float, where: str) -> list[str]:
             continue
         beside = "" if printed is None else f" (the paper prints {printed:.1f} %)"
         out.append(
-            f"{where}, G-BMF, Setting {setting}, ε = {epsilon:g}: {paper:.1f} % in the paper's settings{beside}, "
-            f"{ours:.1f} % in ours: {ours - paper:+.1f} points at the same ε, δ, data and local models."
+            f"{where}, G-BMF, Setting {setting}, ε = {epsilon:g}: {paper:.1f} %{figures.mark('paper', *key)} in the paper's settings{beside}, "
+            f"{ours:.1f} %{figures.mark('ours', *key)} in ours: {ours - paper:+.1f} points at the same ε, δ, data and local models."
         )
     plain = figures.mean("ours", "plain")
     if out and plain is not None:

@@ -15,7 +15,11 @@ _FILE = Path(__file__).with_name("paper.toml")
 
 # Our names of data sets, pre-training and methods, as the paper writes them.
 DATA_NAMES = {"cifar10": "CIFAR-10", "emnist": "EMNIST"}
-PRETRAINING_NAMES = {"imagenet": "Pre-ImageNet", "cifar100": "Pre-Cifar100"}
+PRETRAINING_NAMES = {
+    "imagenet": "Pre-ImageNet",
+    "cifar100": "Pre-Cifar100",
+    "own": "Pre-Cifar100, our own small network and weights",
+}
 METHOD_NAMES = {
     "plain": "Plain",
     "g_shuff": "G-Shuff",

@@ -106,7 +106,8 @@ table { border-collapse: collapse; width: 100%; font-size: .8rem; font-variant-n
 th, td { padding: .2rem .45rem; text-align: right; border-bottom: 1px solid var(--line); white-space: nowrap; }
 th { border-bottom: 2px solid var(--ink); font-weight: 600; }
 th:nth-child(-n+2), td:nth-child(-n+2) { text-align: left; }
-th:first-child, tr:not(.heading) td:first-child { position: sticky; left: 0; background: #fff; }
+th:first-child, tr:not(.heading) td:first-child { position: sticky; left: 0; background: #fff;
+  white-space: normal; min-width: 9rem; }
 table.words th, table.words td { text-align: left; white-space: normal; }
 tr.heading td { text-align: left; font-weight: 600; background: var(--shade); border-top: 1px solid var(--ink); }
 tr.published td { color: var(--faint); }
@@ -119,7 +120,7 @@ figcaption, .note { color: var(--faint); font-size: .82rem; max-width: 50rem; }
   body { margin: 1rem auto; padding: 0 .9rem; }
   h1 { font-size: 1.35rem; }
   dl { display: block; } dd { margin: 0 0 .4rem; }
-  th:first-child, tr:not(.heading) td:first-child { white-space: normal; min-width: 6.5rem; }
+  th:first-child, tr:not(.heading) td:first-child { min-width: 6.5rem; }
   .picture { overflow-x: auto; } .picture svg { max-width: none; width: auto; }
 }
 @media print {

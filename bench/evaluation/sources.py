@@ -40,9 +40,10 @@ DATA_TITLES = {
     "digits": "digits (embedded)",
 }
 NUM_CLASSES = {"cifar10": 10, "cifar10_images": 10, "emnist": 26, "ocr_letters": 26, "digits": 10}
-# Which local models a data set is tried with; "none" is the identity on the client's own columns.
+# Which local models a data set is tried with; "none" is the identity on the client's own columns, "own" a small residual network
+# that vfl.local.pretrain trained on the public images.
 PRETRAININGS = {
-    "cifar10": ("imagenet", "cifar100"),
+    "cifar10": ("imagenet", "cifar100", "own"),
     "cifar10_images": ("imagenet",),
     "emnist": ("imagenet", "cifar100"),
     "ocr_letters": ("none",),
@@ -74,6 +75,7 @@ class DataOptions:
     root: str | None = None
     imagenet_weights: str | None = None
     cifar100_weights: str | None = None
+    own_weights: str | None = None
     cache: str = ".cache/embeddings"
 
     def file(self, *names: str) -> Path | None:
@@ -100,7 +102,9 @@ class DataOptions:
 
     def weights(self, pretraining: str) -> str:
         """The weight file of a pre-training; given, or found under the data root."""
-        given = {"imagenet": self.imagenet_weights, "cifar100": self.cifar100_weights}[pretraining]
+        given = {
+            "imagenet": self.imagenet_weights, "cifar100": self.cifar100_weights, "own": self.own_weights,
+        }[pretraining]  # fmt: skip
         found = self.file("resnet18_imagenet.pth", "resnet18_imagenet_fp16.pth") if pretraining == "imagenet" else None
         if given or found:
             return str(given or found)
@@ -154,6 +158,8 @@ def _public_features(options: DataOptions, pretraining: str) -> tuple[list[Clien
 def _network(options: DataOptions, pretraining: str) -> LocalModelConfig:
     if pretraining == "imagenet":
         return LocalModelConfig("resnet18", output_width=512, weights=options.weights(pretraining), upscale=_UPSCALE)
+    if pretraining == "own":
+        return LocalModelConfig("small_resnet", output_width=512, weights=options.weights(pretraining))
     return LocalModelConfig("resnet18", output_width=512, weights=options.weights(pretraining), stem="cifar")
 
 

@@ -14,7 +14,7 @@ from rich.console import Console
 from bench.evaluation import plots
 from bench.evaluation.cache import ResultCache
 from bench.evaluation.cells import Cell, group_cells, run_cells
-from bench.evaluation.compose import preset_table
+from bench.evaluation.compose import compose, preset_table
 from bench.evaluation.earlier import read_page, take_cells
 from bench.evaluation.engine import run_sweep
 from bench.evaluation.paper_tables import paper_accuracy, paper_table
@@ -225,6 +225,7 @@ def test_a_report_is_renewed_from_its_json(tmp_path, capsys):
 
 def test_means_of_an_earlier_page_are_marked(tmp_path, monkeypatch):
     """Only in lines that were not run since, and whose settings the page describes as they are."""
+    pytest.importorskip("matplotlib")
     lines = layout(1, Selection(seeds=2, data=("digits",), methods=("g_bmf",), epsilons=(1.0, 8.0)))
     own = [cell for line in lines for entry in line.entries for cell in entry.cells]
     results: dict[Cell, Any] = {cell: {"accuracy": 0.5 + 0.1 * cell.seed} for cell in own}
@@ -242,6 +243,8 @@ def test_means_of_an_earlier_page_are_marked(tmp_path, monkeypatch):
     assert ("ours", ["G-BMF (Setting 1)", "ours, our settings", *["55.0 ± 7.1 ‡"] * 2]) in view(
         1, earlier.fill(lines), fewer
     ).rows
+    report = compose({1: lines}, now, [], cost_file=None, choice=tmp_path / "none", earlier=earlier)
+    assert any("55.0 % ‡ in the paper's settings, 90.0 % in ours" in sentence for sentence in report.lead)
     monkeypatch.setitem(PRESETS, "ours", dataclasses.replace(PRESETS["ours"], projection=7))
     changed = read_page(file, preset_table())
     assert changed.unchanged == {"paper"}
@@ -256,7 +259,12 @@ def test_pictures_have_one_scale_and_their_reference_lines(monkeypatch):
     }
     drawn: list[Any] = []
     original = plots._svg
-    monkeypatch.setattr(plots, "_svg", lambda figure: (drawn.append(figure), original(figure))[1])
+
+    def keep(figure: Any) -> str:
+        drawn.append(figure)
+        return original(figure)
+
+    monkeypatch.setattr(plots, "_svg", keep)
     assert plots.plot_accuracy(lines, results, 10) is not None
     axes = [axis for axis in drawn[0].axes if axis.get_visible()]
     assert len(axes) > 4 and {axis.get_ylim() for axis in axes} == {(0.0, 100.0)}

@@ -46,6 +46,12 @@ def test_trained_layers_pay_where_the_local_model_is_narrow(tmp_path, monkeypatc
     assert len(found.gl_bmf) == 2 and found.rates[0] == runs.best("digits", "g_bmf", "released")[0]
 
 
+def test_what_is_not_there_is_said(tmp_path, capsys):
+    main(["--keep", str(tmp_path / "kept.json"), "--only", "letters-8", "--only", "images"])
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "letters-8: data_root = None" in printed and "images: needs CIFAR-100 under --data-root" in printed
+
+
 def test_one_seed_is_refused(capsys):
     with pytest.raises(SystemExit):
         main(["--seeds", "1"])

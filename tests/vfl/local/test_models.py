@@ -235,7 +235,7 @@ def test_pretraining_stops_within_an_epoch_and_goes_on_exactly(tmp_path, monkeyp
     options: dict[str, Any] = {"batch_size": 100, "epochs": 2, "progress": False}
     whole = module.pretrain(images, labels, config, tmp_path / "whole.pth", **options)
     file, pieces, ticks = tmp_path / "pieces.pth", 0, iter(range(10**6))
-    monkeypatch.setattr(module.time, "monotonic", lambda: float(next(ticks)))
+    monkeypatch.setattr("vfl.local.pretrain.time.monotonic", lambda: float(next(ticks)))
     found: dict[str, Any] = {"finished": False}
     while not found["finished"]:
         found = module.pretrain(images, labels, config, file, minutes=4 / 60, resume=True, **options)
