@@ -70,7 +70,9 @@ def test_g_bmf_is_its_twin_in_the_order_that_was_drawn(federation, tmp_path, wei
 
 
 def test_g_shuff_is_its_twin_in_the_order_that_was_drawn(federation, tmp_path):
-    plan = plan_run("g_shuff", federation, small_training(weights="open", **{**SECRET, "order": "fixed"}))  # ever secret
+    plan = plan_run(
+        "g_shuff", federation, small_training(weights="open", **{**SECRET, "order": "fixed"})
+    )  # ever secret
     assert plan.secret_order and plan.claim.proven
     result = run_secure(plan, federation, tmp_path, g_shuff.servers, every=2)
     order = drawn_order(plan, federation, tmp_path)
