@@ -33,6 +33,7 @@ __all__ = [
     "TrainedClient",
     "client_program",
     "receive_end",
+    "rows_beyond",
     "shared_blocks",
     "shared_factors",
     "shared_jacobians",
@@ -55,11 +56,26 @@ class LayerClientJob:
 
 @dataclass
 class TrainedClient:
-    """What a client has at the end: the global model, its own trained layers, and its log of estimates."""
+    """What a client has at the end: the global model, its own trained layers, and its log of estimates.
+
+    ``shortened``: of what it shared, the part of rows whose layer factors were beyond their public bounds. It tells how much
+    less its layers have learned than they could; it is about its own rows and covered by no claim, so it is for the client alone.
+    """
 
     model: npt.NDArray[np.float64]
     layers: dict[str, npt.NDArray[np.floating]]  # for ``load_adapter_state`` of such a client
     estimate_log: list[EstimateRecord]
+    shortened: float = 0.0
+
+    @property
+    def warning(self) -> str:
+        """A sentence if that is more than one in a hundred."""
+        if self.shortened <= 0.01:
+            return ""
+        return (
+            f"the layer factors of {self.shortened:.0%} of the rows it shared were longer than their public bounds and were "
+            "shortened, so its layers learn less than they could: lower the row bound, or clip rows instead of normalising them"
+        )
 
 
 def _integers(values: npt.NDArray[np.floating], bits: int) -> Words:
@@ -71,15 +87,29 @@ def bounded_factors(
     local: LocalClient, rows: slice, bounds: FactorBounds
 ) -> tuple[npt.NDArray[np.floating], npt.NDArray[np.floating], npt.NDArray[np.floating]]:
     """(s·A, s·U, φ) of all shared layers side by side, within the public bounds: A and φ row by row, U as a whole."""
-    factors = local.lora_factors(rows)
-    projected = np.concatenate([f.scale * f.projected for f in factors], axis=1)
-    up = np.concatenate([f.scale * f.up for f in factors], axis=1)
+    projected, up = _stacked(local, rows)
     norm = float(np.linalg.norm(up))
     return (
         bound_rows(projected, bounds.projected, "clip"),
         up * min(1.0, bounds.up / norm) if norm else up,
         np.minimum(local.row_factors(rows), bounds.row_factor),
     )
+
+
+def _stacked(local: LocalClient, rows: slice) -> tuple[npt.NDArray[np.floating], npt.NDArray[np.floating]]:
+    """s·A and s·U of all shared layers side by side."""
+    factors = local.lora_factors(rows)
+    projected = np.concatenate([f.scale * f.projected for f in factors], axis=1)
+    return projected, np.concatenate([f.scale * f.up for f in factors], axis=1)
+
+
+def rows_beyond(local: LocalClient, rows: slice, bounds: FactorBounds) -> int:
+    """How many of these rows have factors beyond the public bounds, all of them if U has: ``bounded_factors`` shortens these."""
+    projected, up = _stacked(local, rows)
+    if np.linalg.norm(up) > bounds.up:
+        return len(projected)
+    long = np.linalg.norm(projected, axis=1) > bounds.projected
+    return int((long | (local.row_factors(rows) > bounds.row_factor)).sum())
 
 
 def shared_factors(local: LocalClient, rows: slice, plan: LayerPlan) -> Words:
@@ -140,6 +170,7 @@ class _Receiver:
         self.shape = job.plan.shapes[job.plan.client_names.index(job.client.name)]
         self.memory = _Memory(job.client, job.directory)
         self._row_norms = job.plan.factorisation.noise_norms()
+        self._shared = self._shortened = 0
 
     def require_step(self, first: int) -> None:
         """Refuse to go on from other layers than those that the servers' next step is about."""
@@ -155,6 +186,11 @@ class _Receiver:
             )
         else:
             require(applied == 0, name, applied, "0: the servers start afresh")
+
+    def note_shared(self, rows: slice) -> None:
+        """Counts rows whose factors are about to be shared."""
+        self._shared += rows.stop - rows.start
+        self._shortened += rows_beyond(self._local, rows, self._job.plan.adapters.bounds)
 
     def gradient(self, step: int) -> None:
         """The released sum of this client's layers; applied once, also when it is sent again after a crash."""
@@ -181,7 +217,8 @@ class _Receiver:
         plan, local = self._job.plan, self._local
         model = self._client.receive((plan.width + 1, plan.classes), plan.scales.weight_bits, timeout=PATIENCE)
         require_possible_model(plan, [model])
-        return TrainedClient(model, local.adapter_state(), local.estimate_log)
+        shortened = self._shortened / max(1, self._shared)
+        return TrainedClient(model, local.adapter_state(), local.estimate_log, shortened)
 
 
 def client_program(client: Client, job: LayerClientJob) -> TrainedClient:
@@ -200,6 +237,7 @@ def client_program(client: Client, job: LayerClientJob) -> TrainedClient:
         if isinstance(receiver.shape, AdapterShape):
             if receiver.shape.with_down and step < first + schedule.num_batches:
                 client.share(shared_blocks(local, rows, plan), 0)
+            receiver.note_shared(rows)
             client.share(shared_factors(local, rows, plan), 0)
         else:
             client.share(shared_jacobians(local, rows, plan), 0)

@@ -130,6 +130,8 @@ def launch(options: RunOptions, federation: Federation, console: Console) -> Run
     for client in trained.clients:
         output: TrainedClient = result.client_outputs[client.name]
         client.load_adapter_state(output.layers)
+        if output.warning:
+            console.print(f"{client.name}: {output.warning}", style="yellow", markup=False)
         own = client_directory(directory, client.name)
         own.mkdir(mode=0o700, exist_ok=True)
         write_arrays(

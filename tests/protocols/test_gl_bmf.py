@@ -236,9 +236,21 @@ def test_factors_beyond_their_bounds_are_shared_within_them():
     assert np.linalg.norm(projected, axis=1).max() <= 0.01
     assert np.linalg.norm(up) <= 0.1 * (1 + 1e-12)
     assert factors.max() == 0.25
+    assert protocols.client.gl_client.rows_beyond(client, slice(0, 32), bounds) == 32
     whole = plan_layer_run(federation, plan.training, bounds)
     blocks = protocols.client.gl_client.shared_blocks(client, slice(0, 32), whole).astype(np.float64) * 2.0**-14
     assert np.linalg.norm(blocks[: 32 * 3].reshape(32, 3), axis=1).max() <= 0.5 + 2.0**-13
+
+
+def test_a_client_hears_that_its_factors_were_shortened(tmp_path):
+    """It lost two points of accuracy without a word where rows were stretched to a large norm."""
+    for bounds, shortened in ((None, 0.0), (FactorBounds(block=1.0, row_factor=9.0, projected=1e-3, up=9.0), 1.0)):
+        federation, _ = make(epochs=1)
+        plan = plan_layer_run(federation, make(epochs=1)[1].training, bounds)
+        found = run_secure(plan, federation, tmp_path / str(shortened)).client_outputs
+        for client in found.values():
+            assert client.shortened == shortened
+            assert client.warning.startswith("the layer factors of 100% of the rows") == bool(shortened)
 
 
 def test_what_does_not_fit_is_refused_before_anything_is_shared():

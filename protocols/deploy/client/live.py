@@ -116,6 +116,8 @@ class LiveCalls(ServerCalls):
                     on_model(trained)
                 if finished:
                     self.confirm()
+                    if trained.warning:
+                        self._log.warning("layer factors were shortened", reason=trained.warning)
                     return trained
             except _AGAIN as error:
                 if finished:
