@@ -98,7 +98,7 @@ def doctor(run: Processes, hosts: dict[str, Host], directory: Path) -> tuple[int
 
 def test_a_full_disk_before_and_in_the_middle_of_the_training(tmp_path: Path, hosts: dict[str, Host]) -> None:
     write_data(tmp_path)
-    init(hosts, tmp_path, free_block(), epochs=300, timeout=10.0)
+    init(hosts, tmp_path, free_block(), epochs=2000, timeout=10.0)  # long enough to fill a disk meanwhile
     with small_disks(tmp_path) as mounted:
         if not mounted:
             pytest.skip("needs the right to mount a file system")
