@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -35,7 +36,7 @@ __all__ = ["VerticalEstimator"]
 PROTOCOLS = ("g_bmf", "g_shuff")
 
 
-class VerticalEstimator(BaseEstimator):  # type: ignore[misc]
+class VerticalEstimator(BaseEstimator, ABC):  # type: ignore[misc]
     """What both have in common: parameters, the way from tables to a federation, the backends."""
 
     claim_: Any
@@ -44,21 +45,24 @@ class VerticalEstimator(BaseEstimator):  # type: ignore[misc]
 
     # what differs ---------------------------------------------------------------------------------
 
+    @abstractmethod
     def _label_of(self, column: str) -> Label:
-        raise NotImplementedError
+        """What a schema says of the label."""
 
+    @abstractmethod
     def _encode(self, y: Any) -> tuple[npt.NDArray[Any], int]:
         """(labels as a run takes them, number of classes; 1 for numbers)."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _task(self, classes: int) -> str:
-        raise NotImplementedError
+        """As ``TrainingConfig`` names it."""
 
     def _weights(self) -> tuple[float, ...]:
         return ()
 
+    @abstractmethod
     def _public_facts(self) -> tuple[str, ...]:
-        raise NotImplementedError
+        """What a claim lists as public about the labels."""
 
     # fitting --------------------------------------------------------------------------------------
 
@@ -189,9 +193,9 @@ class VerticalEstimator(BaseEstimator):  # type: ignore[misc]
         check_is_fitted(self, "layers_")
         return evaluate(self, X, y, report=report, non_private=non_private)
 
+    @abstractmethod
     def _of_rows(self, rows: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         """Probabilities, or numbers, of rows that are scaled and within their bounds."""
-        raise NotImplementedError
 
     def _scaled(self, X: Any) -> npt.NDArray[np.float64]:
         """All parties' columns side by side, scaled and within their bounds."""

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import datetime
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
@@ -47,7 +48,7 @@ class Encoded:
 
 
 @dataclass(frozen=True)
-class Column:
+class Column(ABC):
     """What all kinds have in common."""
 
     name: str
@@ -59,9 +60,9 @@ class Column:
         """Names of the columns of numbers that it becomes."""
         return (self.name,)
 
+    @abstractmethod
     def encode(self, array: pa.Array) -> Encoded:
         """Cells as numbers; raises ``Misread``."""
-        raise NotImplementedError
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values: what a file holds."""

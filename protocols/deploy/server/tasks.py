@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -40,17 +41,17 @@ TRAINING, PREDICTION = "training", "prediction"
 _HEAD = 1 << 12  # bytes of a message besides its values
 
 
-class _Uploads:
+class _Uploads(ABC):
     """How large the messages of a client are. A client shares 16 bytes a value: two of its three shares are seeds
     (``refmpc.Client.share``), so server 0 gets two seeds, the others one and the correction."""
 
+    @abstractmethod
     def shape_of(self, client: str, number: int) -> tuple[int, int]:
         """Rows and columns of a client's message."""
-        raise NotImplementedError
 
+    @abstractmethod
     def messages_of(self, client: str) -> int:
         """How many messages a client sends."""
-        raise NotImplementedError
 
     def message_of(self, client: str, number: int, server: int) -> tuple[int, str]:
         """Bytes of a client's message at one server, and what it holds, in words."""
