@@ -16,8 +16,8 @@ from rich.console import Console
 from rich.table import Table
 
 from accel.errors import PpvflError
-from bench.systems import OURS, PEERS, Cell, Comparison, compare
-from bench.workloads import standard_workloads
+from bench.comparison.systems import OURS, PEERS, Cell, Comparison, compare
+from bench.comparison.workloads import standard_workloads
 
 __all__ = ["main", "markdown", "table", "to_json"]
 

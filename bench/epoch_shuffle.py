@@ -21,7 +21,7 @@ from rich.table import Table
 
 import refmpc
 from accel.validate import require_integer
-from bench.systems import machine
+from bench.comparison.systems import machine
 from protocols.plan.scales import EMBEDDING_BITS
 from protocols.server.shuffled_rows import shuffle_rows
 from protocols.server.stored_rows import RowFolder, StoredRows

@@ -21,8 +21,8 @@ from rich.console import Console
 from rich.table import Table
 
 import refmpc
+from bench.comparison.systems import machine
 from bench.shapes import StepShape
-from bench.systems import machine
 from protocols import gl_bmf
 from protocols.local.gl_launch import client_jobs, layer_estimate, server_jobs
 from protocols.plan.gl_plan import LayerPlan, plan_layer_run

@@ -21,7 +21,7 @@ from rich.table import Table
 
 import refmpc
 from accel.validate import require_integer
-from bench.systems import machine
+from bench.comparison.systems import machine
 from protocols.client.upload import ClientJob, receive_rows, share_columns
 from protocols.local.report import size_in_words
 from protocols.plan.run_plan import Plan, PublicClient, PublicFederation, plan_run

@@ -17,7 +17,7 @@ import accel
 from accel.gaussian import GridGaussian
 from accel.prg import KEY_BYTES, Stream
 from accel.validate import require_integer
-from bench.systems import machine
+from bench.comparison.systems import machine
 from vfl.dp import NoiseFilter, factorise
 
 __all__ = ["main", "measure"]

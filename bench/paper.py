@@ -24,6 +24,7 @@ from typing import Any
 from rich.console import Console
 
 from accel.files import write_text
+from bench.comparison.systems import machine
 from bench.evaluation.cache import ResultCache
 from bench.evaluation.cells import Cell
 from bench.evaluation.choose import OPTIONS, Trial, choose, choose_baseline_rates
@@ -36,7 +37,6 @@ from bench.evaluation.presets import BASELINE_RATES, PRESETS
 from bench.evaluation.report import Section, printing_console, rich_table, write_report
 from bench.evaluation.sources import DATA_TITLES, PRETRAININGS, DataOptions, NotThere
 from bench.evaluation.tables import TABLES, Selection, layout
-from bench.systems import machine
 from vfl.dp import NoiseSplit
 from vfl.training import ORDERS
 

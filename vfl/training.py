@@ -11,8 +11,8 @@ import numpy.typing as npt
 
 from accel.validate import require, require_choice, require_integer, require_real
 from vfl.data.sets import usable_rows
-from vfl.dp.allocation import padding
 from vfl.dp.factorisation import KINDS
+from vfl.dp.random_allocation.allocation import padding
 from vfl.tasks import check_task
 
 __all__ = [

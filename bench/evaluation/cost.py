@@ -5,7 +5,7 @@ on this machine with explicit per-sample gradients as in the paper (when MPSPDZ_
 noise: explicit, factored with secret weights, and factored with open weights, the default. GL-BMF is factored only, with its
 uploads (``bench.gl_step``). G-Shuff adds the shuffle of
 one batch's rows, which is a batch's part of an epoch's shuffle. Ours and MP-SPDZ run under the same network profile
-(``bench.relay``); the paper's machine is another one.
+(``bench.comparison.relay``); the paper's machine is another one.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from rich.status import Status
 from rich.table import Table
 
 from accel.files import write_text
+from bench.comparison.ours import measure_ours
+from bench.comparison.systems import machine
+from bench.comparison.workloads import Workload, make_workload
 from bench.evaluation.paper_tables import paper_table
 from bench.evaluation.report import printing_console
 from bench.gl_step import measure_layer_step
 from bench.mpspdz.runner import MpSpdz, MpSpdzError
-from bench.ours import measure_ours
 from bench.shapes import PAPER_SHAPES, StepShape
-from bench.systems import machine
-from bench.workloads import Workload, make_workload
 from refmpc.net.emulation import network_profile
 
 __all__ = ["CostRow", "Figure", "Pace", "cost_main", "load_costs", "measure_shape", "paper_costs"]

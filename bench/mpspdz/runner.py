@@ -26,7 +26,7 @@ import numpy as np
 
 from accel.errors import PpvflError
 from accel.validate import require
-from bench.relay import HOST, free_ports, relay
+from bench.comparison.relay import HOST, free_ports, relay
 from refmpc.net.emulation import NetworkProfile, network_profile
 
 __all__ = ["HOME_VARIABLE", "Compiled", "MpSpdz", "MpSpdzError", "Outcome", "find_home"]

@@ -29,6 +29,7 @@ from rich.table import Table
 
 from accel.errors import PpvflError
 from accel.validate import require_real
+from bench.comparison.systems import machine
 from bench.soak.faults import KINDS, Fault, Faults, planned, small_disks
 from bench.soak.federation import (
     CLIENTS,
@@ -42,7 +43,6 @@ from bench.soak.federation import (
 )
 from bench.soak.hosts import Host, Processes, can_make_namespaces, loopback, namespaces
 from bench.soak.watch import Memory, SentWords
-from bench.systems import machine
 from protocols.deploy.config.public_plan import plan_for
 from protocols.inference.model_file import read_model
 from protocols.noise.server_noise import insecure_total_noise

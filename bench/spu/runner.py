@@ -18,8 +18,8 @@ import numpy as np
 
 from accel.errors import PpvflError
 from accel.validate import require
-from bench.relay import HOST, free_ports, relay
-from bench.workloads import Workload
+from bench.comparison.relay import HOST, free_ports, relay
+from bench.comparison.workloads import Workload
 from refmpc.net.emulation import NetworkProfile, network_profile
 
 __all__ = ["PYTHON_VARIABLE", "SUPPORTED", "Spu", "SpuError", "SpuResult"]

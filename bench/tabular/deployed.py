@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from accel.errors import PpvflError
-from bench.relay import free_ports
+from bench.comparison.relay import free_ports
 from bench.tabular.tables import TARGET, Task
 from protocols.deploy.commands.init import initialise
 from protocols.deploy.commands.run import processes

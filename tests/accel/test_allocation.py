@@ -9,7 +9,7 @@ import pytest
 from scipy.stats import chisquare
 
 import accel
-from vfl.dp.allocation import Padding, allocation_every_epoch
+from vfl.dp.random_allocation.allocation import Padding, allocation_every_epoch
 
 
 @pytest.fixture(params=["numpy", "numba"])

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from bench.comparison.ours import OurResult, measure_ours
+from bench.comparison.workloads import Workload, make_workload
 from bench.mpspdz.runner import FRACTION_BITS, HOME_VARIABLE, MpSpdz, Outcome
-from bench.ours import OurResult, measure_ours
 from bench.shapes import StepShape
-from bench.workloads import Workload, make_workload
 
 pytestmark = [
     pytest.mark.mpspdz,

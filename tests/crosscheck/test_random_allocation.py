@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from vfl.dp import Padding
-from vfl.dp.allocation import Allocation, allocation_every_epoch, allocation_once
-from vfl.dp.convolution import convolved_deltas
 from vfl.dp.factorisation import factorise
-from vfl.dp.monte_carlo import CHANCES, confidence, deltas
+from vfl.dp.random_allocation.allocation import Allocation, allocation_every_epoch, allocation_once
+from vfl.dp.random_allocation.convolution import convolved_deltas
+from vfl.dp.random_allocation.monte_carlo import CHANCES, confidence, deltas
 
 
 def require_within(allocation: Allocation, sigma: float, delta: float, interval: tuple[float, float]) -> None:

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from bench.compare import main as compare_main
+from bench.comparison.relay import free_ports, relay
+from bench.comparison.workloads import make_workload, standard_workloads
 from bench.mpspdz.runner import HOME_VARIABLE, PARTY, MpSpdz, MpSpdzError, find_home
-from bench.relay import free_ports, relay
 from bench.spu.runner import PYTHON_VARIABLE, Spu, SpuError
-from bench.workloads import make_workload, standard_workloads
 from refmpc.net.emulation import NetworkProfile
 
 

@@ -1,6 +1,5 @@
 """The differential-privacy engine: factorisations, calibration, slack, claims, budget and audit."""
 
-from vfl.dp.allocation import Padding, padding
 from vfl.dp.baselines import calibrate_shuffled, example_level, ldp_claim, shuffled_claim, subsampled_claim
 from vfl.dp.budget import BudgetExceededError, PrivacyBudget
 from vfl.dp.calibration import (
@@ -24,6 +23,7 @@ from vfl.dp.mechanism import (
     calibrate_matrix_factorisation,
     matrix_factorisation_claim,
 )
+from vfl.dp.random_allocation.allocation import Padding, padding
 from vfl.dp.secret_order import amplified_factorisation, calibrate_secret_order
 from vfl.dp.sensitivity import Participation, Sensitivity, fixed_order, participation_sensitivity
 from vfl.dp.slack import FixedPointSlack

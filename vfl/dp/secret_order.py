@@ -1,6 +1,6 @@
 """Noise and claims of a secret order: G-BMF with one padded shuffle, G-Shuff with one in every epoch.
 
-The noise comes from ``vfl.dp.certificate``, which is part of the claim. What arithmetic takes of ε and δ is set
+The noise comes from ``vfl.dp.random_allocation.certificate``, which is part of the claim. What arithmetic takes of ε and δ is set
 aside in coarse parts first, so that last bits of a plan do not ask for another certificate, and the twin needs none of its own.
 """
 
@@ -12,8 +12,6 @@ from functools import partial
 
 from accel.validate import require, require_real
 from vfl.dp import calibration
-from vfl.dp.allocation import Allocation, Padding, allocation_every_epoch, allocation_once
-from vfl.dp.certificate import Certificate, certified_noise, require_certifiable
 from vfl.dp.certificate_cache import cached
 from vfl.dp.claim import ZERO_OUT, Claim, Figure
 from vfl.dp.factorisation import Factorisation, factorise, workload_factorisation
@@ -28,7 +26,9 @@ from vfl.dp.mechanism import (
     no_noise_found,
     slack_parts,
 )
-from vfl.dp.monte_carlo import MARGINS, search_sigma
+from vfl.dp.random_allocation.allocation import Allocation, Padding, allocation_every_epoch, allocation_once
+from vfl.dp.random_allocation.certificate import Certificate, certified_noise, require_certifiable
+from vfl.dp.random_allocation.monte_carlo import MARGINS, search_sigma
 from vfl.dp.slack import FixedPointSlack
 
 __all__ = ["amplified_factorisation", "calibrate_secret_order"]

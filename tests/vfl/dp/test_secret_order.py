@@ -22,18 +22,16 @@ from vfl.dp import (
     Padding,
     calibrate_matrix_factorisation,
     calibrate_secret_order,
-    certificate,
     certificate_cache,
-    convolution,
     factorise,
     gaussian_delta,
-    monte_carlo,
     padding,
 )
-from vfl.dp.allocation import allocation_every_epoch, allocation_once
-from vfl.dp.certificate import certified_noise
-from vfl.dp.convolution import COARSE, FINE, convolved_deltas
-from vfl.dp.monte_carlo import deltas, samples_for, search_delta, search_sigma
+from vfl.dp.random_allocation import certificate, convolution, monte_carlo
+from vfl.dp.random_allocation.allocation import allocation_every_epoch, allocation_once
+from vfl.dp.random_allocation.certificate import certified_noise
+from vfl.dp.random_allocation.convolution import COARSE, FINE, convolved_deltas
+from vfl.dp.random_allocation.monte_carlo import deltas, samples_for, search_delta, search_sigma
 from vfl.run_mechanism import choose_schedule, has_secret_order
 from vfl.training import TrainingConfig
 

@@ -18,7 +18,7 @@ from scipy.special import ndtr, ndtri
 from scipy.stats import binom
 
 from accel.validate import require
-from vfl.dp.allocation import Allocation
+from vfl.dp.random_allocation.allocation import Allocation
 
 __all__ = ["COARSE", "FINE", "convolved_deltas", "is_convolvable"]
 

@@ -20,9 +20,9 @@ import numpy as np
 import refmpc
 from accel.prg import KEY_BYTES, Stream
 from accel.validate import require_choice
+from bench.comparison.workloads import Workload
 from bench.measure import in_step
 from bench.shapes import step_plan
-from bench.workloads import Workload
 from protocols.noise.server_noise import NoiseAhead
 from protocols.plan.run_plan import Plan
 from protocols.plan.scales import EMBEDDING_BITS, GRADIENT_BITS

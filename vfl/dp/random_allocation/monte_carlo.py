@@ -3,7 +3,7 @@
 δ(ε) of an ``Allocation`` is an expectation of a number in [0, 1], of privacy losses that can be sampled exactly. *Certificate*: N
 plain samples; their mean must be at most ``base``. Were the true δ above τ·base, that would happen with probability at most
 exp(−N·KL(base‖τ·base)) (Chernoff), which is added to δ, once for each of the ``CHANCES`` that a run has to be misled: so the claim is
-min_τ τ·base + CHANCES·exp(−N·KL). ``vfl.dp.certificate`` uses it where noise is correlated.
+min_τ τ·base + CHANCES·exp(−N·KL). ``vfl.dp.random_allocation.certificate`` uses it where noise is correlated.
 
 *Search* by importance sampling: losses that matter are rare, so samples are moved along (1+θ)·m_J + φ·m̄. A defensive mixture
 of several (θ, φ), the plain one among them, keeps all weights bounded. Its result is no proof and needs none.
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -23,7 +24,7 @@ from scipy.special import logsumexp
 from accel import kernels
 from accel.errors import InvalidArgument
 from accel.validate import require
-from vfl.dp.allocation import Allocation
+from vfl.dp.random_allocation.allocation import Allocation
 from vfl.progress import progress_bar
 
 __all__ = [
@@ -33,6 +34,7 @@ __all__ = [
     "confidence",
     "deltas",
     "largest_base",
+    "least_sigma",
     "nothing_found",
     "public_key",
     "sample_losses",
@@ -233,16 +235,21 @@ def search_sigma(a: Allocation, epsilon: float, delta: float, *, effort: int = 1
     def excess(log_sigma: float) -> float:
         return math.log(max(1e-300, search_delta(a, math.exp(log_sigma), epsilon, draws))) - math.log(delta)
 
-    low = high = math.log(1.0)
+    return least_sigma(excess, nothing_found(epsilon, delta), tolerance=1e-4)
+
+
+def least_sigma(excess: Callable[[float], float], refusal: InvalidArgument, *, tolerance: float) -> float:
+    """σ at which ``excess``, of log σ and falling, is zero; ``refusal`` if that is not between e^-5 and e^12."""
+    low = high = 0.0
     while excess(high) > 0:
         low, high = high, high + 0.7
         if high > 12:
-            raise nothing_found(epsilon, delta)
+            raise refusal
     while low == high or excess(low) < 0:
         low, high = low - 0.7, min(high, low)
         if low < -5:
-            break
-    return math.exp(float(optimize.brentq(excess, low, high, xtol=1e-4))) if low > -5 else math.exp(low)
+            raise refusal
+    return math.exp(float(optimize.brentq(excess, low, high, xtol=tolerance)))
 
 
 def nothing_found(epsilon: float, delta: float) -> InvalidArgument:

@@ -10,18 +10,17 @@ import math
 import time
 from dataclasses import dataclass
 
-from scipy import optimize
-
 from accel.validate import require_real
-from vfl.dp.allocation import Allocation
 from vfl.dp.certificate_cache import cached
-from vfl.dp.convolution import COARSE, convolved_deltas, is_convolvable
-from vfl.dp.monte_carlo import (
+from vfl.dp.random_allocation.allocation import Allocation
+from vfl.dp.random_allocation.convolution import COARSE, convolved_deltas, is_convolvable
+from vfl.dp.random_allocation.monte_carlo import (
     ATTEMPTS,
     CHANCES,
     confidence,
     deltas,
     largest_base,
+    least_sigma,
     nothing_found,
     public_key,
     samples_for,
@@ -103,16 +102,7 @@ def _computed(allocation: Allocation, epsilon: float, delta: float) -> Certifica
         found = max(convolved_deltas(allocation, math.exp(log_sigma), epsilon, delta, fineness=COARSE))
         return math.log(max(found, 1e-300)) - math.log(delta)
 
-    low = high = 0.5
-    while excess(high) > 0:
-        low, high = high, high + 0.7
-        if high > 12:
-            raise nothing_found(epsilon, delta)
-    while low == high or excess(low) < 0:
-        low, high = low - 0.7, min(high, low)
-        if low < -5:
-            raise nothing_found(epsilon, delta)
-    sigma = _on_grid(math.exp(float(optimize.brentq(excess, low, high, xtol=2e-4))))
+    sigma = _on_grid(least_sigma(excess, nothing_found(epsilon, delta), tolerance=2e-4))
     found = convolved_deltas(allocation, sigma, epsilon, delta)
     while max(found) > delta:
         sigma = _on_grid(sigma + _unit(sigma) / 2)

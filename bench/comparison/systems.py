@@ -12,10 +12,10 @@ from importlib.metadata import PackageNotFoundError, version
 import numpy as np
 
 from accel.validate import require_integer
+from bench.comparison.ours import measure_ours
+from bench.comparison.workloads import Workload
 from bench.mpspdz.runner import MpSpdz, MpSpdzError
-from bench.ours import measure_ours
 from bench.spu.runner import SUPPORTED, Spu, SpuError
-from bench.workloads import Workload
 
 __all__ = ["OURS", "PEERS", "Cell", "Comparison", "compare", "machine"]
 

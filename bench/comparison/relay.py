@@ -124,7 +124,7 @@ def relay(listening: Mapping[int, int], profile: NetworkProfile) -> Iterator[dic
     routes = [(i, j, port) for j, port in listening.items() for i in listening if i != j]
     job = {"routes": routes, "delay": profile.delay, "bandwidth": profile.bandwidth}
     process = subprocess.Popen(
-        [sys.executable, "-m", "bench.relay"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-m", "bench.comparison.relay"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     assert process.stdin is not None and process.stdout is not None
     try:

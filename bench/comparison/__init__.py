@@ -1,0 +1,1 @@
+"""Ours and other systems on the same workloads, under the same network: what ``bench.compare`` measures."""
