@@ -1,0 +1,112 @@
+"""The short step of one hidden layer: contributions of both layers together are never above the clip, whatever rounds how."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+import refmpc
+from protocols.plan.run_plan import Plan, plan_run
+from protocols.plan.scales import EMBEDDING_BITS
+from protocols.step.clip import squared_norms
+from protocols.step.hidden_chain import open_hidden_updates, secret_hidden_updates
+from protocols.step.public_hidden import hidden_head
+from protocols.step.public_weights import PublicLayer
+from tests.present import present
+from tests.protocols.conftest import small_federation
+from tests.protocols.secure_runs import small_training
+from tests.refmpc.harness import Secret, evaluate
+from tests.refmpc.rounding import down, forced, forced_openings, up
+from vfl.gradients import GlobalModel, with_ones
+
+WIDTH, HIDDEN, CLASSES, ROWS = 7, 6, 3, 96
+
+
+def make_plan(weights: str, clip_norm: float, row_bound: float) -> Plan:
+    """With open weights a run so long that weights of norm 450 are within its ranges; with secret ones a short step needs small ones."""
+    federation = small_federation(3 * ROWS, (4, 3), CLASSES, row_bound=row_bound)
+    rate = 450 / (300 * clip_norm) if weights == "open" else 0.003 / clip_norm
+    training = small_training(
+        epochs=100,
+        batch_size=ROWS,
+        hidden=(HIDDEN,),
+        clip_norm=clip_norm,
+        learning_rate=rate,
+        epsilon=20.0,
+        weights=weights,
+    )
+    return plan_run("g_bmf", federation, training)
+
+
+def words(values: np.ndarray, bits: int) -> np.ndarray:
+    found: np.ndarray = np.rint(values * 2.0**bits).astype(np.int64)
+    return found
+
+
+def run(
+    plan: Plan, rows: np.ndarray, labels: np.ndarray, layers: list[np.ndarray]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """[a 1] at EMBEDDING_BITS, and u of both layers at gradient_bits − EMBEDDING_BITS: integers."""
+    scales = plan.scales
+    integers = [words(layer, scales.weight_bits) for layer in layers]
+
+    def program(party, embeddings, one_hot, *shared):
+        norms = party.complete(squared_norms(embeddings, scales))
+        if plan.opens_sums:
+            head = present(hidden_head([PublicLayer(own, None) for own in integers], scales))
+            found = open_hidden_updates(embeddings, one_hot, norms, head, scales)
+        else:
+            found = secret_hidden_updates(embeddings, one_hot, norms, shared, scales)
+        (_, inputs), updates = party.complete(found)
+        return refmpc.concatenate([part.reinterpret(0) for part in (inputs, *updates)], axis=1)
+
+    secrets = [Secret(rows, EMBEDDING_BITS), Secret(np.eye(CLASSES, dtype=np.int64)[labels])]
+    secrets += [] if plan.opens_sums else [Secret(own, scales.weight_bits) for own in integers]
+    found = evaluate(program, *secrets).opened.signed
+    return found[:, : HIDDEN + 1], found[:, HIDDEN + 1 : 2 * HIDDEN + 1], found[:, 2 * HIDDEN + 1 :]
+
+
+def squares(values: np.ndarray) -> np.ndarray:
+    return np.array([sum(x * x for x in row) for row in values.tolist()], dtype=object)
+
+
+def drawn(plan: Plan, growth: float) -> tuple[np.ndarray, np.ndarray, list[np.ndarray]]:
+    """Rows as long as they may be, labels of the least likely class, weights of some size."""
+    rng = np.random.default_rng(5)
+    rows = rng.normal(size=(ROWS, WIDTH))
+    rows *= 0.999 * plan.scales.row_bound / np.linalg.norm(rows, axis=1, keepdims=True) * rng.uniform(0.2, 1, (ROWS, 1))
+    layers = [rng.normal(size=shape) * growth / np.sqrt(shape[0]) for shape in plan.layer_shapes]
+    whole = with_ones(words(rows, EMBEDDING_BITS) * 2.0**-EMBEDDING_BITS)
+    return words(whole, EMBEDDING_BITS), GlobalModel(layers).forward(whole)[1].argmin(axis=1), layers
+
+
+def contributions(plan: Plan, rows: np.ndarray, found: tuple[np.ndarray, np.ndarray, np.ndarray]) -> np.ndarray:
+    """‖[h 1]‖²·‖u_1‖² + ‖[a 1]‖²·‖u_2‖² over γ², exactly."""
+    outputs, first, last = found
+    total = squares(rows) * squares(first) + squares(outputs) * squares(last)
+    gamma = Fraction(plan.training.clip_norm) ** 2 * 4 ** present(plan.scales.hidden_chain).gradient_bits
+    return np.array([Fraction(int(each)) / gamma for each in total], dtype=object)
+
+
+@pytest.mark.parametrize("choose", [None, up, down])
+@pytest.mark.parametrize(
+    "weights, clip_norm, row_bound, growth",
+    [
+        ("open", 0.05, 4.0, 2.0),
+        ("open", 0.01, 16.0, 0.5),
+        ("open", 1.0, 1.0, 0.05),
+        ("secret", 0.05, 4.0, 0.4),
+        ("secret", 1.0, 1.0, 0.4),
+    ],
+)
+def test_both_layers_together_are_never_above_the_clip(weights, clip_norm, row_bound, growth, choose, monkeypatch):
+    if choose is not None:
+        forced(monkeypatch, choose)
+        forced_openings(monkeypatch, choose is up)
+    plan = make_plan(weights, clip_norm, row_bound)
+    rows, labels, layers = drawn(plan, growth)
+    part = contributions(plan, rows, run(plan, rows, labels, layers))
+    assert part.max() <= 1
+    assert part.max() > 0.98 or growth < 0.1  # it was the clip that held it
