@@ -24,17 +24,17 @@ from vfl.gradients import GlobalModel, with_ones
 WIDTH, HIDDEN, CLASSES, ROWS = 7, 6, 3, 96
 
 
-def make_plan(weights: str, clip_norm: float, row_bound: float) -> Plan:
+def make_plan(weights: str, clip_norm: float, row_bound: float, epsilon: float = 20.0) -> Plan:
     """With open weights a run so long that weights of norm 450 are within its ranges; with secret ones a short step needs small ones."""
     federation = small_federation(3 * ROWS, (4, 3), CLASSES, row_bound=row_bound)
-    rate = 450 / (300 * clip_norm) if weights == "open" else 0.003 / clip_norm
+    rate = 450 / (300 * clip_norm) if weights == "open" else 0.003 / clip_norm * min(1.0, epsilon)
     training = small_training(
         epochs=100,
         batch_size=ROWS,
         hidden=(HIDDEN,),
         clip_norm=clip_norm,
         learning_rate=rate,
-        epsilon=20.0,
+        epsilon=epsilon,
         weights=weights,
     )
     return plan_run("g_bmf", federation, training)
@@ -110,3 +110,15 @@ def test_both_layers_together_are_never_above_the_clip(weights, clip_norm, row_b
     part = contributions(plan, rows, run(plan, rows, labels, layers))
     assert part.max() <= 1
     assert part.max() > 0.98 or growth < 0.1  # it was the clip that held it
+
+
+@pytest.mark.parametrize("choose", [up, down])
+def test_the_clip_holds_where_a_unit_of_the_factor_counts(choose, monkeypatch):
+    """Much noise leaves few bits for C: one unit more would be above the clip."""
+    forced(monkeypatch, choose)
+    forced_openings(monkeypatch, choose is up)
+    plan = make_plan("secret", 0.05, 4.0, epsilon=0.002)
+    assert present(plan.scales.hidden_chain).clip_bits == 21
+    rows, labels, layers = drawn(plan, 0.4)
+    part = contributions(plan, rows, run(plan, rows, labels, layers))
+    assert 0.98 < part.max() <= 1
