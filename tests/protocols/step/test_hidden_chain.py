@@ -122,3 +122,19 @@ def test_the_clip_holds_where_a_unit_of_the_factor_counts(choose, monkeypatch):
     rows, labels, layers = drawn(plan, 0.4)
     part = contributions(plan, rows, run(plan, rows, labels, layers))
     assert 0.98 < part.max() <= 1
+
+
+def test_a_sample_beyond_the_norm_limit_contributes_nothing_and_harms_nobody():
+    plan = make_plan("open", 1.0, 1.0)
+    limit = present(plan.scales.norm_limit)
+    rows, labels, layers = drawn(plan, 0.05)
+    rows[:, 0] = 0
+    rows[::3, :-1] = 0
+    rows[::3, 0] = words(np.array(0.9), EMBEDDING_BITS)  # these, and no others, meet the large weights
+    layers[0][0] = 0.95 * plan.scales.layers[0].weight_bound / HIDDEN**0.5
+    outputs, first, last = run(plan, rows, labels, layers)
+    assert (squares(outputs)[::3] > (1.05 * limit * 2**EMBEDDING_BITS) ** 2).all()
+    assert not first[::3].any() and not last[::3].any()
+    others = np.arange(ROWS) % 3 > 0
+    assert (squares(last)[others] > 0).all()
+    assert contributions(plan, rows, (outputs, first, last)).max() <= 1
