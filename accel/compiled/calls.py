@@ -114,6 +114,9 @@ def _machine_code(function: Any, arguments: Sequence[Any], returns: bool) -> tup
     if not isinstance(function, Dispatcher):
         return None
     compiled: Any = function.overloads.get(tuple(map(typeof, arguments)))
+    if compiled is None and returns:  # a kernel that only tables call
+        function.compile(tuple(map(typeof, arguments)))
+        compiled = function.overloads.get(tuple(map(typeof, arguments)))
     if compiled is None or isinstance(compiled.fndesc.restype, types.NoneType) == returns:
         return None
     kinds = cpu_target.target_context.call_conv.get_function_type(types.none, compiled.fndesc.argtypes).args[2:]

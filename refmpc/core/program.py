@@ -35,6 +35,7 @@ from refmpc.core.party import Operation, Party, fill_from_reserve, uniform_bytes
 from refmpc.core.rounds import Round, complete
 from refmpc.core.structure import Inputs, Leaf, rebuilt, regions
 from refmpc.core.words import Public, Words, seal, unseal
+from refmpc.net.prepared import PreparedRound
 
 __all__ = ["Recorded", "Recorder"]
 
@@ -63,6 +64,7 @@ class Program:
         self.operations = 0
         self.rounds = 0
         self.result: Any = None
+        self.code_base = np.zeros(1, dtype=np.uint64)  # of the present run, for compiled rounds
         self._calls = kernels.CallTable()
         self._instruction: list[int] = []  # of every call
         self._addresses: dict[int, tuple[np.ndarray, np.ndarray]] = {}  # by input: where they stand in the table
@@ -83,6 +85,8 @@ class Program:
         self._addresses = calls.finish(origin)
 
     def _put(self, function: Callable[..., Any], arguments: Any) -> bool:
+        if isinstance(function, _Spoken):
+            return function.compiled is not None and self._calls.add(*function.compiled, kernels.round_is_done)
         if function is _fill_uniform:
             raw, bound, out = arguments[:3]
             return self._calls.add(kernels.uniform_below, [raw, bound, out], out.size)
@@ -97,6 +101,7 @@ class Program:
         self._inputs = inputs
         for index, (places, offsets) in self._addresses.items():
             self._calls.bind(places, offsets, inputs[index].__array_interface__["data"][0])
+        self.code_base[0] = self.party.code_base
         self.party.claim(self.draws, self.operations)
         with self.party.counting(self.rounds):
             for function, arguments in self._parts:
@@ -117,6 +122,20 @@ class Program:
         for place, index, (shape, dtype, offset, strides) in self.bound.get(number, ()):
             arguments[place] = _view(self._inputs[index], shape, dtype, offset, strides)
         function(*arguments)
+
+
+class _Spoken:
+    """A round of a program, in Python; ``compiled`` is the same as a call of a table, if it has one."""
+
+    def __init__(
+        self, party: Party, exchange: Callable[[int], None], code: int, weight: int, numbers: list[int], compiled: Any
+    ):
+        self.compiled = compiled
+        self._party = party
+        self._arguments = exchange, code, weight, numbers
+
+    def __call__(self) -> None:
+        self._party.speak(*self._arguments)
 
 
 def _view(array: np.ndarray, shape: Any, dtype: Any, offset: int, strides: Any) -> np.ndarray:
@@ -274,8 +293,14 @@ class Recorder(Machine):
         prepare = getattr(transport, "prepare", functools.partial(functools.partial, transport.exchange))
         code = (round_.code - round_.weight * self.party.code_base) & 0xFFFFFFFF
         numbers = [self.party.counted(number) for number in round_.numbers]
-        exchange = prepare(round_.operation, own, receives)
-        self.program.instructions.append((self.party.speak, (exchange, code, round_.weight, numbers)))
+        exchange, compiled = prepare(round_.operation, own, receives), None
+        if isinstance(exchange, PreparedRound):
+            compiled = exchange.compiled(code, round_.weight, self.program.code_base)
+        for array in compiled[1] if compiled is not None else ():
+            if isinstance(array, np.ndarray):
+                self._keep(array, array.nbytes)
+        spoken = _Spoken(self.party, exchange, code, round_.weight, numbers, compiled)
+        self.program.instructions.append((spoken, ()))
         self.program.rounds += 1
 
     def _outgoing(self, part: np.ndarray) -> np.ndarray:

@@ -114,19 +114,33 @@ class Framing:
 
     def __init__(self, peers: Iterable[Peer], timeout: float, profile: NetworkProfile):
         self.timeout = timeout
-        self.bytes_sent = 0
-        self.frames_sent = 0
-        self.seconds_waiting = 0.0
-        self._sent: dict[Peer, int] = dict.fromkeys(peers, 0)
-        self._received: dict[Peer, int] = dict.fromkeys(peers, 0)
-        self._lines = {peer: ReceivingLine(profile) for peer in self._sent} if profile.is_slow else {}
+        self.places: dict[Peer, int] = {peer: place for place, peer in enumerate(dict.fromkeys(peers))}
+        # in arrays, because compiled rounds count too
+        self.counts = np.zeros((len(self.places), 2), dtype=np.int64)  # frames to and from every peer
+        self.totals = np.zeros(3, dtype=np.int64)  # bytes and frames sent, nanoseconds waited
+        self._lines = {peer: ReceivingLine(profile) for peer in self.places} if profile.is_slow else {}
         self._code = 0  # of the frames of the present exchange, on top of the operation's name
         self._said_why = False  # whether the peers were told that this party gives up
 
+    @property
+    def bytes_sent(self) -> int:
+        """Of payloads."""
+        return int(self.totals[0])
+
+    @property
+    def frames_sent(self) -> int:
+        """To all peers."""
+        return int(self.totals[1])
+
+    @property
+    def seconds_waiting(self) -> float:
+        """For frames of peers."""
+        return float(self.totals[2]) * 1e-9
+
     def _require_participants(self, peers: Iterable[Peer]) -> None:
         for peer in peers:
-            if peer not in self._sent:
-                known = ", ".join(map(title, self._sent))
+            if peer not in self.places:
+                known = ", ".join(map(title, self.places))
                 raise InvalidArgument(f"{title(peer)} takes no part in this run; this party is connected with: {known}")
 
     def begin(self, code: int) -> None:
@@ -135,18 +149,25 @@ class Framing:
 
     def count_sent(self, peer: Peer, size: int) -> int:
         """Count a frame to a peer; returns its number."""
-        self.bytes_sent += size
-        self.frames_sent += 1
-        self._sent[peer] += 1
-        return self._sent[peer]
+        self.totals[:2] += size, 1
+        self.counts[self.places[peer], 0] += 1
+        return self.sent_to(peer)
+
+    def sent_to(self, peer: Peer) -> int:
+        """How many frames went to a peer."""
+        return int(self.counts[self.places[peer], 0])
 
     def expected_message(self, peer: Peer) -> int:
         """The number of the next frame from a peer."""
-        return self._received[peer] + 1
+        return int(self.counts[self.places[peer], 1]) + 1
 
     def count_received(self, peer: Peer) -> None:
         """Count a frame from a peer."""
-        self._received[peer] += 1
+        self.counts[self.places[peer], 1] += 1
+
+    def count_waiting(self, seconds: float) -> None:
+        """Count time in which nothing was to be done."""
+        self.totals[2] += round(seconds * 1e9)
 
     def _header(self, peer: Peer, operation: str, payload: list[np.ndarray]) -> bytes:
         size = sum(part.nbytes for part in payload)
@@ -157,7 +178,7 @@ class Framing:
     def _check(self, peer: Peer, operation: str, header: bytes, size: int) -> float:
         """Compare a header with what is expected; returns the time of sending."""
         got_size, got_round, got_code, sent_ns, got_name = HEADER.unpack(header)
-        expected_round = self._received[peer] + 1
+        expected_round = self.expected_message(peer)
         if got_size == GOODBYE:
             raise OutOfStep(
                 f"{title(peer)} has ended its program after {got_round} messages, "
@@ -185,10 +206,10 @@ class Framing:
 
     def _wait_for_arrival(self, peer: Peer, sent_at: float, size: int) -> None:
         if self._lines:
-            self.seconds_waiting += self._lines[peer].wait_for_arrival(sent_at, size)
+            self.count_waiting(self._lines[peer].wait_for_arrival(sent_at, size))
 
     def _timed_out(self, peers: Iterable[Peer], operation: str, doing: str) -> PeerTimeout:
-        names = listed(f"{title(peer)} (message {self._received[peer] + 1})" for peer in peers)
+        names = listed(f"{title(peer)} (message {self.expected_message(peer)})" for peer in peers)
         return PeerTimeout(
             f"{names} {doing} in '{operation}' for {self.timeout:g} s: it hangs, is stopped or its network is down"
         )
@@ -198,7 +219,7 @@ class Framing:
 
     def _lost(self, peer: Peer, operation: str) -> PeerLost:
         return PeerLost(
-            f"{title(peer)} closed the connection in '{operation}' (message {self._received[peer] + 1}): "
+            f"{title(peer)} closed the connection in '{operation}' (message {self.expected_message(peer)}): "
             "it died or was killed"
         )
 
@@ -236,10 +257,10 @@ class ThreadTransport(Framing):
             try:
                 header, payload = self._take(peer, operation)
             finally:
-                self.seconds_waiting += time.monotonic() - begun
+                self.count_waiting(time.monotonic() - begun)
             size = sum(part.nbytes for part in parts)
             sent_at = self._check(peer, operation, header, size)
-            self._received[peer] += 1
+            self.count_received(peer)
             self._wait_for_arrival(peer, sent_at, size)
             _copy(payload, parts)
 
@@ -277,7 +298,7 @@ class ThreadTransport(Framing):
         """Say goodbye; the queues go with the run."""
         if not self._said_why:
             for peer, link in self._outgoing.items():
-                link.put((HEADER.pack(GOODBYE, self._sent[peer], 0, 0, b""), []))
+                link.put((HEADER.pack(GOODBYE, self.sent_to(peer), 0, 0, b""), []))
 
 
 def _copy(payload: list[np.ndarray], parts: list[np.ndarray]) -> None:

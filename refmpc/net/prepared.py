@@ -1,7 +1,8 @@
 """Rounds of a recorded step over sockets: buffers, headers and poll objects are made once.
 
 The usual case is ``sendmsg`` to each neighbour, ``poll``, ``recvmsg_into`` from each, and sixteen bytes compared. Over TLS
-a frame is joined, so that it goes with one ``send`` and comes with one ``recv_into`` a record. Whatever else happens (a short
+a frame is joined, so that it goes with one ``send`` and comes with one ``recv_into`` a record. Over plain sockets a round can also be a
+call of a compiled kernel (``accel.compiled.frames``) between two others. Whatever else happens (a short
 write or read, another header, an error, a time-out) is left to ``SocketTransport`` with what has moved so far, and so are
 all sentences for people.
 """
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from accel import kernels
 from refmpc.net.framing import FRAME_OVERHEAD, HEADER, Peer, as_bytes, named, require_contiguous
 
 if TYPE_CHECKING:
@@ -25,6 +27,7 @@ __all__ = ["Link", "PreparedRound"]
 
 _EXPECTED = struct.Struct("<QII")  # the beginning of a header: size, number of the message, code
 _VIEWS = 64  # buffers handed to one system call
+_MILLISECONDS = 50  # that a compiled round waits for one frame before Python takes over, which hears signals and every peer
 _WOULD_BLOCK = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
@@ -41,7 +44,7 @@ class Link:
         views = [memoryview(as_bytes(part)) for part in parts if part.nbytes]
         # over TLS the frame is joined; one of very many parts is joined too, a system call takes only so many
         joined = self.with_tls or len(views) >= _VIEWS
-        self.frame = memoryview(bytearray(self.total if joined else FRAME_OVERHEAD))
+        self.frame = memoryview(np.zeros(self.total if joined else FRAME_OVERHEAD, dtype=np.uint8))
         self.header = self.frame[:FRAME_OVERHEAD]
         self.buffers = [self.frame] if joined else [self.header, *views]
         self.places: list[tuple[memoryview, memoryview]] = []  # of the joined frame, and the parts they belong to
@@ -49,6 +52,10 @@ class Link:
         for view in views if joined else ():
             self.places.append((self.frame[start : start + len(view)], view))
             start += len(view)
+
+    def use_header(self, memory: memoryview) -> None:
+        """Let the header lie there. Only of a frame that is not joined."""
+        self.frame = self.header = self.buffers[0] = memory
 
     def gather(self) -> None:
         """Copy the parts into the joined frame."""
@@ -103,11 +110,56 @@ class PreparedRound:
         self._by_number = {link.connection.fileno(): link for link in self._in}
         self._with_tls = any(link.with_tls for link in self._in)
         self._poll = poll
+        self._moved: np.ndarray | None = None  # by a compiled call: bytes of every link, and whether it is under way
+
+    def compiled(self, code: int, weight: int, base: np.ndarray) -> tuple[Any, list[Any]] | None:
+        """A kernel and its arguments that carry out this round under the code ``code + weight·base[0]``; ``kernels.round_is_done``
+        is what it returns if it could. If not, a call of this object goes on from there. None where there is no such kernel."""
+        links = [*self._out, *self._in]
+        if not kernels.has_compiled_rounds or any(link.frame.nbytes > FRAME_OVERHEAD for link in links):
+            return None
+        name, places = self._name.ljust(FRAME_OVERHEAD - 24, b"\0"), self._transport.places
+        headers = np.zeros((len(links), FRAME_OVERHEAD // 8), dtype=np.uint64)
+        table, vectors = np.empty((len(links), 5), dtype=np.int64), []
+        for link, own, row in zip(links, headers, table, strict=True):
+            own[3:] = np.frombuffer(name, dtype=np.uint64)
+            link.use_header(memoryview(own.view(np.uint8)))
+            row[:] = link.connection.fileno(), places[link.peer], link.size, len(vectors), len(link.buffers)
+            vectors += [(view.__array_interface__["data"][0], view.nbytes) for view in map(np.asarray, link.buffers)]
+        self._moved = np.zeros(len(links) + 1, dtype=np.int64)
+        arguments = [
+            table,
+            len(self._out),
+            np.array(vectors, dtype=np.uint64).reshape(-1, 2),
+            headers,
+            self._transport.counts,
+            self._transport.totals,
+            self._moved,
+            np.zeros(kernels.ROUND_SCRATCH, dtype=np.uint64),
+            (self._base + code) & 0xFFFFFFFF,
+            weight,
+            base,
+            _MILLISECONDS,
+        ]
+        return kernels.carry_round, arguments
+
+    def _go_on(self) -> None:
+        """Finish what a compiled call began."""
+        assert self._moved is not None
+        *moved, _ = self._moved.tolist()
+        self._moved[-1] = 0
+        left = {link: count for link, count in zip([*self._out, *self._in], moved, strict=True) if count >= 0}
+        unsent = {link: count for link, count in left.items() if link in self._out}
+        waiting = {link: count for link, count in left.items() if link not in unsent}
+        self._transport.go_on(self._operation, unsent, waiting)
 
     def __call__(self, code: int) -> None:
-        """Send and receive all frames under this code."""
+        """Send and receive all frames under this code, or what a compiled call has left of them."""
         transport = self._transport
         transport.begin(code)
+        if self._moved is not None and self._moved[-1]:
+            self._go_on()
+            return
         full = (self._base + code) & 0xFFFFFFFF
         unsent: dict[Link, int] = {}
         for link in self._out:
@@ -132,7 +184,7 @@ class PreparedRound:
             if not ready:
                 begun = time.monotonic()
                 numbers = self._poll.poll(milliseconds)
-                transport.seconds_waiting += time.monotonic() - begun
+                transport.count_waiting(time.monotonic() - begun)
                 ready = [self._by_number[number] for number, _ in numbers if self._by_number[number] in waiting]
                 if not ready:  # time-out, or a peer whose frame is here has closed: the long way knows
                     return

@@ -266,7 +266,7 @@ class SocketTransport(Framing):
             before = frame.moved
             try:
                 if frame.progress(self._connections[peer], self._examiner(peer, operation)):
-                    self._received[peer] += 1
+                    self.count_received(peer)
                     del receiving[peer]
             except _WOULD_BLOCK:
                 pass
@@ -331,7 +331,7 @@ class SocketTransport(Framing):
         begun = time.monotonic()
         milliseconds = min(max(0.0, until - begun), 1e6) * 1000 + 1  # the kernel counts milliseconds in an int
         self._poll(tuple(sending), tuple(receiving)).poll(milliseconds)
-        self.seconds_waiting += time.monotonic() - begun
+        self.count_waiting(time.monotonic() - begun)
 
     def _poll(self, sending: tuple[Peer, ...], receiving: tuple[Peer, ...]) -> Any:
         poll = self._polls.get((sending, receiving))
@@ -364,7 +364,7 @@ class SocketTransport(Framing):
             with contextlib.suppress(OSError):
                 connection.setblocking(False)
                 if not self._said_why:
-                    connection.send(HEADER.pack(GOODBYE, self._sent[peer], 0, time.monotonic_ns(), b""))
+                    connection.send(HEADER.pack(GOODBYE, self.sent_to(peer), 0, time.monotonic_ns(), b""))
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_WR)
         if not self._said_why:  # a peer to which this party owes an answer still sends: wait for it, not for the others

@@ -168,7 +168,7 @@ def test_a_repeated_or_dropped_message_is_noticed(links):
     word = [np.zeros(1, np.uint64)]
 
     def forgetful():
-        links[0]._sent[1] += 1
+        links[0].count_sent(1, 0)
         links[0].exchange("multiply", {1: word}, {})
 
     outcomes = all_end({0: forgetful, 1: lambda: links[1].exchange("multiply", {}, {0: [np.zeros(1, np.uint64)]})})
