@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 from llvmlite import ir
 from numba import njit, types
 from numba.core import cgutils
@@ -19,9 +20,11 @@ __all__ = ["by_columns", "by_rows", "one_by_rows", "sum_by_rows"]
 
 LANES = 8
 ROWS, COLUMNS = 4, 5  # of a tile; 4·5 sums of eight words and what they need fit the registers
-DEEP = 2 * LANES  # rows of a tile of ``by_columns``
+WIDE, DEEP = 10, 8  # columns, and rows of the transposed factors, of a tile of ``by_columns``
+PANEL = 2048  # columns of the transposed factors whose sums stay in the second-level cache while all rows pass by
+AHEAD = 64  # words that a row is asked for before they are needed: the rows of a batch come from far away
 
-_WORD = ir.IntType(64)
+_WORD, _NUMBER = ir.IntType(64), ir.IntType(32)
 _VECTOR = ir.VectorType(_WORD, LANES)
 
 
@@ -49,6 +52,19 @@ class _Matrix:
         loaded = self._builder.load(pointer)
         loaded.align = 8
         return loaded
+
+    def put(self, vector: Any, *index: Any) -> None:
+        """Eight words to their places."""
+        pointer = self._builder.bitcast(self.at(*index), _VECTOR.as_pointer())
+        self._builder.store(vector, pointer).align = 8
+
+    def fetch(self, *index: Any) -> None:
+        """Ask for memory that will be read soon; it may lie behind the end."""
+        builder, address = self._builder, ir.IntType(8).as_pointer()
+        kind = ir.FunctionType(ir.VoidType(), [address, _NUMBER, _NUMBER, _NUMBER])
+        prefetch = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
+        to_read, to_keep, data = (ir.Constant(_NUMBER, value) for value in (0, 3, 1))
+        builder.call(prefetch, [builder.bitcast(self.at(*index), address), to_read, to_keep, data])
 
 
 def _number(value: int) -> ir.Constant:
@@ -122,49 +138,38 @@ def _row_tile(rows: int, columns: int, what: int) -> Any:
     return tile
 
 
-def _column_tile(columns: int) -> Any:
-    """A tile of ``by_columns``: DEEP rows from i on, whose words lie beside each other in the transposed factor."""
+def _splat(builder: ir.IRBuilder, word: Any) -> Any:
+    """A word in all lanes."""
+    nothing = ir.Constant(_VECTOR, ir.Undefined)
+    single = builder.insert_element(nothing, word, ir.Constant(_NUMBER, 0))
+    return builder.shuffle_vector(single, nothing, ir.Constant(ir.VectorType(_NUMBER, LANES), [0] * LANES))
+
+
+def _column_tile(columns: int, deep: int) -> Any:
+    """A tile of ``by_columns``: sums[c, at] += Σ x0[l+r, i]·y[0, l+r, j+c] + x1[l+r, i]·y[1, l+r, j+c] over r < deep, for eight words from
+    i and ``at`` on, which lie beside each other in the transposed factors."""
 
     @intrinsic
-    def tile(_typing: Any, x0: Any, x1: Any, y: Any, out: Any, i: Any, j: Any) -> Any:
+    def tile(_typing: Any, x0: Any, x1: Any, y: Any, sums: Any, l: Any, i: Any, j: Any, at: Any) -> Any:
         def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
-            x0_, x1_, y_, out_ = (
+            x0_, x1_, y_, sums_ = (
                 _Matrix(context, builder, kind, value)
                 for kind, value in zip(signature.args[:4], arguments[:4], strict=True)
             )
-            pieces = DEEP // LANES
-            starts = [builder.add(arguments[4], _number(LANES * piece)) for piece in range(pieces)]
-            places = [builder.add(arguments[5], _number(c)) for c in range(columns)]
-            sums = _zeros(builder, pieces * columns, _VECTOR)
-
-            def splat(word: Any) -> Any:
-                single = builder.insert_element(
-                    ir.Constant(_VECTOR, ir.Undefined), word, ir.Constant(ir.IntType(32), 0)
-                )
-                everywhere = ir.Constant(ir.VectorType(ir.IntType(32), LANES), [0] * LANES)
-                return builder.shuffle_vector(single, ir.Constant(_VECTOR, ir.Undefined), everywhere)
-
-            with cgutils.for_range_slice(builder, _number(0), x0_.shape[0], _number(1), intp=_WORD) as (l, _):
-                left = [(x0_.vector(l, start), x1_.vector(l, start)) for start in starts]
-                right = [
-                    (splat(y_.word(_number(0), l, place)), splat(y_.word(_number(1), l, place))) for place in places
-                ]
-
-                def product(tile_place: int) -> Any:
-                    (a0, a1), (b0, b1) = left[tile_place // columns], right[tile_place % columns]
-                    return builder.add(builder.mul(a0, b0), builder.mul(a1, b1))
-
-                _add_up(builder, sums, product)
-            for piece, start in enumerate(starts):
-                for c, place in enumerate(places):
-                    vector = builder.load(sums[piece * columns + c])
-                    for lane in range(LANES):
-                        target = out_.at(builder.add(start, _number(lane)), place)
-                        word = builder.extract_element(vector, ir.Constant(ir.IntType(32), lane))
-                        builder.store(builder.add(builder.load(target), word), target)
+            first, i_, j_, at_ = arguments[4:]
+            totals = [sums_.vector(_number(c), at_) for c in range(columns)]
+            for row in (builder.add(first, _number(r)) for r in range(deep)):
+                for which, factor in enumerate((x0_, x1_)):
+                    factor.fetch(row, builder.add(i_, _number(AHEAD)))
+                    left = factor.vector(row, i_)
+                    for c in range(columns):
+                        right = _splat(builder, y_.word(_number(which), row, builder.add(j_, _number(c))))
+                        totals[c] = builder.add(totals[c], builder.mul(left, right))
+            for c, total in enumerate(totals):
+                sums_.put(total, _number(c), at_)
             return context.get_dummy_value()
 
-        return types.void(x0, x1, y, out, types.int64, types.int64), generate
+        return types.void(x0, x1, y, sums, *[types.int64] * 4), generate
 
     return tile
 
@@ -173,7 +178,9 @@ _SHAPES = [(rows, columns) for rows in (ROWS, 1) for columns in (COLUMNS, 1)]
 _whole, _thin, _flat, _single = (_row_tile(*shape, PAIR) for shape in _SHAPES)
 _one_whole, _one_thin, _one_flat, _one_single = (_row_tile(*shape, ONE) for shape in _SHAPES)
 _sum_whole, _sum_thin, _sum_flat, _sum_single = (_row_tile(*shape, SUM) for shape in _SHAPES)
-_deep, _deep_thin = _column_tile(COLUMNS), _column_tile(1)
+_wide, _wide_shallow = _column_tile(WIDE, DEEP), _column_tile(WIDE, 1)
+_half, _half_shallow = _column_tile(WIDE // 2, DEEP), _column_tile(WIDE // 2, 1)
+_narrow, _narrow_shallow = _column_tile(1, DEEP), _column_tile(1, 1)
 
 
 @njit(cache=True, nogil=True)
@@ -227,17 +234,56 @@ def sum_by_rows(x0, x1, y, out):
             _sum_single(x0, x1, y, out, i, j)
 
 
+def _panel(columns: int, tile: Any, shallow: Any) -> Any:
+    @njit(cache=True, nogil=True)
+    def add_panel(x0_transposed, x1_transposed, y, out, left, right, j, sums):
+        """The sums of ``columns`` columns from j on and all whole vectors of the rows left to right."""
+        inner = x0_transposed.shape[0]
+        whole = inner - inner % DEEP
+        for c in range(columns):
+            for i in range(right - left):
+                sums[c, i] = np.uint64(0)
+        for l in range(0, whole, DEEP):
+            for i in range(left, right, LANES):
+                tile(x0_transposed, x1_transposed, y, sums, l, i, j, i - left)
+        for l in range(whole, inner):
+            for i in range(left, right, LANES):
+                shallow(x0_transposed, x1_transposed, y, sums, l, i, j, i - left)
+        for i in range(left, right):
+            for c in range(columns):
+                out[i, j + c] += sums[c, i - left]
+
+    return add_panel
+
+
+_add_wide = _panel(WIDE, _wide, _wide_shallow)
+_add_half = _panel(WIDE // 2, _half, _half_shallow)
+_add_narrow = _panel(1, _narrow, _narrow_shallow)
+
+
 @njit(cache=True, nogil=True)
 def by_columns(x0_transposed, x1_transposed, y, out):
-    """out += x0·y[0] + x1·y[1] where x0, x1 lie transposed in memory, as in Hᵀ·u: (k, n), y (2, k, m), out (n, m)."""
+    """out += x0·y[0] + x1·y[1] where x0, x1 lie transposed in memory, as in Hᵀ·u: (k, n), y (2, k, m), out (n, m).
+
+    A few rows of the transposed factors at a time, from their beginning to their end, as memory likes it: a batch is larger than
+    the caches of a core."""
     rows, columns = out.shape
-    whole_rows, whole_columns = rows - rows % DEEP, columns - columns % COLUMNS
-    for i in range(0, whole_rows, DEEP):
-        for j in range(0, whole_columns, COLUMNS):
-            _deep(x0_transposed, x1_transposed, y, out, i, j)
-        for j in range(whole_columns, columns):
-            _deep_thin(x0_transposed, x1_transposed, y, out, i, j)
+    whole = rows - rows % LANES
+    sums = np.empty((WIDE, PANEL), dtype=np.uint64)
+    for left in range(0, whole, PANEL):
+        right = min(left + PANEL, whole)
+        j = 0
+        while j < columns:
+            if columns - j >= WIDE:
+                _add_wide(x0_transposed, x1_transposed, y, out, left, right, j, sums)
+                j += WIDE
+            elif columns - j >= WIDE // 2:
+                _add_half(x0_transposed, x1_transposed, y, out, left, right, j, sums)
+                j += WIDE // 2
+            else:
+                _add_narrow(x0_transposed, x1_transposed, y, out, left, right, j, sums)
+                j += 1
     for l in range(x0_transposed.shape[0]):
-        for i in range(whole_rows, rows):
+        for i in range(whole, rows):
             for j in range(columns):
                 out[i, j] += x0_transposed[l, i] * y[0, l, j] + x1_transposed[l, i] * y[1, l, j]
