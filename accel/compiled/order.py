@@ -51,58 +51,69 @@ def order_deal(rho, halves, width, prime, out):
 
 
 @njit(cache=True, nogil=True)
-def order_reply(c, halves, slots, scale, mask, turn, width, prime, leads, out):
-    """See ``accel.reference.order.order_reply``.
+def _blinded(tests, scale, mask, prime, leads, out):
+    """(tests·(scale + 1) ± mask) mod prime. LLVM turns this into vector code.
 
     Tests are sums of at most 3·digits + 3 halves below 37 and are kept positive by adding a multiple of the prime, so
     that one exact division of a small number is left for each.
     """
+    modulus = np.uint64(prime)
+    inverse = np.uint64((1 << 32) // prime + 1)
+    lift = np.int64(64 * prime)  # more than any negative sum
+    for k in range(out.size):
+        entry = np.uint64(mask[k])
+        value = np.uint64(np.int64(tests[k]) + lift) * (np.uint64(scale[k]) + np.uint64(1))
+        value += entry if leads else modulus - entry
+        out[k] = np.uint8(value - ((value * inverse) >> np.uint64(32)) * modulus)
+
+
+@njit(cache=True, nogil=True)
+def order_reply(c, halves, slots, scale, mask, turn, width, prime, leads, out):
+    """See ``accel.reference.order.order_reply``: the tests of all pairs, then their blinding, then each to its place.
+
+    Nothing branches on secrets: the processor would guess wrong every second time, and take longer than the tests do.
+    """
     digits = (width + 1) // 2
     count = 2 * digits + 1
-    classes = c.shape[1]
-    one = np.int32(1 if leads else 0)
-    modulus = np.int32(prime)
-    inverse = np.uint64((1 << 32) // prime + 1)
+    rows, classes = c.shape
+    one = np.int64(1 if leads else 0)
     ring, low_mask = _low(width + 1), _low(width)
-    lift = modulus * np.int32(64)  # more than any negative sum
-    tests = np.empty(count, dtype=np.int32)
-    reduced = np.empty(count, dtype=np.uint8)
-    for row in range(c.shape[0]):
+    tests = np.empty(halves.shape[:2] + (count,), dtype=np.int16)
+    places = np.empty(halves.shape[:2], dtype=np.uint16)
+    for row in range(rows):
         pair = 0
         for i in range(classes):
             for j in range(i + 1, classes):
                 difference = (c[row, i] - c[row, j]) & ring
                 low = difference & low_mask
                 a, b = np.int64(slots[row, i]), np.int64(slots[row, j])
-                same = np.int32(difference >> np.uint64(width)) ^ np.int32(a > b)
-                top = np.int32(halves[row, pair, 3 * digits])
-                differs = one - top if same else top
-                equals = top if same else one - top
-                before = np.int32(0)
+                same = np.int64(difference >> np.uint64(width)) ^ np.int64(a > b)
+                top = np.int64(halves[row, pair, 3 * digits])
+                differs = top + same * (one - 2 * top)
+                equals = one - differs
+                before = np.int64(0)
                 for d in range(digits):
                     digit = np.int64((low >> np.uint64(2 * (digits - 1 - d))) & np.uint64(3))
-                    at = 3 * d + digit  # both are loaded and then chosen: a branch would be taken at random
-                    at_least, above = np.int32(halves[row, pair, max(at - 1, 0)]), np.int32(halves[row, pair, at])
-                    at_least = one if digit == 0 else at_least
-                    above = np.int32(0) if digit == 3 else above
-                    tests[d] = before + at_least + differs
-                    tests[digits + 1 + d] = before + one - above + equals
+                    at, is_zero, is_three = 3 * d + digit, np.int64(digit == 0), np.int64(digit == 3)
+                    at_least = np.int64(halves[row, pair, at - 1 + is_zero]) * (1 - is_zero) + one * is_zero
+                    above = np.int64(halves[row, pair, at]) * (1 - is_three)
+                    tests[row, pair, d] = before + at_least + differs
+                    tests[row, pair, digits + 1 + d] = before + one - above + equals
                     before += one - (at_least - above)
-                tests[digits] = before + differs
+                tests[row, pair, digits] = before + differs
                 first, second = min(a, b), max(a, b)
-                place = first * (2 * classes - first - 1) // 2 + second - first - 1
-                shift = np.int64(turn[row, pair])
-                for t in range(count):  # LLVM turns this into vector code
-                    entry = np.int32(mask[row, pair, t])
-                    factor = np.int32(scale[row, pair, t]) + np.int32(1)
-                    value = np.uint64((tests[t] + lift) * factor + (entry if leads else modulus - entry))
-                    quotient = (value * inverse) >> np.uint64(32)
-                    reduced[t] = np.uint8(value - quotient * np.uint64(modulus))
-                for t in range(count - shift):
-                    out[row, place, shift + t] = reduced[t]
-                for t in range(shift):
-                    out[row, place, t] = reduced[count - shift + t]
+                places[row, pair] = first * (2 * classes - first - 1) // 2 + second - first - 1
                 pair += 1
+    reduced = np.empty(tests.size, dtype=np.uint8)
+    _blinded(tests.reshape(-1), scale.reshape(-1), mask.reshape(-1), prime, leads, reduced)
+    start = 0
+    for row in range(rows):
+        for pair in range(places.shape[1]):
+            place, begin = np.int64(places[row, pair]), count - np.int64(turn[row, pair])
+            for t in range(count):
+                at = begin + t
+                out[row, place, t] = reduced[start + at - count * np.int64(at >= count)]
+            start += count
 
 
 @njit(cache=True, nogil=True)
