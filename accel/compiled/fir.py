@@ -1,7 +1,8 @@
 """A banded Toeplitz matrix times float64 columns by tiles, for processors with 512-bit registers.
 
 BLAS multiplies the zeros of the band too, and the one that comes with numpy may use half of such a register. A tile sums up
-eight rows of the result and sixteen columns in registers; every row of z that was loaded serves eight results.
+eight rows of the result and sixteen columns in registers; every row of z that was loaded serves eight results. What the next
+columns need is asked for meanwhile: the rows of noise lie far apart.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ LANES = 8
 ROWS, VECTORS = 8, 2  # of a tile
 COLUMNS = LANES * VECTORS
 
-_WORD, _DOUBLE = ir.IntType(64), ir.DoubleType()
+_WORD, _NUMBER, _BYTE, _DOUBLE = ir.IntType(64), ir.IntType(32), ir.IntType(8), ir.DoubleType()
 _VECTOR = ir.VectorType(_DOUBLE, LANES)
 
 
@@ -61,14 +62,22 @@ def _tile(_typing: Any, padded: Any, z: Any, out: Any, t: Any, c: Any) -> Any:
             place = builder.add(builder.mul(row, columns), builder.add(first_column, number(LANES * piece)))
             return builder.bitcast(builder.gep(data, [place]), _VECTOR.as_pointer())
 
+        def following(row: Any, piece: int) -> Any:
+            """What the same row has for the next tile; it may lie behind the end."""
+            return builder.bitcast(vector(z_, row, VECTORS + piece), _BYTE.as_pointer())
+
         def splat(scalar: Any) -> Any:
-            single = builder.insert_element(ir.Constant(_VECTOR, ir.Undefined), scalar, ir.Constant(ir.IntType(32), 0))
-            everywhere = ir.Constant(ir.VectorType(ir.IntType(32), LANES), [0] * LANES)
+            single = builder.insert_element(ir.Constant(_VECTOR, ir.Undefined), scalar, ir.Constant(_NUMBER, 0))
+            everywhere = ir.Constant(ir.VectorType(_NUMBER, LANES), [0] * LANES)
             return builder.shuffle_vector(single, ir.Constant(_VECTOR, ir.Undefined), everywhere)
 
         fused = cgutils.get_or_insert_function(
             builder.module, ir.FunctionType(_VECTOR, [_VECTOR] * 3), f"llvm.fmuladd.v{LANES}f64"
         )
+        prefetch = cgutils.get_or_insert_function(
+            builder.module, ir.FunctionType(ir.VoidType(), [_BYTE.as_pointer(), *[_NUMBER] * 3]), "llvm.prefetch.p0i8"
+        )
+        to_read = [ir.Constant(_NUMBER, value) for value in (0, 3, 1)]  # and keep; data
         zero = ir.Constant(_VECTOR, [0.0] * LANES)
         sums = [[cgutils.alloca_once_value(builder, zero) for _ in range(VECTORS)] for _ in range(ROWS)]
         rows = builder.sub(length, number(ROWS - 1))  # of z that a tile meets
@@ -77,6 +86,7 @@ def _tile(_typing: Any, padded: Any, z: Any, out: Any, t: Any, c: Any) -> Any:
             for piece in range(VECTORS):
                 loaded.append(builder.load(vector(z_, builder.add(first_row, q), piece)))
                 loaded[-1].align = 8
+                builder.call(prefetch, [following(builder.add(first_row, q), piece), *to_read])
             for r, row in enumerate(sums):
                 tap = splat(builder.load(builder.gep(taps_, [builder.add(q, number(ROWS - 1 - r))])))
                 for total, values in zip(row, loaded, strict=True):
@@ -97,8 +107,8 @@ def band_by_tiles(padded, z, out):
     rows, columns = out.shape
     depth = padded.size - 2 * (ROWS - 1)
     whole_rows, whole_columns = rows - rows % ROWS, columns - columns % COLUMNS
-    for t in range(0, whole_rows, ROWS):
-        for c in range(0, whole_columns, COLUMNS):
+    for c in range(0, whole_columns, COLUMNS):  # of all rows: so much stays in the first-level cache
+        for t in range(0, whole_rows, ROWS):
             _tile(padded, z, out, t, c)  # type: ignore[call-arg]
     for t in range(rows):
         for c in range(whole_columns if t < whole_rows else 0, columns):

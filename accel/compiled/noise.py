@@ -12,12 +12,11 @@ from numba import njit
 
 from accel.compiled import fir
 from accel.reference import noise as _reference
-from accel.reference.noise import MOST_INT64
 
 if TYPE_CHECKING:
     from accel.gaussian import StripTable
 
-__all__ = ["fir_taps", "grid_gaussian_attempts", "recursive_filter"]
+__all__ = ["fir_fits_window", "fir_taps", "fir_window", "grid_gaussian_attempts", "recursive_filter"]
 
 _COLUMNS = 512  # columns per piece: the float64 halves of p + 64 rows then stay in the cache of one core
 _STEPS = 64  # rows per block: the triangle of the Toeplitz matrix that BLAS multiplies in vain stays small
@@ -68,18 +67,14 @@ def _attempts(words, thresholds, aliases, ceilings, floors, curvature, strip_bit
     return values[:kept], places[:open_count].copy(), undecided[:open_count].copy()
 
 
-def fir_taps(history: np.ndarray, rows: np.ndarray, taps: np.ndarray, largest: int = MOST_INT64) -> np.ndarray:
-    """See ``accel.reference.noise.fir_taps``: exact mod 2^64 for every int64 input within ``largest``.
+def fir_taps(history: np.ndarray, rows: np.ndarray, taps: np.ndarray) -> np.ndarray:
+    """See ``accel.reference.noise.fir_taps``: exact mod 2^64 for every int64 input.
 
-    Where Σ|taps|·largest ≤ 2^53 without the first tap, one float64 matrix product (BLAS, or ``accel.compiled.fir``): all its sums are integers below 2^53, hence
-    exact in any order; the first tap, usually half of all, is multiplied in integers. Otherwise z = 2^32·high + low with
-    |high|, |low| < 2^32, each half through such a product, if Σ|taps|·2^32 ≤ 2^53. Larger taps go to the reference. The
-    choice depends on public numbers only.
+    z = 2^32·high + low with |high|, |low| < 2^32, each half through a float64 product, if Σ|taps|·2^32 ≤ 2^53. Larger taps go to
+    the reference. The choice depends on public numbers only.
     """
     depth = len(taps) - 1
-    size, later = _sizes(taps.tobytes())
-    if later * largest <= 1 << 53:
-        return _fir_once(history, rows, taps, depth)
+    size, _ = _sizes(taps.tobytes())
     if size > 1 << 21:
         return _reference.fir_taps(history, rows, taps)
     out = np.empty(rows.shape, dtype=np.int64)
@@ -102,24 +97,27 @@ def _sizes(taps: bytes) -> tuple[int, int]:
     return sum(sizes), sum(sizes[1:])
 
 
-def _fir_once(history: np.ndarray, rows: np.ndarray, taps: np.ndarray, depth: int) -> np.ndarray:
-    first = taps[0]
+def fir_fits_window(taps: np.ndarray, largest: int) -> bool:
+    """See ``accel.reference.noise.fir_fits_window``."""
+    return max(1, _sizes(taps.tobytes())[1]) * largest <= 1 << 53
+
+
+def fir_window(window: np.ndarray, rows: np.ndarray, taps: np.ndarray, out: np.ndarray) -> None:
+    """See ``accel.reference.noise.fir_window``: one float64 matrix product (BLAS, or ``accel.compiled.fir``). All its sums are
+    integers below 2^53, hence exact in any order; the first tap, usually half of all, is multiplied in integers."""
+    depth, steps = len(taps) - 1, len(rows)
     by_tiles = fir.is_worth_it(*rows.shape)
     kept = _kept_taps if by_tiles else _kept_toeplitz
-    band = kept(taps.astype(np.float64).tobytes(), min(_STEPS, len(rows)))
-    z = _scratch("rows", depth + len(rows), rows.shape[1])
-    _to_float(history, z[:depth])
+    band = kept(taps.astype(np.float64).tobytes(), steps)
+    z = window[: depth + steps]
     _to_float(rows, z[depth:])
-    out = np.empty(rows.shape, dtype=np.int64)
-    for top in range(0, len(rows), _STEPS):
-        steps = min(_STEPS, len(rows) - top)
-        product = _scratch("product", steps, rows.shape[1])
-        if by_tiles:
-            fir.band_by_tiles(band, z[top : top + steps + depth], product)
-        else:
-            np.matmul(band[:steps, : steps + depth], z[top : top + steps + depth], out=product)
-        _add_first(product, rows[top : top + steps], first, out[top : top + steps])
-    return out
+    product = _scratch("product", steps, rows.shape[1])
+    if by_tiles:
+        fir.band_by_tiles(band, z, product)
+    else:
+        np.matmul(band[:steps, : steps + depth], z, out=product)
+    _add_first(product, rows, taps[0], out)
+    _move_up(window, steps, depth)
 
 
 _memory = threading.local()  # noise is made in threads, one for each run
@@ -152,6 +150,13 @@ def _to_float(integers, out):
     for t in range(out.shape[0]):
         for c in range(out.shape[1]):
             out[t, c] = np.float64(integers[t, c])
+
+
+@njit(cache=True, nogil=True)
+def _move_up(window, steps, depth):
+    for t in range(depth):
+        for c in range(window.shape[1]):
+            window[t, c] = window[t + steps, c]
 
 
 @njit(cache=True, nogil=True)

@@ -9,9 +9,8 @@ import numpy as np
 if TYPE_CHECKING:
     from accel.gaussian import StripTable
 
-__all__ = ["fir_taps", "grid_gaussian_attempts", "recursive_filter"]
+__all__ = ["fir_fits_window", "fir_taps", "fir_window", "grid_gaussian_attempts", "recursive_filter"]
 
-MOST_INT64 = 1 << 63  # no |int64| is larger
 _LOW_BITS = 24
 
 
@@ -38,10 +37,27 @@ def grid_gaussian_attempts(words: np.ndarray, table: StripTable) -> tuple[np.nda
     return values[possible], places, undecided
 
 
-def fir_taps(history: np.ndarray, rows: np.ndarray, taps: np.ndarray, largest: int = MOST_INT64) -> np.ndarray:
+def fir_fits_window(taps: np.ndarray, largest: int) -> bool:
+    """Whether ``fir_window`` is exact for integers within ±largest, a public bound: Σ|taps|·largest ≤ 2^53 without the first tap."""
+    return max(1, sum(abs(tap) for tap in taps[1:].tolist())) * largest <= 1 << 53
+
+
+def fir_window(window: np.ndarray, rows: np.ndarray, taps: np.ndarray, out: np.ndarray) -> None:
+    """``fir_taps`` of int64 ``rows`` into ``out`` (which may be ``rows``), where ``fir_fits_window`` says that floats are enough.
+
+    ``window`` holds the len(taps)−1 rows before in its first rows, as float64, and room for as many as ``rows`` has; afterwards
+    it holds those before the next rows. Whoever keeps it converts every row once.
+    """
+    depth, history = len(taps) - 1, window[: len(taps) - 1].astype(np.int64)
+    z = np.concatenate([history, rows])
+    out[:] = fir_taps(history, rows, taps)
+    window[:depth] = z[len(z) - depth :]
+
+
+def fir_taps(history: np.ndarray, rows: np.ndarray, taps: np.ndarray) -> np.ndarray:
     """out[t] = Σ_j taps[j]·z[t−j] mod 2^64 for int64 ``rows``, after the len(taps)−1 rows of ``history``.
 
-    ``largest`` is a public bound of |z|, which lets the compiled kernel take a shorter way. Cost: len(taps) multiplications per entry, in 64-bit integers, so exact whatever the sizes.
+    Cost: len(taps) multiplications per entry, in 64-bit integers, so exact whatever the sizes.
     """
     z = np.concatenate([history, rows]).view(np.uint64)
     out = np.zeros(rows.shape, dtype=np.uint64)

@@ -44,15 +44,30 @@ class NoiseFilter:
         self._largest = require_integer("largest", largest, 1)
         self.steps_done = 0
         self._depth = factorisation.bands - 1
+        self._kind: type | None = None
         self._history: np.ndarray | None = None
+        self._window: np.ndarray | None = None  # the history as floats, and room for a block
 
-    def next_block(self, z_rows: np.ndarray) -> np.ndarray:
-        """Filter the next rows of int64 noise; the result is at scale f_z + tap_bits."""
-        z = self._admit(z_rows, np.int64)
-        assert self._history is not None
+    def next_block(self, z_rows: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+        """Filter the next rows of int64 noise; the result is at scale f_z + tap_bits (in ``out``, which may be ``z_rows``)."""
+        found = self._next_block(self._admit(z_rows, np.int64), np.empty_like(z_rows) if out is None else out)
+        if out is not None and found is not out:
+            out[:] = found
+        return found
+
+    def _next_block(self, z: np.ndarray, out: np.ndarray) -> np.ndarray:
         f = self.factorisation
+        if f.integer_taps is not None and accel.kernels.fir_fits_window(f.integer_taps, self._largest):
+            if self._window is None:
+                self._window = np.zeros((self._depth + _BLOCK, self.width))
+            for top in range(0, len(z), _BLOCK):
+                piece = slice(top, top + _BLOCK)
+                accel.kernels.fir_window(self._window, z[piece], f.integer_taps, out[piece])
+            return out
+        if self._history is None:
+            self._history = np.zeros((self._depth, self.width), dtype=np.int64)
         if f.integer_taps is not None:
-            out = accel.kernels.fir_taps(self._history, z, f.integer_taps, self._largest)
+            out = accel.kernels.fir_taps(self._history, z, f.integer_taps)
             self._remember(z)
             return out
         assert f.integer_strategy is not None
@@ -63,6 +78,8 @@ class NoiseFilter:
     def next_block_float(self, z_rows: np.ndarray) -> np.ndarray:
         """Filter the next rows of float noise; the result has the scale of the input."""
         z = self._admit(z_rows, np.float64)
+        if self._history is None:
+            self._history = np.zeros((self._depth, self.width))
         pieces = [self._float_piece(z[top : top + _BLOCK]) for top in range(0, len(z), _BLOCK)]
         return np.concatenate(pieces) if pieces else z
 
@@ -98,10 +115,10 @@ class NoiseFilter:
             f"within the {limit} steps of the factorisation",
             "its sensitivity covers no further step: factorise for more steps",
         )
-        if self._history is None:
-            self._history = np.zeros((self._depth, self.width), dtype=dtype)
-        if self._history.dtype != dtype:
-            require(False, "z_rows", z.dtype.name, f"{self._history.dtype.name}, as before")
+        if self._kind is None:
+            self._kind = dtype
+        if self._kind != dtype:
+            require(False, "z_rows", z.dtype.name, f"{np.dtype(self._kind).name}, as before")
         self.steps_done += len(z)
         return z
 
@@ -192,7 +209,7 @@ class NoiseSource:
 
     def _filter_slice(self, block: _Block) -> None:
         part = self._slices[block.slices_done]
-        block.rows[:, part] = self._filters[block.slices_done].next_block(block.rows[:, part])
+        self._filters[block.slices_done].next_block(block.rows[:, part], out=block.rows[:, part])
         block.slices_done += 1
 
     def _filter_rest(self, block: _Block) -> None:
