@@ -7,7 +7,7 @@ from numba import njit
 
 from accel.compiled.bits import word_behind
 
-__all__ = ["add_packed", "centred_rounded", "cut_words", "largest_absolute", "largest_square_sum"]
+__all__ = ["add_packed", "centred_rounded", "cut_words", "largest_absolute", "largest_square_sum", "lifted", "moved_weights"]
 
 
 @njit(cache=True, nogil=True)
@@ -75,15 +75,47 @@ def largest_absolute(values):
 
 
 @njit(cache=True, nogil=True)
-def largest_square_sum(columns, shift):
+def largest_square_sum(rows, shift):
     """See ``accel.reference.open_weights.largest_square_sum``."""
-    sums = np.zeros(columns.shape[1], dtype=np.int64)
     up = (np.int64(1) << np.int64(shift)) - np.int64(1)
-    for i in range(columns.shape[0]):
-        for j in range(columns.shape[1]):
-            size = (abs(columns[i, j]) + up) >> np.int64(shift)
-            sums[j] += size * size
     largest = np.int64(0)
-    for j in range(sums.size):
-        largest = max(largest, sums[j])
+    for i in range(rows.shape[0]):
+        total = np.int64(0)
+        for j in range(rows.shape[1]):
+            size = (abs(rows[i, j]) + up) >> np.int64(shift)
+            total += size * size
+        largest = max(largest, total)
     return largest
+
+
+@njit(cache=True, nogil=True)
+def lifted(noise, shift, constant, count, out):
+    """See ``accel.reference.open_weights.lifted``."""
+    up, more = np.uint64(shift), np.uint64(constant)
+    for i in range(count):
+        out[i] = (np.uint64(noise[i]) << up) + more
+    for i in range(count, out.size):
+        out[i] = np.uint64(noise[i]) << up
+
+
+@njit(cache=True, nogil=True)
+def _moved(values, change, decay, rate, out):
+    alpha, bits = np.int64(decay[0]), np.int64(decay[1])
+    half = np.int64(1) << bits >> np.int64(1)
+    low, high = np.int64(0), np.int64(0)
+    for i in range(out.size):
+        out[i] = ((alpha * values[i] + half) >> bits) - np.int64(rate) * change[i]
+        low, high = min(low, out[i]), max(high, out[i])
+    return max(high, -low)
+
+
+@njit(cache=True, nogil=True)
+def moved_weights(values, velocity, sums, momentum, decay, rate, out):
+    """See ``accel.reference.open_weights.moved_weights``."""
+    if velocity is None:
+        return _moved(values, sums, decay, rate, out)
+    beta, bits = np.int64(momentum[0]), np.int64(momentum[1])
+    half = np.int64(1) << bits >> np.int64(1)
+    for i in range(out.size):
+        velocity[i] = ((beta * velocity[i] + half) >> bits) + sums[i]
+    return _moved(values, velocity, decay, rate, out)

@@ -9,7 +9,7 @@ import numpy as np
 
 from accel.reference.bits import unpack_bits
 
-__all__ = ["add_packed", "centred_rounded", "cut_words", "largest_absolute", "largest_square_sum"]
+__all__ = ["add_packed", "centred_rounded", "cut_words", "largest_absolute", "largest_square_sum", "lifted", "moved_weights"]
 
 
 def cut_words(z: np.ndarray, own: np.ndarray | None, bits: int, out: np.ndarray) -> None:
@@ -35,7 +35,34 @@ def largest_absolute(values: np.ndarray) -> int:
     return int(np.abs(values).max(initial=0))
 
 
-def largest_square_sum(columns: np.ndarray, shift: int) -> int:
-    """The largest Σ ⌈|x|/2^shift⌉² over columns, if it is below 2^63."""
-    rounded = (np.abs(columns) + ((1 << shift) - 1)) >> shift
-    return int((rounded * rounded).sum(axis=0).max(initial=0))
+def largest_square_sum(rows: np.ndarray, shift: int) -> int:
+    """The largest Σ ⌈|x|/2^shift⌉² of a row, if it is below 2^63."""
+    rounded = (np.abs(rows) + ((1 << shift) - 1)) >> shift
+    return int((rounded * rounded).sum(axis=1).max(initial=0))
+
+
+def lifted(noise: np.ndarray, shift: int, constant: int, count: int, out: np.ndarray) -> None:
+    """noise·2^shift (int64) as words, the first ``count`` plus a constant."""
+    out[:] = noise.view(np.uint64) << np.uint64(shift)
+    out[:count] += np.uint64(constant)
+
+
+def moved_weights(
+    values: np.ndarray,
+    velocity: np.ndarray | None,
+    sums: np.ndarray,
+    momentum: tuple[int, int],
+    decay: tuple[int, int],
+    rate: int,
+    out: np.ndarray,
+) -> int:
+    """out = round(α·values/2^a) − rate·v with v = round(β·velocity/2^b) + sums, which takes the place of ``velocity``; (β, b) =
+    ``momentum``, (α, a) = ``decay``. All int64, flat. Returns the largest |out|."""
+    change = sums
+    if velocity is not None:
+        beta, bits = momentum
+        velocity[:] = ((beta * velocity + (1 << bits >> 1)) >> bits) + sums
+        change = velocity
+    alpha, bits = decay
+    out[:] = ((alpha * values + (1 << bits >> 1)) >> bits) - rate * change
+    return largest_absolute(out)

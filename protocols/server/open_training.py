@@ -12,6 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 import refmpc
+from accel import kernels
 from protocols.noise.joint_noise import MOST_ROWS
 from protocols.plan.possible import require_possible_model, require_possible_sums
 from protocols.plan.run_plan import MODEL_RELEASE, SUMS_RELEASE, Plan
@@ -70,8 +71,9 @@ def public_inputs(party: Party, model: Sequence[PublicLayer], plan: Plan) -> tup
 def own_addend(party: Party, noise: np.ndarray, plan: Plan) -> np.ndarray:
     """What this server adds to its summands: its noise at the gradients' scale, and what makes the cut of the global sums
     unbiased (a client adds that itself)."""
-    lifted: np.ndarray = noise.view(np.uint64) << np.uint64(plan.scales.noise_shift)
-    lifted[: plan.global_parameters] += unbiased_addend(party, plan.scales.truncated_bits)
+    lifted = np.empty(noise.shape, dtype=np.uint64)
+    constant = int(unbiased_addend(party, plan.scales.truncated_bits))
+    kernels.lifted(noise, plan.scales.noise_shift, constant, plan.global_parameters, lifted)
     return lifted
 
 

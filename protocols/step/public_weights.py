@@ -113,8 +113,9 @@ def norm_above(columns: np.ndarray) -> int:
     """An integer that is at least the largest norm of a column of integers; above it by 2 and, for columns longer than
     about 2^24, by what rounding their entries up costs."""
     keep = (62 - ceil_log2(max(1, len(columns)))) // 2  # bits whose squares add up in 64
-    shift = max(0, kernels.largest_absolute(columns).bit_length() + 1 - keep)
-    return (math.isqrt(kernels.largest_square_sum(columns, shift)) + 1) << shift
+    lines = np.ascontiguousarray(columns.T)
+    shift = max(0, kernels.largest_absolute(lines).bit_length() + 1 - keep)
+    return (math.isqrt(kernels.largest_square_sum(lines, shift)) + 1) << shift
 
 
 def rounded(values: np.ndarray, bits: int) -> np.ndarray:
@@ -153,8 +154,8 @@ def widest_head(shape: tuple[int, int], logit_bound: float) -> Head:
 
 def centred(values: np.ndarray, bits: int) -> np.ndarray:
     """Less the mean over classes, rounded, then over 2^bits to the nearest integer: the softmax of products with it is the
-    same but for the rounding."""
-    found = np.empty_like(values)
+    same but for the rounding. It lies class by class in memory, as products want it."""
+    found = np.empty(values.shape[::-1], dtype=np.int64).T
     kernels.centred_rounded(values, bits, found)
     return found
 
@@ -163,21 +164,19 @@ def moved(
     layers: Sequence[PublicLayer], sums: Sequence[np.ndarray], rate_word: int, training: TrainingConfig
 ) -> list[PublicLayer]:
     """The layers after a step whose opened sums are ``sums``, at ``RELEASE_BITS``. Exact, the same at every server."""
-    beta = round(training.momentum * 2**MOMENTUM_BITS)
-    alpha = round(training.weight_decay * 2**DECAY_BITS)
+    momentum = round(training.momentum * 2**MOMENTUM_BITS), MOMENTUM_BITS
+    decay = (1, 0) if training.weight_decay == 1.0 else (round(training.weight_decay * 2**DECAY_BITS), DECAY_BITS)
     found = []
     for layer, y in zip(layers, sums, strict=True):
-        velocity = y
-        if layer.velocity is not None:
-            velocity = rounded(beta * layer.velocity, MOMENTUM_BITS) + y
-        values = layer.values if training.weight_decay == 1.0 else rounded(alpha * layer.values, DECAY_BITS)
-        values = values - rate_word * velocity
+        values, velocity = np.empty_like(layer.values), None if layer.velocity is None else layer.velocity.copy()
+        flat = [None if part is None else part.reshape(-1) for part in (layer.values, velocity, y, values)]
+        largest = kernels.moved_weights(*flat[:3], momentum, decay, rate_word, flat[3])
         require(
-            kernels.largest_absolute(values) < LARGEST,
+            largest < LARGEST,
             "weights",
             "larger than 64 bits hold",
             "those of a training that does not diverge",
             "lower the learning rate",
         )
-        found.append(PublicLayer(values, None if layer.velocity is None else velocity))
+        found.append(PublicLayer(values, velocity))
     return found

@@ -54,8 +54,10 @@ def digest(value: Any) -> int:
         return digest(_WORD.unpack(_DOUBLE.pack(value))[0])
     if isinstance(value, int | np.integer | np.bool_):
         return digest(int(value))
-    content = zlib.crc32(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data)
-    return mix(_ARRAY, value.shape, name_digest(value.dtype.str), content)
+    turned = value.ndim == 2 and value.flags.f_contiguous and not value.flags.c_contiguous
+    words = np.ascontiguousarray(value.T if turned else value)
+    content = zlib.crc32(words.reshape(-1).view(np.uint8).data)
+    return mix(_ARRAY, value.shape, turned, name_digest(value.dtype.str), content)
 
 
 _SEQUENCE, _SLICE, _ARRAY = (name_digest(name) for name in ("sequence", "slice", "array"))

@@ -71,8 +71,8 @@ class Machine:
         return packed.view(np.uint8)[: kernels.packed_size(count, width)]
 
     def public(self, values: Any, dtype: Any = None) -> Public:
-        """Public numbers as an argument of kernels (a copy that cannot be written to)."""
-        array = np.array(public_array(values), dtype=dtype, order="C").view(Public)
+        """Public numbers as an argument of kernels (a copy that cannot be written to, laid out as they are)."""
+        array = np.array(public_array(values), dtype=dtype, order="A").view(Public)
         array.flags.writeable = False
         return array
 

@@ -136,7 +136,7 @@ def _field_names(kind: type) -> tuple[str, ...]:
 
 def regions(array: np.ndarray) -> list[tuple[int, int]]:
     """Where an array lies: its two shares for themselves, as other memory may lie between them."""
-    if array.flags.c_contiguous:
+    if array.flags.forc:
         start = array.__array_interface__["data"][0]
         return [(start, start + array.nbytes)] if array.size else []
     pieces: Iterable[np.ndarray] = [array] if array.ndim < 2 else array

@@ -161,8 +161,10 @@ def matmul_public_held(x: ArithmeticTensor, factor: np.ndarray, fraction_bits: i
     words, public = _factor_words(x, factor)
     segments = row_segments(x.party, len(x))
     machine = x.party.machine
-    out, turned = machine.memory((len(x), factor.shape[1])), machine.memory(factor.shape[::-1])
-    machine.call("copy", words.transpose(), turned)
+    out, turned = machine.memory((len(x), factor.shape[1])), words.transpose()
+    if not turned.flags.c_contiguous:
+        turned = machine.memory(turned.shape)
+        machine.call("copy", words.transpose(), turned)
     for segment in segments:
         machine.call("matmul_held", x.shares[:, segment.slice], segment.role(x.party.id), turned, out[segment.slice])
     history = mix(name_digest("matmul_public_held"), x.history, public)

@@ -68,7 +68,31 @@ def test_public_weights_are_centred_rounded_and_measured(kernels, seed, rows, co
     assert kernels.largest_absolute(values) == max(abs(v) for row in values.tolist() for v in row)
     shift = 40
     sizes = [[-(-abs(v) >> shift) for v in row] for row in values.tolist()]
-    assert kernels.largest_square_sum(values, shift) == max(sum(s * s for s in c) for c in zip(*sizes, strict=True))
+    assert kernels.largest_square_sum(values, shift) == max(sum(s * s for s in row) for row in sizes)
+
+
+@both
+@given(seed=seeds, count=st.integers(1, 40), shift=st.integers(0, 20))
+def test_noise_is_lifted(kernels, seed, count, shift):
+    noise = np.random.default_rng(seed).integers(-(2**63), 2**63 - 1, 40)
+    out = np.full(40, 7, dtype=np.uint64)
+    kernels.lifted(noise, shift, 3 << 38, count, out)
+    assert out.tolist() == [((n << shift) + (3 << 38 if i < count else 0)) % 2**64 for i, n in enumerate(noise.tolist())]
+
+
+@both
+@given(seed=seeds, rate=st.integers(0, 2**20), moving=st.booleans(), decays=st.booleans())
+def test_public_weights_are_moved(kernels, seed, rate, moving, decays):
+    rng = np.random.default_rng(seed)
+    values, sums, velocity = (rng.integers(-(2**30), 2**30, 21) for _ in range(3))
+    before, kept, out = velocity.tolist(), values.copy(), np.full(21, 9)
+    momentum, decay = (943719, 20), (65530, 16) if decays else (1, 0)
+    largest = kernels.moved_weights(values, velocity if moving else None, sums, momentum, decay, rate, out)
+    change = [((943719 * v + 2**19) >> 20) + y for v, y in zip(before, sums.tolist(), strict=True)]
+    assert velocity.tolist() == (change if moving else before)
+    rest = [(65530 * w + 2**15) >> 16 if decays else w for w in values.tolist()]
+    want = [w - rate * v for w, v in zip(rest, change if moving else sums.tolist(), strict=True)]
+    assert out.tolist() == want and largest == max(map(abs, want)) and np.array_equal(values, kept)
 
 
 @both
