@@ -1,4 +1,4 @@
-"""Parties as processes of this machine, forked from one warm process, over loopback TCP, optionally TLS.
+"""Parties as processes of this machine, forked from one warm process, over Unix sockets, or TLS on loopback.
 
 A participant never runs the caller's main module again: a script needs no guard, and programs may be functions of a notebook
 or of the script itself. Those are sent by value (cloudpickle), functions of modules by name.
@@ -31,7 +31,7 @@ from refmpc.launch import participants
 from refmpc.launch.participants import Options, Outcomes, hanging, keep_freed_memory, play_client, play_party
 from refmpc.net.framing import Peer, title
 from refmpc.net.greeting import Greeting
-from refmpc.net.rendezvous import Credentials, connect_client, connect_party, listen
+from refmpc.net.rendezvous import Address, Credentials, connect_client, connect_party, listen, listen_here
 from refmpc.net.sockets import SocketTransport
 
 __all__ = ["modules_of", "run_processes", "start_ahead"]
@@ -62,19 +62,19 @@ def run_processes(
 ) -> Outcomes:
     context = _fork_server(modules_of([program, *(client for client, _ in clients.values())]))
     peers: list[Peer] = [0, 1, 2, *clients]
-    listeners = [listen() for _ in range(3)]
-    addresses = {i: ("127.0.0.1", listeners[i].getsockname()[1]) for i in range(3)}
     workers: dict[Peer, Any] = {}
     pipes: dict[Peer, Connection] = {}
     work: tuple[Any, ...]
     with contextlib.ExitStack() as stack:
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="refmpc-")))
+        listeners, addresses = _listeners(directory, tls)
         for listener in listeners:
             stack.callback(listener.close)
         credentials: Mapping[Peer, Credentials | None] = dict.fromkeys(peers)
         if tls:
             from refmpc.net.certificates import make_credentials
 
-            credentials = make_credentials(peers, Path(stack.enter_context(tempfile.TemporaryDirectory())))
+            credentials = make_credentials(peers, directory)
         stack.push(lambda kind, *_: _end_all(workers, 0.0 if kind else 1.0))
         for peer in peers:
             receiver, sender = context.Pipe(duplex=False)
@@ -97,6 +97,15 @@ def run_processes(
         for listener in listeners:
             listener.close()  # only the party itself keeps it: when it dies, callers notice at once
         return _collect(workers, pipes, options, on_report)
+
+
+def _listeners(directory: Path, tls: bool) -> tuple[list[socket.socket], dict[int, Address]]:
+    """Of the three parties: with TLS as between machines, else as it is fastest on this one."""
+    if tls:
+        listeners = [listen() for _ in range(3)]
+        return listeners, {party: ("127.0.0.1", own.getsockname()[1]) for party, own in enumerate(listeners)}
+    found = [listen_here(directory, str(party)) for party in range(3)]
+    return [listener for listener, _ in found], {party: address for party, (_, address) in enumerate(found)}
 
 
 def _packed(peer: Peer, given: Any) -> bytes:
@@ -234,7 +243,7 @@ def _party_process(
     sender: Connection,
     id: int,
     listener: socket.socket,
-    addresses: Mapping[int, tuple[str, int]],
+    addresses: Mapping[int, Address],
     clients: list[str],
     program: Callable[..., Any],
     arguments: tuple[Any, ...],
@@ -257,7 +266,7 @@ def _client_process(
     sender: Connection,
     name: str,
     listener: None,
-    addresses: Mapping[int, tuple[str, int]],
+    addresses: Mapping[int, Address],
     clients: list[str],
     program: Callable[..., Any],
     argument: Any,

@@ -1,4 +1,5 @@
-"""Connections between participants: TCP on loopback or mutual TLS 1.3; everybody greets everybody (``refmpc.net.greeting``).
+"""Connections between participants: mutual TLS 1.3, or on one machine Unix sockets or TCP on loopback; everybody greets everybody
+(``refmpc.net.greeting``).
 
 Party i accepts connections from higher parties and from clients, and calls lower ones, all at once. Both ends send a
 greeting (version, who they are, run, public parameters) and compare it field by field. A caller with a wrong
@@ -17,6 +18,7 @@ import ssl
 import threading
 import time
 from collections.abc import Collection, Mapping
+from pathlib import Path
 from typing import Any, NoReturn
 
 from refmpc.core.errors import HandshakeError, PeerAborted, PeerLost, PeerTimeout, RefmpcError
@@ -38,8 +40,11 @@ from refmpc.net.tls import (
     wrong_pin,
 )
 
-__all__ = ["Credentials", "connect_client", "connect_party", "is_loopback", "listen"]
+__all__ = ["Address", "Credentials", "connect_client", "connect_party", "is_loopback", "listen", "listen_here"]
 
+Address = tuple[str, int] | str  # host and port, or the path of a Unix socket
+
+_LONGEST_PATH = 100  # bytes, of a Unix socket
 _TOLD = 20  # different refusals that are remembered
 _STAY = 1.0  # seconds that one who cannot take part stays, to tell the others why
 _GRACE = 0.3  # seconds in which a peer whose time is up as well may still name the one it waited for
@@ -59,10 +64,24 @@ def listen(host: str = "127.0.0.1", port: int = 0) -> socket.socket:
     return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=16)
 
 
+def listen_here(directory: Path, name: str) -> tuple[socket.socket, Address]:
+    """A listening socket for participants on this machine, and where it is: a Unix socket in ``directory``, which only this user can
+    enter, or a port on loopback where there are none or the path is too long for one. A round over Unix sockets takes
+    half the time of one over TCP."""
+    path = str(directory / name)
+    if not hasattr(socket, "AF_UNIX") or len(path.encode()) > _LONGEST_PATH:
+        listener = listen()
+        return listener, ("127.0.0.1", listener.getsockname()[1])
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(path)
+    listener.listen(16)
+    return listener, path
+
+
 def connect_party(
     party: int,
     listener: socket.socket,
-    addresses: Mapping[int, tuple[str, int]],
+    addresses: Mapping[int, Address],
     greeting: Greeting,
     *,
     credentials: Credentials | None = None,
@@ -70,7 +89,7 @@ def connect_party(
     timeout: float = 30.0,
 ) -> dict[Peer, socket.socket]:
     """Connect one server with the two others and with all ``clients``; returns a socket per peer."""
-    if credentials is None:
+    if credentials is None and listener.family != getattr(socket, "AF_UNIX", None):
         _require_loopback(f"this party ({title(party)}) listens", listener.getsockname()[0])
     calls = {peer: addresses[peer] for peer in range(party)}
     return _Meeting(party, greeting, credentials, timeout).hold(calls, {*range(party + 1, 3), *clients}, listener)
@@ -78,7 +97,7 @@ def connect_party(
 
 def connect_client(
     name: str,
-    addresses: Mapping[int, tuple[str, int]],
+    addresses: Mapping[int, Address],
     greeting: Greeting,
     *,
     credentials: Credentials | None = None,
@@ -126,12 +145,12 @@ class _Meeting:
         self._woken, self._waker = socket.socketpair()
 
     def hold(
-        self, calls: Mapping[int, tuple[str, int]], callers: set[Peer], listener: socket.socket | None
+        self, calls: Mapping[int, Address], callers: set[Peer], listener: socket.socket | None
     ) -> dict[Peer, socket.socket]:
         """Call those in ``calls``, let in those in ``callers``; returns when all are connected with all."""
         try:
             for peer, address in calls.items():
-                if self._credentials is None:
+                if self._credentials is None and not isinstance(address, str):
                     _require_loopback(f"{title(peer)} is", address[0])
             for peer, address in calls.items():
                 self._start(self._call, peer, address)
@@ -269,7 +288,8 @@ class _Meeting:
         listener.setblocking(False)
         with contextlib.suppress(OSError):  # a caller that has gone again
             connection, source = listener.accept()
-            self._start(self._answer, self._admission.enter(connection, str(source[0])), frozenset(callers))
+            host = str(source[0]) if source else "this machine"
+            self._start(self._answer, self._admission.enter(connection, host), frozenset(callers))
 
     def _end(self) -> None:
         """Send away who is still at the door; connections that were just made are to be left like the others."""
@@ -302,7 +322,7 @@ class _Meeting:
     def _start(self, work: Any, *arguments: Any) -> None:
         threading.Thread(target=work, args=arguments, daemon=True, name="refmpc greeting").start()
 
-    def _call(self, peer: int, address: tuple[str, int]) -> None:
+    def _call(self, peer: int, address: Address) -> None:
         with _Door(self, peer) as door:
             connection = door.enter(self._reach(peer, address))
             set_socket_options(connection)
@@ -328,14 +348,15 @@ class _Meeting:
                 raise HandshakeError(difference)
             door.leave_open(connection)
 
-    def _reach(self, peer: int, address: tuple[str, int]) -> socket.socket:
+    def _reach(self, peer: int, address: Address) -> socket.socket:
         while True:
             try:
-                return socket.create_connection(address, timeout=max(0.05, self._deadline - time.monotonic()))
+                return _connected(address, max(0.05, self._deadline - time.monotonic()))
             except OSError as error:
                 if self._over or time.monotonic() > self._deadline:
+                    where = address if isinstance(address, str) else f"{address[0]}:{address[1]}"
                     raise PeerTimeout(
-                        f"{title(peer)} at {address[0]}:{address[1]} cannot be reached for {self._timeout:g} s: {error}"
+                        f"{title(peer)} at {where} cannot be reached for {self._timeout:g} s: {error}"
                     ) from error
                 time.sleep(0.02)
 
@@ -422,6 +443,19 @@ class _Door:
                 with contextlib.suppress(OSError):
                     meeting._waker.send(b".")
         return isinstance(error, Exception)
+
+
+def _connected(address: Address, timeout: float) -> socket.socket:
+    if not isinstance(address, str):
+        return socket.create_connection(address, timeout=timeout)
+    connection = socket.socket(socket.AF_UNIX)
+    try:
+        connection.settimeout(timeout)
+        connection.connect(address)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
 
 
 def _titles(peers: Collection[Peer]) -> str:
