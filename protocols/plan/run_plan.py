@@ -191,8 +191,11 @@ class Plan:
 
     def unflatten(self, flat: np.ndarray) -> list[np.ndarray]:
         """The layers of a model that was released as one vector."""
-        ends = np.cumsum([rows * columns for rows, columns in self.layer_shapes])[:-1]
-        return [part.reshape(shape) for part, shape in zip(np.split(flat, ends), self.layer_shapes, strict=True)]
+        layers, start = [], 0
+        for rows, columns in self.layer_shapes:
+            layers.append(flat[start : start + rows * columns].reshape(rows, columns))
+            start += rows * columns
+        return layers
 
     @property
     def secret_order(self) -> bool:

@@ -13,7 +13,7 @@ from accel.prg import BLOCK, StreamKey
 
 __all__ = ["Draws"]
 
-_BLOCKS = 1 << 12  # of one piece: 64 KB, which stay in the second-level cache
+_BLOCKS = 1 << 13  # of one piece: 128 KB, which stay in the second-level cache
 
 
 class _Piece:

@@ -96,6 +96,20 @@ def test_public_weights_are_moved(kernels, seed, rate, moving, decays):
 
 
 @both
+@given(seed=seeds, count=st.integers(0, 40), place=st.integers(0, 39))
+def test_a_checksum_sees_every_word_and_its_place(kernels, seed, count, place):
+    values = words(seed, count)
+    rows, found = [values[k : k + 8].tolist() for k in range(0, count, 8)], [0] * 8
+    for row in rows:
+        found = [(s * 0x9E3779B97F4A7C15 + x) % 2**64 for s, x in zip(found, row + [0] * (8 - len(row)), strict=True)]
+    assert kernels.checksum(values) == sum(s * 0xD1B54A32D192ED03**lane for lane, s in enumerate(found)) % 2**64
+    if place < count:
+        changed = values.copy()
+        changed[place] ^= np.uint64(1 << seed % 64)
+        assert kernels.checksum(changed) != kernels.checksum(values)
+
+
+@both
 def test_nothing_has_no_size(kernels):
     nothing = np.zeros((0, 3), dtype=np.int64)
     assert kernels.largest_absolute(nothing) == kernels.largest_square_sum(nothing, 0) == 0
