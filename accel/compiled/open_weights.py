@@ -7,7 +7,15 @@ from numba import njit
 
 from accel.compiled.bits import word_behind
 
-__all__ = ["add_packed", "centred_rounded", "cut_words", "largest_absolute", "largest_square_sum", "lifted", "moved_weights"]
+__all__ = [
+    "add_packed",
+    "centred_rounded",
+    "cut_words",
+    "largest_absolute",
+    "largest_square_sum",
+    "lifted",
+    "moved_weights",
+]
 
 
 @njit(cache=True, nogil=True)

@@ -78,7 +78,7 @@ def order_reply(c, halves, slots, scale, mask, turn, width, prime, leads, out):
     rows, classes = c.shape
     one = np.int64(1 if leads else 0)
     ring, low_mask = _low(width + 1), _low(width)
-    tests = np.empty(halves.shape[:2] + (count,), dtype=np.int16)
+    tests = np.empty((*halves.shape[:2], count), dtype=np.int16)
     places = np.empty(halves.shape[:2], dtype=np.uint16)
     for row in range(rows):
         pair = 0

@@ -9,7 +9,15 @@ import numpy as np
 
 from accel.reference.bits import unpack_bits
 
-__all__ = ["add_packed", "centred_rounded", "cut_words", "largest_absolute", "largest_square_sum", "lifted", "moved_weights"]
+__all__ = [
+    "add_packed",
+    "centred_rounded",
+    "cut_words",
+    "largest_absolute",
+    "largest_square_sum",
+    "lifted",
+    "moved_weights",
+]
 
 
 def cut_words(z: np.ndarray, own: np.ndarray | None, bits: int, out: np.ndarray) -> None:

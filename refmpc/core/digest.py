@@ -58,7 +58,9 @@ def digest(value: Any) -> int:
         return digest(int(value))
     turned = value.ndim == 2 and value.flags.f_contiguous and not value.flags.c_contiguous
     flat = np.ascontiguousarray(value.T if turned else value).reshape(-1)
-    content = kernels.checksum(flat.view(np.uint64)) if flat.dtype.itemsize == 8 else zlib.crc32(flat.view(np.uint8).data)
+    content = (
+        kernels.checksum(flat.view(np.uint64)) if flat.dtype.itemsize == 8 else zlib.crc32(flat.view(np.uint8).data)
+    )
     return mix(_ARRAY, value.shape, turned, name_digest(value.dtype.str), content)
 
 

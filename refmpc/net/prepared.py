@@ -27,7 +27,9 @@ __all__ = ["Link", "PreparedRound"]
 
 _EXPECTED = struct.Struct("<QII")  # the beginning of a header: size, number of the message, code
 _VIEWS = 64  # buffers handed to one system call
-_MILLISECONDS = 50  # that a compiled round waits for one frame before Python takes over, which hears signals and every peer
+_MILLISECONDS = (
+    50  # that a compiled round waits for one frame before Python takes over, which hears signals and every peer
+)
 _WOULD_BLOCK = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 

@@ -77,7 +77,9 @@ def test_noise_is_lifted(kernels, seed, count, shift):
     noise = np.random.default_rng(seed).integers(-(2**63), 2**63 - 1, 40)
     out = np.full(40, 7, dtype=np.uint64)
     kernels.lifted(noise, shift, 3 << 38, count, out)
-    assert out.tolist() == [((n << shift) + (3 << 38 if i < count else 0)) % 2**64 for i, n in enumerate(noise.tolist())]
+    assert out.tolist() == [
+        ((n << shift) + (3 << 38 if i < count else 0)) % 2**64 for i, n in enumerate(noise.tolist())
+    ]
 
 
 @both

@@ -5,12 +5,13 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from refmpc.launch.participants import traceback_text
 from refmpc.net.framing import ThreadTransport, thread_links
 from refmpc.net.greeting import Greeting
-from refmpc.net.rendezvous import connect_client, connect_party, listen
+from refmpc.net.rendezvous import connect_client, connect_party, listen, listen_here
 from refmpc.net.sockets import SocketTransport
 
 PATIENCE = 30.0
@@ -44,10 +45,16 @@ def meet(
     timeout: float = 10.0,
     before: Callable[[list[Any]], None] | None = None,
     clients: tuple[str, ...] = (),
+    directory: Path | None = None,
 ) -> dict[Any, Any]:
-    """Connect the participants named in ``greetings`` with each other: a dict of sockets each, or an exception."""
-    listeners = [listen() for _ in range(3)]
-    addresses = {i: ("127.0.0.1", listener.getsockname()[1]) for i, listener in enumerate(listeners)}
+    """Connect the participants named in ``greetings`` with each other: a dict of sockets each, or an exception. Over loopback TCP,
+    or Unix sockets in ``directory``."""
+    if directory is None:
+        listeners = [listen() for _ in range(3)]
+        addresses: Any = {i: ("127.0.0.1", listener.getsockname()[1]) for i, listener in enumerate(listeners)}
+    else:
+        found = [listen_here(directory, f"{i}") for i in range(3)]
+        listeners, addresses = [listener for listener, _ in found], dict(enumerate(address for _, address in found))
     mine = credentials or {}
     works: dict[Any, Callable[[], Any]] = {}
     for name, greeting in greetings.items():
@@ -81,13 +88,21 @@ def meet(
             listener.close()
 
 
-def transports(kind: str, timeout: float = 0.5, credentials: Any = None, peers: tuple[Any, ...] = (0, 1, 2)) -> Any:
+def transports(
+    kind: str,
+    timeout: float = 0.5,
+    credentials: Any = None,
+    peers: tuple[Any, ...] = (0, 1, 2),
+    directory: Path | None = None,
+) -> Any:
     """One connected transport per participant."""
     if kind == "threads":
         ends = thread_links(peers)
         return {peer: ThreadTransport(*ends(peer), timeout) for peer in peers}
     clients = tuple(peer for peer in peers if not isinstance(peer, int))
-    met = meet(dict.fromkeys(peers, Greeting("the run", {})), credentials=credentials, clients=clients)
+    met = meet(
+        dict.fromkeys(peers, Greeting("the run", {})), credentials=credentials, clients=clients, directory=directory
+    )
     for outcome in met.values():
         if isinstance(outcome, Exception):
             raise outcome

@@ -14,25 +14,33 @@ import numpy as np
 import pytest
 
 import refmpc
+from accel import kernels
 from refmpc.core.errors import OutOfStep, PeerAborted, PeerLost, PeerTimeout
 from refmpc.net.certificates import make_credentials
 from refmpc.net.framing import FRAME_OVERHEAD
 from refmpc.net.sockets import SocketTransport
 from tests.refmpc.participants import all_end, transports
 
-KINDS = ["threads", "sockets", "tls"]
+KINDS = ["threads", "sockets", "unix", "tls"]
 MEGABYTE = 1 << 20
 
 
-@pytest.fixture(autouse=True, params=["exchanged", "prepared"])
+@pytest.fixture(autouse=True, params=["exchanged", "prepared", "compiled"])
 def prepared(request, monkeypatch):
-    """Everything once more as rounds of a recorded step, whose buffers and headers are made beforehand."""
-    if request.param == "prepared":
+    """Everything once more as rounds of a recorded step, whose buffers and headers are made beforehand, in Python and (plain
+    sockets) by the compiled kernel, whose work Python finishes if it could not."""
 
-        def exchange(self, operation, sends, receives, code=0):
-            self.prepare(operation, sends, receives)(code)
+    def in_python(self, operation, sends, receives, code=0):
+        self.prepare(operation, sends, receives)(code)
 
-        monkeypatch.setattr(SocketTransport, "exchange", exchange)
+    def compiled(self, operation, sends, receives, code=0):
+        round_ = self.prepare(operation, sends, receives)
+        kernel, arguments = round_.compiled(code - 5, 1, np.array([5], dtype=np.uint64)) or (lambda: 0, [])
+        if kernel(*arguments) != kernels.round_is_done:
+            round_(code)
+
+    if request.param != "exchanged":
+        monkeypatch.setattr(SocketTransport, "exchange", in_python if request.param == "prepared" else compiled)
 
 
 @pytest.fixture(params=KINDS)
@@ -41,14 +49,14 @@ def links(request, tmp_path):
     yield from connected(request.param, tmp_path)
 
 
-@pytest.fixture(params=["sockets", "tls"])
+@pytest.fixture(params=["sockets", "unix", "tls"])
 def socket_links(request, tmp_path):
     yield from connected(request.param, tmp_path)
 
 
 def connected(kind, tmp_path):
     credentials = make_credentials([0, 1, 2], tmp_path) if kind == "tls" else None
-    found = transports(kind, credentials=credentials)
+    found = transports(kind, credentials=credentials, directory=tmp_path if kind == "unix" else None)
     yield found
     all_end({peer: transport.close for peer, transport in found.items()})
 
