@@ -1,7 +1,7 @@
 """``run``: one call runs a program at three parties (and clients) and returns what each returns.
 
-The same program runs in three threads of this process (tests, notebooks) or in three processes over loopback TCP,
-optionally TLS. An exception at any party is raised in the caller with that party's traceback, and the others end.
+The same program runs in three threads of this process (tests, notebooks) or in three processes over Unix sockets,
+or over TLS. An exception at any party is raised in the caller with that party's traceback, and the others end.
 """
 
 from __future__ import annotations

@@ -172,6 +172,34 @@ def test_a_message_of_the_wrong_length_is_named_with_both_sizes(links):
     assert "server-0 sent 24 bytes in 'multiply' (message 1), this party expects 32" in str(outcomes[1])
 
 
+def test_a_message_that_is_too_long_is_named_as_well(links):
+    outcomes = all_end(
+        {
+            0: lambda: links[0].exchange("multiply", {1: [np.zeros(5, np.uint64)]}, {}),
+            1: lambda: links[1].exchange("multiply", {}, {0: [np.zeros(4, np.uint64)]}),
+        }
+    )
+    assert "server-0 sent 40 bytes in 'multiply' (message 1), this party expects 32" in str(outcomes[1])
+
+
+def test_what_went_at_once_is_not_sent_again_when_another_frame_takes_longer(links):
+    """Two rounds: a frame too many in the first would be taken for one of the second."""
+    sizes = {(0, 1): 8, (0, 2): 8 * MEGABYTE, (1, 0): 16, (1, 2): 24, (2, 0): 4 * MEGABYTE, (2, 1): 32}
+
+    def work(me):
+        def play():
+            for turn in range(2):
+                sends = {to: [np.full(n, 10 * me + turn, np.uint8)] for (by, to), n in sizes.items() if by == me}
+                receives = {by: [np.zeros(n, np.uint8)] for (by, to), n in sizes.items() if to == me}
+                links[me].exchange(f"turn {turn}", sends, receives)
+                assert all((part == 10 * by + turn).all() for by, (part,) in receives.items())
+            return links[me].frames_sent
+
+        return play
+
+    assert all_end({me: work(me) for me in links}) == dict.fromkeys(links, 4)
+
+
 def test_a_repeated_or_dropped_message_is_noticed(links):
     word = [np.zeros(1, np.uint64)]
 

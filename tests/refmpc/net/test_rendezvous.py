@@ -18,7 +18,7 @@ from refmpc.core.errors import HandshakeError, PeerAborted, PeerTimeout, RefmpcE
 from refmpc.net import rendezvous, tls
 from refmpc.net.certificates import fingerprint, make_certificate, make_credentials
 from refmpc.net.greeting import PROTOCOL_VERSION, Greeting
-from refmpc.net.rendezvous import connect_client, connect_party, is_loopback, listen
+from refmpc.net.rendezvous import connect_client, connect_party, is_loopback, listen, listen_here
 from tests.refmpc.participants import all_end, meet
 
 SAME = Greeting("one run", {"rows": 10})
@@ -404,3 +404,20 @@ def test_loopback_addresses_are_known():
     assert not is_loopback("10.0.0.1")
     with pytest.raises(HandshakeError, match=r"the host name 'no\.such\.host\.invalid' does not resolve"):
         is_loopback("no.such.host.invalid")
+
+
+def test_participants_of_one_machine_meet_in_a_directory_or_where_its_name_is_too_long_on_loopback(tmp_path):
+    outcomes = meet(dict.fromkeys([0, 1, 2, "bank"], Greeting("run", {})), clients=("bank",), directory=tmp_path)
+    assert all(link.family == socket.AF_UNIX for links in outcomes.values() for link in links.values())
+    for links in outcomes.values():
+        for link in links.values():
+            link.close()
+    listener, address = listen_here(tmp_path / ("long" * 30), "0")
+    with listener:
+        assert address == ("127.0.0.1", listener.getsockname()[1])
+
+
+def test_a_unix_socket_that_nobody_listens_at_is_named(tmp_path):
+    address = str(tmp_path / "nobody")
+    with pytest.raises(PeerTimeout, match=f"server-0 at {address} cannot be reached for 0.3 s"):
+        connect_client("bank", dict.fromkeys(range(3), address), Greeting("run", {}), timeout=0.3)
