@@ -9,6 +9,7 @@ and says what there is to say. ``refmpc.net.prepared`` describes frames and does
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import numpy as np
 from numba import njit, types
@@ -22,10 +23,10 @@ has_compiled_rounds = sys.platform == "linux" and sys.byteorder == "little"
 round_is_done = 1
 ROUND_SCRATCH = 10  # words: a msghdr of 7, a pollfd, a timespec of 2
 
-_sendmsg = types.ExternalFunction("sendmsg", types.intp(types.int32, types.uintp, types.int32))
-_recvmsg = types.ExternalFunction("recvmsg", types.intp(types.int32, types.uintp, types.int32))
-_poll = types.ExternalFunction("poll", types.int32(types.uintp, types.uint64, types.int32))
-_clock_gettime = types.ExternalFunction("clock_gettime", types.int32(types.int32, types.uintp))
+_sendmsg: Any = types.ExternalFunction("sendmsg", types.intp(types.int32, types.uintp, types.int32))
+_recvmsg: Any = types.ExternalFunction("recvmsg", types.intp(types.int32, types.uintp, types.int32))
+_poll: Any = types.ExternalFunction("poll", types.int32(types.uintp, types.uint64, types.int32))
+_clock_gettime: Any = types.ExternalFunction("clock_gettime", types.int32(types.int32, types.uintp))
 
 
 @njit(cache=True, nogil=True)

@@ -46,7 +46,7 @@ class Link:
         views = [memoryview(as_bytes(part)) for part in parts if part.nbytes]
         # over TLS the frame is joined; one of very many parts is joined too, a system call takes only so many
         joined = self.with_tls or len(views) >= _VIEWS
-        self.frame = memoryview(np.zeros(self.total if joined else FRAME_OVERHEAD, dtype=np.uint8))
+        self.frame = np.zeros(self.total if joined else FRAME_OVERHEAD, dtype=np.uint8).data
         self.header = self.frame[:FRAME_OVERHEAD]
         self.buffers = [self.frame] if joined else [self.header, *views]
         self.places: list[tuple[memoryview, memoryview]] = []  # of the joined frame, and the parts they belong to
@@ -118,14 +118,15 @@ class PreparedRound:
         """A kernel and its arguments that carry out this round under the code ``code + weight·base[0]``; ``kernels.round_is_done``
         is what it returns if it could. If not, a call of this object goes on from there. None where there is no such kernel."""
         links = [*self._out, *self._in]
-        if not kernels.has_compiled_rounds or any(link.frame.nbytes > FRAME_OVERHEAD for link in links):
+        if not kernels.has_compiled_rounds or any(link.with_tls or link.places for link in links):
             return None
         name, places = self._name.ljust(FRAME_OVERHEAD - 24, b"\0"), self._transport.places
         headers = np.zeros((len(links), FRAME_OVERHEAD // 8), dtype=np.uint64)
-        table, vectors = np.empty((len(links), 5), dtype=np.int64), []
+        table = np.empty((len(links), 5), dtype=np.int64)
+        vectors: list[tuple[int, int]] = []
         for link, own, row in zip(links, headers, table, strict=True):
             own[3:] = np.frombuffer(name, dtype=np.uint64)
-            link.use_header(memoryview(own.view(np.uint8)))
+            link.use_header(own.view(np.uint8).data)
             row[:] = link.connection.fileno(), places[link.peer], link.size, len(vectors), len(link.buffers)
             vectors += [(view.__array_interface__["data"][0], view.nbytes) for view in map(np.asarray, link.buffers)]
         self._moved = np.zeros(len(links) + 1, dtype=np.int64)
