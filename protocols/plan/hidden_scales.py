@@ -24,7 +24,7 @@ from protocols.plan.low_round_scales import (
 )
 from protocols.plan.scales import EMBEDDING_BITS, NOISE_DEVIATIONS, RELEASE_BITS, Scales
 from protocols.step.over_clip import ERROR_NORM, OverClip
-from refmpc.mathematics.clipping import FACTOR_BITS, ClipConstants
+from refmpc.mathematics.clipping import FACTOR_BITS, ClipConstants, clip_octaves
 from refmpc.mathematics.probabilities import high_bits
 from vfl.training import TrainingConfig
 
@@ -121,7 +121,7 @@ def _at_limit(
     for bits in range(min(MOST_NORM_BITS, first.norm_bits), FEWEST_NORM_BITS - 1, -1):
         one, two = replace(first.norms, bits=bits), replace(last.norms, bits=bits)
         clip_bound = max(2.0, one.largest * longest**2 + two.largest * ERROR_SQUARE)
-        octaves = math.ceil(math.log2(clip_bound))
+        octaves = clip_octaves(clip_bound, stops=True)
         if 2 * delta_bits + bits + octaves + 2 <= 61:
             break
     wanted = max(FEWEST_CLIP_BITS, 18 + math.ceil((octaves - 1) / 2))

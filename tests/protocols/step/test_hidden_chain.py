@@ -138,3 +138,24 @@ def test_a_sample_beyond_the_norm_limit_contributes_nothing_and_harms_nobody():
     others = np.arange(ROWS) % 3 > 0
     assert (squares(last)[others] > 0).all()
     assert contributions(plan, rows, (outputs, first, last)).max() <= 1
+
+
+def test_a_long_gradient_is_not_taken_for_one_beyond_the_limit():
+    """q in the last sixteenth of its bound, which is itself just below a power of two: nobody is told to stop, so all count."""
+    clip_norm = 1.2
+    for _ in range(2):
+        plan = make_plan("open", clip_norm, 16.0)
+        bound = present(plan.scales.hidden_chain).clip_bound
+        octave = 2.0 ** np.round(np.log2(bound))
+        clip_norm *= float(np.sqrt(bound / (0.995 * octave)))
+    chain = present(plan.scales.hidden_chain)
+    assert 0.99 < chain.clip_bound / octave < 1
+    rows, labels = np.zeros((ROWS, WIDTH + 1)), np.ones(ROWS, dtype=np.int64)
+    rows[:, 0], rows[:, -1] = 15.99, 1.0
+    layers = [np.zeros(shape) for shape in plan.layer_shapes]
+    layers[0][0] = 2, 2, 1, 1, 1, 1
+    for label in range(CLASSES):  # columns that are orthogonal and as long as they may be: every error comes back as long
+        layers[1][2 * label : 2 * label + 2, label] = 0.999 * chain.error_limit / 1.42 / np.sqrt(2)
+    held = words(rows, EMBEDDING_BITS)
+    part = contributions(plan, held, run(plan, held, labels, layers))
+    assert 0.98 < part.min() <= part.max() <= 1
