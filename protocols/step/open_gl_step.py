@@ -49,25 +49,27 @@ def public_block(values: np.ndarray, weight_bits: int, scales: AdapterScales) ->
     """
     block = centred(values, weight_bits - scales.block_bits)
     limit = scales.weight_bound * 2.0**scales.block_bits
-    _require_room(norm_above(block) - 2, limit)  # then no entry of the next product leaves 64 bits
+    # a column, which is no longer than that; then no entry of the next product leaves 64 bits
+    _require_room((norm_above(block) - 2) / 1.001, scales)
     exact = block.T @ block
     if int(np.abs(exact).sum(axis=1).max()) > limit**2:  # the largest row sum is at least ‖W̃‖²
-        _require_room(math.sqrt(float(np.linalg.eigvalsh(exact.astype(np.float64))[-1])), limit)
+        _require_room(math.sqrt(float(np.linalg.eigvalsh(exact.astype(np.float64))[-1])), scales)
     gram = rounded(exact, 2 * scales.block_bits - scales.gram_bits) + len(exact) * np.eye(len(exact), dtype=np.int64)
     return PublicBlock(PublicMatrix(block, scales.block_bits), PublicMatrix(gram, scales.gram_bits))
 
 
-def _require_room(norm: float, limit: float) -> None:
-    """Refuse weights whose norm, a multiple of the block's unit, is beyond its limit.
+def _require_room(units: float, scales: AdapterScales) -> None:
+    """Refuse weights whose norm, in units of W̃, is beyond the bound of the run.
 
     No singular values of the block itself: a matrix so large is divided among BLAS threads, which wait for each other by
     turning in circles; with three servers on two cores that took up to 0.6 s of a step.
     """
+    norm = units * 2.0**-scales.block_bits
     require(
-        norm <= limit,
+        norm <= scales.weight_bound,
         "weights",
-        f"{norm / limit:.3g} times as large",
-        "of a norm for which this run has room",
+        f"of norm {norm:.4g}",
+        f"of norm at most {scales.weight_bound:.4g}, for which this run has room",
         "the training diverges: lower the learning rate",
     )
 
