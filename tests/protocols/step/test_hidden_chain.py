@@ -10,6 +10,7 @@ import pytest
 import refmpc
 from protocols.plan.run_plan import Plan, plan_run
 from protocols.plan.scales import EMBEDDING_BITS
+from protocols.step import hidden_chain
 from protocols.step.clip import squared_norms
 from protocols.step.hidden_chain import open_hidden_updates, secret_hidden_updates
 from protocols.step.public_hidden import hidden_head
@@ -66,6 +67,35 @@ def run(
     secrets += [] if plan.opens_sums else [Secret(own, scales.weight_bits) for own in integers]
     found = evaluate(program, *secrets).opened.signed
     return found[:, : HIDDEN + 1], found[:, HIDDEN + 1 : 2 * HIDDEN + 1], found[:, 2 * HIDDEN + 1 :]
+
+
+class Spy:
+    """What the chain hands on, as integers: q before the clip, and [n of a cut, rows as they are cut]."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch):
+        self._summands: dict[int, np.ndarray] = {}
+        self._norms: dict[int, list[np.ndarray]] = {0: [], 1: [], 2: []}
+        clip, square = refmpc.clip_root, hidden_chain.begin_cut_and_square
+
+        def clipping(q, *rest):
+            self._summands[q.party.id] = refmpc.unseal(q.words).copy()
+            return clip(q, *rest)
+
+        def squaring(z, bits, weights):
+            self._norms[z.party.id].append(refmpc.unseal(weights.shares)[0].copy())
+            return square(z, bits, weights)
+
+        monkeypatch.setattr(refmpc, "clip_root", clipping)
+        monkeypatch.setattr(hidden_chain, "begin_cut_and_square", squaring)
+
+    @property
+    def q(self) -> np.ndarray:
+        return sum(self._summands.values(), np.zeros(1, np.uint64)).view(np.int64).astype(object)
+
+    @property
+    def norms(self) -> list[np.ndarray]:
+        """Of the second layer, then of the first."""
+        return [sum(parts, np.zeros(1, np.uint64)).view(np.int64) for parts in zip(*self._norms.values(), strict=True)]
 
 
 def squares(values: np.ndarray) -> np.ndarray:
@@ -159,3 +189,59 @@ def test_a_long_gradient_is_not_taken_for_one_beyond_the_limit():
     held = words(rows, EMBEDDING_BITS)
     part = contributions(plan, held, run(plan, held, labels, layers))
     assert 0.98 < part.min() <= part.max() <= 1
+
+
+@pytest.mark.parametrize("choose", [None, up, down])
+@pytest.mark.parametrize("weights, growth", [("open", 0.5), ("open", 0.05), ("secret", 0.4)])
+def test_q_is_made_of_the_very_integers_that_are_scaled(weights, growth, choose, monkeypatch):
+    """q = n_1·‖δ_1‖² + n_2·‖δ_2‖² of δ as u uses it, and n of both layers is never below ‖[· 1]‖²/γ²."""
+    if choose is not None:
+        forced(monkeypatch, choose)
+        forced_openings(monkeypatch, choose is up)
+    spy, scaled = Spy(monkeypatch), {}
+    scale_rows = refmpc.scale_rows
+
+    def scaling(v, x, bits):
+        scaled[x.party.id] = refmpc.unseal(x.shares)[0].copy()
+        return scale_rows(v, x, bits)
+
+    monkeypatch.setattr(refmpc, "scale_rows", scaling)
+    plan = make_plan(weights, 0.05, 4.0)
+    rows, labels, layers = drawn(plan, growth)
+    outputs, *_ = run(plan, rows, labels, layers)
+    errors = sum(scaled.values(), np.zeros(1, np.uint64)).view(np.int64)
+    second, first = spy.norms
+    exact = first * squares(errors[:, :HIDDEN]) + second * squares(errors[:, HIDDEN:])
+    assert (spy.q == exact).all()
+    unit = Fraction(plan.training.clip_norm) ** 2 * 4**EMBEDDING_BITS
+    for found, true in ((first, squares(rows)), (second, squares(outputs))):
+        scale = 2 ** present(plan.scales.hidden_chain).norms.bits
+        assert all(Fraction(int(t)) * scale <= int(n) * unit for n, t in zip(found, true, strict=True))
+        assert (found * float(unit) <= true.astype(float) * scale * 1.04 + 4 * float(unit)).all()
+
+
+@pytest.mark.parametrize("clip_norm", [0.05, 4.0])
+@pytest.mark.parametrize("weights, growth", [("open", 0.5), ("open", 2.0), ("secret", 0.4)])
+def test_updates_are_those_of_the_clipped_gradient(weights, growth, clip_norm):
+    """Both layers', entry by entry, where the sign of a sum is beyond doubt."""
+    plan = make_plan(weights, clip_norm, 4.0)
+    rows, labels, layers = drawn(plan, growth)
+    found = run(plan, rows, labels, layers)
+    bits = plan.scales.update_bits
+    sums = rows * 2.0**-EMBEDDING_BITS @ layers[0]
+    inputs = with_ones(np.maximum(sums, 0))
+    logits = inputs @ layers[1]
+    shifted = np.exp(logits - logits.max(axis=1, keepdims=True))
+    last = shifted / shifted.sum(axis=1, keepdims=True) - np.eye(CLASSES)[labels]
+    first = last @ layers[1][:-1].T * (sums > 0)
+    lengths = squares(rows).astype(float) * 4.0**-EMBEDDING_BITS, (inputs**2).sum(axis=1)
+    norm = np.sqrt(lengths[0] * (first**2).sum(axis=1) + lengths[1] * (last**2).sum(axis=1))
+    factor = np.minimum(1.0, clip_norm / norm)[:, np.newaxis]
+    size = np.linalg.norm(layers[1], 2)
+    clear = np.abs(sums) > 1e-3
+    assert clear.mean() > 0.9 and 0.05 < (sums[clear] < 0).mean() < 0.95
+    assert np.abs(found[0] * 2.0**-EMBEDDING_BITS - inputs)[:, :-1][clear].max() <= 2.0**-11 * growth + 2.0**-13
+    for ours, true, scale in ((found[1], factor * first, 1 + size), (found[2], factor * last, 1.0)):
+        allowed = 2.0**-9 * np.abs(true) + factor * scale * (1 + size) * 2.0**-11
+        wrong = np.abs(ours * 2.0**-bits - true) > allowed
+        assert not (wrong & (clear if ours.shape[1] == HIDDEN else True)).any()
