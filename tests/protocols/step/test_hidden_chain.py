@@ -154,20 +154,38 @@ def test_the_clip_holds_where_a_unit_of_the_factor_counts(choose, monkeypatch):
     assert 0.98 < part.max() <= 1
 
 
-def test_a_sample_beyond_the_norm_limit_contributes_nothing_and_harms_nobody():
+@pytest.mark.parametrize("times", [1.02, 1.5, 20.0])
+def test_a_sample_beyond_the_norm_limit_contributes_nothing_and_harms_nobody(times):
+    """Also one whose ‖[a 1]‖²·‖δ_2‖²/γ² alone would leave the ring."""
     plan = make_plan("open", 1.0, 1.0)
     limit = present(plan.scales.norm_limit)
     rows, labels, layers = drawn(plan, 0.05)
     rows[:, 0] = 0
     rows[::3, :-1] = 0
-    rows[::3, 0] = words(np.array(0.9), EMBEDDING_BITS)  # these, and no others, meet the large weights
-    layers[0][0] = 0.95 * plan.scales.layers[0].weight_bound / HIDDEN**0.5
+    sizes = np.linspace(0.6, 0.9, len(rows[::3]))
+    rows[::3, 0] = words(sizes, EMBEDDING_BITS)  # these, and no others, meet the large weights
+    layers[0][0] = times * limit / 0.6 / HIDDEN**0.5
     outputs, first, last = run(plan, rows, labels, layers)
-    assert (squares(outputs)[::3] > (1.05 * limit * 2**EMBEDDING_BITS) ** 2).all()
+    assert (squares(outputs)[::3] > (1.01 * limit * 2**EMBEDDING_BITS) ** 2).all()
     assert not first[::3].any() and not last[::3].any()
     others = np.arange(ROWS) % 3 > 0
     assert (squares(last)[others] > 0).all()
     assert contributions(plan, rows, (outputs, first, last)).max() <= 1
+
+
+def test_everybody_within_the_norm_limit_counts():
+    """Also those whose norm is so close to it that a comparison may say either."""
+    plan = make_plan("open", 1.0, 1.0)
+    limit = present(plan.scales.norm_limit)
+    rows, labels, layers = drawn(plan, 0.05)
+    rows[:, :-1] = 0
+    rows[:, 0] = words(np.linspace(0.99, 0.9999, ROWS), EMBEDDING_BITS)
+    layers[0][:] = 0
+    layers[0][0] = limit / HIDDEN**0.5
+    found = run(plan, rows, labels, layers)
+    part = squares(found[0]) / (limit * 2.0**EMBEDDING_BITS) ** 2
+    assert 0.98 < part.min() and 0.999 < part.max() <= 1 + limit**-2
+    assert 0.98 < contributions(plan, rows, found).min()
 
 
 def test_a_long_gradient_is_not_taken_for_one_beyond_the_limit():
