@@ -89,7 +89,9 @@ def _forward(first: np.ndarray, second: np.ndarray, weight_bits: int, reach: flo
         if output_bound > 2.0**LARGEST_OUTPUT:
             return None
         if EMBEDDING_BITS + total + math.log2(logit_bound) <= MOST:
-            return HiddenHead(used, bits, Head(words, head_bits, logit_bound), words, head_bits, sum_bound, output_bound)
+            return HiddenHead(
+                used, bits, Head(words, head_bits, logit_bound), words, head_bits, sum_bound, output_bound
+            )
     return None
 
 

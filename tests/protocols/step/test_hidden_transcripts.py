@@ -82,7 +82,9 @@ CASES = {
 
 # bits that a packed message has for a row → the modulus of its values
 TESTS_OF_ORDER = {117: 7, 81: 7}
-THERMOMETERS = {63: 5, 9: 5} | dict.fromkeys((435, 65, 40, 35, 30, 25, 20, 15), 17)  # of the limit, and of the octaves of q
+THERMOMETERS = {63: 5, 9: 5} | dict.fromkeys(
+    (435, 65, 40, 35, 30, 25, 20, 15), 17
+)  # of the limit, and of the octaves of q
 CUTS = {16: 2**16, 36: 2**36, 37: 2**37, 111: 2**37, 75: 2**25, 41: 2**41}
 OTHERS = {24: 2**8, 8: 2**8, 6: 2, 12: 2, 32: 2**32, 2: 4}  # slots, the largest logit, digits of exp, octave of the sum
 
@@ -92,6 +94,18 @@ def packing(name: str, bits: int) -> tuple[int, bool]:
     if ": is_negative" in name:
         return 11, False
     return (TESTS_OF_ORDER | THERMOMETERS | CUTS | OTHERS)[bits], bits in TESTS_OF_ORDER
+
+
+# draws whose loss is seen in one message alone, (first party of the pair, operation, index); the others cover what earlier masks
+# have made random already, and their loss shows in the primitives' own tests (``tests/refmpc/test_privacy.py``)
+SEEN_ALONE = {
+    "open": [
+        *((0, 5, 0), (0, 9, 0), (0, 11, 0), (1, 2, 0), (1, 3, 0), (1, 4, 1), (1, 5, 0), (1, 7, 2)),
+        *((1, 8, 3), (1, 9, 0), (1, 9, 1), (1, 10, 3), (1, 11, 0), (1, 11, 1), (1, 12, 2), (1, 13, 1)),
+        *((1, 14, 1), (1, 14, 3), (1, 15, 1), (1, 16, 1), (1, 16, 4), (1, 17, 2), (1, 18, 2), (1, 19, 1)),
+    ],
+    "secret": [],
+}
 
 
 @pytest.fixture(autouse=True)
@@ -110,3 +124,10 @@ def test_no_message_of_a_step_tells_one_batch_from_another(weights):
 def test_no_message_together_with_anything_that_a_server_knows_tells_one_batch_from_another(weights):
     """Every message with every draw, every other message and every result."""
     assert leaks(replace(CASES[weights], composed=False, packed=packing), turns=(0,)) == []
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("weights, mask", [(weights, mask) for weights, masks in SEEN_ALONE.items() for mask in masks])
+def test_a_mask_that_is_taken_away_is_seen_in_one_message_alone(weights, mask):
+    assert mask in draws(CASES[weights])
+    assert finds_a_leak(CASES[weights], lost_mask=mask)

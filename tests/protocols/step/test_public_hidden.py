@@ -68,7 +68,9 @@ def test_rounding_the_first_layer_takes_nobody_beyond_the_bound_of_norms():
     width = 48
     federation = small_federation(96, (24, 24), CLASSES, row_bound=math.sqrt(width))
     for rate in 0.05 + 5e-7 * np.arange(80):
-        training = small_training(hidden=(HIDDEN,), batch_size=32, learning_rate=float(rate), epsilon=20.0, weights="open")
+        training = small_training(
+            hidden=(HIDDEN,), batch_size=32, learning_rate=float(rate), epsilon=20.0, weights="open"
+        )
         plan = plan_run("g_bmf", federation, training)
         first = plan.scales.layers[0]
         units = first.weight_bound / math.sqrt((width + 1) * HIDDEN) * 2.0**16

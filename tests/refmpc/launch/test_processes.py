@@ -120,7 +120,7 @@ def blas_threads(*_):
 
 def test_processes_of_one_machine_share_its_cores():
     """As many BLAS threads as there are cores in every process would wait for each other."""
-    clients = {name: (blas_threads, None) for name in ("bank", "shop")}
+    clients = dict.fromkeys(("bank", "shop"), (blas_threads, None))
     result = refmpc.run(blas_threads, parties="processes", clients=clients, timeout=60)
     cores = os.cpu_count() or 1
     assert all(found and max(found) <= max(1, cores // 3) for found in result.outputs)
