@@ -56,8 +56,12 @@ def layer_federation(shape: StepShape, batches: int = BATCHES, seed: int = 1) ->
     return Federation(clients, shape.classes, labels[:0], [], [], 1.0)
 
 
-def measure_layer_step(shape: StepShape, network: str, weights: str = "open", epochs: int = 3) -> tuple[float, float]:
-    """Seconds and megabytes of one step, uploads, noise and layer gradients included; bytes with open weights at most that."""
+def measure_layer_step(shape: StepShape, network: str, weights: str = "open", epochs: int = 8) -> tuple[float, float]:
+    """Seconds and megabytes of one step, uploads, noise and layer gradients included; bytes with open weights at most that.
+
+    With open weights a step is recorded anew whenever the public bound of its logits has doubled, which in a run's first steps
+    happens in most: hence more epochs than a step that is repeated would need.
+    """
     federation = layer_federation(shape)
     training = TrainingConfig(epochs=epochs, batch_size=shape.batch, learning_rate=0.5, weights=weights)
     plan = plan_layer_run(federation, training)

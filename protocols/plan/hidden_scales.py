@@ -1,4 +1,4 @@
-"""Fixed-point scales of a step of one hidden layer in 21 rounds (27 with secret weights); what does not fit takes longer.
+"""Fixed-point scales of a step of one hidden layer in 21 rounds (27 with secret weights), proofs §4.11; what does not fit takes longer.
 
 δ of both layers has ``delta_bits``, so that u = C·δ has one scale; q = n_1·‖δ_1‖² + n_2·‖δ_2‖² is exact, as in
 ``protocols.plan.low_round_scales``. No sample may leave a range, not even one that does not count: sums, logits and δ_1 are
@@ -22,15 +22,16 @@ from protocols.plan.low_round_scales import (
     MOST_NORM_BITS,
     ROOM,
 )
-from protocols.plan.scales import EMBEDDING_BITS, NOISE_DEVIATIONS, RELEASE_BITS, Scales
+from protocols.plan.scales import EMBEDDING_BITS, NOISE_DEVIATIONS, RELEASE_BITS, Scales, largest_reach
 from protocols.step.over_clip import ERROR_NORM, OverClip
-from refmpc.mathematics.clipping import FACTOR_BITS, ClipConstants
+from refmpc.mathematics.clipping import FACTOR_BITS, ClipConstants, clip_octaves
 from refmpc.mathematics.probabilities import high_bits
 from vfl.training import TrainingConfig
 
-__all__ = ["HiddenScales", "with_hidden_chain"]
+__all__ = ["FEWEST_WEIGHT_BITS", "HiddenScales", "with_hidden_chain"]
 
 FEWEST_NORM_BITS = 4
+FEWEST_WEIGHT_BITS = 12  # of open weights on the way to the logits
 MOST_CLIP_LOSS = 2.0**-10
 ERROR_LIMITS = (256.0, 128.0, 64.0, 32.0, 16.0, 8.0)  # of ‖δ_1‖, tried in this order
 
@@ -95,6 +96,8 @@ def with_hidden_chain(
     sums = (batch_size * training.clip_norm + 2 * 2.0**-RELEASE_BITS) / (1 - momentum)
     gradient_bound = sums + NOISE_DEVIATIONS * noise_std
     output_bound = first.sum_bound
+    if open_weights:
+        output_bound += first.reach * math.sqrt((first.fan_in + 1) * first.fan_out) * 2.0 ** -(FEWEST_WEIGHT_BITS + 1)
     logit_bound = math.hypot(output_bound, 1.0) * last.weight_bound
     for limit in ERROR_LIMITS:
         if limit > scales.norm_limit or (not open_weights and limit < first.back_bound):
@@ -117,11 +120,14 @@ def _at_limit(
 ) -> HiddenScales:
     """The finest scales for this limit of ‖δ_1‖, or InvalidArgument."""
     first, last = scales.layers
+    assert scales.norm_limit is not None
+    norms = replace(last.norms, bound=min(largest_reach(scales.norm_limit), math.hypot(output_bound, 1.0)))
+    require(norms.is_fine, "norm_limit", scales.norm_limit, "small enough for the scale of 1/clip_norm²")
     longest = limit + math.sqrt(first.fan_out) * 2.0**-delta_bits
     for bits in range(min(MOST_NORM_BITS, first.norm_bits), FEWEST_NORM_BITS - 1, -1):
-        one, two = replace(first.norms, bits=bits), replace(last.norms, bits=bits)
+        one, two = replace(first.norms, bits=bits), replace(norms, bits=bits)
         clip_bound = max(2.0, one.largest * longest**2 + two.largest * ERROR_SQUARE)
-        octaves = math.ceil(math.log2(clip_bound))
+        octaves = clip_octaves(clip_bound, stops=True)
         if 2 * delta_bits + bits + octaves + 2 <= 61:
             break
     wanted = max(FEWEST_CLIP_BITS, 18 + math.ceil((octaves - 1) / 2))
@@ -131,7 +137,7 @@ def _at_limit(
         hidden=first.fan_out,
         classes=last.fan_out,
         norms=two,
-        norm_limit=float(scales.norm_limit or 0.0),
+        norm_limit=scales.norm_limit,
         error_limit=limit,
         clip_bound=clip_bound,
         clip_bits=min(wanted, room),

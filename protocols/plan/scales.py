@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from protocols.plan.low_round_scales import LowRoundScales
     from protocols.plan.one_output_scales import OneOutputScales
 
-__all__ = ["NOISE_DEVIATIONS", "LayerScales", "Scales", "plan_scales"]
+__all__ = ["NOISE_DEVIATIONS", "LayerScales", "Scales", "largest_reach", "plan_scales"]
 
 EMBEDDING_BITS = 14
 LOGIT_BITS = 16
@@ -55,6 +55,7 @@ HEAD_BITS = 16  # of open weights as a step uses them: with 14 of the embeddings
 NOISE_DEVIATIONS = 12.0  # ranges leave room for this many standard deviations
 NORM_LIMITS = (256.0, 128.0, 64.0, 32.0, 16.0)  # tried in this order
 RESOLUTION_BITS = 6  # a limit on a square is compared to a relative 2^-6
+LIMIT_TOLERANCE = math.sqrt(1 + 2.0**-RESOLUTION_BITS)
 EXPLICIT_BITS = GRADIENT_BITS - MANTISSA_BITS  # of a per-sample gradient: times a clip factor, the scale of the noise
 DECAY_BITS = 16  # of α
 RATE_ERROR = 1.06  # the learning rate may be off by 5 % in fixed point
@@ -105,6 +106,11 @@ class LayerScales:
     def errors_range(self, norm_limit: float) -> tuple[int, int]:
         """(low, high): compared bits of norm_limit² − ‖δ‖²."""
         return _square_range(self.error_bits, norm_limit, self.back_bound)
+
+
+def largest_reach(limit: float) -> float:
+    """Of ‖[a 1]‖ of a sample that counts, ‖a‖ limited."""
+    return math.hypot(limit, 1.0) * LIMIT_TOLERANCE
 
 
 def _square_range(bits: int, limit: float, bound: float) -> tuple[int, int]:
@@ -360,11 +366,10 @@ def _layers_at(
     limit: float, clip_norm: float, reach: float, sizes: Sequence[tuple[int, int]], bounds: Sequence[float]
 ) -> tuple[LayerScales, ...]:
     """Scales of all layers if hidden norms are limited to ``limit``."""
-    tolerance = math.sqrt(1 + 2.0**-RESOLUTION_BITS)
     reaches, sums = [reach], []
     for (_, fan_out), bound in zip(sizes, bounds, strict=True):  # forward
         sums.append(reaches[-1] * bound + math.sqrt(fan_out) * 2.0**-EMBEDDING_BITS)
-        reaches.append(min(math.hypot(limit, 1.0) * tolerance, math.hypot(sums[-1], 1.0)))
+        reaches.append(min(largest_reach(limit), math.hypot(sums[-1], 1.0)))
     error_bound, error_bits, back_bound = ERROR_NORM, PROBABILITY_BITS, 0.0
     layers: list[LayerScales] = []
     for depth in range(len(sizes) - 1, -1, -1):  # backward
@@ -373,7 +378,7 @@ def _layers_at(
             through = error_bound * bounds[depth + 1]
             error_bits = min(PROBABILITY_BITS, math.floor(ROOM / 2 - math.log2(through + 1.0)))
             back_bound = through + math.sqrt(fan_out) * 2.0**-error_bits
-            error_bound = min(back_bound, limit * tolerance)
+            error_bound = min(back_bound, limit * LIMIT_TOLERANCE)
         norms = OverClip(clip_norm, reaches[depth], EMBEDDING_BITS, 0)
         norms = replace(norms, bits=min(12, math.floor(ROOM - _log2(norms.ratio * error_bound**2)) - 20))
         square_bits = min(

@@ -13,7 +13,7 @@
 | 19, 20 | 24, 25 | u = C·δ of both layers; replicated again |
 
 q is the exact integer n_1·‖δ_1‖² + n_2·‖δ_2‖² of the δ that u uses, so the contributions of a sample to both layers together are
-within γ exactly (proofs §4.10). With open weights δ_1 is made of p − y before the cut: rounding changes which function is clipped.
+within γ exactly (proofs §4.11). With open weights δ_1 is made of p − y before the cut: rounding changes which function is clipped.
 """
 
 from __future__ import annotations

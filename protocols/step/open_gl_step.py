@@ -7,6 +7,7 @@ the clients' layers: when they are written, they are opened to the three servers
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -27,7 +28,7 @@ from protocols.step.global_step import squared_norms
 from protocols.step.jacobians import ClientJacobian, sample_opening
 from protocols.step.open_step import errors_from_logits
 from protocols.step.over_clip import norms_over_clip
-from protocols.step.public_weights import Head, PublicMatrix, centred, rounded, times_weights
+from protocols.step.public_weights import Head, PublicMatrix, centred, norm_above, rounded, times_weights
 from refmpc import ArithmeticTensor, Words, seal
 
 __all__ = ["PublicBlock", "open_layer_step", "public_block"]
@@ -47,17 +48,30 @@ def public_block(values: np.ndarray, weight_bits: int, scales: AdapterScales) ->
     W̃ is centred over the classes, as the logits are: δ adds up to zero but for its rounding, and ‖W̃‖ only gets smaller.
     """
     block = centred(values, weight_bits - scales.block_bits)
-    norm = float(np.linalg.norm(block * 2.0**-scales.block_bits, 2))
+    limit = scales.weight_bound * 2.0**scales.block_bits
+    # a column, which is no longer than that; then no entry of the next product leaves 64 bits
+    _require_room((norm_above(block) - 2) / 1.001, scales)
+    exact = block.T @ block
+    if int(np.abs(exact).sum(axis=1).max()) > limit**2:  # the largest row sum is at least ‖W̃‖²
+        _require_room(math.sqrt(float(np.linalg.eigvalsh(exact.astype(np.float64))[-1])), scales)
+    gram = rounded(exact, 2 * scales.block_bits - scales.gram_bits) + len(exact) * np.eye(len(exact), dtype=np.int64)
+    return PublicBlock(PublicMatrix(block, scales.block_bits), PublicMatrix(gram, scales.gram_bits))
+
+
+def _require_room(units: float, scales: AdapterScales) -> None:
+    """Refuse weights whose norm, in units of W̃, is beyond the bound of the run.
+
+    No singular values of the block itself: a matrix so large is divided among BLAS threads, which wait for each other by
+    turning in circles; with three servers on two cores that took up to 0.6 s of a step.
+    """
+    norm = units * 2.0**-scales.block_bits
     require(
         norm <= scales.weight_bound,
         "weights",
-        f"of norm {norm:.3g}",
-        f"of norm at most {scales.weight_bound:.3g}, for which this run has room",
+        f"of norm {norm:.4g}",
+        f"of norm at most {scales.weight_bound:.4g}, for which this run has room",
         "the training diverges: lower the learning rate",
     )
-    exact = block.T @ block
-    gram = rounded(exact, 2 * scales.block_bits - scales.gram_bits) + len(exact) * np.eye(len(exact), dtype=np.int64)
-    return PublicBlock(PublicMatrix(block, scales.block_bits), PublicMatrix(gram, scales.gram_bits))
 
 
 async def _open_products(

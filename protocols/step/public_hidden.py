@@ -1,7 +1,8 @@
 """The public weights of one hidden layer as a step uses them: integers at few bits, and bounds that hold for every row.
 
-With rows within ``reach``, |sum| ≤ reach·(longest column of W_1), ‖a‖ ≤ reach·‖W_1‖ with the Frobenius norm, logits at most
-(‖a‖ + 1)·(longest column of W̃_2), and ‖δ_1‖ ≤ 1.42·‖W_2‖, for which the largest row sum of |W_2ᵀW_2| is a bound. All of it is
+With rows within ``reach``, |sum| ≤ reach·(longest column of W_1), ‖a‖ ≤ √hidden times that, logits at most
+(‖a‖ + 1)·(longest column of W̃_2), and ‖δ_1‖ ≤ 1.42·‖W_2‖, for which the largest row sum of |W_2ᵀW_2| is a bound: of the weights
+as they are used, rounded (proofs §4.11). All of it is
 integer arithmetic on public numbers, so every server comes to the same; and bounds are powers of two, so that few different
 steps are recorded.
 """
@@ -15,7 +16,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from accel import kernels
-from protocols.plan.hidden_scales import HiddenScales
+from protocols.plan.hidden_scales import FEWEST_WEIGHT_BITS, HiddenScales
 from protocols.plan.scales import EMBEDDING_BITS, HEAD_BITS, Scales
 from protocols.step.over_clip import ERROR_NORM
 from protocols.step.public_weights import REACH_BITS, Head, PublicLayer, centred, norm_above, rounded
@@ -24,7 +25,7 @@ from refmpc.mathematics.probabilities import PROBABILITY_BITS
 
 __all__ = ["HiddenHead", "hidden_head", "widest_hidden_head"]
 
-FEWEST_BITS = 8
+FEWEST_BACK_BITS = 8  # of W_2 on the way back
 MOST = 61  # bits of a number before it is opened or cut
 LARGEST_OUTPUT = 15  # bits of ‖a‖: its square fits at 28 more
 
@@ -73,35 +74,30 @@ def hidden_head(model: Sequence[PublicLayer], scales: Scales) -> HiddenHead | No
     if chain is None:
         return None
     first, second = (layer.values for layer in model)
-    reach, weight_bits = scales.layers[0].reach, scales.weight_bits
-    longest = norm_above(first)
-    sum_bound = _power_above(longest, reach, weight_bits)
-    output_bound = sum_bound * 2.0 ** math.ceil(ceil_log2(first.shape[1]) / 2)
-    if output_bound > 2.0**LARGEST_OUTPUT:
-        return None
-    return _back(_forward(first, second, weight_bits, sum_bound, output_bound), second, weight_bits, chain)
+    found = _forward(first, second, scales.weight_bits, scales.layers[0].reach)
+    return None if found is None else _back(found, second, scales.weight_bits, chain)
 
 
-def _forward(
-    first: np.ndarray, second: np.ndarray, weight_bits: int, sum_bound: float, output_bound: float
-) -> HiddenHead | None:
+def _forward(first: np.ndarray, second: np.ndarray, weight_bits: int, reach: float) -> HiddenHead | None:
     """W_1 and W̃_2 at as many bits as logits leave, up to 16 each."""
-    for total in range(2 * min(HEAD_BITS, weight_bits), 2 * FEWEST_BITS - 1, -1):
+    for total in range(2 * min(HEAD_BITS, weight_bits), 2 * FEWEST_WEIGHT_BITS - 1, -1):
         bits, head_bits = total // 2, total - total // 2
-        words = centred(second, weight_bits - head_bits)
+        used, words = rounded(first, weight_bits - bits), centred(second, weight_bits - head_bits)
+        sum_bound = _power_above(norm_above(used), reach, bits)
+        output_bound = sum_bound * 2.0 ** math.ceil(ceil_log2(first.shape[1]) / 2)
         logit_bound = _power_above(norm_above(words), output_bound + 1.0, head_bits)
+        if output_bound > 2.0**LARGEST_OUTPUT:
+            return None
         if EMBEDDING_BITS + total + math.log2(logit_bound) <= MOST:
-            head = Head(words, head_bits, logit_bound)
-            used = rounded(first, weight_bits - bits)
-            return HiddenHead(used, bits, head, words, head_bits, sum_bound, output_bound)
+            return HiddenHead(
+                used, bits, Head(words, head_bits, logit_bound), words, head_bits, sum_bound, output_bound
+            )
     return None
 
 
-def _back(found: HiddenHead | None, second: np.ndarray, weight_bits: int, chain: HiddenScales) -> HiddenHead | None:
+def _back(found: HiddenHead, second: np.ndarray, weight_bits: int, chain: HiddenScales) -> HiddenHead | None:
     """With W_2 for the way back, if ‖δ_1‖ stays within its limit."""
-    if found is None:
-        return None
-    for bits in range(min(HEAD_BITS, weight_bits), FEWEST_BITS - 1, -1):
+    for bits in range(min(HEAD_BITS, weight_bits), FEWEST_BACK_BITS - 1, -1):
         words = rounded(second[:-1], weight_bits - bits)
         entry = _power_above(norm_above(words.T), ERROR_NORM, bits)
         if PROBABILITY_BITS + bits + math.log2(entry) <= MOST:
@@ -118,7 +114,7 @@ def widest_hidden_head(scales: Scales) -> HiddenHead | None:
     first, second = scales.layers
     sum_bound = 2.0 ** (ceil_log2(chain.sum_bound) + 1)
     output_bound = min(2.0**LARGEST_OUTPUT, sum_bound * 2.0 ** math.ceil(ceil_log2(first.fan_out) / 2))
-    most = MOST - EMBEDDING_BITS - 2 * FEWEST_BITS
+    most = MOST - EMBEDDING_BITS - 2 * FEWEST_WEIGHT_BITS
     logit_bound = 2.0 ** min(ceil_log2(2 * (output_bound + 1.0) * second.weight_bound) + 1, most)
     total = min(2 * HEAD_BITS, MOST - EMBEDDING_BITS - ceil_log2(logit_bound))
     head = Head(np.zeros((first.fan_out + 1, second.fan_out), dtype=np.int64), total - total // 2, logit_bound)

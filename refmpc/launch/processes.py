@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import cloudpickle
+from threadpoolctl import threadpool_limits
 
 from accel.errors import InvalidArgument
 from refmpc.core.errors import PartyFailed
@@ -86,7 +87,7 @@ def run_processes(
                 given = _packed(peer, clients[str(peer)])
             worker = context.Process(
                 target=_process,
-                args=(sender, options, credentials[peer], given, *work),
+                args=(sender, options, credentials[peer], given, 3 if isinstance(peer, int) else len(clients), *work),
                 name=f"refmpc {peer}",
                 daemon=True,
             )
@@ -211,10 +212,12 @@ def _process(
     options: Options,
     credentials: Credentials | None,
     given: bytes,
+    alike: int,
     play: Callable[..., Any],
     *work: Any,
 ) -> None:
     keep_freed_memory()
+    _share_cores(alike)
     threading.Thread(target=_end_with_caller, daemon=True).start()
     try:
         outcome: tuple[str, Any] = ("result", play(options, credentials, sender, *work, *pickle.loads(given)))
@@ -227,6 +230,15 @@ def _process(
         words = cloudpickle.dumps(("failure", (ValueError(message), traceback.format_exc())))
     sender.send_bytes(words)
     sender.close()
+
+
+def _share_cores(alike: int) -> None:
+    """Servers compute at the same time, and so do clients: each of ``alike`` many gets its part of the machine.
+
+    With more BLAS threads than cores a product takes many times as long, because threads wait for each other by turning in
+    circles.
+    """
+    threadpool_limits(limits=max(1, (os.cpu_count() or 1) // alike), user_api="blas")
 
 
 def _end_with_caller() -> None:

@@ -14,7 +14,7 @@ from refmpc.mathematics.powers import Weights, weigh_reached
 from refmpc.mathematics.spline import ROOT_ERROR, SPLINE_BITS, spline_times
 from refmpc.primitives.dealing import Additive, check_additive
 
-__all__ = ["FACTOR_BITS", "ClipConstants", "clip_root"]
+__all__ = ["FACTOR_BITS", "ClipConstants", "clip_octaves", "clip_root"]
 
 ROOT_BITS = 24  # of 2^(−k/2)
 FACTOR_BITS = SPLINE_BITS + ROOT_BITS  # of the factor before it is cut
@@ -24,11 +24,20 @@ NARROW = 44  # up to so many bits of the mantissa a smaller ring is worth the pa
 TOLERANCE_BITS = 4  # the other thresholds 2^k to a relative 2^-4
 
 
+def clip_octaves(high: float, stops: bool = False) -> int:
+    """K = ⌈log2 high⌉, at least one. With ``stops`` q ≤ high must not come near 2^K either: from 15/16 of it on a comparison
+    may say that it was reached."""
+    octaves = max(1, ceil_log2(high))
+    near = high > 2.0**octaves * (1 - 2.0**-TOLERANCE_BITS)
+    return octaves + (stops and near)
+
+
 @dataclass(frozen=True)
 class ClipConstants:
     """Thresholds 2^k, k = 0..octaves − 1, for q ≤ high at ``fraction_bits``, and the roots (1 − 2^-17)·2^(−k/2), floored.
 
-    With ``stops`` there is one more threshold, ``stop`` = 2^octaves, from which on the factor is exactly 0.
+    With ``stops`` there is one more threshold, ``stop`` = 2^octaves: q ≤ high never reaches it, and where 2^octaves was added
+    to q the factor is exactly 0.
     """
 
     fraction_bits: int
@@ -48,8 +57,8 @@ class ClipConstants:
 
     @property
     def octaves(self) -> int:
-        """K = ⌈log2 high⌉, at least one."""
-        return max(1, ceil_log2(self.high))
+        """K of ``clip_octaves``."""
+        return clip_octaves(self.high, self.stops)
 
     @property
     def thresholds(self) -> list[int]:
@@ -122,7 +131,7 @@ def _cost(q: Additive | ArithmeticTensor, high: float, stops: bool = False) -> C
 @protocol(cost=_cost, source="this project: thermometer of octaves, spline of the mantissa")
 async def clip_root(q: Additive | ArithmeticTensor, high: float, stops: bool = False) -> Additive:
     """1/sqrt(max(1, q)) for −high ≤ q ≤ high at 62 bits, additive, *never above* the true factor. With ``stops`` exactly 0
-    where 2^⌈log2 high⌉ was added to q ≥ 0.
+    where 2^K, K = ``clip_octaves(high, True)``, was added to q ≥ 0, and nowhere else.
 
     4 rounds, the first of which opens an additive q; about 740 bytes and up to 25 an octave up to ``high``. Cut it with a margin of one
     unit (``scale_rows(…, margin=1)``), and the result is never above either, for every rounding. Too small by

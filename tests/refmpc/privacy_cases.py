@@ -135,7 +135,7 @@ CASES = {
         packed=lambda name, bits: (2**27, False) if bits == 54 else (5, False),
     ),
     "clip_root": composed(lambda x: refmpc.clip_root(x, 1000.0), 0.5, 999.0),
-    "clip_root that stops": composed(lambda x: refmpc.clip_root(x, 1000.0, True), 0.5, 1999.0),
+    "clip_root that stops": composed(lambda x: refmpc.clip_root(x, 900.0, True), 0.5, 1499.0),
     "probabilities": composed(lambda x: refmpc.probabilities(x * WEIGHTS, 2000.0), 0.0, 500.0, shape=(3,)),
     "probabilities of one class, weighted": composed(
         lambda x: refmpc.probabilities(x * WEIGHTS, 2000.0, 1, x[:, 0]), 0.0, 500.0, shape=(3,)

@@ -10,10 +10,12 @@ import pytest
 import refmpc
 from protocols.plan.run_plan import Plan, plan_run
 from protocols.plan.scales import EMBEDDING_BITS
+from protocols.step import hidden_chain
 from protocols.step.clip import squared_norms
 from protocols.step.hidden_chain import open_hidden_updates, secret_hidden_updates
 from protocols.step.public_hidden import hidden_head
 from protocols.step.public_weights import PublicLayer
+from refmpc.mathematics.scale_rows import begin_cut_and_square
 from tests.present import present
 from tests.protocols.conftest import small_federation
 from tests.protocols.secure_runs import small_training
@@ -66,6 +68,35 @@ def run(
     secrets += [] if plan.opens_sums else [Secret(own, scales.weight_bits) for own in integers]
     found = evaluate(program, *secrets).opened.signed
     return found[:, : HIDDEN + 1], found[:, HIDDEN + 1 : 2 * HIDDEN + 1], found[:, 2 * HIDDEN + 1 :]
+
+
+class Spy:
+    """What the chain hands on, as integers: q before the clip, and [n of a cut, rows as they are cut]."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch):
+        self._summands: dict[int, np.ndarray] = {}
+        self._norms: dict[int, list[np.ndarray]] = {0: [], 1: [], 2: []}
+        clip, square = refmpc.clip_root, begin_cut_and_square
+
+        def clipping(q, *rest):
+            self._summands[q.party.id] = refmpc.unseal(q.words).copy()
+            return clip(q, *rest)
+
+        def squaring(z, bits, weights):
+            self._norms[z.party.id].append(refmpc.unseal(weights.shares)[0].copy())
+            return square(z, bits, weights)
+
+        monkeypatch.setattr(refmpc, "clip_root", clipping)
+        monkeypatch.setattr(hidden_chain, "begin_cut_and_square", squaring)
+
+    @property
+    def q(self) -> np.ndarray:
+        return sum(self._summands.values(), np.zeros(1, np.uint64)).view(np.int64).astype(object)
+
+    @property
+    def norms(self) -> list[np.ndarray]:
+        """Of the second layer, then of the first."""
+        return [sum(parts, np.zeros(1, np.uint64)).view(np.int64) for parts in zip(*self._norms.values(), strict=True)]
 
 
 def squares(values: np.ndarray) -> np.ndarray:
@@ -124,17 +155,114 @@ def test_the_clip_holds_where_a_unit_of_the_factor_counts(choose, monkeypatch):
     assert 0.98 < part.max() <= 1
 
 
-def test_a_sample_beyond_the_norm_limit_contributes_nothing_and_harms_nobody():
+@pytest.mark.parametrize("times", [1.02, 1.5, 20.0])
+def test_a_sample_beyond_the_norm_limit_contributes_nothing_and_harms_nobody(times):
+    """Also one whose ‖[a 1]‖²·‖δ_2‖²/γ² alone would leave the ring."""
     plan = make_plan("open", 1.0, 1.0)
     limit = present(plan.scales.norm_limit)
     rows, labels, layers = drawn(plan, 0.05)
     rows[:, 0] = 0
     rows[::3, :-1] = 0
-    rows[::3, 0] = words(np.array(0.9), EMBEDDING_BITS)  # these, and no others, meet the large weights
-    layers[0][0] = 0.95 * plan.scales.layers[0].weight_bound / HIDDEN**0.5
+    sizes = np.linspace(0.6, 0.9, len(rows[::3]))
+    rows[::3, 0] = words(sizes, EMBEDDING_BITS)  # these, and no others, meet the large weights
+    layers[0][0] = times * limit / 0.6 / HIDDEN**0.5
     outputs, first, last = run(plan, rows, labels, layers)
-    assert (squares(outputs)[::3] > (1.05 * limit * 2**EMBEDDING_BITS) ** 2).all()
+    assert (squares(outputs)[::3] > (1.01 * limit * 2**EMBEDDING_BITS) ** 2).all()
     assert not first[::3].any() and not last[::3].any()
     others = np.arange(ROWS) % 3 > 0
     assert (squares(last)[others] > 0).all()
     assert contributions(plan, rows, (outputs, first, last)).max() <= 1
+
+
+def test_everybody_within_the_norm_limit_counts():
+    """Also those whose norm is so close to it that a comparison may say either."""
+    plan = make_plan("open", 1.0, 1.0)
+    limit = present(plan.scales.norm_limit)
+    rows, labels, layers = drawn(plan, 0.05)
+    rows[:, :-1] = 0
+    rows[:, 0] = words(np.linspace(0.99, 0.9999, ROWS), EMBEDDING_BITS)
+    layers[0][:] = 0
+    layers[0][0] = limit / HIDDEN**0.5
+    found = run(plan, rows, labels, layers)
+    part = squares(found[0]) / (limit * 2.0**EMBEDDING_BITS) ** 2
+    assert part.min() > 0.98 and 0.999 < part.max() <= 1 + limit**-2
+    assert contributions(plan, rows, found).min() > 0.98
+
+
+def test_a_long_gradient_is_not_taken_for_one_beyond_the_limit():
+    """q in the last sixteenth of its bound, which is itself just below a power of two: nobody is told to stop, so all count."""
+    clip_norm = 1.2
+    for _ in range(2):
+        plan = make_plan("open", clip_norm, 16.0)
+        bound = present(plan.scales.hidden_chain).clip_bound
+        octave = 2.0 ** np.round(np.log2(bound))
+        clip_norm *= float(np.sqrt(bound / (0.995 * octave)))
+    chain = present(plan.scales.hidden_chain)
+    assert 0.99 < chain.clip_bound / octave < 1
+    rows, labels = np.zeros((ROWS, WIDTH + 1)), np.ones(ROWS, dtype=np.int64)
+    rows[:, 0], rows[:, -1] = 15.99, 1.0
+    layers = [np.zeros(shape) for shape in plan.layer_shapes]
+    layers[0][0] = 2, 2, 1, 1, 1, 1
+    for label in range(
+        CLASSES
+    ):  # columns that are orthogonal and as long as they may be: every error comes back as long
+        layers[1][2 * label : 2 * label + 2, label] = 0.999 * chain.error_limit / 1.42 / np.sqrt(2)
+    held = words(rows, EMBEDDING_BITS)
+    part = contributions(plan, held, run(plan, held, labels, layers))
+    assert 0.98 < part.min() <= part.max() <= 1
+
+
+@pytest.mark.parametrize("choose", [None, up, down])
+@pytest.mark.parametrize("weights, growth", [("open", 0.5), ("open", 0.05), ("secret", 0.4)])
+def test_q_is_made_of_the_very_integers_that_are_scaled(weights, growth, choose, monkeypatch):
+    """q = n_1·‖δ_1‖² + n_2·‖δ_2‖² of δ as u uses it, and n of both layers is never below ‖[· 1]‖²/γ²."""
+    if choose is not None:
+        forced(monkeypatch, choose)
+        forced_openings(monkeypatch, choose is up)
+    spy, scaled = Spy(monkeypatch), {}
+    scale_rows = refmpc.scale_rows
+
+    def scaling(v, x, bits):
+        scaled[x.party.id] = refmpc.unseal(x.shares)[0].copy()
+        return scale_rows(v, x, bits)
+
+    monkeypatch.setattr(refmpc, "scale_rows", scaling)
+    plan = make_plan(weights, 0.05, 4.0)
+    rows, labels, layers = drawn(plan, growth)
+    outputs, *_ = run(plan, rows, labels, layers)
+    errors = sum(scaled.values(), np.zeros(1, np.uint64)).view(np.int64)
+    second, first = spy.norms
+    exact = first * squares(errors[:, :HIDDEN]) + second * squares(errors[:, HIDDEN:])
+    assert (spy.q == exact).all()
+    unit = Fraction(plan.training.clip_norm) ** 2 * 4**EMBEDDING_BITS
+    for found, true in ((first, squares(rows)), (second, squares(outputs))):
+        scale = 2 ** present(plan.scales.hidden_chain).norms.bits
+        assert all(Fraction(int(t)) * scale <= int(n) * unit for n, t in zip(found, true, strict=True))
+        assert (found * float(unit) <= true.astype(float) * scale * 1.04 + 4 * float(unit)).all()
+
+
+@pytest.mark.parametrize("clip_norm", [0.05, 4.0])
+@pytest.mark.parametrize("weights, growth", [("open", 0.5), ("open", 2.0), ("secret", 0.4)])
+def test_updates_are_those_of_the_clipped_gradient(weights, growth, clip_norm):
+    """Both layers', entry by entry, where the sign of a sum is beyond doubt."""
+    plan = make_plan(weights, clip_norm, 4.0)
+    rows, labels, layers = drawn(plan, growth)
+    found = run(plan, rows, labels, layers)
+    bits = plan.scales.update_bits
+    sums = rows * 2.0**-EMBEDDING_BITS @ layers[0]
+    inputs = with_ones(np.maximum(sums, 0))
+    logits = inputs @ layers[1]
+    shifted = np.exp(logits - logits.max(axis=1, keepdims=True))
+    last = shifted / shifted.sum(axis=1, keepdims=True) - np.eye(CLASSES)[labels]
+    first = last @ layers[1][:-1].T * (sums > 0)
+    lengths = squares(rows).astype(float) * 4.0**-EMBEDDING_BITS, (inputs**2).sum(axis=1)
+    norm = np.sqrt(lengths[0] * (first**2).sum(axis=1) + lengths[1] * (last**2).sum(axis=1))
+    factor = np.minimum(1.0, clip_norm / norm)[:, np.newaxis]
+    size = np.linalg.norm(layers[1], 2)
+    clear = np.abs(sums) > 1e-3
+    assert clear.mean() > 0.9 and 0.05 < (sums[clear] < 0).mean() < 0.95
+    assert np.abs(found[0] * 2.0**-EMBEDDING_BITS - inputs)[:, :-1][clear].max() <= 2.0**-11 * growth + 2.0**-13
+    for ours, true, scale in ((found[1], factor * first, 1 + size), (found[2], factor * last, 1.0)):
+        allowed = 2.0**-9 * np.abs(true) + factor * scale * (1 + size) * 2.0**-11
+        wrong = np.abs(ours * 2.0**-bits - true) > allowed
+        assert not (wrong & (clear if ours.shape[1] == HIDDEN else True)).any()

@@ -116,3 +116,22 @@ def test_weights_beyond_the_room_of_the_run_end_it_with_a_sentence():
     words[0, 0] = int(2 * plan.adapters.weight_bound * 2.0**plan.scales.weight_bits)
     with pytest.raises(ValueError, match="for which this run has room; the training diverges"):
         public_block(words, plan.scales.weight_bits, plan.adapters)
+
+
+@pytest.mark.parametrize("angle", [0.0, 0.3, 0.7])
+@pytest.mark.parametrize("size, fits", [(0.999, True), (1.001, False)])
+def test_weights_are_measured_by_their_spectral_norm(angle, size, fits):
+    """Two columns of which neither is too long: what counts is the norm of both together, however they lie."""
+    _, plan = make()
+    rows, turn = 12, np.array([[np.cos(angle), np.sin(angle)], [-np.sin(angle), np.cos(angle)]])
+    across = np.array([[1.0, -1.0, 0.0], [0.5, 0.5, -1.0]]) / np.sqrt([[2.0], [1.5]])  # centred already
+    along = np.zeros((rows, 2))
+    along[0, 0], along[1, 1] = 1.0, 0.6
+    weights = along @ turn @ across * size * plan.adapters.weight_bound
+    assert np.linalg.norm(weights, axis=0).max() < 0.95 * plan.adapters.weight_bound
+    words = np.rint(weights * 2.0**plan.scales.weight_bits).astype(np.int64)
+    if fits:
+        public_block(words, plan.scales.weight_bits, plan.adapters)
+    else:
+        with pytest.raises(ValueError, match="of norm at most .*, for which this run has room"):
+            public_block(words, plan.scales.weight_bits, plan.adapters)

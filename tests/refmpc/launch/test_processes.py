@@ -1,7 +1,10 @@
 """The same programs in three processes, over TCP and over TLS: several primitives in one run each."""
 
+import os
+
 import numpy as np
 import pytest
+from threadpoolctl import threadpool_info
 
 import refmpc
 from refmpc.core.party import SMALL
@@ -109,3 +112,16 @@ def failing(party):
 def test_one_partys_error_in_a_process_reaches_the_caller():
     with pytest.raises(refmpc.PartyFailed, match="server-1 failed: LookupError: just here"):
         refmpc.run(failing, parties="processes", releases={"zeros": "nothing"}, timeout=20)
+
+
+def blas_threads(*_):
+    return [library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas"]
+
+
+def test_processes_of_one_machine_share_its_cores():
+    """As many BLAS threads as there are cores in every process would wait for each other."""
+    clients = dict.fromkeys(("bank", "shop"), (blas_threads, None))
+    result = refmpc.run(blas_threads, parties="processes", clients=clients, timeout=60)
+    cores = os.cpu_count() or 1
+    assert all(found and max(found) <= max(1, cores // 3) for found in result.outputs)
+    assert all(found and max(found) <= max(1, cores // 2) for found in result.client_outputs.values())

@@ -299,6 +299,25 @@ def test_the_clip_is_never_above_and_little_below(bits, high, rounding, monkeypa
     assert loss.max() <= constants.largest_loss(clip_bits)
 
 
+@pytest.mark.parametrize("bits, high", [(42, 260.27), (40, 255.9), (40, 240.0), (42, 2.0), (30, 2.0**20), (30, 3.8)])
+def test_a_clip_that_stops_is_zero_where_it_was_told_and_nowhere_else(bits, high):
+    """Also for q in the last sixteenth below a power of two, which a comparison may take for the power."""
+    constants = ClipConstants(bits, high, stops=True)
+    q = near_powers(bits, high, bits)
+    q = np.concatenate([q[q >= 0], words_of(np.linspace(0.93 * high, high, 400), bits)])
+    told = q + (1 << constants.stop)
+
+    async def program(party, q):
+        return await refmpc.clip_root(as_summands(party, q), high, True)
+
+    factor = opened(program, Secret(np.concatenate([q, told]), bits), insecure_check_ranges=True).signed
+    counted = factor[: len(q)] * 2.0**-62
+    true = 1 / np.sqrt(np.maximum(1.0, q * 2.0**-bits))
+    assert not factor[len(q) :].any()
+    assert (counted <= true).all()
+    assert (1 - counted / true).max() <= constants.largest_loss(40)
+
+
 def test_the_loss_of_the_clip_as_stated():
     assert ClipConstants(42, 260.27).largest_loss(22) < 2.0**-15.6
     assert ClipConstants(30, 2.0**20).largest_loss(28) < 2.0**-13.6
