@@ -62,7 +62,7 @@ def _require_room(units: float, scales: AdapterScales) -> None:
     """Refuse weights whose norm, in units of W̃, is beyond the bound of the run.
 
     No singular values of the block itself: a matrix so large is divided among BLAS threads, which wait for each other by
-    turning in circles; with three servers on two cores that took up to 0.6 s of a step.
+    turning in circles; with three servers on two busy cores that took up to 0.6 s of a step.
     """
     norm = units * 2.0**-scales.block_bits
     require(
