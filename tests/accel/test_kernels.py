@@ -1,5 +1,6 @@
 """Every kernel, numpy and numba, against Python's own integers or against its definition."""
 
+import itertools
 import subprocess
 import sys
 
@@ -464,23 +465,47 @@ def test_start_up_without_numba_works():
 @both
 @given(
     seed=st.integers(0, 2**31),
-    rows=st.integers(0, 40),
-    columns=st.sampled_from([1, 2, 5, 16, 17]),
-    count=st.integers(1, 64),
+    rows=st.sampled_from([0, 1, 31, 32, 33, 70]),
+    columns=st.sampled_from([1, 2, 8, 16, 17]),
+    first=st.integers(0, 3),
+    behind=st.integers(0, 3),
+    count=st.integers(1, 41),
+    lanes=st.sampled_from([1, 8]),
 )
-def test_projections_are_sums_with_signs(kernels, seed, rows, columns, count):
-    x, coins = random_words(seed, rows, columns), random_words(seed + 1, rows, 2)
-    out = garbage(count, columns)
+def test_subset_sums_are_what_they_say(kernels, seed, rows, columns, first, behind, count, lanes):
+    """Number by number, with columns before and behind that do not count."""
+    x = random_words(seed, rows, first + columns + behind)
+    groups = -(-columns // lanes)
+    picks = random_words(seed + 1, -(-rows // 32) * groups, count).astype(np.uint32)
+    out = garbage(count, lanes)
     want = out.copy()
-    for t in range(count):
-        for i in range(rows):
-            sign = (int(coins[i, 0]) >> t & 1) - (int(coins[i, 1]) >> t & 1)
-            want[t] = [(int(a) + sign * int(b)) % 2**64 for a, b in zip(want[t], x[i], strict=True)]
-    kernels.project_signs(x, coins, out)
+    for t, i, j in itertools.product(range(count), range(rows), range(columns)):
+        if int(picks[i // 32 * groups + j // lanes, t]) >> (i % 32) & 1:
+            want[t, j % lanes] = (int(want[t, j % lanes]) + int(x[i, first + j])) % 2**64
+    kernels.subset_sums(x, first, first + columns, picks, out)
     assert (out == want).all()
-    bits, parities = (x[:, 0] & np.uint64(0xFF)).astype(np.uint8), np.zeros(1, np.uint64)
-    kernels.subset_parities(bits, coins[:, 0].copy(), parities)
+
+
+@both
+@given(seed=st.integers(0, 2**31), rows=st.integers(0, 9), columns=st.integers(1, 9), first=st.integers(0, 3))
+def test_square_sums_are_summands_of_squared_norms(kernels, seed, rows, columns, first):
+    shares = [random_words(seed + place, rows, first + columns + 1) for place in range(3)]
+    total = np.zeros(rows, dtype=np.uint64)
+    for place in range(3):
+        own = np.empty(rows, dtype=np.uint64)
+        kernels.square_sums(shares[place], shares[(place + 1) % 3], first, first + columns, own)
+        total += own
+    numbers = sum(shares)[:, first : first + columns]
+    assert total.tolist() == [sum(int(number) ** 2 for number in row) % 2**64 for row in numbers]
+
+
+@both
+@given(seed=st.integers(0, 2**31), count=st.integers(0, 40))
+def test_parities_are_those_of_chosen_bits(kernels, seed, count):
+    coins = random_words(seed, count)
+    bits, parities = (random_words(seed + 1, count) & np.uint64(0xFF)).astype(np.uint8), np.zeros(1, np.uint64)
+    kernels.subset_parities(bits, coins, parities)
     expected = 0
-    for bit, coin in zip(bits, coins[:, 0], strict=True):
+    for bit, coin in zip(bits, coins, strict=True):
         expected ^= int(coin) if bit & 1 else 0
     assert int(parities[0]) == expected
