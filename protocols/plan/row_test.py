@@ -31,7 +31,7 @@ STEP_FAULT_CLAIM = (
     "is 0 whatever its data are (but for 2^-80), and tells nothing about anybody (proofs §11.6)"
 )
 
-NORM_ROWS = 1 << 14  # rows whose squared norms are projected together
+NORM_ROWS = 1 << 13  # rows whose squared norms are projected together
 _MOST = 1 << 16  # rows whose entries are projected together
 _FEWEST = 64  # rows that must fit into one projection, or the test would cost more than the upload
 _PASSED = math.ceil(REACH**2 * (math.ceil(TAIL**2) + 1))  # (REACH·limit)² is at most this · rows · largest²
@@ -77,12 +77,12 @@ def row_test(width: int, row_bound: float, *, exact: bool = False) -> RowTest | 
     longest = row_bound * 2.0**EMBEDDING_BITS
     squared = math.floor(longest**2 * (1 + 1e-12)) + 1
     largest = math.isqrt(squared) + 1
-    # entries that pass are below REACH·limit: their squares must add up to less than 2^64 − 2^62
-    rows = min(_MOST, 3 * 2**62 // (_PASSED * width * largest**2))
+    # entries that pass are below REACH·limit: their squares must add up to less than 2^64 − 2^60, and one that passes is below 2^60
+    rows = min(_MOST, 15 * 2**60 // (_PASSED * width * largest**2))
     tolerated = 0 if exact else math.floor(longest**2 * (1 + 2.0**-ROW_TOLERANCE_BITS)) - squared
     low_bit = max(1, tolerated + 1).bit_length() - 1
     test = RowTest(width, squared, rows, low_bit)
-    return test if rows >= _FEWEST and test.high_bit(NORM_ROWS) <= 61 else None
+    return test if rows >= _FEWEST and test.high_bit(NORM_ROWS) <= 60 else None
 
 
 @dataclass(frozen=True)
