@@ -91,16 +91,16 @@ def _eight_lanes(x, first, stop, picks, out):
         for column in range(first, stop, 8):
             if row + 32 <= x.shape[0] and column + 8 <= stop:
                 for k in range(8):
-                    _sums_of_four(x, row + 4 * k, column, tables, k)
+                    _sums_of_four(x, row + 4 * k, column, tables, k)  # type: ignore[call-arg]
             else:
                 edge[:] = 0
                 for i in range(min(32, x.shape[0] - row)):
                     for l in range(min(8, stop - column)):
                         edge[i, l] = x[row + i, column + l]
                 for k in range(8):
-                    _sums_of_four(edge, 4 * k, 0, tables, k)
+                    _sums_of_four(edge, 4 * k, 0, tables, k)  # type: ignore[call-arg]
             for t in range(out.shape[0]):
-                _add_chosen(sums, t, tables, picks[at, t])
+                _add_chosen(sums, t, tables, picks[at, t])  # type: ignore[call-arg]
             at += 1
     for t in range(out.shape[0]):
         for l in range(8):
@@ -132,8 +132,14 @@ def _one_lane(x, first, stop, picks, out):
 def subset_sums(x: np.ndarray, first: int, stop: int, picks: np.ndarray, out: np.ndarray) -> None:
     """See ``accel.reference.projection.subset_sums``; one lane or eight."""
     groups = -(-(stop - first) // out.shape[1])
-    if picks.shape != (-(-len(x) // 32) * groups, len(out)) or picks.dtype != np.uint32 or not 0 <= first <= stop <= x.shape[1]:
-        raise ValueError(f"picks {picks.shape} {picks.dtype} do not fit x {x.shape}, columns {first} to {stop}, and out {out.shape}")
+    if (
+        picks.shape != (-(-len(x) // 32) * groups, len(out))
+        or picks.dtype != np.uint32
+        or not 0 <= first <= stop <= x.shape[1]
+    ):
+        raise ValueError(
+            f"picks {picks.shape} {picks.dtype} do not fit x {x.shape}, columns {first} to {stop}, and out {out.shape}"
+        )
     sums = {1: _one_lane, LANES: _eight_lanes}[out.shape[1]]
     sums(np.ascontiguousarray(x), first, stop, np.ascontiguousarray(picks), out)
 

@@ -24,7 +24,9 @@ def subset_sums(x: np.ndarray, first: int, stop: int, picks: np.ndarray, out: np
         whole = np.zeros((_STRETCH * (end - start), groups * lanes), dtype=np.uint64)
         whole[: len(rows), : stop - first] = rows
         numbers = whole.reshape(-1, _STRETCH, groups, lanes).transpose(0, 2, 1, 3).reshape(-1, lanes)
-        bits = picks[start * groups : end * groups, :, np.newaxis] >> np.arange(_STRETCH, dtype=np.uint32) & np.uint32(1)
+        bits = picks[start * groups : end * groups, :, np.newaxis] >> np.arange(_STRETCH, dtype=np.uint32) & np.uint32(
+            1
+        )
         chosen = bits.transpose(1, 0, 2).reshape(len(out), -1)
         np.add(out, chosen.astype(np.uint64) @ numbers, out)
 

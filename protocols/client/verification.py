@@ -28,6 +28,7 @@ from refmpc.primitives.input_checks import Faults, Projected, public_coins, shar
 
 __all__ = [
     "COMPARED_ROWS",
+    "PIECE_ROWS",
     "LocalPart",
     "UploadRefused",
     "projected_labels",
@@ -88,8 +89,8 @@ async def require_squares_within(faults: Faults, squares: ArithmeticTensor, proj
 
     Rounds: 2 for each COMPARED_ROWS rows, projections included."""
     rows = len(squares)
-    centred = squares - test.middle
-    blocks = [faults.project_all(centred[at : at + NORM_ROWS].shares) for at in range(0, rows, NORM_ROWS)]
+    starts = range(0, rows, NORM_ROWS)
+    blocks = [faults.project_all((squares[at : at + NORM_ROWS] - test.middle).shares) for at in starts]
     together = seal(np.concatenate([unseal(block) for block in blocks], axis=2))
     high_bit = test.high_bit(rows)
 
@@ -203,19 +204,26 @@ async def verify_uploads(party: Party, plan: Plan, rows: CutByRows, labels: CutB
     own_labels = projected_labels(every[-1], labelled)
 
     async def tested(place: int) -> ArithmeticTensor:
-        part, faults, last = parts[place], every[place], place == len(parts) - 1
+        part, faults = parts[place], every[place]
         projections = part.projections
-        shared = [projections, own_labels] if last else [projections]
+        with_labels = place == len(parts) - 1
 
         async def of_rows() -> ArithmeticTensor:
             squares = await shared_sums(party, seal(part.squares))
             await require_squares_within(faults, squares, projections, plan.row_tests[place])
             return squares
 
-        tests = [of_rows(), faults.require_same_shares(shared)]
-        return (await refmpc.gather(*tests, *([require_labels(faults, plan, labelled)] if last else [])))[0]
+        squares, *_ = await refmpc.gather(
+            of_rows(),
+            faults.require_same_shares([projections, *([own_labels] if with_labels else [])]),
+            *([require_labels(faults, plan, labelled)] if with_labels else []),
+        )
+        assert isinstance(squares, ArithmeticTensor)
+        return squares
 
-    squares = await refmpc.gather(*(tested(place) for place in range(len(parts))))
+    total, *others = await refmpc.gather(*(tested(place) for place in range(len(parts))))
+    for squares in others:
+        total = total + squares
     names = plan.client_names
     found = await refmpc.gather(
         *(faults.opened(upload_release(name)) for faults, name in zip(every, names, strict=True))
@@ -228,7 +236,8 @@ async def verify_uploads(party: Party, plan: Plan, rows: CutByRows, labels: CutB
             "so on purpose would void the others' guarantee",
             refused,
         )
-    return refmpc.stack(squares).sum(axis=0).reinterpret(2 * EMBEDDING_BITS)
+    assert isinstance(total, ArithmeticTensor)
+    return total.reinterpret(2 * EMBEDDING_BITS)
 
 
 def _pieces(x: CutByRows) -> Iterator[ArithmeticTensor]:

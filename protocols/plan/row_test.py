@@ -50,7 +50,7 @@ class RowTest:
     @property
     def enforced(self) -> int:
         """No row that passes has a larger squared norm."""
-        return self.squared + 2**self.low_bit - 1
+        return self.squared + (1 << self.low_bit) - 1
 
     def entry_limit(self, rows: int) -> int:
         """What projections of the entries of so many honest rows do not exceed."""

@@ -495,7 +495,7 @@ def test_square_sums_are_summands_of_squared_norms(kernels, seed, rows, columns,
         own = np.empty(rows, dtype=np.uint64)
         kernels.square_sums(shares[place], shares[(place + 1) % 3], first, first + columns, own)
         total += own
-    numbers = sum(shares)[:, first : first + columns]
+    numbers = (shares[0] + shares[1] + shares[2])[:, first : first + columns]
     assert total.tolist() == [sum(int(number) ** 2 for number in row) % 2**64 for row in numbers]
 
 
