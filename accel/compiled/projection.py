@@ -16,6 +16,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from accel.reference.projection import subset_parities  # a single pass
+from accel.validate import require
 
 __all__ = ["square_sums", "subset_parities", "subset_sums"]
 
@@ -132,14 +133,11 @@ def _one_lane(x, first, stop, picks, out):
 def subset_sums(x: np.ndarray, first: int, stop: int, picks: np.ndarray, out: np.ndarray) -> None:
     """See ``accel.reference.projection.subset_sums``; one lane or eight."""
     groups = -(-(stop - first) // out.shape[1])
-    if (
-        picks.shape != (-(-len(x) // 32) * groups, len(out))
-        or picks.dtype != np.uint32
-        or not 0 <= first <= stop <= x.shape[1]
-    ):
-        raise ValueError(
-            f"picks {picks.shape} {picks.dtype} do not fit x {x.shape}, columns {first} to {stop}, and out {out.shape}"
-        )
+    expected = (-(-len(x) // 32) * groups, len(out))
+    require(
+        picks.shape == expected and picks.dtype == np.uint32, "picks", (picks.shape, picks.dtype), f"{expected}, uint32"
+    )
+    require(0 <= first <= stop <= x.shape[1], "columns", (first, stop), f"within those of x, {x.shape[1]}")
     sums = {1: _one_lane, LANES: _eight_lanes}[out.shape[1]]
     sums(np.ascontiguousarray(x), first, stop, np.ascontiguousarray(picks), out)
 

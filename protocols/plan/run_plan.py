@@ -55,6 +55,7 @@ __all__ = [
     "digest",
     "joint_scale",
     "joint_slope",
+    "own_bounds",
     "plan_run",
     "with_open_weights",
 ]
@@ -286,12 +287,26 @@ def _row_tests(bounds: Sequence[float], widths: Sequence[int]) -> tuple[RowTest,
     return tuple(test for test in tests if test is not None) if None not in tests else ()
 
 
-def _own_bound(client: PublicShape, equal: float) -> float:
-    """R of a client: what it was given, or an equal part."""
+def _own_bound(client: PublicShape) -> float | None:
+    """R of a client, if it was given one."""
     bound = (
         client.bound if isinstance(client, PublicClient) else getattr(getattr(client, "row_bound", None), "norm", None)
     )
-    return equal if bound is None else float(bound)
+    return None if bound is None else float(bound)
+
+
+def own_bounds(given: Sequence[float | None], row_bound: float) -> tuple[float, ...]:
+    """R of each client: what it was given, or an equal part. Each is tested by itself, so together they must not be more than R."""
+    equal = row_bound / math.sqrt(len(given))
+    bounds = tuple(equal if bound is None else bound for bound in given)
+    require(
+        math.hypot(*bounds) <= row_bound * (1 + 1e-9),
+        "bounds of the clients",
+        bounds,
+        f"of norm at most {row_bound:g}, the row bound",
+        "lower them, or raise the row bound",
+    )
+    return bounds
 
 
 def joint_scale(target_std: float) -> tuple[int, int]:
@@ -421,14 +436,7 @@ def plan_run(protocol: str, federation: PublicFacts, training: TrainingConfig) -
                 overflow_probability=slack.overflow_probability + samples * JOINT_DISTANCE,
             )
         noise = calibrate_run(protocol, training, schedule, factorisation, slack)
-    equal = federation.row_bound / math.sqrt(len(federation.clients))
-    client_bounds = tuple(_own_bound(client, equal) for client in federation.clients)
-    require(
-        math.hypot(*client_bounds) <= federation.row_bound * (1 + 1e-9),
-        "bounds of the clients",
-        client_bounds,
-        f"of norm at most {federation.row_bound:g}, the row bound",
-    )
+    client_bounds = own_bounds([_own_bound(client) for client in federation.clients], federation.row_bound)
     checked = _row_tests(client_bounds, tuple(client.width for client in federation.clients))
     public = (ROW_BOUND_CHECKED if checked and text == ROW_BOUND_TRUSTED else text for text in noise.claim.public)
     assumed = (*public, *federation.public_inputs)
