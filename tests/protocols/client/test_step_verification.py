@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +13,14 @@ import numpy as np
 import pytest
 
 import refmpc
+from accel.errors import InvalidArgument
 from protocols.client import gl_client
 from protocols.client.step_verification import verify_step
-from protocols.plan.gl_plan import LayerPlan
+from protocols.plan.gl_plan import LayerPlan, plan_layer_run
 from protocols.plan.gl_shapes import AdapterShape
 from protocols.plan.row_test import norm_test, step_release
 from refmpc import ArithmeticTensor, Party
+from refmpc.primitives.input_checks import REACH
 from tests.protocols.gl_runs import make, run_secure
 from tests.protocols.step.gl_inputs import adapter_shapes
 from vfl.dp.claim import ROW_BOUND_CHECKED_IN_STEPS, ROW_BOUND_TRUSTED
@@ -177,6 +182,28 @@ def test_rows_too_long_for_one_sum_are_tested_in_pieces() -> None:
         wrapped[1, 200] = np.uint64(word)
         assert refused(wrapped, bits=24)
     assert norm_test(1, 512 * 64, 1.01, 24) is not None and norm_test(1, 10, 1.0, 30) is None
+
+
+@pytest.mark.parametrize(("rows", "width", "bits"), [(1, 512 * 64, 24), (128, 512, 14), (2, 410, 24), (3, 1, 14)])
+def test_the_public_numbers_of_a_step_are_what_its_proof_needs(rows: int, width: int, bits: int) -> None:
+    """§11.6, in exact integers."""
+    test = norm_test(rows, width, 1.0, bits)
+    assert test is not None
+    longest = (2**bits + math.isqrt(width * 2**40) / 2**21) ** 2
+    assert longest <= test.squared <= longest * (1 + 1e-9) + 1
+    assert test.limit**2 >= 81 * rows * test.squared
+    assert test.size * (Fraction(REACH) * test.limit) ** 2 < 2**63
+    assert 2**test.low_bit <= test.squared and test.pieces * 2 * test.squared < 2**63
+    assert test.pieces * test.size >= width
+
+
+def test_clients_whose_bounds_do_not_add_up_to_the_row_bound_are_refused(
+    made: tuple[Federation, LayerPlan],
+) -> None:
+    """Each is tested against its own bound, the claim counts on the bound of the whole row."""
+    federation, plan = made
+    with pytest.raises(InvalidArgument, match="bounds of the clients"):
+        plan_layer_run(replace(federation, row_bound=0.99 * federation.row_bound), plan.training)
 
 
 @pytest.mark.parametrize("word", [2**32, 2**63, 2**63 + 5, 2**64 - 2**40, 0x7FF8000000000000])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +15,16 @@ import pytest
 import refmpc
 from accel.errors import InvalidArgument
 from protocols import g_bmf
+from protocols.client import verification
 from protocols.client.commitment import commit_to_columns
 from protocols.client.upload import ClientJob, receive_model
 from protocols.client.verification import PIECE_ROWS, require_labels, require_one_hot, require_rows_within
-from protocols.plan.row_test import RowTest, row_test
+from protocols.plan.row_test import NORM_ROWS, RowTest, row_test
 from protocols.plan.run_plan import Plan, PublicClient, PublicFederation, plan_run
 from protocols.server.training import ServerJob
 from refmpc import ArithmeticTensor, Client, Party
 from refmpc.core.party import Operation
-from refmpc.primitives.input_checks import Faults, public_coins, side_by_side
+from refmpc.primitives.input_checks import PROJECTIONS, REACH, TAIL, Faults, public_coins, side_by_side
 from tests.protocols.secure_runs import small_training
 from tests.refmpc.transcripts import Case, leaks, watch_streams
 from vfl.dp.claim import ROW_BOUND_CHECKED, ROW_BOUND_TRUSTED
@@ -202,6 +204,26 @@ def test_the_test_holds_at_its_bound_and_not_beyond_what_the_plan_counts(width: 
             assert fault(words, labels, bound, seed) == bad
 
 
+@pytest.mark.parametrize("width", [1, 3, 32, 500])
+@pytest.mark.parametrize("bound", [2**-10, 0.7071, 1.0, 22.7, 30.0])
+def test_the_public_numbers_of_a_test_are_what_its_proof_needs(width: int, bound: float) -> None:
+    """§11.2, in exact integers: nothing that passes can have wrapped, and the bound is not a unit too large."""
+    test, exact = row_test(width, bound), row_test(width, bound, exact=True)
+    assert test is not None and exact is not None and exact.low_bit == 0
+    squared = Fraction(bound) ** 2 * 2**28
+    assert squared <= test.squared == exact.squared <= squared + squared / 10**9 + 1
+    assert test.enforced <= max(squared * (1 + Fraction(1, 2**8)), squared + 1)
+    reach = Fraction(REACH)
+    for rows in (1, 64, 10**4, 10**6):
+        assert test.entry_limit(rows) ** 2 >= 81 * min(rows, test.rows) * test.squared  # honest rows
+        assert width * (reach * test.entry_limit(rows)) ** 2 < 2**64 - 2**60
+        middle, half = test.middle, test.squared - test.middle
+        assert 0 <= half - middle <= 1 and test.square_limit(rows) ** 2 >= 81 * min(rows, NORM_ROWS) * half**2
+        beyond = test.squared + reach * test.square_limit(rows)
+        assert beyond < 2 ** test.high_bit(rows) <= 2**60
+    assert PROJECTIONS == 40 and TAIL == 9.0 and 2 * Fraction(9, 8) == reach
+
+
 def test_an_exact_test_is_right_to_the_unit() -> None:
     test = row_test(1, 1.0, exact=True)
     assert test is not None and test.low_bit == 0 and test.enforced == test.squared
@@ -374,6 +396,18 @@ def test_a_client_beyond_its_own_bound_is_named_whatever_the_others_rows_are(tmp
     with pytest.raises(refmpc.PartyFailed, match="client 'bank' shared rows") as caught:
         train(plan, tmp_path, parts, labels)
     assert "client 'card' shared" not in str(caught.value)
+
+
+@pytest.mark.parametrize("row", [0, 63, 64, 200, 255])
+def test_a_bad_row_is_found_in_every_stretch_that_is_compared(monkeypatch: pytest.MonkeyPatch, row: int) -> None:
+    for name in ("COMPARED_ROWS", "PIECE_ROWS", "NORM_ROWS"):
+        monkeypatch.setattr(verification, name, 64)
+    test = row_test(3, 1.0)
+    assert test is not None
+    words = np.zeros((256, 3), dtype=np.uint64)
+    assert not refused(words, test)
+    words[row, 2] = np.uint64(math.isqrt(test.enforced) + 1)
+    assert refused(words, test)
 
 
 def test_two_clients_that_cheat_are_both_named(tmp_path: Path) -> None:
