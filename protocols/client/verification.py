@@ -41,7 +41,7 @@ __all__ = [
 ]
 
 PIECE_ROWS = 1 << 13
-COMPARED_ROWS = 1 << 17  # rows whose squares are compared in one go: 150 bytes of memory each
+COMPARED_ROWS = 1 << 16  # rows whose squares are compared in one go: 70 bytes of memory each
 
 
 class UploadRefused(InvalidArgument):

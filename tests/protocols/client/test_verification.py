@@ -408,6 +408,8 @@ def test_a_bad_row_is_found_in_every_stretch_that_is_compared(monkeypatch: pytes
     assert not refused(words, test)
     words[row, 2] = np.uint64(math.isqrt(test.enforced) + 1)
     assert refused(words, test)
+    words[row, 2] = np.uint64(2**32)  # its square is zero: only the projections of its own block see it
+    assert refused(words, replace(test, rows=64))
 
 
 def test_two_clients_that_cheat_are_both_named(tmp_path: Path) -> None:
