@@ -26,6 +26,7 @@ from protocols.client.upload import ClientJob, receive_rows, share_columns
 from protocols.local.report import size_in_words
 from protocols.plan.run_plan import Plan, PublicClient, PublicFederation, plan_run
 from refmpc import Client, Party
+from vfl.defaults import table_row_bound
 from vfl.training import TrainingConfig
 
 __all__ = ["InputChecks", "measure"]
@@ -51,7 +52,7 @@ class InputChecks:
 class Trusting(Plan):
     """The same plan, of servers that take what they get."""
 
-    row_test = None
+    row_tests = ()
 
 
 def trusting(plan: Plan) -> Trusting:
@@ -85,20 +86,21 @@ def share(client: Client, job: tuple[ClientJob, int]) -> list[float]:
     return found[2:]
 
 
-def measure(rows: int, columns: int, repeats: int = 5) -> InputChecks:
-    """One run in processes."""
+def measure(rows: int, columns: int, repeats: int = 5, row_bound: float | None = None) -> InputChecks:
+    """One run in processes; without a row bound, with that of tables."""
+    bound = table_row_bound(columns) if row_bound is None else row_bound
     for name, value in (("rows", rows), ("columns", columns), ("repeats", repeats)):
         require_integer(name, value, 2 if name == "columns" else 1)
     widths = (columns // 2, columns - columns // 2)
     shapes = tuple(PublicClient(name, width) for name, width in zip(CLIENTS, widths, strict=True))
     training = TrainingConfig(epochs=1, batch_size=min(rows, 512), learning_rate=0.5, clip_norm=1.0, delta=1e-7)
-    plan = plan_run("g_bmf", PublicFederation(shapes, rows, 2, 1.0, ()), training)
-    assert plan.row_test is not None
+    plan = plan_run("g_bmf", PublicFederation(shapes, rows, 2, bound, ()), training)
+    assert plan.row_tests
     random, used = np.random.default_rng(1), plan.schedule.num_samples
     clients: dict[str, tuple[Any, Any]] = {}
     for name, width in zip(CLIENTS, widths, strict=True):
         values = random.normal(size=(used, width)).astype(np.float32)
-        values /= np.float32(2**0.5) * np.linalg.norm(values, axis=1, keepdims=True)
+        values /= np.float32(2**0.5 / bound) * np.linalg.norm(values, axis=1, keepdims=True)
         labels = plan.labels_to_share(random.integers(0, 2, used)) if name == CLIENTS[-1] else None
         clients[name] = share, (ClientJob(plan, values, labels), repeats)
     result = refmpc.run(
@@ -128,9 +130,10 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=100_000)
     parser.add_argument("--columns", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--row-bound", type=float, help="of all clients together; without it 4·√columns, as for tables")
     parser.add_argument("--json", action="store_true", help="facts for machines instead of a table")
     arguments = parser.parse_args()
-    found = measure(arguments.rows, arguments.columns, arguments.repeats)
+    found = measure(arguments.rows, arguments.columns, arguments.repeats, arguments.row_bound)
     if arguments.json:
         print(json.dumps({**machine(), **asdict(found)}, indent=2))
         return

@@ -118,7 +118,7 @@ async def receive_rows(
             party.report({"phase": "upload", "done": chunk.stop, "total": plan.schedule.num_samples})
     held.write_dummies(ones=True)
     squares = None
-    if plan.row_test is not None:
+    if plan.row_tests:
         with party.phase("verification"):
             squares = await verify_uploads(party, plan, held.embeddings, held.labels)
     with party.phase("norms"):

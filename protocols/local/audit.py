@@ -164,11 +164,11 @@ def _canaries(present: np.ndarray, joint: bool) -> Federation:
     bounds = [RowBound(ROW_BOUND, "clip"), RowBound(ROW_BOUND, "clip")]
     if not joint:
         clients = make_clients(columns, labels, bounds)
-        return Federation(clients, CLASSES, labels, columns, [], ROW_BOUND)
+        return Federation(clients, CLASSES, labels, columns, [], math.hypot(ROW_BOUND, ROW_BOUND))
     blocks: list[list[npt.NDArray[np.floating]]] = [[np.full((len(rows), 2), 0.5)] for _ in columns]
     update = LocalUpdate("released", learning_rate=1e-6)
     clients = make_clients(columns, labels, bounds, block_outputs=blocks, rank=2, alpha=1.0, update=update)
-    return Federation(clients, CLASSES, labels, columns, blocks, ROW_BOUND)
+    return Federation(clients, CLASSES, labels, columns, blocks, math.hypot(ROW_BOUND, ROW_BOUND))
 
 
 def _plan(protocol: str, epsilon: float, delta: float, weights: str) -> Plan:

@@ -17,7 +17,7 @@ import numpy as np
 import refmpc
 from accel.prg import KEY_BYTES
 from protocols.client.upload import CHUNK_ROWS
-from protocols.client.verification import require_labels, require_norms_within
+from protocols.client.verification import COMPARED_ROWS
 from protocols.noise.joint_noise import joint_block_rows, joint_noise_cost
 from protocols.plan.row_test import NORM_ROWS, RowTest, row_test
 from protocols.plan.run_plan import Plan
@@ -25,7 +25,7 @@ from protocols.plan.scales import EMBEDDING_BITS
 from protocols.step.clip import NORM_CHUNK, norms_of_squares, squared_norms
 from protocols.step.cost import step_cost
 from refmpc import ArithmeticTensor, Cost, Party
-from refmpc.primitives.input_checks import PROJECTIONS, Faults, public_coins, side_by_side
+from refmpc.primitives.input_checks import PROJECTIONS, Faults, side_by_side
 
 __all__ = ["phase_costs", "total_cost"]
 
@@ -37,8 +37,8 @@ def phase_costs(plan: Plan, *, keeps_steps: bool = False) -> dict[str, Cost]:
     steps, clients = plan.schedule.num_steps, len(plan.client_names)
     step = step_cost(plan)
     found = {"upload": Cost(-(-plan.schedule.num_samples // CHUNK_ROWS) * (clients + 1), 0)}
-    if plan.row_test is not None:
-        found["verification"] = _verification(plan, plan.row_test)
+    if plan.row_tests:
+        found["verification"] = _verification(plan)
     found["norms"] = _norms(plan)
     shuffles = plan.schedule.epochs if plan.protocol == "g_shuff" else int(plan.secret_order)
     if shuffles:
@@ -75,25 +75,46 @@ def _blocks(program: Callable[..., Any], rows: int, size: int, *arguments: Any) 
     )
 
 
-def _verification(plan: Plan, test: RowTest) -> Cost:
-    clients = len(plan.client_names)
-    digests = Cost(2, 3 * (32 + 2) * clients)
-    rows = _blocks(_rows_block, plan.schedule.num_rows, NORM_ROWS, test, plan.client_widths)
-    return total_cost([digests, rows, _labels(plan), _run(_coins_and_bit)])
+def _verification(plan: Plan) -> Cost:
+    """Coins, and at the end a word for each client; all else at the same time: squares, hashes and sums of labels in the first
+    round, comparisons in the others."""
+    rows, clients = plan.schedule.num_rows, len(plan.client_names)
+    together = [_rows_within(rows, test) for test in plan.row_tests] + [_labels(plan)]
+    together.append(Cost(1, 3 * 32 * clients))  # hashes
+    return total_cost(
+        [
+            Cost(1, 3 * KEY_BYTES),
+            Cost(max(cost.rounds for cost in together), sum(cost.bytes for cost in together)),
+            Cost(1, 48 * clients),
+        ]
+    )
+
+
+def _rows_within(rows: int, test: RowTest) -> Cost:
+    """``require_rows_within``: the sharing of squares, the projections in two rounds beside the first comparisons."""
+    block = min(test.rows, rows)
+    sums = -(-rows // block) * side_by_side(block * test.width)
+    squares = sum(side_by_side(min(NORM_ROWS, rows - start)) for start in range(0, rows, NORM_ROWS))
+    projections = [_run(_small_sums, sums, test.entry_limit(rows)), _run(_small_sums, squares, test.square_limit(rows))]
+    compared = _blocks(_squares_within, rows, COMPARED_ROWS, test.high_bit(rows), test.low_bit)
+    return Cost(1 + compared.rounds, 24 * rows + compared.bytes + sum(cost.bytes for cost in projections))
 
 
 def _labels(plan: Plan) -> Cost:
-    if plan.training.task != "regression":
-        return _run(_label_tests, plan)
-    test = row_test(1, 1.0)
-    assert test is not None
-    return _blocks(_rows_block, plan.schedule.num_samples, NORM_ROWS, test, (1,))
+    rows = plan.schedule.num_samples
+    if plan.training.task == "regression":
+        test = row_test(1, 1.0, exact=True)
+        assert test is not None
+        return _rows_within(rows, test)
+    zeros = [side_by_side(rows * plan.outputs)]
+    if plan.training.task == "classification":
+        zeros.append(side_by_side(rows))
+    costs = [_run(_zero_sums, count) for count in zeros]
+    return Cost(3, sum(cost.bytes for cost in costs))
 
 
 def _norms(plan: Plan) -> Cost:
-    return _blocks(
-        _norms_of_squares if plan.row_test is not None else _norms_of_rows, plan.schedule.num_rows, NORM_CHUNK, plan
-    )
+    return _blocks(_norms_of_squares if plan.row_tests else _norms_of_rows, plan.schedule.num_rows, NORM_CHUNK, plan)
 
 
 def _run(program: Callable[..., Any], *arguments: Any) -> Cost:
@@ -104,23 +125,19 @@ def _run(program: Callable[..., Any], *arguments: Any) -> Cost:
 # programs on zeros -------------------------------------------------------------------------------
 
 
-async def _rows_block(party: Party, rows: int, test: RowTest, widths: tuple[int, ...]) -> None:
-    groups = [min(test.rows, rows - start) for start in range(0, rows, test.rows)]
-    count = sum(side_by_side(group * width) for group in groups for width in widths)
+async def _small_sums(party: Party, count: int, limit: int) -> None:
     sums = np.zeros((2, PROJECTIONS, count), dtype=np.uint64)
-    faults = Faults(party, _COINS)
-    await faults.require_small_sums(refmpc.seal(sums), 1, 1)
-    await require_norms_within(faults, ArithmeticTensor.zeros(party, (rows, 1), EMBEDDING_BITS), test)
+    await Faults(party, _COINS).require_small(refmpc.seal(sums), limit)
 
 
-async def _label_tests(party: Party, plan: Plan) -> None:
-    labels = ArithmeticTensor.zeros(party, (1, plan.outputs), plan.label_bits)
-    await require_labels(Faults(party, _COINS), plan, labels)
+async def _zero_sums(party: Party, count: int) -> None:
+    sums = np.zeros((1, PROJECTIONS, count), dtype=np.uint64)
+    await Faults(party, _COINS).require_zero(refmpc.seal(sums))
 
 
-async def _coins_and_bit(party: Party) -> None:
-    faults = Faults(party, await public_coins(party))
-    await refmpc.reveal(await faults.any(), "bit")
+async def _squares_within(party: Party, rows: int, high_bit: int, low_bit: int) -> None:
+    squares = ArithmeticTensor.zeros(party, (rows,), 0)
+    await Faults(party, _COINS).require_not_negative(squares, high_bit, low_bit)
 
 
 async def _norms_of_rows(party: Party, rows: int, plan: Plan) -> None:

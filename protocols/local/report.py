@@ -16,16 +16,17 @@ from rich.table import Table
 
 from accel.files import write_text
 from protocols.client.upload import shares_of_rows
+from protocols.client.verification import COMPARED_ROWS, PIECE_ROWS
 from protocols.inference.model_file import MODEL, ReleasedModel, write_model
 from protocols.local.curves import Timeline, draw_curves
 from protocols.local.options import RunOptions
 from protocols.local.phase_costs import phase_costs, total_cost
 from protocols.noise.joint_noise import MOST_SAMPLES, SAMPLE_MEMORY, joint_block_rows
-from protocols.plan.row_test import NORM_ROWS
 from protocols.plan.run_plan import Plan
 from protocols.plan.scales import EMBEDDING_BITS
 from protocols.server.open_training import durability
 from protocols.server.stored_rows import IN_MEMORY
+from protocols.step.clip import NORM_CHUNK
 from protocols.step.cost import step_cost
 from refmpc import Ledger
 from refmpc.core.ledger import Release
@@ -193,7 +194,8 @@ def print_report(report: RunReport, console: Console) -> None:
 
 
 INTERPRETER = 105 << 20  # bytes of a server that holds nothing yet, measured: Python, its libraries, kernels
-_ROW_WORK = 4096  # bytes for each row whose norm is tested or computed at a time, besides the row, measured
+_ROW_WORK = 1024  # bytes for each row whose norm is computed at a time, besides the row, measured
+_COMPARED = 128  # bytes for each row and client that is compared at a time, measured
 
 
 def estimate(plan: Plan, *, keeps_steps: bool = False) -> dict[str, float]:
@@ -227,11 +229,15 @@ def estimate(plan: Plan, *, keeps_steps: bool = False) -> dict[str, float]:
 
 
 def _rows_in_memory(plan: Plan, shuffles: int) -> int:
-    """All rows if they are few or shuffled (twice then, while they are), the block that is tested (read, and in one piece), and of
-    every row its square and its norm, in blocks and as a whole."""
-    shares, block = shares_of_rows(plan), min(NORM_ROWS, plan.schedule.num_rows)
+    """All rows if they are few or shuffled (twice then, while they are), and what takes more: the tests (rows of a piece, read and in one
+    piece, of every row the square of each client and their sum, and what is compared at a time), or the norms (of every row its square
+    and its norm, in blocks and as a whole)."""
+    shares, rows, clients = shares_of_rows(plan), plan.schedule.num_rows, len(plan.client_names)
     held = shares * (2 if shuffles else 1) if shuffles or shares <= IN_MEMORY else 0
-    return held + block * (2 * 16 * (plan.width + 1) + _ROW_WORK) + 4 * 16 * plan.schedule.num_rows
+    piece = 2 * 16 * (plan.width + 1) * min(PIECE_ROWS, rows)
+    tests = piece + clients * (_COMPARED * min(COMPARED_ROWS, rows) + 24 * rows) + 16 * rows
+    norms = _ROW_WORK * min(NORM_CHUNK, rows) + 3 * 16 * rows
+    return held + max(tests, norms)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,7 +17,7 @@ from protocols.plan.row_test import (
     step_release,
     upload_release,
 )
-from protocols.plan.run_plan import MODEL_RELEASE, Plan, with_open_weights
+from protocols.plan.run_plan import MODEL_RELEASE, Plan, own_bounds, with_open_weights
 from protocols.plan.scales import EMBEDDING_BITS, GRADIENT_BITS, RELEASE_BITS
 from vfl.dp import CalibratedNoise, Claim, FixedPointSlack, labels_only_claim, with_delta_checked
 from vfl.dp.claim import ROW_BOUND_CHECKED_IN_STEPS, ROW_BOUND_TRUSTED
@@ -199,7 +198,6 @@ def plan_from_facts(facts: LayerFacts, training: TrainingConfig, bounds: FactorB
     if any(isinstance(shape, JacobianShape) for shape in shapes):
         kept.append(f"the Jacobians of their layers within a public bound ({limits.jacobian:g})")
     enforced = f"{KEPT} {' and '.join(kept)}"
-    equal = facts.row_bound / math.sqrt(len(facts.clients))
     plan = LayerPlan(
         protocol="gl_bmf",
         training=training,
@@ -215,7 +213,7 @@ def plan_from_facts(facts: LayerFacts, training: TrainingConfig, bounds: FactorB
         local_update=facts.update,
         layer_starts=tuple(client.start for client in facts.clients),
         joint_claim=replace(claim, public=(*claim.public, enforced, *facts.public_inputs)),
-        client_bounds=tuple(equal if client.bound is None else client.bound for client in facts.clients),
+        client_bounds=own_bounds([client.bound for client in facts.clients], facts.row_bound),
     )
     return replace(plan, joint_claim=_checked_claim(plan)) if plan.tests_steps else plan
 

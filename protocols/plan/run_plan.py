@@ -55,6 +55,7 @@ __all__ = [
     "digest",
     "joint_scale",
     "joint_slope",
+    "own_bounds",
     "plan_run",
     "with_open_weights",
 ]
@@ -135,19 +136,13 @@ class Plan:
     public_rows: PublicRows | None = field(
         default=None, kw_only=True
     )  # measured on after every epoch, with open weights
-    client_bounds: tuple[float, ...] = field(default=(), kw_only=True)  # R of each client; nothing: equal parts
+    client_bounds: tuple[float, ...] = field(kw_only=True)  # R of each client
 
     @property
-    def row_test(self) -> RowTest | None:
-        """How the servers test that every row is within its bound; None if they cannot, and clients are trusted with it."""
-        return row_test(self.width, self.scales.row_bound)
-
-    @property
-    def held_bounds(self) -> tuple[float, ...]:
-        """The bound of each client's part of a row as the servers hold it, rounding included."""
-        equal = (self.scales.row_bound - _rounding(self.width)) / math.sqrt(len(self.client_widths))
-        bounds = self.client_bounds or (equal,) * len(self.client_widths)
-        return tuple(bound + _rounding(width) for bound, width in zip(bounds, self.client_widths, strict=True))
+    def row_tests(self) -> tuple[RowTest, ...]:
+        """How the servers test that every row of each client is within its bound; none if they cannot, and clients are trusted
+        with it."""
+        return _row_tests(self.client_bounds, self.client_widths)
 
     @property
     def outputs(self) -> int:
@@ -216,7 +211,7 @@ class Plan:
     @property
     def releases(self) -> dict[str, str]:
         """What may be opened, with the claim that covers it."""
-        tests = {} if self.row_test is None else {upload_release(n): FAULT_CLAIM for n in ("", *self.client_names)}
+        tests = {upload_release(name): FAULT_CLAIM for name in self.client_names if self.row_tests}
         return {MODEL_RELEASE: self.claim.paragraph()} | tests | self._sums_release
 
     @property
@@ -286,17 +281,35 @@ class Plan:
         return training.learning_rate * training.learning_rate_factor(step, self.schedule.num_steps)
 
 
-def _rounding(width: int) -> float:
-    """How much longer the rounding of its columns can make a row."""
-    return math.sqrt(width) * 2.0 ** -(EMBEDDING_BITS + 1)
+def _row_tests(bounds: Sequence[float], widths: Sequence[int]) -> tuple[RowTest, ...]:
+    """Of each client's part of a row, as the servers hold it: each column is rounded; none if 64 bits are not enough for one."""
+    rounded = (
+        bound + math.sqrt(width) * 2.0 ** -(EMBEDDING_BITS + 1) for bound, width in zip(bounds, widths, strict=True)
+    )
+    tests = [row_test(width, bound) for width, bound in zip(widths, rounded, strict=True)]
+    return tuple(test for test in tests if test is not None) if None not in tests else ()
 
 
-def _own_bound(client: PublicShape, equal: float) -> float:
-    """R of a client: what it was given, or an equal part."""
+def _own_bound(client: PublicShape) -> float | None:
+    """R of a client, if it was given one."""
     bound = (
         client.bound if isinstance(client, PublicClient) else getattr(getattr(client, "row_bound", None), "norm", None)
     )
-    return equal if bound is None else float(bound)
+    return None if bound is None else float(bound)
+
+
+def own_bounds(given: Sequence[float | None], row_bound: float) -> tuple[float, ...]:
+    """R of each client: what it was given, or an equal part. Each is tested by itself, so together they must not be more than R."""
+    equal = row_bound / math.sqrt(len(given))
+    bounds = tuple(equal if bound is None else bound for bound in given)
+    require(
+        math.hypot(*bounds) <= row_bound * (1 + 1e-9),
+        "bounds of the clients",
+        bounds,
+        f"of norm at most {row_bound:g}, the row bound",
+        "lower them, or raise the row bound",
+    )
+    return bounds
 
 
 def joint_scale(target_std: float) -> tuple[int, int]:
@@ -426,7 +439,8 @@ def plan_run(protocol: str, federation: PublicFacts, training: TrainingConfig) -
                 overflow_probability=slack.overflow_probability + samples * JOINT_DISTANCE,
             )
         noise = calibrate_run(protocol, training, schedule, factorisation, slack)
-    checked = row_test(federation.width, scales.row_bound) is not None
+    client_bounds = own_bounds([_own_bound(client) for client in federation.clients], federation.row_bound)
+    checked = _row_tests(client_bounds, tuple(client.width for client in federation.clients))
     public = (ROW_BOUND_CHECKED if checked and text == ROW_BOUND_TRUSTED else text for text in noise.claim.public)
     assumed = (*public, *federation.public_inputs)
     if training.hidden:
@@ -441,7 +455,6 @@ def plan_run(protocol: str, federation: PublicFacts, training: TrainingConfig) -
     noise = replace(noise, claim=replace(claim, public=assumed))
     if joint:
         noise = replace(noise, claim=_joint_claim(noise))
-    equal = federation.row_bound / math.sqrt(len(federation.clients))
     return Plan(
         protocol=protocol,
         training=training,
@@ -452,5 +465,5 @@ def plan_run(protocol: str, federation: PublicFacts, training: TrainingConfig) -
         client_names=tuple(client.name for client in federation.clients),
         client_widths=tuple(client.width for client in federation.clients),
         classes=federation.classes,
-        client_bounds=tuple(_own_bound(client, equal) for client in federation.clients),
+        client_bounds=client_bounds,
     )

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from protocols.plan.low_round_scales import LowRoundScales
     from protocols.plan.one_output_scales import OneOutputScales
 
-__all__ = ["NOISE_DEVIATIONS", "LayerScales", "Scales", "largest_reach", "plan_scales"]
+__all__ = ["NOISE_DEVIATIONS", "LayerScales", "Scales", "enforced_row_bound", "largest_reach", "plan_scales"]
 
 EMBEDDING_BITS = 14
 LOGIT_BITS = 16
@@ -54,6 +54,9 @@ MOST_WEIGHT_BITS = 36
 HEAD_BITS = 16  # of open weights as a step uses them: with 14 of the embeddings 30, the finest logits the softmax takes
 NOISE_DEVIATIONS = 12.0  # ranges leave room for this many standard deviations
 NORM_LIMITS = (256.0, 128.0, 64.0, 32.0, 16.0)  # tried in this order
+ROW_TOLERANCE_BITS = (
+    8  # squared norms of rows that pass the servers' test may be 2^-8 beyond their bound (proofs §11.2)
+)
 RESOLUTION_BITS = 6  # a limit on a square is compared to a relative 2^-6
 LIMIT_TOLERANCE = math.sqrt(1 + 2.0**-RESOLUTION_BITS)
 EXPLICIT_BITS = GRADIENT_BITS - MANTISSA_BITS  # of a per-sample gradient: times a clip factor, the scale of the noise
@@ -122,7 +125,7 @@ def _square_range(bits: int, limit: float, bound: float) -> tuple[int, int]:
 class Scales:
     """All scales and public bounds of one run. ``learning_rate_words`` of a step are integers k with η/B = k/2^shift."""
 
-    row_bound: float  # of the embeddings as the servers hold them, rounding included
+    row_bound: float  # of the embeddings as the servers hold them: rounding, and what their test lets pass, included
     weight_bits: int
     logit_bound: float
     logit_high_bit: int
@@ -268,6 +271,12 @@ def plan_scales(
     return scales
 
 
+def enforced_row_bound(row_bound: float, width: int) -> float:
+    """The norm of the longest row that servers may hold: each column is rounded, and their test has a tolerance."""
+    rounded = row_bound + math.sqrt(width) * 2.0 ** -(EMBEDDING_BITS + 1)
+    return rounded * math.sqrt(1 + 2.0**-ROW_TOLERANCE_BITS)
+
+
 def _movement(
     config: TrainingConfig,
     schedule: Schedule,
@@ -276,8 +285,8 @@ def _movement(
     width: int,
     noise_std: float,
 ) -> tuple[float, float, float]:
-    """(row bound with rounding, how far gradients can move the weights, deviation of the noise in one weight)."""
-    bounded = row_bound + math.sqrt(width) * 2.0 ** -(EMBEDDING_BITS + 1)  # each column is rounded
+    """(row bound as it is enforced, how far gradients can move the weights, deviation of the noise in one weight)."""
+    bounded = enforced_row_bound(row_bound, width)
     drift = config.learning_rate * config.clip_norm * schedule.num_steps / (1 - config.momentum)
     drift *= schedule.batch_size / schedule.divisor  # a padded batch may hold more records than the average
     # ranges follow the α, β of the run, whatever workload the factorisation was made for

@@ -63,8 +63,11 @@ def test_the_ledger_holds_exactly_the_declared_releases(federation, tmp_path):
         plan = plan_run(name, federation, small_training())
         result = run_secure(plan, federation, tmp_path / name, servers)
         for ledger in result.ledgers:
-            fault, *model = ledger.releases
-            assert (fault.name, fault.receiver, fault.elements) == ("fault in an upload", "all servers", 1)
+            *faults, to_first, to_second, to_servers = ledger.releases
+            model = [to_first, to_second, to_servers]
+            assert [(fault.name, fault.receiver, fault.elements) for fault in faults] == [
+                (f"fault in the upload of {client}", "all servers", 1) for client in plan.client_names
+            ]
             assert [(r.name, r.receiver) for r in model] == [
                 ("global model", "client 'client 1'"),
                 ("global model", "client 'client 2'"),

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +13,14 @@ import numpy as np
 import pytest
 
 import refmpc
+from accel.errors import InvalidArgument
 from protocols.client import gl_client
-from protocols.client.step_verification import verify_step
-from protocols.plan.gl_plan import LayerPlan
+from protocols.client.step_verification import verify_labels, verify_step
+from protocols.plan.gl_plan import LayerPlan, plan_layer_run
 from protocols.plan.gl_shapes import AdapterShape
-from protocols.plan.row_test import norm_test, step_release
+from protocols.plan.row_test import NormTest, norm_test, step_release, upload_release
 from refmpc import ArithmeticTensor, Party
+from refmpc.primitives.input_checks import REACH
 from tests.protocols.gl_runs import make, run_secure
 from tests.protocols.step.gl_inputs import adapter_shapes
 from vfl.dp.claim import ROW_BOUND_CHECKED_IN_STEPS, ROW_BOUND_TRUSTED
@@ -112,10 +117,13 @@ def shared(words: np.ndarray, seed: int) -> list[np.ndarray]:
 
 
 def refused(
-    words: np.ndarray, tamper: Callable[[list[np.ndarray]], None] = lambda shares: None, bits: int = 14
+    words: np.ndarray,
+    tamper: Callable[[list[np.ndarray]], None] = lambda shares: None,
+    bits: int = 14,
+    test: NormTest | None = None,
 ) -> bool:
     """Whether one client's (rows, width) numbers at ``bits``, each row within 1, are refused."""
-    test = norm_test(len(words), words.shape[1], 1.0, bits)
+    test = test or norm_test(len(words), words.shape[1], 1.0, bits)
     assert test is not None
     inputs = shared(words, 4)
     tamper(inputs)
@@ -159,7 +167,7 @@ def test_the_bound_is_exact(width: int) -> None:
 def test_rows_too_long_for_one_sum_are_tested_in_pieces() -> None:
     """LoRA's U at the paper's size, 24 bits, one row: the claim had to say that clients are trusted with it."""
     test = norm_test(2, 410, 1.0, 24)
-    assert test is not None and test.pieces == 9 and test.size == 50
+    assert test is not None and test.pieces == 11 and test.size == 39
     root = int(test.squared**0.5)
     words = np.zeros((2, 410), dtype=np.uint64)
     words[0, 7] = words[1, -1] = np.uint64(root)
@@ -177,6 +185,59 @@ def test_rows_too_long_for_one_sum_are_tested_in_pieces() -> None:
         wrapped[1, 200] = np.uint64(word)
         assert refused(wrapped, bits=24)
     assert norm_test(1, 512 * 64, 1.01, 24) is not None and norm_test(1, 10, 1.0, 30) is None
+
+
+def test_pieces_that_add_up_to_a_sum_that_wraps_are_found_one_by_one() -> None:
+    """With a limit that lets all entries pass: four squares of 2^62 in pieces of their own are zero modulo 2^64."""
+    test = norm_test(2, 410, 1.0, 24)
+    assert test is not None
+    words = np.zeros((2, 410), dtype=np.uint64)
+    lax = replace(test, limit=2**40)
+    assert not refused(words, bits=24, test=lax)
+    words[1, [0, 100, 200, 300]] = np.uint64(2**31)
+    assert refused(words, bits=24, test=lax)
+
+
+@pytest.mark.parametrize("server", [0, 1, 2])
+def test_different_shares_of_labels_are_found(made: tuple[Federation, LayerPlan], server: int) -> None:
+    """Also where what two servers hold together looks like labels."""
+    _, plan = made
+    labels = np.zeros((40, plan.classes), dtype=np.uint64)
+    labels[:, 1] = 1
+    name = plan.client_names[-1]
+
+    async def program(party: Party, own: np.ndarray) -> None:
+        await verify_labels(party, plan, ArithmeticTensor(party, own, 0))
+
+    releases = {upload_release(name): "a test"}
+    refmpc.run(program, shared(labels, 5), releases=releases)
+    for word in (1, 2**63):
+        tampered = shared(labels, 5)
+        tampered[server][1, 7, 1:2] += np.uint64(word)
+        with pytest.raises(refmpc.PartyFailed, match=f"client '{name}' shared labels that are none"):
+            refmpc.run(program, tampered, releases=releases)
+
+
+@pytest.mark.parametrize(("rows", "width", "bits"), [(1, 512 * 64, 24), (128, 512, 14), (2, 410, 24), (3, 1, 14)])
+def test_the_public_numbers_of_a_step_are_what_its_proof_needs(rows: int, width: int, bits: int) -> None:
+    """§11.6, in exact integers."""
+    test = norm_test(rows, width, 1.0, bits)
+    assert test is not None
+    longest = (2**bits + math.isqrt(width * 2**40) / 2**21) ** 2
+    assert longest <= test.squared <= longest * (1 + 1e-9) + 1
+    assert test.limit**2 >= 81 * rows * test.squared
+    assert test.size * (Fraction(REACH) * test.limit) ** 2 < 2**63
+    assert 2**test.low_bit <= test.squared and test.pieces * 2 * test.squared < 2**63
+    assert test.pieces * test.size >= width
+
+
+def test_clients_whose_bounds_do_not_add_up_to_the_row_bound_are_refused(
+    made: tuple[Federation, LayerPlan],
+) -> None:
+    """Each is tested against its own bound, the claim counts on the bound of the whole row."""
+    federation, plan = made
+    with pytest.raises(InvalidArgument, match="bounds of the clients"):
+        plan_layer_run(replace(federation, row_bound=0.99 * federation.row_bound), plan.training)
 
 
 @pytest.mark.parametrize("word", [2**32, 2**63, 2**63 + 5, 2**64 - 2**40, 0x7FF8000000000000])

@@ -38,7 +38,7 @@ def canaries(present: np.ndarray) -> Federation:
     labels, half = np.zeros(CANARIES, dtype=np.int64), CANARIES // 2
     columns = [rows[:, :half], rows[:, half:]]
     clients = make_clients(columns, labels, [RowBound(audit.ROW_BOUND, "clip")] * 2)
-    return Federation(clients, audit.CLASSES, labels, columns, [], audit.ROW_BOUND)
+    return Federation(clients, audit.CLASSES, labels, columns, [], audit.ROW_BOUND * 2**0.5)
 
 
 def planned(protocol: str) -> Plan:

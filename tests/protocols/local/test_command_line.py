@@ -105,7 +105,7 @@ def test_a_whole_run_leaves_its_files(tmp_path, capsys, protocol):
     names = [release["name"] for release in report["releases"]]
     assert names.count("global model") == 2  # open weights: the servers have it
     # one bit on the uploads; in every step of gl_bmf one for each client, beside sums and layers
-    assert len(names) == (4 if protocol != "gl_bmf" else 2 + 1 + 5 * 11)
+    assert len(names) == (5 if protocol != "gl_bmf" else 2 + 1 + 5 * 11)
     assert "differentially private" in (run / "claim.txt").read_text()
     log = (run / "run.log").read_text()
     assert f"{protocol} begun: 11 steps, 1408 rows, batches of 128, 2 clients" in log

@@ -11,6 +11,7 @@ from protocols import g_bmf, g_shuff
 from protocols.client import verification
 from protocols.local import phase_costs as costs
 from protocols.local.phase_costs import phase_costs
+from protocols.plan import row_test
 from protocols.step import clip
 from tests.protocols.server.test_stored_rows import make_plan, train
 
@@ -29,8 +30,14 @@ def test_the_estimate_is_what_happens(
     module: Any, rows: int, changes: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With blocks of 64 rows, so that there are several and a shorter one at the end."""
-    for place, name in ((verification, "NORM_ROWS"), (costs, "NORM_ROWS"), (clip, "NORM_CHUNK"), (costs, "NORM_CHUNK")):
-        monkeypatch.setattr(place, name, 64)
+    blocks = {
+        "NORM_ROWS": (verification, costs, row_test),
+        "COMPARED_ROWS": (verification, costs),
+        "PIECE_ROWS": (verification,),
+    }
+    for name, places in {**blocks, "NORM_CHUNK": (clip, costs)}.items():
+        for place in places:
+            monkeypatch.setattr(place, name, 64)
     plan = make_plan(rows, **changes)
     found = phase_costs(plan, keeps_steps=True)
     result = train(plan, tmp_path, module.servers, every=1)

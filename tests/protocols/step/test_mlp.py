@@ -43,7 +43,8 @@ def test_g_bmf_opens_the_twins_layers(federation, tmp_path, hidden, momentum, we
         assert all((theirs == opened).all() for theirs, opened in pairs)
     for ledger in result.ledgers:
         assert [(r.name, r.receiver, r.elements) for r in ledger.releases] == [
-            ("fault in an upload", "all servers", 1),
+            ("fault in the upload of client 1", "all servers", 1),
+            ("fault in the upload of client 2", "all servers", 1),
             ("global model", "client 'client 1'", plan.parameters),
             ("global model", "client 'client 2'", plan.parameters),
             ("global model", "all servers", plan.parameters),

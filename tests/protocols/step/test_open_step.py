@@ -148,13 +148,14 @@ def test_the_ledger_holds_every_step_and_the_model_and_the_claim_says_so(federat
     result = run_secure(plan, federation, tmp_path, servers)
     for ledger in result.ledgers:
         assert [(r.name, r.receiver, r.elements) for r in ledger.releases] == [
-            ("fault in an upload", "all servers", 1),
+            ("fault in the upload of client 1", "all servers", 1),
+            ("fault in the upload of client 2", "all servers", 1),
             *[("noised gradient sums", "all servers", plan.parameters)] * steps,
             ("global model", "client 'client 1'", plan.parameters),
             ("global model", "client 'client 2'", plan.parameters),
         ]
-        assert f"one of {steps} steps" in ledger.releases[1].claim
-        assert plan.claim.headline() in ledger.releases[1].claim
+        assert f"one of {steps} steps" in ledger.releases[2].claim
+        assert plan.claim.headline() in ledger.releases[2].claim
     assert f"the noised gradient sums of all {steps} steps are opened" in plan.claim.paragraph()
     secret = plan_run(protocol, federation, small_training(epochs=2))
     assert "opened to the three" not in secret.claim.paragraph() and "noised gradient sums" not in secret.releases

@@ -14,7 +14,16 @@ import refmpc
 from refmpc import Party
 from refmpc.core.party import Operation
 from refmpc.primitives import dealing
-from refmpc.primitives.input_checks import PROJECTIONS, Faults, public_coins, shared_sums
+from refmpc.primitives.input_checks import (
+    PROJECTIONS,
+    TAIL,
+    Faults,
+    Projected,
+    Subsets,
+    projection_limit,
+    public_coins,
+    shared_sums,
+)
 from tests.refmpc.transcripts import Case, draws, finds_a_leak, leaks, watch_streams
 
 SUMS = Case(lambda party, x: shared_sums(party, x.first), ("arithmetic",), ((5,), (-(2**61) + 987654321,)))
@@ -135,25 +144,153 @@ class _Zeros:
         return np.zeros(count, dtype=np.uint64)
 
 
-@pytest.mark.parametrize("sign", [1, -1])
-def test_numbers_chosen_after_the_coins_so_that_all_sums_have_one_sign_are_found(sign: int) -> None:
-    """Half of a zero test would miss them; a client does not know the coins, but the test must not count on luck."""
-    random, key = np.random.default_rng(2), bytes([9]) * 32
+def coins_of(side: int, lane: int, numbers: int) -> np.ndarray:
+    """The coins (40, numbers) of the numbers in one of the lanes, found by projecting one after the other."""
+    found = []
+    for place in range(numbers):
+        unit = np.zeros((numbers, side), dtype=np.uint64)
+        unit[place, lane] = 1
+        projected = Projected(Subsets(bytes([7]) * 32), 1, side)
+        projected.add(unit)
+        found.append(refmpc.unseal(projected.words)[0, :, lane].view(np.int64))
+    return np.array(found).T
 
-    async def signs(party: Party) -> np.ndarray:
-        unit = np.eye(200, dtype=np.uint64).reshape(1, 200, 200)
-        return refmpc.unseal(Faults(party, key).project(refmpc.seal(unit)))[0].view(np.int64)
 
-    matrix = refmpc.run(signs).outputs[0].astype(float)
-    assert matrix.shape == (PROJECTIONS, 200)
-    numbers = np.rint(np.linalg.lstsq(matrix, np.full(PROJECTIONS, sign * 1e6), rcond=None)[0]).astype(np.int64)
-    assert (np.sign(matrix @ numbers) == sign).all()
-    parts = random.integers(0, 2**64, size=(2, 200, 1), dtype=np.uint64)
-    summands = [parts[0], parts[1], numbers.view(np.uint64).reshape(200, 1) - parts[0] - parts[1]]
+@pytest.mark.parametrize("side", [1, 8])
+def test_coins_are_differences_of_two_fair_bits_and_forty_of_them_are_independent(side: int) -> None:
+    """Fewer repetitions, or one repeated, would miss more than 2^−40."""
+    numbers = 400
+    coins = coins_of(side, 0, numbers)
+    assert PROJECTIONS == 40 and coins.shape == (40, numbers) and set(np.unique(coins)) == {-1, 0, 1}
+    assert np.linalg.matrix_rank(coins.astype(float)) == 40
+    # given the bit that all differences have in common, a coin is −1 or 0, or 0 or 1, by fair bits that are independent
+    common = coins.min(axis=0) == -1
+    assert 120 < common.sum() < 280
+    assert (coins.max(axis=0) - coins.min(axis=0) == 1).all()
+    bits = coins + common
+    assert abs(bits.mean() - 0.5) < 6 * 0.5 / np.sqrt(bits.size)
+    alike = np.corrcoef(bits) - np.eye(40)
+    assert np.abs(alike).max() < 6 / np.sqrt(numbers)
+    if side == 8:
+        assert (coins_of(side, 7, 40) == coins_of(side, 0, 40)).all()
 
-    async def program(party: Party, own: np.ndarray) -> bool:
-        faults = Faults(party, key)
-        await faults.require_zero(refmpc.seal(own))
+
+def test_a_projection_of_honest_numbers_is_small_and_of_a_bad_one_is_not() -> None:
+    """Against the definition, in the clear: the limit is never reached, and half the projections see one."""
+    random = np.random.default_rng(3)
+    words = random.integers(-(2**14), 2**14, size=(5000, 1)).astype(np.int64).view(np.uint64)
+
+    def sums() -> np.ndarray:
+        found = []
+        for key in range(20):
+            projected = Projected(Subsets(bytes([key]) * 32), 1, 1)
+            projected.add(words)
+            found.append(refmpc.unseal(projected.words)[0, :, 0].view(np.int64))
+        return np.stack(found)
+
+    limit = projection_limit(5000, 2**14)
+    assert limit <= TAIL * np.sqrt(5000) * 2**14 + 2
+    honest = sums()
+    assert honest.shape == (20, PROJECTIONS) and np.abs(honest).max() < limit / 2
+    words[4000, 0] = np.uint64(2**63)
+    seen = np.abs(sums().astype(float)) > limit
+    assert 0.4 < seen.mean() < 0.6 and seen.any(axis=1).all()
+
+
+@pytest.mark.parametrize("side", [1, 8])
+def test_pieces_of_one_sum_have_coins_of_their_own(side: int) -> None:
+    """Numbers that would cancel if a second piece had the coins of the first."""
+    piece = np.random.default_rng(1).integers(0, 2**64, size=(50, 8), dtype=np.uint64)
+    projected = Projected(Subsets(bytes(32)), 1, side)
+    projected.add(piece)
+    projected.add(-piece)
+    assert (refmpc.unseal(projected.words) != 0).mean() > 0.9
+
+
+def refused(test: Any, words: np.ndarray) -> bool:
+    """What is opened after a test of ``test(faults, shares)`` of projections that sum up to ``words``."""
+    random = np.random.default_rng(8)
+    parts = random.integers(0, 2**64, size=(2, *words.shape), dtype=np.uint64)
+    shares = [parts[0], parts[1], words - parts[0] - parts[1]]
+
+    async def program(party: Party) -> bool:
+        faults = Faults(party, bytes([3]) * 32)
+        await test(faults, refmpc.seal(np.stack([shares[party.id], shares[(party.id + 1) % 3]])))
         return await faults.opened("bit")
 
-    assert refmpc.run(program, summands, releases={"bit": "a test"}).outputs == [True] * 3
+    outputs = refmpc.run(program, releases={"bit": "a test"}).outputs
+    assert len(set(outputs)) == 1
+    return bool(outputs[0])
+
+
+LIMIT = 10**9
+
+
+@pytest.mark.parametrize("place", [0, 17, 39])
+@pytest.mark.parametrize(
+    ("value", "bad"),
+    [
+        (LIMIT, False),
+        (-LIMIT, False),
+        (LIMIT * 9 // 8 + 1, True),
+        (-LIMIT * 9 // 8 - 1, True),
+        (2**63, True),
+        (2**63 - LIMIT // 16, True),
+        (2**62, True),
+        (-(2**62), True),
+    ],
+)
+def test_one_projection_beyond_the_limit_is_found_whatever_its_sign(place: int, value: int, bad: bool) -> None:
+    words = np.zeros((PROJECTIONS, 1), dtype=np.uint64)
+    words[place, 0] = np.uint64(value % 2**64)
+    assert refused(lambda faults, shares: faults.require_small(shares, LIMIT), words) == bad
+
+
+@pytest.mark.parametrize("value", [0, 1, -1, 2**63, 2**62, -(2**62), 12345])
+def test_one_projection_that_is_not_zero_is_found_whatever_its_sign(value: int) -> None:
+    """2^63 is its own negative."""
+    words = np.zeros((PROJECTIONS, 1), dtype=np.uint64)
+    words[11, 0] = np.uint64(value % 2**64)
+    assert refused(lambda faults, shares: faults.require_zero(shares[:1]), words) == (value != 0)
+
+
+@pytest.mark.parametrize("count", [1, 7, 30_000])
+def test_one_bad_bit_of_many_is_found_wherever_it_is(count: int) -> None:
+    """With one dealer, and with three: whoever holds the bit."""
+    for place in {0, count // 2, count - 1}:
+        words = np.zeros(count, dtype=np.uint64)
+        words[place] = np.uint64(2**64 - 1)
+
+        async def test(faults: Faults, shares: Any) -> None:
+            await faults.require_not_negative(refmpc.ArithmeticTensor(faults.party, shares, 0), 20)
+
+        assert refused(test, words)
+        assert not refused(test, np.zeros_like(words))
+
+
+def test_every_one_of_forty_parities_counts() -> None:
+    async def program(party: Party) -> list[bool]:
+        found = []
+        for place in range(PROJECTIONS):
+            faults = Faults(party, bytes(32), place)
+            faults._parities[0] = np.uint64(party.id == place % 3) << np.uint64(place)
+            found.append(await faults.opened("bit"))
+        return found
+
+    assert refmpc.run(program, releases={"bit": "a test"}).outputs[0] == [True] * PROJECTIONS
+
+
+@pytest.mark.parametrize("server", [0, 1, 2])
+@pytest.mark.parametrize("side", [0, 1])
+def test_a_share_that_differs_at_one_server_is_found(server: int, side: int) -> None:
+    shares = np.random.default_rng(1).integers(0, 2**64, size=(3, 50, 4), dtype=np.uint64)
+    inputs = [np.stack([shares[i], shares[(i + 1) % 3]]) for i in range(3)]
+
+    async def program(party: Party, own: np.ndarray) -> bool:
+        faults = Faults(party, bytes(32))
+        await faults.require_same_shares([faults.project_all(refmpc.seal(own))])
+        return await faults.opened("bit")
+
+    assert refmpc.run(program, inputs, releases={"bit": "a test"}).outputs == [False] * 3
+    inputs[server][side, 49, 3] ^= np.uint64(2**63)
+    assert refmpc.run(program, inputs, releases={"bit": "a test"}).outputs == [True] * 3

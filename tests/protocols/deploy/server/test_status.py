@@ -63,7 +63,9 @@ def test_status_page_metrics_and_health_of_a_training(
     (session,) = facts["sessions"]
     assert code == 200 and session["state"].startswith("done") and session["rows"] == ROWS
     assert session["here"] == ["bank", "card"] and session["rounds"] > 50 and session["bytes_sent"] > 0
-    assert {"fault in an upload", "global model"} <= {release["name"] for release in session["releases"]}
+    assert {"fault in the upload of bank", "fault in the upload of card", "global model"} <= {
+        release["name"] for release in session["releases"]
+    }
     assert [entry["runs"] for entry in facts["budget"]] == [1, 1]
     shown = get(federation, "/")[1]
     assert "ε = 3" in shown and all(words in shown for words in (COVERED["traffic"], COVERED["budget"]))
