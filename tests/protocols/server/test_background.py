@@ -84,11 +84,12 @@ def goes_on(directory: Path, scratch: Path, position: int) -> None:
     assert all(np.array_equal(sums, sums_of(kept.step + i)) for i, sums in enumerate(kept.sums))
     assert kept.words is not None and np.array_equal(kept.words, words_of(position - 1))
     opened.mark(position - 1)
-    opened.write(position, words_of(position), sums_of(position - 1))  # and training goes on
+    other = words_of(position) + np.uint32(7)  # of an attempt of its own; what was beyond is gone
+    opened.write(position, other, sums_of(position - 1))
     opened.close()
     again = OpenedSteps(scratch, np.uint32, WORDS, synced=False)
     assert (again.written, again.marked) == (position + 1, position)
-    assert np.array_equal(again.words(position), words_of(position))
+    assert np.array_equal(again.words(position), other)
     shutil.rmtree(scratch)
 
 
