@@ -122,7 +122,7 @@ def _sizes(plan: Plan) -> list[tuple[int, int]]:
     most = max(2, min(all_rows, _SHARES // (16 * (plan.width + plan.outputs))) // batch)
     found = []
     for batches, steps in ((max(1, most // 4), _STEPS[0]), (most, _STEPS[1])):
-        epochs = max(1, min(plan.schedule.epochs, round(steps / batches)))
+        epochs = max(1, min(plan.schedule.num_steps // batches, round(steps / batches)))
         found.append((batches * batch, epochs * batches))
     return found
 

@@ -202,6 +202,8 @@ class OpenedSteps:
         ``from_state``: all three have the state before step ``position``, so nothing needs to be sent again.
         """
         self.close()
+        for part in self._directory.glob("opened-*.part"):  # of a server that was killed while it wrote one
+            part.unlink()
         known = [start for start in self._positions() if start <= position - (not from_state)]
         if not known:
             raise CannotResume(

@@ -148,6 +148,8 @@ def test_a_state_that_was_cut_off_counts_for_nothing(tmp_path) -> None:
     (directory / "opened-00000003.part").write_bytes(b"stat")  # killed in the middle of it
     opened.close()
     goes_on(directory, tmp_path / "copy", 3)
+    OpenedSteps(directory, np.uint32, WORDS, synced=True).resume(3, from_state=False)
+    assert not list(directory.glob("*.part"))
 
 
 # runs ---------------------------------------------------------------------------------------------
