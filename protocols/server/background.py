@@ -6,8 +6,8 @@ of the disk is raised, with its number and path, by the first step that looks af
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 
 __all__ = ["Background"]
 
@@ -16,25 +16,20 @@ class Background:
     """At most one piece of work is under way; whoever has another waits, so that no more than one is held in memory."""
 
     def __init__(self) -> None:
-        self._thread: threading.Thread | None = None
-        self._error: BaseException | None = None
+        self._thread: ThreadPoolExecutor | None = None  # kept: on a busy machine, starting one takes longer than a step
+        self._work: Future[None] | None = None
 
     def start(self, work: Callable[[], None]) -> None:
         """Begin ``work`` when what is under way has ended; raises what that has failed of."""
         self.wait()
-        self._thread = threading.Thread(target=self._do, args=(work,), name="writes")
-        self._thread.start()
-
-    def _do(self, work: Callable[[], None]) -> None:
-        try:
-            work()
-        except BaseException as error:  # for the next who looks
-            self._error = error
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, "writes")
+        self._work = self._thread.submit(work)
 
     @property
     def busy(self) -> bool:
         """Whether something is under way."""
-        return self._thread is not None and self._thread.is_alive()
+        return self._work is not None and not self._work.done()
 
     def check(self) -> None:
         """Raise what the last piece has failed of, if it has. Does not wait."""
@@ -42,14 +37,13 @@ class Background:
             self.wait()
 
     def wait(self) -> None:
-        """Until nothing is under way; raises what it has failed of."""
-        self.close()
-        error, self._error = self._error, None
-        if error is not None:
-            raise error
+        """Until nothing is under way; raises what it has failed of, once."""
+        work, self._work = self._work, None
+        if work is not None:
+            work.result()
 
     def close(self) -> None:
         """Until nothing is under way, and whatever came of it: for whoever ends because of something else."""
-        thread, self._thread = self._thread, None
+        thread, self._thread, self._work = self._thread, None, None
         if thread is not None:
-            thread.join()
+            thread.shutdown()
