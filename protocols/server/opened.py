@@ -138,7 +138,7 @@ class OpenedSteps:
         """Remove files that nobody needs. Another server may have one step less than this one, and its last words are sent
         again: so a run goes on from a state that is at least two steps old."""
         start = max((position for position in self._ends if position <= self.written - 2), default=0)
-        for position, end in list(self._ends.items()):
+        for position, end in sorted(self._ends.items())[:-2]:  # two stay for whoever looks at what was sent
             if position < start and end <= start:
                 self._file(position).unlink()
                 del self._ends[position]

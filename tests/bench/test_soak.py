@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import itertools
 import json
+import time
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from rich.console import Console
 
@@ -15,6 +17,10 @@ from bench.soak import __main__ as command
 from bench.soak.__main__ import Lap, Soak, main
 from bench.soak.faults import KINDS, SURVIVOR, planned
 from bench.soak.federation import PARTICIPANTS, SERVERS
+from bench.soak.watch import OpenedTwice, SentWords
+from protocols.server.opened import OpenedSteps
+from refmpc.primitives.opening import added_words
+from tests.protocols.server.test_stored_rows import make_plan
 
 GOOD = Lap(2.0, 1000, dict.fromkeys(KINDS, 2), 9, 1.0, 990, 1e-5, 0.1, 3.0, {"server-0": (100.0, 200.0, 205.0, 210.0)})
 
@@ -82,3 +88,36 @@ def test_an_error_on_the_way_is_a_verdict_too(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(command, "_choose_epochs", lambda *_: 20)
     assert main(["--minutes", "3", "--out", str(tmp_path)]) == 1
     assert json.loads((tmp_path / "soak.json").read_text())["wrong"] == ["SoakFailed: server-1 has ended with 1"]
+
+
+def test_the_watch_sees_every_step_and_a_second_value(tmp_path: Path) -> None:
+    """Files as three servers keep them, looked at more often than a file is replaced."""
+    folders = [tmp_path / "federation" / name / "state" / "x" / "training-y" / "server" for name in SERVERS]
+    for folder in folders:
+        folder.mkdir(parents=True)
+    opened = [OpenedSteps(folder, np.uint32, 3, synced=False) for folder in folders]
+    watch = SentWords(tmp_path, make_plan(96, weights="open"), words=3)
+    random, sums = np.random.default_rng(0), None
+    for server in opened:
+        server.keep_state(0, np.zeros(3, np.int64))
+    for step in range(100):
+        own = [random.integers(0, 1 << 20, 3, dtype=np.uint32) for _ in opened]
+        for server, words in zip(opened, own, strict=True):
+            if step and step % 10 == 0:
+                server.keep_state_later(step, np.zeros(3, np.int64))
+                while server._background.busy:  # it takes less than a step, where steps are real
+                    time.sleep(0.001)
+            server.write(step, words, sums)
+            server.mark(step)
+        sums = added_words(own, watch.bits)
+        if step % 8 == 7:
+            watch.look()
+    assert watch.look() == 99 and watch.compared == 99  # what the last step has opened stands in no file yet
+    again = opened[1].resume(99, from_state=False)
+    assert again.words is not None
+    opened[1].write(99, again.words + np.uint32(1), None)
+    opened[1].mark(99)
+    with pytest.raises(OpenedTwice, match="server-1 had sent other words in step 99 before"):
+        watch.look()
+    for server in opened:
+        server.close()
