@@ -224,7 +224,7 @@ class OpenedSteps:
             self._cut(file, next((record.start for record in words if record.step >= position), None))
         self._go_on_in(start)
         self._ends[start] = max(kept, default=start - 1) + 1
-        self.written = position
+        self.written, self.marked = position, min(self.marked, position)
         if from_state:
             return Resumed(start, state, [], None)
         if sorted(kept) != list(range(start, position)):
