@@ -248,6 +248,8 @@ def main(name: str, description: str | None, argv: list[str] | None = None, comm
         stored = json.loads((Path(options.resume) / "config.json").read_text())
         options = replace(RunOptions.from_dict(stored), resume=options.resume, json=options.json, twin=options.twin)
     console = Console()
+    if options.calibrate and not options.estimate:
+        raise leaving(name, InvalidArgument("--calibrate: must be given with --estimate"))
     if options.parties == "processes" and not options.estimate:
         if not accel.is_compiled() and not options.json:
             console.print("First start on this machine: compiling kernels, less than a minute.", style="dim")
