@@ -4,7 +4,7 @@
 
 Makes the tables, then reads, aligns, uploads, tests, trains and releases as ``ppvfl run`` does. Prints one line a phase: seconds,
 bytes and the most memory of each participant (own memory; pages of files, which the kernel takes back, are not counted), and what
-``--estimate`` says beside what happened.
+``--estimate`` and its calibration, made right before, say beside what happened.
 """
 
 from __future__ import annotations
@@ -35,9 +35,10 @@ from protocols.deploy.commands.run import processes
 from protocols.deploy.config.public_plan import plan_for
 from protocols.deploy.config.read import FederationConfig, load
 from protocols.deploy.config.template import federation_text
+from protocols.local.calibration import PHASES, calibrate, forecast
 from protocols.local.report import estimate, size_in_words
 
-__all__ = ["SERVERS", "Phase", "Scale", "beside_estimate", "main", "measure"]
+__all__ = ["SERVERS", "Phase", "Scale", "beside_estimate", "beside_forecast", "main", "measure"]
 
 SERVERS = ("server-0", "server-1", "server-2")
 _SERVER_PHASES = {  # of the ledger, in their order
@@ -74,6 +75,7 @@ class Scale:
     highest: dict[str, int]
     memory_of_all: int
     estimated: dict[str, float]
+    forecast: dict[str, float]  # seconds by phase, from a calibration right before
     load: tuple[float, float, float]
 
 
@@ -81,8 +83,11 @@ def measure(directory: Path, rows: int, columns: int, batch: int, epochs: int, p
     """One federation in ``directory``; raises if a participant fails."""
     begun = time.time()
     files = make_tables(directory, rows, columns)
-    made = time.time()
+    tables = time.time()
     config = _federation(directory, columns, batch, epochs, protocol)
+    plan = plan_for(config, rows)
+    expected = forecast(plan, calibrate(plan, config.run.checkpoint_every))
+    made = time.time()
     out = directory / "out"
     out.mkdir()
     with (
@@ -91,8 +96,10 @@ def measure(directory: Path, rows: int, columns: int, batch: int, epochs: int, p
     ):
         _wait(running, time.monotonic() + timeout, out)
     events = {name: _events(out / f"{name}.log") for name in (*SERVERS, *CLIENTS)}
-    plan = plan_for(config, rows)
-    phases = [Phase("make tables (bench)", made - begun, 0, 0, {}, 0, {}), *_phases(recorder, events, directory, made)]
+    phases = [
+        Phase("make tables (bench)", tables - begun, 0, 0, {}, 0, {}),
+        *_phases(recorder, events, directory, made),
+    ]
     return Scale(
         rows,
         columns,
@@ -101,6 +108,7 @@ def measure(directory: Path, rows: int, columns: int, batch: int, epochs: int, p
         recorder.highest,
         recorder.peak_of_all(0.0, time.time()),
         estimate(plan, keeps_steps=True),
+        expected.seconds,
         os.getloadavg(),
     )
 
@@ -216,6 +224,29 @@ def beside_estimate(found: Scale) -> dict[str, tuple[float, float]]:
     return {name: (found.estimated[name], value) for name, value in happened.items()}
 
 
+# phases of this module that a phase of the forecast is about
+_TIMED = {
+    "align": ("align",),
+    "upload": ("upload", "take in"),
+    "tests of the rows": ("input checks",),
+    "norms for the clip": ("norms for the clip",),
+    "shuffle": ("shuffle",),
+    "training": ("training",),
+}
+assert set(_TIMED) == {"align", *PHASES}
+
+
+def beside_forecast(found: Scale) -> dict[str, tuple[float, float]]:
+    """Seconds that were forecast, and those that happened, by phase and of all of these."""
+    happened = {phase.name: phase.seconds for phase in found.phases}
+    by_phase = {
+        name: (seconds, sum(happened.get(part, 0.0) for part in _TIMED[name]))
+        for name, seconds in found.forecast.items()
+    }
+    totals = [sum(pair[place] for pair in by_phase.values()) for place in range(2)]
+    return {**by_phase, "all of these": (totals[0], totals[1])}
+
+
 def _print(found: Scale, console: Console) -> None:
     title = f"{found.rows:,} rows × {found.columns} columns, {found.steps:,} steps, load {found.load[0]:.1f}"
     view = Table(title=title)
@@ -239,6 +270,13 @@ def _print(found: Scale, console: Console) -> None:
     for name, (estimated, happened) in beside_estimate(found).items():
         words = [f"{value:,.0f}" if name == "rounds" else size_in_words(value) for value in (estimated, happened)]
         compared.add_row(name.replace("_", " "), *words, f"{estimated / happened:.3f}")
+    for name, (estimated, happened) in beside_forecast(found).items():
+        compared.add_row(
+            f"time: {name}",
+            f"{estimated:.1f} s",
+            f"{happened:.1f} s",
+            f"{estimated / happened:.3f}" if happened else "",
+        )
     console.print(compared)
 
 

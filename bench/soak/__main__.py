@@ -3,10 +3,12 @@
 Three servers and two clients run as processes, each in a network namespace of its own with a disk of its own where that is
 permitted (root), otherwise on loopback. Every 20 seconds something breaks (``bench.soak.faults``), from a seed. It must end
 with the model that the same servers, with the same noise, train without faults; no step may ever be released with two
-values; nobody may end but well; and memory must stay flat. Exit code 1 and a sentence if any of this does not hold.
+values; nobody may end but well; and memory must stay flat. At the end stands one line, PASSED or FAILED with a sentence for whatever
+does not hold; ``soak.json`` in ``--out`` says the same. Exit code 0 or 1. Nobody needs to look after it.
 
-How long it takes: half the minutes for the run without faults, and the minutes themselves. Both runs go on from one and the
-same state: a federation is stopped right after its noise was drawn, and copied.
+How long it takes: the minutes at least, and before that about half of them for the run without faults. Both runs go on from one and the
+same state: a federation is stopped right after its noise was drawn, and copied. How many steps fill the minutes is judged by a trial;
+if they were too few, another training follows, with faults and without, until the minutes are over.
 """
 
 from __future__ import annotations
@@ -14,14 +16,17 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import os
 import shutil
+import subprocess
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from rich.console import Console
@@ -49,12 +54,14 @@ from protocols.noise.server_noise import insecure_total_noise
 from protocols.plan.run_plan import Plan
 from protocols.server.checkpoint import ServerDirectory
 
-__all__ = ["Soak", "main", "soak"]
+__all__ = ["Lap", "Soak", "main", "soak"]
 
 TIMEOUT = 5.0  # seconds, [run] timeout of the federation: most faults last longer
 STUCK = 120.0  # seconds without a step while nothing is broken
-UPTIME = 0.75  # share of the time in which steps are made, for choosing how many
-GROWTH = 1.10, 15.0  # memory may grow by a tenth and so many MB over a life
+UPTIME = 0.9  # share of the time in which steps are made, for choosing how many
+SPARE, LEAST = 1.1, 0.5  # of a further training: so many times the steps that should do, minutes at least
+GROWTH, LONG_LIFE = (1.10, 15.0), 60.0  # memory may grow by a tenth and so many MB over a life of so many seconds
+SEEN = 0.9  # of all steps must have been looked at
 CHANGES = {"epsilon": 10.0, "batch_size": 200, "learning_rate": 0.2, "timeout": TIMEOUT, "checkpoint_every": 1000}
 
 
@@ -63,9 +70,10 @@ class SoakFailed(PpvflError):
 
 
 @dataclass(frozen=True)
-class Soak:
-    """What came out. ``difference`` is the largest of any weight to the run without faults; ``one_row`` the standard deviation
-    of one step's noise in a weight, the least that one lost or doubled step would change."""
+class Lap:
+    """One training. ``difference`` is the largest of any weight to the run without faults; ``one_row`` the standard deviation
+    of one step's noise in a weight, the least that one lost or doubled step would change; ``memory``: of each participant
+    seconds of its longest life, MB early, MB late, most."""
 
     minutes: float
     steps: int
@@ -79,42 +87,87 @@ class Soak:
     memory: dict[str, tuple[float, float, float, float]]
 
 
+@dataclass(frozen=True)
+class Soak:
+    """What came out of ``asked`` minutes: its trainings, the kinds of faults that were possible here, and what does not hold."""
+
+    asked: float
+    kinds: tuple[str, ...]
+    laps: tuple[Lap, ...]
+    wrong: tuple[str, ...]
+
+    @property
+    def minutes(self) -> float:
+        return sum(lap.minutes for lap in self.laps)
+
+
 def soak(directory: Path, minutes: float, seed: int, every: float, console: Console) -> Soak:
     """The whole of it in ``directory``; raises ``SoakFailed``, or ``OpenedTwice``."""
+    laps: list[Lap] = []
     with _hosts(console) as hosts:
+        kinds = tuple(kind for kind in KINDS if kind != "unplug" or hosts["bank"].prefix)
         epochs = _choose_epochs(directory / "trial", hosts, minutes, console)
-        place, reference = directory / "soak", directory / "reference"
-        plan = _prepare(place, hosts, epochs)
-        with small_disks(place) as own_disks:
-            _begin_and_stop(place, hosts)
-            for name in SERVERS:  # the noise of both runs, for comparing them
-                shutil.copytree(server_folder(place, name) or place, directory / "noise" / name)
-            _copy(place, reference)
-            console.print(f"{plan.schedule.num_steps} steps; first without faults", highlight=False)
-            begun = time.monotonic()
-            _train(reference, hosts, plan, iter(()), Memory(), console)
-            reference_minutes = (time.monotonic() - begun) / 60
-            kinds = [kind for kind in KINDS if kind != "unplug" or hosts["bank"].prefix]
-            console.print(f"without faults: {reference_minutes:.1f} minutes; now with a fault every {every:g} s")
-            memory = Memory()
-            begun = time.monotonic()
-            faults = planned(seed, minutes, every, kinds)
-            done, words = _train(place, hosts, plan, faults, memory, console, own_disks=own_disks)
-            taken = (time.monotonic() - begun) / 60
-        memory.plot(directory / "memory.png", done)
-        difference, largest = _compare_models(place, reference)
-        return Soak(
-            minutes=taken,
-            steps=plan.schedule.num_steps,
-            faults=dict(Counter(kind for _, kind in done)),
-            attempts=_attempts(place),
-            reference_minutes=reference_minutes,
-            compared=words.compared,
-            difference=difference,
-            one_row=_one_row(plan, directory / "noise"),
-            largest_weight=largest,
-            memory={name: memory.growth(name) for name in PARTICIPANTS},
-        )
+        left = minutes
+        while left > 0:
+            place = directory / f"training-{len(laps) + 1}"
+            faults = planned(f"{seed} {len(laps)}", left, every, kinds)
+            laps.append(_lap(place, hosts, epochs, faults, console))
+            done, left = laps[-1], minutes - sum(lap.minutes for lap in laps)
+            batches = done.steps / epochs
+            epochs = max(5, math.ceil(SPARE * max(left, LEAST) * done.steps / done.minutes / batches))
+            if left > 0:
+                console.print(f"{left:.1f} minutes are left: another training", highlight=False)
+    return Soak(minutes, kinds, tuple(laps), tuple(_wrong(laps, kinds, minutes, every)))
+
+
+def _lap(directory: Path, hosts: Mapping[str, Host], epochs: int, faults: Iterator[Fault], console: Console) -> Lap:
+    """One training without faults, and with them."""
+    place, reference = directory / "soak", directory / "reference"
+    plan = _prepare(place, hosts, epochs)
+    with small_disks(place) as own_disks:
+        _begin_and_stop(place, hosts)
+        for name in SERVERS:  # the noise of both runs, for comparing them
+            shutil.copytree(server_folder(place, name) or place, directory / "noise" / name)
+        _copy(place, reference)
+        console.print(f"{plan.schedule.num_steps} steps; first without faults", highlight=False)
+        begun = time.monotonic()
+        _train(reference, hosts, plan, iter(()), Memory(), console)
+        reference_minutes = (time.monotonic() - begun) / 60
+        console.print(f"without faults: {reference_minutes:.1f} minutes; now with them", highlight=False)
+        memory = Memory()
+        begun = time.monotonic()
+        done, words = _train(place, hosts, plan, faults, memory, console, own_disks=own_disks)
+        taken = (time.monotonic() - begun) / 60
+    memory.plot(directory / "memory.png", done)
+    difference, largest = _compare_models(place, reference)
+    return Lap(
+        minutes=taken,
+        steps=plan.schedule.num_steps,
+        faults=dict(Counter(kind for _, kind in done)),
+        attempts=_attempts(place),
+        reference_minutes=reference_minutes,
+        compared=words.compared,
+        difference=difference,
+        one_row=_one_row(plan, directory / "noise"),
+        largest_weight=largest,
+        memory={name: memory.growth(name) for name in PARTICIPANTS},
+    )
+
+
+def _wrong(laps: Sequence[Lap], kinds: Sequence[str], minutes: float, every: float) -> Iterator[str]:
+    """What does not hold, in sentences."""
+    for number, lap in enumerate(laps, 1):
+        for name, (seconds, early, late, _) in lap.memory.items():
+            if seconds > LONG_LIFE and late > GROWTH[0] * early + GROWTH[1]:
+                yield f"training {number}: memory of {name} grew from {early:.0f} to {late:.0f} MB"
+        if not lap.difference < lap.one_row:
+            yield f"training {number}: the model differs from that without faults by more than one step's noise"
+        if lap.compared < SEEN * lap.steps:
+            yield f"training {number}: only {lap.compared} of {lap.steps} steps could be compared"
+    happened = {kind for lap in laps for kind in lap.faults}
+    missing = [kind for kind in kinds if kind not in happened]
+    if missing and 60 * minutes > 2 * len(kinds) * every:
+        yield f"these faults never happened: {', '.join(missing)}"
 
 
 @contextlib.contextmanager
@@ -257,33 +310,50 @@ def _one_row(plan: Plan, directory: Path) -> float:
     return float(rows.std() * plan.training.learning_rate / plan.training.batch_size)
 
 
-def _show(found: Soak, console: Console) -> list[str]:
-    """Prints what came out; returns what does not hold."""
-    table = Table("participant", "longest life, s", "MB early", "MB late", "most", title="resident memory")
-    for name, numbers in found.memory.items():
-        table.add_row(name, *(f"{number:.0f}" for number in numbers))
-    console.print(table)
+def _show(found: Soak, console: Console) -> None:
+    """For people."""
+    for number, lap in enumerate(found.laps, 1):
+        table = Table(
+            "participant", "longest life, s", "MB early", "MB late", "most", title=f"training {number}: resident memory"
+        )
+        for name, numbers in lap.memory.items():
+            table.add_row(name, *(f"{value:.0f}" for value in numbers))
+        console.print(table)
+        console.print(
+            f"training {number}: {lap.minutes:.1f} minutes, {sum(lap.faults.values())} faults {lap.faults}, {lap.attempts} attempts, "
+            f"{lap.steps} steps ({lap.reference_minutes:.1f} minutes without faults). Words and sums of {lap.compared} steps "
+            f"were the same at all times and at all servers. Model: largest difference to the run without faults {lap.difference:.2g}; "
+            f"weights up to {lap.largest_weight:.3g}; noise of one step {lap.one_row:.2g}.",
+            highlight=False,
+        )
+
+
+def _end(directory: Path, console: Console, found: Soak | None, wrong: Sequence[str]) -> int:
+    """The verdict: a line, and the file."""
+    facts: dict[str, Any] = {"verdict": "failed" if wrong else "passed", "wrong": list(wrong)}
+    if found is not None:
+        facts |= {"minutes": found.minutes, **asdict(found)}
+    (directory / "soak.json").write_text(json.dumps(facts, indent=1) + "\n")
+    if wrong:
+        for sentence in wrong:
+            console.print(f"- {sentence}", highlight=False, markup=False)
+        console.print(f"[bold red]FAILED[/bold red], see {directory}", highlight=False)
+        return 1
+    assert found is not None
+    left_out = [kind for kind in KINDS if kind not in found.kinds]
     console.print(
-        f"{found.minutes:.1f} minutes, {sum(found.faults.values())} faults {found.faults}, {found.attempts} attempts, "
-        f"{found.steps} steps ({found.reference_minutes:.1f} minutes without faults). "
-        f"All words and sums of {found.compared} steps are the same at all times and at all servers. Model: largest difference to "
-        f"the run without faults {found.difference:.2g}; weights up to {found.largest_weight:.3g}; noise of one step {found.one_row:.2g}.",
+        f"[bold green]PASSED[/bold green]: {found.minutes:.1f} minutes with faults (asked for {found.asked:g}), "
+        f"{sum(sum(lap.faults.values()) for lap in found.laps)} of them; the same model as without, nothing opened with two "
+        f"values, memory flat{f'; not tried here: {left_out}' if left_out else ''}",
         highlight=False,
     )
-    wrong = [
-        f"{name}: memory grew from {early:.0f} to {late:.0f} MB"
-        for name, (seconds, early, late, _) in found.memory.items()
-        if seconds > 60 and late > GROWTH[0] * early + GROWTH[1]
-    ]
-    if not found.difference < found.one_row:
-        wrong.append("the model differs from that without faults by more than one step's noise")
-    return wrong
+    return 0
 
 
 def main(arguments: list[str] | None = None) -> int:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m bench.soak", description=__doc__)
-    parser.add_argument("--minutes", type=float, default=30.0, help="of training with faults, about")
+    parser.add_argument("--minutes", type=float, default=30.0, help="of training with faults, at least")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--every", type=float, default=20.0, help="seconds between two faults")
     parser.add_argument(
@@ -298,14 +368,10 @@ def main(arguments: list[str] | None = None) -> int:
     console.print(f"{machine()}\nin {directory}", highlight=False)
     try:
         found = soak(directory, options.minutes, options.seed, options.every, console)
-    except (SoakFailed, AssertionError) as error:
-        console.print(f"[red]failed[/red]: {error}", highlight=False)
-        return 1
-    (directory / "soak.json").write_text(json.dumps(asdict(found), indent=1) + "\n")
-    wrong = _show(found, console)
-    for sentence in wrong:
-        console.print(f"[red]{sentence}[/red]", highlight=False)
-    return 1 if wrong else 0
+    except (PpvflError, AssertionError, OSError, subprocess.SubprocessError) as error:
+        return _end(directory, console, None, [f"{type(error).__name__}: {error}"])
+    _show(found, console)
+    return _end(directory, console, found, found.wrong)
 
 
 if __name__ == "__main__":

@@ -46,20 +46,23 @@ class Fault:
         return f"{self.kind:8} {self.victim:9} for {self.seconds:4.1f} s"
 
 
-def planned(seed: int, minutes: float, every: float, kinds: Sequence[str]) -> Iterator[Fault]:
-    """A fault every so many seconds, without end; one in five hits two participants at once."""
+def planned(seed: object, minutes: float, every: float, kinds: Sequence[str]) -> Iterator[Fault]:
+    """A fault every so many seconds, without end; one in five hits two participants at once. Kinds come in shuffled rounds, so that
+    a short soak has seen all of them, too."""
     draw = random.Random(f"soak {seed}")
-    number = 0
+    number, left = 0, list[str]()
     while True:
         number += 1
         at = number * every
-        victims = draw.sample(PARTICIPANTS, 2 if draw.random() < 0.2 else 1)
-        for victim in victims:
-            kind = draw.choice([kind for kind in kinds if kind != "disk" or victim in SERVERS])
-            if victim == SURVIVOR and kind in ("kill", "restart") and at > 20 * minutes:
-                kind = "stop"
+        hit: list[str] = []
+        for _ in range(2 if draw.random() < 0.2 else 1):
+            left = left or draw.sample(list(kinds), len(kinds))
+            kind = left.pop()
+            spared = [SURVIVOR] if kind in ("kill", "restart") and at > 20 * minutes else []
+            victims = [name for name in (SERVERS if kind == "disk" else PARTICIPANTS) if name not in (*hit, *spared)]
+            hit.append(draw.choice(victims))
             longest = {"kill": 4.0, "restart": 0.0, "stop": 12.0, "unplug": 14.0, "disk": 10.0}[kind]
-            yield Fault(at, kind, victim, round(draw.uniform(min(1.0, longest), longest), 1))
+            yield Fault(at, kind, hit[-1], round(draw.uniform(min(1.0, longest), longest), 1))
 
 
 @contextlib.contextmanager

@@ -34,9 +34,10 @@ class SentWords:
     which is often enough to see each of them before its file is replaced.
     """
 
-    def __init__(self, directory: Path, plan: Plan):
-        self._directory, self._plan = directory, plan
-        self._bits = plan.scales.truncated_bits
+    def __init__(self, directory: Path, plan: Plan, words: int | None = None):
+        """``words``: how many a server sends in a step, if not as many as the plan has parameters."""
+        self._directory, self._count = directory, plan.parameters if words is None else words
+        self.bits = plan.scales.truncated_bits
         self._digests: dict[tuple[str, int], bytes] = {}
         self._words: dict[int, dict[str, np.ndarray]] = defaultdict(dict)  # of steps whose sum is not yet known
         self._sums: dict[int, np.ndarray] = {}
@@ -44,23 +45,25 @@ class SentWords:
 
     def look(self) -> int:
         """Read what is there now; returns the last step that server 0 has sent. Raises ``OpenedTwice``."""
-        last = -1
+        found: dict[str, list[tuple[int, np.ndarray, np.ndarray]]] = {}
         for name in SERVERS:
             folder = server_folder(self._directory, name)
             if folder is None:
                 continue
             try:
-                kept = OpenedSteps(folder, word_type(self._bits), self._plan.parameters, synced=False)
-                found = list(kept.sent())
+                kept = OpenedSteps(folder, word_type(self.bits), self._count, synced=False)
+                found[name] = list(kept.sent())
             except FileNotFoundError:
-                continue  # the server has just begun another file
-            for step, words, before in found:
+                continue  # the server has just removed a file
+        for name, steps in found.items():
+            for step, words, _ in steps:
                 self._note(name, step, words)
+        for name, steps in found.items():  # when the words of all three are known
+            for step, _, before in steps:
                 if len(before):
                     self._compare(name, step - 1, before)
-            if name == SERVERS[0] and found:
-                last = found[-1][0]
-        return last
+        first = found.get(SERVERS[0])
+        return first[-1][0] if first else -1
 
     def _note(self, name: str, step: int, words: np.ndarray) -> None:
         digest = hashlib.sha256(words.tobytes()).digest()
@@ -70,7 +73,7 @@ class SentWords:
         if step not in self._sums:
             self._words[step][name] = words.copy()
             if len(self._words[step]) == len(SERVERS):
-                self._sums[step] = added_words(list(self._words.pop(step).values()), self._bits)
+                self._sums[step] = added_words(list(self._words.pop(step).values()), self.bits)
 
     def _compare(self, name: str, step: int, taken: np.ndarray) -> None:
         if step in self._sums and step not in self._checked[name]:

@@ -21,6 +21,7 @@ COMMANDS: dict[str, str] = {
     "schema": "write columns.toml for a client's file",
     "check": "look at one's own file before connecting",
     "public-rows": "public labelled rows to measure a run on",
+    "estimate": "what a training would cost, and how long it would take",
     "doctor": "check files, peers, certificates, versions, clocks and links",
     "status": "what the three servers are doing",
     "server": "run one of the three servers",

@@ -18,6 +18,7 @@ from accel.errors import InvalidArgument, PpvflError
 from accel.files import write_text
 from accel.validate import require, require_choice, require_integer
 from protocols.client.upload import ClientJob
+from protocols.local.calibration import Forecast, calibrate, forecast
 from protocols.local.curves import Timeline
 from protocols.local.leaving import leaving
 from protocols.local.options import RunOptions, parse_options
@@ -223,6 +224,12 @@ def _estimate(options: RunOptions, federation: Federation) -> tuple[Plan, dict[s
     return plan, estimate(plan, keeps_steps=options.checkpoint_every > 0)
 
 
+def _forecast(plan: Plan, options: RunOptions) -> Forecast:
+    measured = calibrate(plan, options.checkpoint_every, synced=options.durability == "power")
+    found = forecast(plan, measured, options.network, keeps_steps=options.checkpoint_every > 0, keeps_uploads=False)
+    return replace(found, seconds={name: seconds for name, seconds in found.seconds.items() if name != "align"})
+
+
 def _with_other_noise(options: RunOptions, federation: Federation, command: Command) -> NoiseChoice:
     """The same run with the other kind of noise, so that a user can trade; or why there is none."""
     other = "distributed" if options.training.noise == "joint" else "joint"
@@ -241,6 +248,8 @@ def main(name: str, description: str | None, argv: list[str] | None = None, comm
         stored = json.loads((Path(options.resume) / "config.json").read_text())
         options = replace(RunOptions.from_dict(stored), resume=options.resume, json=options.json, twin=options.twin)
     console = Console()
+    if options.calibrate and not options.estimate:
+        raise leaving(name, InvalidArgument("--calibrate: must be given with --estimate"))
     if options.parties == "processes" and not options.estimate:
         if not accel.is_compiled() and not options.json:
             console.print("First start on this machine: compiling kernels, less than a minute.", style="dim")
@@ -249,7 +258,8 @@ def main(name: str, description: str | None, argv: list[str] | None = None, comm
         federation = command.federation(options)
         if options.estimate:
             plan, found = command.estimate(options, federation)
-            print_estimate(plan, options, console, found, _with_other_noise(options, federation, command))
+            expected = _forecast(plan, options) if options.calibrate else None
+            print_estimate(plan, options, console, found, _with_other_noise(options, federation, command), expected)
             return
         report = command.launch(options, federation, console)
     except PpvflError as error:

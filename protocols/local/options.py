@@ -56,6 +56,7 @@ class RunOptions:
     plot: bool = False
     json: bool = False
     estimate: bool = False
+    calibrate: bool = False
     resume: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
@@ -302,6 +303,12 @@ def parse_options(protocol: str, description: str | None, argv: list[str] | None
         )
     where.add_argument("--resume", metavar="DIR", help="continue the run in DIR (all other options come from there)")
     where.add_argument("--estimate", action="store_true", help="print what the run would cost, and run nothing")
+    if protocol in ("g_bmf", "g_shuff"):
+        where.add_argument(
+            "--calibrate",
+            action="store_true",
+            help="with --estimate: run a few steps of this shape here, and say how long the run would take over --network",
+        )
     where.add_argument(
         "--twin",
         action="store_true",

@@ -18,6 +18,7 @@ from accel.files import write_text
 from protocols.client.upload import shares_of_rows
 from protocols.client.verification import COMPARED_ROWS, PIECE_ROWS
 from protocols.inference.model_file import MODEL, ReleasedModel, write_model
+from protocols.local.calibration import Forecast, print_forecast
 from protocols.local.curves import Timeline, draw_curves
 from protocols.local.options import RunOptions
 from protocols.local.phase_costs import phase_costs, total_cost
@@ -294,14 +295,18 @@ def print_estimate(
     console: Console,
     found: dict[str, float] | None = None,
     other: NoiseChoice | None = None,
+    expected: Forecast | None = None,
 ) -> None:
-    """What the run would cost: ``found`` if the protocol estimates for itself; ``other``: with the other kind of noise."""
+    """What the run would cost: ``found`` if the protocol estimates for itself; ``other``: with the other kind of noise;
+    ``expected``: how long it would take."""
     found = found or estimate(plan)
     choices = [] if other is None else sorted((NoiseChoice.of(plan, found), other), key=lambda choice: choice.name)
     if options.json:
         content = {**found, "privacy": plan.claim.headline(), "claim": json.loads(plan.claim.to_json())}
         if choices:
             content["noise"] = {choice.name: choice.as_dict() for choice in choices}
+        if expected is not None:
+            content["forecast"] = {**asdict(expected), "network": options.network}
         print(json.dumps(content, indent=2))
         return
     view = Table(title=f"{plan.protocol}: what {plan.schedule.num_steps} steps would cost", show_header=False)
@@ -320,13 +325,17 @@ def print_estimate(
         view.add_row("shuffle", f"{often}{size_in_words(found['shuffle_bytes'])} (of these)")
     view.add_row("memory", f"about {size_in_words(found['memory_per_server'])} a server")
     view.add_row(
-        "network time", f"LAN {found['seconds_lan']:,.0f} s, WAN {found['seconds_wan']:,.0f} s, computing on top"
+        "network time",
+        f"LAN {found['seconds_lan']:,.0f} s, WAN {found['seconds_wan']:,.0f} s, computing on top"
+        + (" (--calibrate measures that here)" if expected is None else ""),
     )
     limit = plan.scales.norm_limit
     hidden = "" if limit is None else f"; samples with hidden norms above {limit:g} do not count"
     view.add_row("privacy", plan.claim.headline())
     view.add_row("scales", f"embeddings {EMBEDDING_BITS} bits, weights {plan.scales.weight_bits} bits{hidden}")
     console.print(view)
+    if expected is not None:
+        print_forecast(expected, options.network, console)
     if choices:
         console.print(_noise_table(choices))
         for choice in choices:

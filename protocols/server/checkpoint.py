@@ -8,7 +8,7 @@ on where to go on, is the matter of ``protocols.server.releases``; how a run was
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +18,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from accel.errors import InvalidArgument
 from accel.files import read_arrays, write_arrays, write_bytes
 from accel.prg import KEY_BYTES, Stream
+from protocols.server.background import Background
 from protocols.step.global_step import Weights
 from refmpc import ArithmeticTensor, Party, unseal
 from refmpc.core.rounds import Round
@@ -31,7 +32,9 @@ __all__ = [
     "exchanged",
 ]
 
-KEEP = 2  # a crash may leave servers one checkpoint apart
+# A server that begins a checkpoint has finished the one before, so that at worst one server has just finished checkpoint k, and
+# another only k - 2: three are kept, and all servers have one of them.
+KEEP = 3
 
 
 class CannotResume(InvalidArgument):
@@ -46,6 +49,7 @@ class ServerDirectory:
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
         path.chmod(0o700)
         (path / "pid").write_text(f"{os.getpid()}\n")
+        self._background = Background()
 
     @property
     def has_noise(self) -> bool:
@@ -68,12 +72,25 @@ class ServerDirectory:
         return lambda step: Stream(derived, step.to_bytes(8, "little"))
 
     def save(self, step: int, *layers: Weights) -> None:
-        """Keep the state before ``step``, layer by layer; older checkpoints but one are removed."""
-        arrays = {}
-        for index, weights in enumerate(layers):
-            arrays[f"values-{index}"] = unseal(weights.values.shares)
-            if weights.velocity is not None:
-                arrays[f"velocity-{index}"] = unseal(weights.velocity.shares)
+        """Keep the state before ``step``, layer by layer, on disk when this returns; only the last ``KEEP`` stay."""
+        self._background.wait()
+        self._write(step, _arrays(layers))
+
+    def save_later(self, step: int, *layers: Weights) -> None:
+        """``save`` while training goes on, for a state that no release depends on: a copy of the layers is held until it is
+        written. Waits for the one before; an error is raised by ``check``, or by the next one."""
+        arrays = {name: array.copy() for name, array in _arrays(layers).items()}  # the next step may reuse them
+        self._background.start(lambda: self._write(step, arrays))
+
+    def check(self) -> None:
+        """Raise what a checkpoint in the background has failed of."""
+        self._background.check()
+
+    def close(self) -> None:
+        """Nothing is written any more when this returns."""
+        self._background.close()
+
+    def _write(self, step: int, arrays: Mapping[str, np.ndarray]) -> None:
         write_arrays(self.path / f"checkpoint-{step:08d}.npz", arrays, private=True)
         for old in self.steps()[:-KEEP]:
             (self.path / f"checkpoint-{old:08d}.npz").unlink()
@@ -99,6 +116,15 @@ class ServerDirectory:
             velocity = ArithmeticTensor(party, shares[name], velocity_bits) if name in shares else None
             layers.append(Weights(values, velocity))
         return layers
+
+
+def _arrays(layers: Sequence[Weights]) -> dict[str, np.ndarray]:
+    arrays = {}
+    for index, weights in enumerate(layers):
+        arrays[f"values-{index}"] = unseal(weights.values.shares)
+        if weights.velocity is not None:
+            arrays[f"velocity-{index}"] = unseal(weights.velocity.shares)
+    return arrays
 
 
 def agree_on_count(party: Party, count: int) -> int:

@@ -84,7 +84,7 @@ class OpenTrainingRun(TrainingRun):
         plan = job.plan
         kind = word_type(plan.scales.truncated_bits)
         self._opened = OpenedSteps(job.directory, kind, plan.parameters, synced=job.synced)
-        self._last_sums: np.ndarray | None = None  # opened since the last state was kept
+        self._last_sums: np.ndarray | None = None  # what the step before has opened
         self.model: list[PublicLayer] = []
         self.iterates = Iterates(plan)
         self._done = 0  # steps whose sums are in the model
@@ -197,8 +197,7 @@ class OpenTrainingRun(TrainingRun):
         return self.iterates.has_stopped
 
     def _checkpoint(self, step: int) -> int:
-        self._last_sums = None
-        return self._opened.keep_state(step, self._flat())
+        return self._opened.keep_state_later(step, self._flat())
 
     # the end -------------------------------------------------------------------------------------
 

@@ -92,6 +92,7 @@ class TrainingRun:
         return self
 
     def __exit__(self, *exception: object) -> None:
+        self.directory.close()
         if self._noise is not None:
             self._noise.close()
 
@@ -103,6 +104,7 @@ class TrainingRun:
                 oldest = self._checkpoint(step)
                 if self._joint is not None:
                     self._joint.forget_before(oldest)
+            self.directory.check()
             if self.has_stopped:
                 return
             self.party.step = step
@@ -119,9 +121,11 @@ class TrainingRun:
         return False
 
     def _checkpoint(self, step: int) -> int:
-        """Keep the state before ``step``; returns the oldest step that is kept."""
-        self.directory.save(step, *self.layers)
-        return self.directory.steps()[0]
+        """Keep the state before ``step``, in the background: nothing is released on its account. Returns the oldest step from
+        which the run may have to go on."""
+        self.directory.save_later(step, *self.layers)
+        everywhere = [kept for kept in self.directory.steps() if kept <= step - 2 * self._every]  # see KEEP
+        return max(everywhere, default=0)
 
     async def _secret_step(
         self, rows: SharedRows, layers: Sequence[Weights], noise: np.ndarray, rate: Words

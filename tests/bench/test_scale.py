@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from bench.scale import tables
-from bench.scale.__main__ import SERVERS, beside_estimate, measure
+from bench.scale.__main__ import SERVERS, beside_estimate, beside_forecast, measure
 from bench.scale.tables import CLIENTS, ID, LABEL, make_tables
 
 
@@ -31,6 +31,11 @@ def test_a_small_federation_costs_what_is_estimated(tmp_path: Path) -> None:
     for name in ("bytes", "upload_bytes"):
         estimated, happened = compared[name]
         assert 0.8 < estimated / happened < 1.2, name
+    times = beside_forecast(
+        found
+    )  # how near depends on the machine's load: that they are about the same phases does not
+    assert set(times) == {"align", "upload", "tests of the rows", "norms for the clip", "training", "all of these"}
+    assert all(estimated > 0 and happened > 0 for estimated, happened in times.values())
     assert set(found.highest) == {*SERVERS, *CLIENTS} and min(found.highest.values()) > 0
     names = [phase.name for phase in found.phases]
     assert names[1:4] == ["start and read", "align", "upload"] and names[-2:] == ["release", "hand over"]

@@ -398,7 +398,7 @@ class Server:
             self._audit.append(event, session=session.name, attempt=attempt, **facts)
 
     def _reporter(self, session: Session, attempt: str, show: Callable[[Any, Any], None]) -> Callable[[Any], None]:
-        logged = time.monotonic()
+        logged, begun = 0.0, set[str]()
 
         def report(message: dict[str, Any]) -> None:
             nonlocal logged
@@ -413,7 +413,10 @@ class Server:
                 self._log.info("training begins", step=message["done"], of=message["total"])
             show(0, message)
             self._pause.reset()
-            if time.monotonic() - logged > _LOG_EVERY:
+            if (
+                message["phase"] not in begun or time.monotonic() - logged > _LOG_EVERY
+            ):  # of a short run, too, there is a line
+                begun.add(message["phase"])
                 logged = time.monotonic()
                 self._log.info("progress", **session.progress)
 

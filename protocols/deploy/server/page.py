@@ -12,6 +12,7 @@ import hmac
 import html
 import ipaddress
 import json
+import re
 import secrets
 import threading
 from collections.abc import Mapping, Sequence
@@ -117,12 +118,24 @@ def _token(file: Path) -> str:
 # the page ----------------------------------------------------------------------------------------
 
 _STYLE = """
-body { font: 15px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 60rem; padding: 0 1rem; color: #1b1f24; }
+:root { color-scheme: light dark; --text: #1b1f24; --small: #57606a; --line: #d0d7de; --bad: #b42318; --good: #1a7f37; --page: #fff; }
+@media (prefers-color-scheme: dark) {
+  :root { --text: #e6edf3; --small: #9198a1; --line: #3d444d; --bad: #ff7b72; --good: #3fb950; --page: #0d1117; } }
+body { font: 15px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 60rem; padding: 0 1rem; color: var(--text);
+  background: var(--page); overflow-wrap: anywhere; }
 h1 { font-size: 1.4rem; margin-bottom: .2rem; } h2 { font-size: 1.05rem; margin: 1.6rem 0 .4rem; }
-table { border-collapse: collapse; width: 100%; } th, td { text-align: left; padding: .25rem .6rem .25rem 0; vertical-align: top; }
-th { font-weight: 600; border-bottom: 1px solid #d0d7de; } td { border-bottom: 1px solid #eaeef2; }
-.small { color: #57606a; font-size: .85rem; } .bad { color: #b42318; } .good { color: #1a7f37; }
-progress { width: 12rem; height: .9rem; }
+table { border-collapse: collapse; width: 100%; } th, td { text-align: left; padding: .3rem .8rem .3rem 0; vertical-align: top; }
+th, td { border-bottom: 1px solid var(--line); } th { font-weight: 600; } .facts th { width: 11rem; }
+.list th, .list td { overflow-wrap: normal; } .list td:last-child { overflow-wrap: anywhere; }
+.small { color: var(--small); font-size: .85rem; } .bad { color: var(--bad); } .good { color: var(--good); }
+progress { width: 12rem; max-width: 100%; height: .9rem; display: block; margin: .25rem 0; }
+svg { width: 100%; max-width: 30rem; height: auto; display: block; } polyline { fill: none; stroke: var(--good); stroke-width: 2; }
+svg line { stroke: var(--line); } svg text { fill: var(--small); font-size: 11px; }
+@media (max-width: 40rem) {
+  body { margin: 1rem auto; } .facts th { width: 7rem; }
+  .list tr:first-child { display: none; } .list, .list tbody, .list tr, .list td { display: block; width: 100%; }
+  .list tr { border-bottom: 1px solid var(--line); padding: .3rem 0; } .list td { border: 0; padding: .1rem 0; }
+  .list td::before { content: attr(data-name) ": "; color: var(--small); } }
 """
 
 
@@ -130,10 +143,11 @@ def page_html(facts: Mapping[str, Any]) -> str:
     """The facts for people. Loads nothing, runs nothing, and asks again every five seconds."""
     name = html.escape(f"{facts['server']} of {facts['federation']}")
     parts = [
-        f"<!doctype html><html lang=en><meta charset=utf-8><meta http-equiv=refresh content=5><title>{name}</title>",
+        f"<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content='width=device-width, initial-scale=1'>"
+        f"<meta http-equiv=refresh content=5><title>{name}</title>",
         f"<style>{_STYLE}</style><h1>{name}</h1>",
         f"<p class=small>ppvfl {html.escape(facts['version'])}, configuration {html.escape(facts['configuration'])}, since "
-        f"{html.escape(facts['started'])}, {facts['free_bytes'] / 1e9:,.1f} GB free</p>",
+        f"{_cell(facts['started'])}, {facts['free_bytes'] / 1e9:,.1f} GB free</p>",
         _section("Waiting for", "waits", ("whom", "since", "why"), facts["waits"], "<p class=good>nobody</p>"),
     ]
     for session in facts["sessions"]:
@@ -186,16 +200,53 @@ def _session(session: Mapping[str, Any]) -> str:
     )
     title = html.escape(f"{session['kind'].capitalize()} {session['name']}")
     why = "; ".join(COVERED[part] for part in ("sessions", "traffic", "releases"))
-    return f"<h2>{title}</h2><table>{cells}</table><p class=small>{html.escape(why)}</p>"
+    drawn = _curve(session["curve"])
+    return f"<h2>{title}</h2><table class=facts>{cells}</table><p class=small>{html.escape(why)}</p>{drawn}"
+
+
+def _curve(points: Sequence[Sequence[float]]) -> str:
+    """Accuracy on public rows after each epoch, as a drawing; nothing if there are none."""
+    if not points:
+        return ""
+    first, last = points[0][0], points[-1][0]
+    width, height, left, top = 440, 130, 45, 10  # of the field, and where it begins
+    low, high = (round(edge(point[1] for point in points), 3) for edge in (min, max))
+    low, high = (low, high) if high > low else (low - 0.005, high + 0.005)
+    line = " ".join(
+        f"{left + width * (epoch - first) / max(1, last - first):.1f},{top + height * (high - right) / (high - low):.1f}"
+        for epoch, right, _ in points
+    )
+    bottom = top + height
+    words = f"Accuracy on the public rows: {points[-1][1]:.1%} after epoch {int(last)}"
+    return (
+        f"<p>{words}</p><svg viewBox='0 0 500 165' role=img aria-label='{words}'><line x1={left} y1={bottom} x2={left + width} "
+        f"y2={bottom} /><line x1={left} y1={top} x2={left} y2={bottom} /><text x=0 y={top + 4}>{high:.1%}</text>"
+        f"<text x=0 y={bottom + 4}>{low:.1%}</text><text x={left} y={bottom + 18}>epoch {int(first)}</text>"
+        f"<text x={left + width} y={bottom + 18} text-anchor=end>{int(last)}</text><polyline points='{line}' /></svg>"
+        f"<p class=small>{html.escape(COVERED['curve'])}</p>"
+    )
 
 
 def _section(title: str, part: str, columns: tuple[str, ...], rows: Sequence[Mapping[str, Any]], nothing: str) -> str:
     head = "".join(f"<th>{html.escape(name)}" for name in columns)
-    body = "".join("<tr>" + "".join(f"<td>{html.escape(str(row.get(name, '')))}" for name in columns) for row in rows)
-    table = f"<table><tr>{head}{body}</table>" if rows else nothing or "<p>nothing</p>"
+    body = "".join(
+        "<tr>" + "".join(f"<td data-name='{html.escape(name)}'>{_cell(row.get(name, ''))}" for name in columns)
+        for row in rows
+    )
+    table = f"<table class=list><tr>{head}{body}</table>" if rows else nothing or "<p>nothing</p>"
     return f"<h2>{html.escape(title)}</h2>{table}<p class=small>{html.escape(COVERED[part])}</p>"
+
+
+def _cell(value: Any) -> str:
+    """A value for people: facts as "name value, …", times without their zone, which is UTC."""
+    if isinstance(value, Mapping):
+        value = ", ".join(f"{name} {found}" for name, found in value.items())
+    text = html.escape(str(value))
+    return re.sub(r"^(\d{4}-\d\d-\d\d)T(\d\d:\d\d:\d\d)(?:\.\d+)?(?:Z|\+00:00)$", r"\1 \2 UTC", text)
 
 
 def _duration(seconds: int) -> str:
     hours, rest = divmod(int(seconds), 3600)
-    return f"{hours} h {rest // 60} min" if hours else f"{rest // 60} min {rest % 60} s"
+    if hours:
+        return f"{hours} h {rest // 60} min"
+    return f"{rest // 60} min {rest % 60} s" if rest >= 60 else f"{rest} s"

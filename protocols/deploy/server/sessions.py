@@ -129,13 +129,20 @@ class Session:
         curve = json.loads((self.directory / "done.json").read_text()).get("curve")
         return (found[0] | {"curve": curve}, found[1]) if curve else found
 
+    @property
+    def shown_curve(self) -> list[Any]:
+        """The learning curve on public rows, if there are any: of the attempt that computes, or that ended well."""
+        if self.curve or not self.done:
+            return self.curve
+        return list(json.loads((self.directory / "done.json").read_text()).get("curve", []))
+
     def note_taken(self, client: str) -> None:
         """The client has its result. Once all have theirs, shares of rows and noise are of no use any more."""
         write_bytes(self.directory / "results" / f"{client}.taken", b"", private=True)
         if self.taken:
             shutil.rmtree(self.directory / "upload", ignore_errors=True)
             (self.directory / "server" / "noise.key").unlink(missing_ok=True)
-            for pattern in ("release-*.npz", "opened-*.log", "shuffled-*.npz"):
+            for pattern in ("release-*.npz", "opened-*.log", "opened-*.part", "shuffled-*.npz"):
                 for words in (self.directory / "server").glob(pattern):
                     words.unlink(missing_ok=True)  # two clients may come for theirs in the same moment
 

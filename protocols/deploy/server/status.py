@@ -20,7 +20,7 @@ from protocols.deploy.records.budget import Budgets
 from protocols.deploy.records.disk import free_bytes
 from protocols.deploy.records.log import Log
 from protocols.deploy.records.waiting import Waiting
-from protocols.deploy.server.sessions import Session, SessionStore
+from protocols.deploy.server.sessions import Session, SessionStore, thinned
 from protocols.deploy.server.tasks import TrainingTask
 from protocols.version import software_version
 
@@ -31,6 +31,7 @@ COVERED = {
     "waits": "who has called, and who has not: participants see it themselves",
     "sessions": "rows, clients and steps are public sizes of the plan (proofs §10.4)",
     "traffic": "rounds and bytes depend on public sizes only, never on values (proofs §2.10)",
+    "curve": "public weights on rows that are public: post-processing of what was opened (proofs §6.6)",
     "releases": "each was declared with the claim that covers it, and stands in the ledger",
     "budget": "sums of public claims (proofs §9)",
     "errors": "log lines hold names, counts, addresses and reasons; only this server's operator sees them",
@@ -106,6 +107,7 @@ class StatusSource:
             else None,
             "rounds": total.rounds if total else None,
             "bytes_sent": total.bytes_sent if total else None,
+            "curve": thinned(session.shown_curve),
             "releases": [{"name": name, "to": to, "times": times} for (name, to), times in opened.items()],
             "claim": claim.headline() if claim else None,
             "epsilon": claim.proven_epsilon if claim else None,

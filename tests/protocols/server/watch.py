@@ -45,12 +45,19 @@ class Watch:
         self.run = run
         self._lock = threading.Lock()
         append, exchange, save = OpenedSteps._append, Party._exchange, ShuffledRows.save
+        write_state = OpenedSteps._write_state
 
         def appending(opened: OpenedSteps, kind: bytes, step: int, content: bytes) -> None:
             server, what = int(opened._directory.name[-1]), f"{kind.decode()} {step}"
             self._point(server, f"before {what}")
             append(opened, kind, step, content)
             self._point(server, f"after {what}")
+
+        def writing_state(opened: OpenedSteps, position: int, content: bytes) -> None:
+            server = int(opened._directory.name[-1])
+            self._point(server, f"before stat {position}")
+            write_state(opened, position, content)
+            self._point(server, f"after stat {position}")
 
         def exchanging(
             party: Party, operation: str, sends: dict[Any, Any], receives: dict[Any, Any], *code: int
@@ -73,6 +80,7 @@ class Watch:
             self._point(server, f"after rows {epoch}")
 
         monkeypatch.setattr(OpenedSteps, "_append", appending)
+        monkeypatch.setattr(OpenedSteps, "_write_state", writing_state)
         monkeypatch.setattr(ShuffledRows, "save", saving)
         monkeypatch.setattr(Party, "_exchange", exchanging)
 

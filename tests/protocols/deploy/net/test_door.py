@@ -423,3 +423,5 @@ def test_both_ends_of_a_call_notice_a_host_that_is_gone(besieged: Besieged) -> N
             assert end.connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
             idle = end.connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE)
             assert idle <= 30
+            unanswered = end.connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
+            assert 0 < unanswered <= 60_000  # keepalive says nothing while something was sent and not acknowledged

@@ -6,8 +6,8 @@ import http.client
 import json
 import re
 import secrets
+import struct
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from protocols.deploy.cli import main
-from protocols.deploy.server.page import TOKEN
+from protocols.deploy.server.page import TOKEN, _duration
 from protocols.deploy.server.status import COVERED
 from tests.protocols.deploy.server.threads import ROWS, Federation, _wait
 
@@ -49,7 +49,9 @@ def trained(federation: Federation) -> None:
     federation.client("bank", session, outcome).join(0.1)
     _wait(lambda: "waiting for card" in federation.servers[0][0]._state_in_words())
     _, text = get(federation, "/")
-    assert "Waiting for" in text and "<td>card<td>20" in text
+    assert "Waiting for" in text and re.search(
+        r"<td data-name='whom'>card<td data-name='since'>20\d\d-\S+ \S+ UTC", text
+    )
     federation.client("card", session, outcome).join(60)
     _wait(lambda: isinstance(outcome.get("bank"), list))
 
@@ -101,6 +103,29 @@ def test_who_may_look_and_that_nothing_can_be_changed(federation: Federation) ->
         connection.close()
 
 
+def test_the_learning_curve_on_public_rows_is_drawn_while_there_is_one(federation: Federation) -> None:
+    trained(federation)
+    assert "<svg" not in get(federation, "/")[1]  # no public rows
+    session = federation.servers[0][0]._store.training
+    assert session is not None
+    session.curve = [[1, 0.5, 0.9], [2, 0.75, 0.6], [3, 0.7, 0.5]]
+    shown = get(federation, "/")[1]
+    assert "70.0% after epoch 3" in shown and COVERED["curve"] in shown
+    (line,) = re.findall(r"<polyline points='([^']*)'", shown)
+    heights = [float(point.split(",")[1]) for point in line.split()]
+    assert len(heights) == 3 and heights[1] < heights[2] < heights[0]  # upwards is better
+    assert json.loads(get(federation, "/status.json")[1])["sessions"][0]["curve"] == session.curve
+    session.curve = [[1, 0.5, 0.9]]  # one point is no line, and no error
+    assert "50.0% after epoch 1" in get(federation, "/")[1]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"), [(4, "4 s"), (64, "1 min 4 s"), (3600, "1 h 0 min"), (90061, "25 h 1 min")]
+)
+def test_durations_for_people(seconds: int, words: str) -> None:
+    assert _duration(seconds) == words
+
+
 def test_a_server_that_hangs_is_not_healthy(federation: Federation) -> None:
     source = federation.servers[0][0].status
     assert source.is_healthy
@@ -109,16 +134,22 @@ def test_a_server_that_hangs_is_not_healthy(federation: Federation) -> None:
 
 
 @pytest.mark.heavy
-def test_the_page_in_a_browser(federation: Federation, tmp_path: Path) -> None:
-    """Headless Chromium draws it: text that is there must be seen by a browser, not only sent."""
+@pytest.mark.parametrize("width", [390, 1280])
+def test_the_page_in_a_browser(federation: Federation, tmp_path: Path, width: int) -> None:
+    """Headless Chromium draws it, on a phone and on a screen: text that is there must be seen by a browser, not only sent."""
     trained(federation)
     page = federation.servers[0][0].page
     assert page is not None
-    words = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=2000"]
-    url = "http://{}:{}/".format(*page.address)
+    words = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"]
+    words += ["--disable-background-networking", "--disable-component-update", "--disable-sync"]
+    words += [f"--user-data-dir={tmp_path / 'profile'}", f"--window-size={width},1200", "--virtual-time-budget=2000"]
+    url, picture = "http://{}:{}/".format(*page.address), tmp_path / "page.png"
     try:
         dump = subprocess.run([*words, "--dump-dom", url], capture_output=True, text=True, timeout=90)
+        subprocess.run([*words, f"--screenshot={picture}", url], capture_output=True, timeout=90)
     except FileNotFoundError:
         pytest.skip("no chromium on this machine")
-    time.sleep(0.1)
     assert "Privacy budget" in dump.stdout and "server-0 of test" in dump.stdout
+    assert "width=device-width" in dump.stdout  # else a phone shows a page of 980 pixels, made small
+    size = struct.unpack(">II", picture.read_bytes()[16:24])
+    assert size == (width, 1200)
