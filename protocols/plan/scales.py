@@ -243,7 +243,7 @@ def plan_scales(
         norms.bits >= 2,
         "clip_norm",
         config.clip_norm,
-        f"at least {reach / 2**10.5:.3g} for rows bounded by {row_bound:g}",
+        f"at least {reach / 2**10.5:.5g} for rows bounded by {row_bound:g}",
         "raise the clip norm or lower the row bound",
     )
     norms.require_fine("row_bound", row_bound, "scale the rows and the clip norm down: nothing else changes")
