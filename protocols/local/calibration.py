@@ -136,7 +136,7 @@ def _measure(plan: Plan, every: int, synced: bool) -> dict[str, float]:
     """Seconds of every phase of a run with random rows; of the slowest server."""
     random = np.random.default_rng(0)
     count, clients = plan.schedule.num_samples, {}
-    for name, width, bound in zip(plan.client_names, plan.client_widths, plan.held_bounds, strict=True):
+    for name, width, bound in zip(plan.client_names, plan.client_widths, plan.client_bounds, strict=True):
         rows = random.normal(size=(count, width))
         rows *= 0.9 * bound / np.linalg.norm(rows, axis=1, keepdims=True)
         labels = None
