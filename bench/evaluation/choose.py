@@ -70,7 +70,7 @@ OPTIONS: dict[str, tuple[Change, tuple[Any, ...], str, int]] = {
     "projection": (_preset("projection"), (0, 64, 128, 256, 384, 512), "g_bmf", 1),
     "batch_size": (_training("batch_size"), (250, 500, 1000, 2500, 5000), "g_bmf", 1),
     "clip_norm": (_rate_for_clip, (0.125, 0.25, 0.5, 1.0), "g_bmf", 1),
-    "learning_rate": (_training("learning_rate"), (8.0, 16.0, 32.0, 64.0), "g_bmf", 1),
+    "learning_rate": (_training("learning_rate"), (2.0, 4.0, 8.0, 16.0, 32.0, 64.0), "g_bmf", 1),
     "schedule": (_training("schedule"), ("constant", "linear", "cosine"), "g_bmf", 1),
     "factorisation": (_training("factorisation"), KINDS, "g_bmf", 1),
     "average": (_training("average"), AVERAGES, "g_bmf", 1),

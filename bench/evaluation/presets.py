@@ -93,7 +93,7 @@ def preset_for(name: str, epochs: int) -> Preset:
 
 # Learning rates (a client's, the server's) of the methods that are set against ours, chosen on the same public stand-in.
 BASELINE_RATES = {
-    "admm": (0.5, 0.02),
+    "admm": (5.0, 0.001),
     "fedbcd": (20.0, 0.0005),
     "split": (80.0, 0.0005),
     "ada_vfed": (0.05, 0.0005),

@@ -18,7 +18,7 @@ from bench.evaluation.compose import compose, preset_table
 from bench.evaluation.earlier import read_page, take_cells
 from bench.evaluation.engine import run_sweep
 from bench.evaluation.paper_tables import paper_accuracy, paper_table
-from bench.evaluation.presets import PRESETS
+from bench.evaluation.presets import LONG, PRESETS, preset_for
 from bench.evaluation.report import Report, Section, rich_table, write_report
 from bench.evaluation.sources import DataOptions
 from bench.evaluation.tables import TABLES, Selection, layout, missing_view, view
@@ -73,6 +73,17 @@ def test_a_kept_result_belongs_to_its_configuration(monkeypatch, tmp_path):
     changed = dataclasses.replace(PRESETS["ours"], projection=7)
     monkeypatch.setitem(PRESETS, "ours", changed)
     assert CELL.key(NOWHERE) != key
+
+
+def test_runs_of_100_epochs_have_settings_of_their_own(monkeypatch):
+    short, long = at(8.0), at(8.0, epochs=100)
+    keys = short.key(NOWHERE), long.key(NOWHERE), at(8.0, epochs=100, preset="paper").key(NOWHERE)
+    changed = LONG["ours"].training.with_(learning_rate=7.0)
+    monkeypatch.setitem(LONG, "ours", dataclasses.replace(LONG["ours"], training=changed))
+    assert preset_for("ours", 100).training.learning_rate == 7.0 != preset_for("ours", 20).training.learning_rate
+    assert preset_for("paper", 100) is PRESETS["paper"]
+    now = short.key(NOWHERE), long.key(NOWHERE), at(8.0, epochs=100, preset="paper").key(NOWHERE)
+    assert [a == b for a, b in zip(keys, now, strict=True)] == [True, False, True]
 
 
 def test_jobs_take_all_budgets_of_a_seed():
@@ -319,6 +330,10 @@ def test_settings_are_chosen_on_public_rows(tmp_path, capsys):
     kept = [t["value"] for t in by_option["ldp_projection"] if t["kept"]][-1]
     assert stored["best"]["ldp_projection"] == kept and len(stored["baseline_rates"]["split"]) == 2
     assert "split rates = 20, 0.002" in capsys.readouterr().out
+    # another length is a search of its own, beside the first
+    main(["choose", "--options", "ldp_rate", "--epochs", "2", "--seeds", "1", "--epsilon", "8", *arguments])
+    names = {t["option"] for t in json.loads((tmp_path / "choose.json").read_text(encoding="utf-8"))["trials"]}
+    assert names == {*by_option, "ldp_rate, 2 epochs"}
 
 
 def test_eight_blocks_are_a_data_set_of_their_own(tmp_path):
