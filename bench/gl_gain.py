@@ -41,8 +41,8 @@ __all__ = ["CASES", "Case", "Gain", "gain", "main"]
 TRAINING = TrainingConfig(
     epochs=20, batch_size=1000, clip_norm=0.5, factorisation="toeplitz", schedule="linear", dtype="float32"
 )
-RATES = (32.0, 128.0, 512.0)  # of the global layer
-LOCAL_RATES = (5.0, 50.0)
+RATES = (32.0, 128.0, 512.0, 2048.0)  # of the global layer
+LOCAL_RATES = (5.0, 50.0, 500.0)
 LORA_ALPHA = 8.0
 EPSILONS = (1.0, 8.0)
 _OTHER_LETTERS = 13  # the first half of the alphabet is what the local model of ``letters-other`` knows

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from bench.evaluation.cells import Cell
 from bench.evaluation.cost import CostRow, load_costs, table_number
 from bench.evaluation.earlier import EarlierPage
 from bench.evaluation.paper_tables import METHOD_NAMES, paper_table
-from bench.evaluation.presets import PRESETS, Preset
+from bench.evaluation.presets import LONG, PRESETS, Preset
 from bench.evaluation.report import Report, Section
 from bench.evaluation.sources import DATA_TITLES, NUM_CLASSES, PRETRAININGS
 from bench.evaluation.tables import (
@@ -267,19 +268,25 @@ def preset_table() -> TableView:
         "factorisation",
         "noise",
     ]
-    rows = zip(names, *(describe(p) for p in PRESETS.values()), strict=True)
-    columns = ["option", *(p.title for p in PRESETS.values())]
+    shown = {p.title: p for p in PRESETS.values()} | {f"{p.title}, 100 epochs": p for p in LONG.values()}
+    rows = zip(names, *map(describe, shown.values()), strict=True)
+    columns = ["option", *shown]
     return TableView("The two presets", columns, [("", list(row)) for row in rows], words=True)
 
 
 def _choice(file: Path, earlier: EarlierPage | None) -> Section:
     section = Section("How our settings were chosen", [texts.CHOICE], [preset_table()])
-    if not file.exists():
-        before = None if earlier is None else earlier.table("The search on the stand-in")
-        if earlier is not None and before is not None:
-            section.tables.append(replace(before, title=f"{before.title}, as of {earlier.date}", folded=True))
+    stored = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {"trials": []}
+    before = None if earlier is None else earlier.table("The search on the stand-in")
+    if earlier is not None and before is not None:
+        again = {trial["option"] for trial in stored["trials"]}
+        # a page leaves names out that it has just printed
+        names = list(accumulate((row[0] for _, row in before.rows), lambda last, name: name or last))
+        rows = [line for name, line in zip(names, before.rows, strict=True) if name not in again]
+        title = f"{before.title.split(',')[0]}, as of {earlier.date}"
+        section.tables.append(replace(before, title=title, rows=rows, folded=True))
+    if not stored["trials"]:
         return section
-    stored = json.loads(file.read_text(encoding="utf-8"))
     columns = ["option", "value", *(f"ε = {e:g}" for e in stored["epsilons"]), "chosen"]
     # "kept" marks the best so far; the last one of an option was chosen
     chosen = {trial["option"]: index for index, trial in enumerate(stored["trials"]) if trial["kept"]}
