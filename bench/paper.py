@@ -89,12 +89,14 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m bench.paper", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     tables = tuple(f"table{n}" for n in TABLES)
+    every = dict.fromkeys(name for names in PRETRAININGS.values() for name in names)
     parser.add_argument("--only", type=_names(tables), default=tables, metavar="TABLES", help=f"of {','.join(tables)}")
     parser.add_argument("--epsilon", type=_numbers, default=(), metavar="NUMBERS", help="instead of the tables' own")
     parser.add_argument("--seeds", type=int, default=4)
     parser.add_argument("--preset", choices=(*PRESETS, "both"), default="both")
     parser.add_argument("--methods", type=_names(tuple(METHOD_NAMES)), default=(), metavar="NAMES")
     parser.add_argument("--data", type=_names(tuple(DATA_TITLES)), default=Selection.data, metavar="NAMES")
+    parser.add_argument("--pretraining", type=_names(tuple(every)), default=(), metavar="NAMES", help=", ".join(every))
     _add_data_options(parser)
     parser.add_argument("--engine", choices=ENGINES, default="local", help="joblib on this machine, or a Ray cluster")
     parser.add_argument(
@@ -207,7 +209,7 @@ def _evaluate(argv: list[str]) -> None:
     options = parser.parse_args(argv)
     started = time.perf_counter()
     presets = tuple(PRESETS) if options.preset == "both" else (options.preset,)
-    selection = Selection(options.seeds, options.epsilon, presets, options.data, options.methods)
+    selection = Selection(options.seeds, options.epsilon, presets, options.data, options.methods, options.pretraining)
     layouts = {
         int(name.removeprefix("table")): layout(int(name.removeprefix("table")), selection) for name in options.only
     }

@@ -70,6 +70,7 @@ class Selection:
     presets: tuple[str, ...] = ("paper", "ours")
     data: tuple[str, ...] = ("cifar10", "cifar10_images", "emnist", "ocr_letters")
     methods: tuple[str, ...] = ()
+    pretrainings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -146,10 +147,12 @@ def layout(number: int, selection: Selection) -> list[Line]:
     lines = []
     for data in selection.data if number in (1, 7) else selection.data[:1]:
         for pretraining in _pretrainings(number, data):
+            if selection.pretrainings and pretraining not in selection.pretrainings:
+                continue
             for method, setting, variant in _ROWS[number]:
                 if selection.methods and method not in selection.methods:
                     continue
-                if (method, setting, variant) in _ORDERS and data != "cifar10":
+                if (method, setting, variant) in _ORDERS and (data, pretraining) != ("cifar10", "imagenet"):
                     continue  # certificates take a while
                 if data == "cifar10_images" and (number != 1 or method not in ("plain", "g_bmf", "gl_bmf")):
                     continue  # there to tell what more blocks give GL-BMF

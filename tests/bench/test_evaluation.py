@@ -336,6 +336,18 @@ def test_settings_are_chosen_on_public_rows(tmp_path, capsys):
     assert names == {*by_option, "ldp_rate, 2 epochs"}
 
 
+def test_one_pretraining_can_be_asked_for():
+    """Our own weights are in Tables 1, 4 and 7; orders and noises are compared on one set of features only."""
+    chosen = Selection(data=("cifar10",), pretrainings=("own",))
+    for number in (1, 4, 7):
+        lines = layout(number, chosen)
+        assert lines and {line.pretraining for line in lines} == {"own"}
+        assert not any("secret order" in line.variant or "joint noise" in line.variant for line in lines)
+    assert not layout(3, chosen)
+    everything = layout(1, Selection(data=("cifar10",)))
+    assert {line.pretraining for line in everything if line.variant == "secret order"} == {"imagenet"}
+
+
 def test_eight_blocks_are_a_data_set_of_their_own(tmp_path):
     """Its lines compare GL-BMF with G-BMF, and the paper's figures are not printed twice."""
     lines = [line for line in layout(1, Selection()) if line.data == "cifar10_images"]
