@@ -126,7 +126,9 @@ def _choose(argv: list[str]) -> None:
         "--options", type=_names(all_names), default=all_names, metavar="NAMES", help=f"of {', '.join(all_names)}"
     )
     parser.add_argument("--epsilon", type=_numbers, default=(1.0, 8.0), metavar="NUMBERS")
-    parser.add_argument("--epochs", type=int, default=20, help="search for runs of this length; 100 has a preset of its own")
+    parser.add_argument(
+        "--epochs", type=int, default=20, help="search for runs of this length; 100 has a preset of its own"
+    )
     parser.add_argument("--seeds", type=int, default=2)
     ours = PRESETS["ours"].training
     parser.add_argument("--order", choices=ORDERS, default=ours.order, help="search at the noise of this order (G-BMF)")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -280,8 +279,9 @@ def _choice(file: Path, earlier: EarlierPage | None) -> Section:
     before = None if earlier is None else earlier.table("The search on the stand-in")
     if earlier is not None and before is not None:
         again = {trial["option"] for trial in stored["trials"]}
-        # a page leaves names out that it has just printed
-        names = list(accumulate((row[0] for _, row in before.rows), lambda last, name: name or last))
+        names: list[str] = []
+        for _, row in before.rows:  # a page leaves names out that it has just printed
+            names.append(row[0] or names[-1])
         rows = [line for name, line in zip(names, before.rows, strict=True) if name not in again]
         title = f"{before.title.split(',')[0]}, as of {earlier.date}"
         section.tables.append(replace(before, title=title, rows=rows, folded=True))

@@ -21,7 +21,7 @@ from bench.evaluation.paper_tables import paper_accuracy, paper_table
 from bench.evaluation.presets import LONG, PRESETS, preset_for
 from bench.evaluation.report import Report, Section, rich_table, write_report
 from bench.evaluation.sources import DataOptions
-from bench.evaluation.tables import TABLES, Selection, layout, missing_view, view
+from bench.evaluation.tables import TABLES, Selection, TableView, layout, missing_view, view
 from bench.paper import main
 
 CELL = Cell("utility", "digits", "none", "ours", "g_bmf", 1, "", 8.0, 2, 0)
@@ -240,7 +240,10 @@ def test_means_of_an_earlier_page_are_marked(tmp_path, monkeypatch):
     lines = layout(1, Selection(seeds=2, data=("digits",), methods=("g_bmf",), epsilons=(1.0, 8.0)))
     own = [cell for line in lines for entry in line.entries for cell in entry.cells]
     results: dict[Cell, Any] = {cell: {"accuracy": 0.5 + 0.1 * cell.seed} for cell in own}
-    page = Section("s", tables=[view(1, lines, results), preset_table()])
+    trials = [("yes", "a", "1"), ("", "a", "2"), ("yes", "b", "3")]
+    search = TableView("The search on the stand-in: test accuracy (%)", ["option", "value", "chosen"], [])
+    search.rows = [("ours" if yes else "", [option, value, yes]) for yes, option, value in trials]
+    page = Section("s", tables=[view(1, lines, results), preset_table(), search])
     facts = [("Command", "`python -m bench.paper --seeds 2`"), ("Date, machine", "2026-11-16 10:16 UTC, a machine")]
     file = write_report(Report("t", [], facts, [page], []), tmp_path)["html"]
     earlier = read_page(file, preset_table())
@@ -256,6 +259,16 @@ def test_means_of_an_earlier_page_are_marked(tmp_path, monkeypatch):
     ).rows
     report = compose({1: lines}, now, [], cost_file=None, choice=tmp_path / "none", earlier=earlier)
     assert any("55.0 % ‡ in the paper's settings, 90.0 % in ours" in sentence for sentence in report.lead)
+    # options that were searched again are taken from the new search alone
+    new = {"option": "b", "value": "4", "accuracies": [0.5], "kept": True}
+    (tmp_path / "choose.json").write_text(json.dumps({"epsilons": [1.0], "trials": [new]}), encoding="utf-8")
+    again = compose({1: lines}, now, [], cost_file=None, choice=tmp_path / "choose.json", earlier=earlier)
+    tables = [table for section in again.sections for table in section.tables if table.title.startswith("The search")]
+    assert tables[0].title.endswith("as of 2026-11-16") and len(tables) == 2
+    assert [[row[1] for _, row in table.rows] for table in tables] == [["1", "2"], ["4"]]
+    monkeypatch.setitem(LONG, "ours", dataclasses.replace(LONG["ours"], projection=7))
+    assert read_page(file, preset_table()).unchanged == {"paper"}
+    monkeypatch.undo()
     monkeypatch.setitem(PRESETS, "ours", dataclasses.replace(PRESETS["ours"], projection=7))
     changed = read_page(file, preset_table())
     assert changed.unchanged == {"paper"}
