@@ -303,7 +303,7 @@ def _choice(file: Path, earlier: EarlierPage | None) -> Section:
 def _costs(file: Path | None) -> Section:
     section = Section("Cost of a batch over LAN and WAN")
     if file is None or not file.exists():
-        section.paragraphs.append("Not run: `python -m bench.paper cost --json > FILE`, then `--cost FILE`.")
+        section.paragraphs.append("Not in this report: `python -m bench.paper cost --json > FILE`, then `--cost FILE`.")
         return section
     rows, about = load_costs(file)
     section.paragraphs.append(
@@ -353,7 +353,10 @@ def compose(
             if picture := plots.plot_accuracy(lines, results, NUM_CLASSES[lines[0].data]):
                 section.pictures.append((picture, "Accuracy against ε; bars are one standard deviation over seeds."))
             if any(line.method == "gl_bmf" for line in lines):
-                sections.append(_adapters(lines, results, epsilons, earlier if number == 1 else None))
+                adapters = _adapters(lines, results, epsilons, earlier if number == 1 else None)
+                if number != 1 and 1 in layouts:  # said once
+                    adapters.title, adapters.paragraphs = f"{adapters.title}, {paper_table(number).epochs} epochs", []
+                sections += [adapters] if adapters.tables or adapters.paragraphs else []
         if number == 1:
             sections.append(_choice(choice, earlier))
             if num_samples and epsilons:
