@@ -21,13 +21,13 @@ from bench.evaluation.sources import DATA_TITLES, NUM_CLASSES, PRETRAININGS
 from bench.evaluation.tables import (
     EARLIER,
     MARK,
-    NOT_PROVEN,
     NOT_RUN,
     Line,
     Results,
     TableView,
     block_title,
     missing_view,
+    presumes,
     summary,
     view,
 )
@@ -67,9 +67,9 @@ def secure_view(cells: Sequence[Cell], results: Results) -> TableView:
         found = results.get(cell)
         variant = f", {cell.variant}" if cell.variant else ""
         name = f"{METHOD_NAMES[cell.method]} (Setting {cell.setting}{variant})"
-        if cell.method in NOT_PROVEN:
+        if because := presumes(cell.method, cell.preset):
             name += MARK
-            note = f"{METHOD_NAMES[cell.method]}{MARK}: ε is {NOT_PROVEN[cell.method]}."
+            note = f"{METHOD_NAMES[cell.method]}{MARK}: ε is {because}."
             out.notes += [] if note in out.notes else [note]
         figures = [NOT_RUN] * 5
         if isinstance(found, dict):

@@ -27,6 +27,7 @@ __all__ = [
     "layout",
     "measured",
     "missing_view",
+    "presumes",
     "source_title",
     "summary",
     "view",
@@ -93,6 +94,12 @@ class Entry:
     earlier: Summary | None = None
 
 
+def presumes(method: str, source: str) -> str:
+    """What the ε of a method rests on in a preset (or in the paper), if that is not proven for what runs."""
+    proven = method == "g_shuff" and source in PRESETS and PRESETS[source].training.accounting != "paper"
+    return "" if proven else NOT_PROVEN.get(method, "")
+
+
 @dataclass(frozen=True)
 class Line:
     """One line of a table; ``source`` is "published" (the paper's own) or a preset's name."""
@@ -109,10 +116,7 @@ class Line:
     @property
     def presumes(self) -> str:
         """What its ε rests on, if that is not proven for what runs."""
-        proven = (
-            self.method == "g_shuff" and self.source in PRESETS and PRESETS[self.source].training.accounting != "paper"
-        )
-        return "" if proven else NOT_PROVEN.get(self.method, "")
+        return presumes(self.method, self.source)
 
     @property
     def label(self) -> str:

@@ -14,7 +14,7 @@ from rich.console import Console
 from bench.evaluation import plots
 from bench.evaluation.cache import ResultCache
 from bench.evaluation.cells import Cell, group_cells, run_cells
-from bench.evaluation.compose import compose, preset_table
+from bench.evaluation.compose import compose, preset_table, secure_cells, secure_view
 from bench.evaluation.earlier import read_page, take_cells
 from bench.evaluation.engine import run_sweep
 from bench.evaluation.paper_tables import paper_accuracy, paper_table
@@ -155,6 +155,9 @@ def test_methods_whose_epsilon_is_not_proven_are_marked():
             assert "LDP-GL †: ε is for a record's own released rows alone, not proven for the run" in text
         else:
             assert text.count("not proven for the run") == 4
+    # three real servers run G-Shuff in our settings
+    trained = secure_view(secure_cells("digits", "none"), {})
+    assert {row[0] for _, row in trained.rows} >= {"G-Shuff (Setting 1)"} and not trained.notes
 
 
 def test_the_command_writes_one_page(tmp_path, capsys):
