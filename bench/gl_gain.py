@@ -285,7 +285,8 @@ def main(argv: list[str] | None = None) -> None:
             console.print(f"{case}: not complete; the same command goes on from here")
         except PpvflError as error:  # data or weights that are not here
             console.print(f"{case}: {error}", markup=False)
-    console.print(_table_of(results, options.update, options.seeds))
+    if results:
+        console.print(_table_of(results, options.update, options.seeds))
 
 
 if __name__ == "__main__":
