@@ -41,8 +41,8 @@ __all__ = ["CASES", "Case", "Gain", "gain", "main"]
 TRAINING = TrainingConfig(
     epochs=20, batch_size=1000, clip_norm=0.5, factorisation="toeplitz", schedule="linear", dtype="float32"
 )
-RATES = (32.0, 128.0, 512.0)  # of the global layer
-LOCAL_RATES = (5.0, 50.0)
+RATES = (32.0, 128.0, 512.0, 2048.0)  # of the global layer
+LOCAL_RATES = (5.0, 50.0, 500.0)
 LORA_ALPHA = 8.0
 EPSILONS = (1.0, 8.0)
 _OTHER_LETTERS = 13  # the first half of the alphabet is what the local model of ``letters-other`` knows
@@ -285,7 +285,8 @@ def main(argv: list[str] | None = None) -> None:
             console.print(f"{case}: not complete; the same command goes on from here")
         except PpvflError as error:  # data or weights that are not here
             console.print(f"{case}: {error}", markup=False)
-    console.print(_table_of(results, options.update, options.seeds))
+    if results:
+        console.print(_table_of(results, options.update, options.seeds))
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ from bench.evaluation.cost import cost_main
 from bench.evaluation.earlier import EarlierPage, read_page, take_cells
 from bench.evaluation.engine import ENGINES, run_sweep
 from bench.evaluation.paper_tables import METHOD_NAMES
-from bench.evaluation.presets import BASELINE_RATES, PRESETS
+from bench.evaluation.presets import BASELINE_RATES, PRESETS, preset_for
 from bench.evaluation.report import Section, printing_console, rich_table, write_report
 from bench.evaluation.sources import DATA_TITLES, PRETRAININGS, DataOptions, NotThere
 from bench.evaluation.tables import TABLES, Selection, layout
@@ -89,12 +89,14 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m bench.paper", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     tables = tuple(f"table{n}" for n in TABLES)
+    every = dict.fromkeys(name for names in PRETRAININGS.values() for name in names)
     parser.add_argument("--only", type=_names(tables), default=tables, metavar="TABLES", help=f"of {','.join(tables)}")
     parser.add_argument("--epsilon", type=_numbers, default=(), metavar="NUMBERS", help="instead of the tables' own")
     parser.add_argument("--seeds", type=int, default=4)
     parser.add_argument("--preset", choices=(*PRESETS, "both"), default="both")
     parser.add_argument("--methods", type=_names(tuple(METHOD_NAMES)), default=(), metavar="NAMES")
     parser.add_argument("--data", type=_names(tuple(DATA_TITLES)), default=Selection.data, metavar="NAMES")
+    parser.add_argument("--pretraining", type=_names(tuple(every)), default=(), metavar="NAMES", help=", ".join(every))
     _add_data_options(parser)
     parser.add_argument("--engine", choices=ENGINES, default="local", help="joblib on this machine, or a Ray cluster")
     parser.add_argument(
@@ -124,6 +126,9 @@ def _choose(argv: list[str]) -> None:
         "--options", type=_names(all_names), default=all_names, metavar="NAMES", help=f"of {', '.join(all_names)}"
     )
     parser.add_argument("--epsilon", type=_numbers, default=(1.0, 8.0), metavar="NUMBERS")
+    parser.add_argument(
+        "--epochs", type=int, default=20, help="search for runs of this length; 100 has a preset of its own"
+    )
     parser.add_argument("--seeds", type=int, default=2)
     ours = PRESETS["ours"].training
     parser.add_argument("--order", choices=ORDERS, default=ours.order, help="search at the noise of this order (G-BMF)")
@@ -131,7 +136,8 @@ def _choose(argv: list[str]) -> None:
         "--noise", choices=[split.value for split in NoiseSplit], default=ours.noise, help="and of this noise"
     )
     options = parser.parse_args(argv)
-    start = replace(PRESETS["ours"], training=ours.with_(order=options.order, noise=options.noise))
+    start = preset_for("ours", options.epochs)
+    start = replace(start, training=start.training.with_(order=options.order, noise=options.noise))
     console, trials = Console(), []
 
     def report(trial: Trial) -> None:
@@ -142,10 +148,14 @@ def _choose(argv: list[str]) -> None:
     data, rates = _data_options(options), {}
     try:
         names = [name for name in options.options if name in OPTIONS]
-        best = choose(start, data, options.epsilon, options=names, seeds=options.seeds, report=report)
+        best = choose(
+            start, data, options.epsilon, options=names, epochs=options.epochs, seeds=options.seeds, report=report
+        )
         for method in BASELINE_RATES:
             if method in options.options:
-                rates[method] = choose_baseline_rates(method, data, options.epsilon, seeds=1, report=report)
+                rates[method] = choose_baseline_rates(
+                    method, data, options.epsilon, epochs=options.epochs, seeds=1, report=report
+                )
     except NotThere as missing:
         parser.error(str(missing))
     options.out.mkdir(parents=True, exist_ok=True)
@@ -201,7 +211,7 @@ def _evaluate(argv: list[str]) -> None:
     options = parser.parse_args(argv)
     started = time.perf_counter()
     presets = tuple(PRESETS) if options.preset == "both" else (options.preset,)
-    selection = Selection(options.seeds, options.epsilon, presets, options.data, options.methods)
+    selection = Selection(options.seeds, options.epsilon, presets, options.data, options.methods, options.pretraining)
     layouts = {
         int(name.removeprefix("table")): layout(int(name.removeprefix("table")), selection) for name in options.only
     }

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bench.evaluation.presets import BASELINE_RATES, PRESETS
+from bench.evaluation.presets import BASELINE_RATES, Preset, preset_for
 from bench.evaluation.sources import DataOptions, load_parts
 from vfl.attack import confidences, confidences_of, population_attack
 from vfl.data.sets import VerticalData
@@ -70,7 +70,7 @@ class Cell:
         content = {
             "version": RESULTS_VERSION,
             "cell": asdict(self),
-            "preset": asdict(PRESETS[self.preset]),
+            "preset": asdict(preset_for(self.preset, self.epochs)),
             "data": data.identity(self.data, self.pretraining),
             "baseline_rates": BASELINE_RATES.get(self.method),
         }
@@ -88,9 +88,8 @@ def group_cells(cells: Sequence[Cell]) -> list[list[Cell]]:
 
 @lru_cache(maxsize=2)
 def _federation(
-    data: str, pretraining: str, preset: str, ldp: bool, lora: str, setting: int, seed: int, options: DataOptions
+    data: str, pretraining: str, p: Preset, ldp: bool, lora: str, setting: int, seed: int, options: DataOptions
 ) -> Federation:
-    p = PRESETS[preset]
     rows, parts = load_parts(data, pretraining, p.features, p.ldp_projection if ldp else p.projection, options)
     return build_federation(
         rows,
@@ -109,7 +108,8 @@ def federation_of(cell: Cell, options: DataOptions) -> Federation:
     """The cell's clients; those of frozen methods are shared by all seeds."""
     lora = (cell.variant or "released") if cell.method in _WITH_LORA else ""
     setting, seed = (cell.setting, cell.seed) if lora else (1, 0)
-    return _federation(cell.data, cell.pretraining, cell.preset, cell.method in _LDP, lora, setting, seed, options)
+    preset = preset_for(cell.preset, cell.epochs)
+    return _federation(cell.data, cell.pretraining, preset, cell.method in _LDP, lora, setting, seed, options)
 
 
 def run_cells(cells: Sequence[Cell], options: DataOptions) -> list[dict[str, Any]]:
@@ -140,7 +140,7 @@ def run_cells(cells: Sequence[Cell], options: DataOptions) -> list[dict[str, Any
 
 
 def _config(cell: Cell, num_samples: int) -> TrainingConfig:
-    preset = PRESETS[cell.preset]
+    preset = preset_for(cell.preset, cell.epochs)
     changes: dict[str, Any] = {"epochs": cell.epochs, "seed": cell.seed}
     if cell.epsilon is not None:
         changes["epsilon"] = cell.epsilon

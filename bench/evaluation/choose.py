@@ -68,9 +68,9 @@ def _rate_for_clip(preset: Preset, value: float) -> Preset:
 # How an option is changed, the values tried, and the method and setting (β = 0 or 0.9) it is measured with.
 OPTIONS: dict[str, tuple[Change, tuple[Any, ...], str, int]] = {
     "projection": (_preset("projection"), (0, 64, 128, 256, 384, 512), "g_bmf", 1),
-    "batch_size": (_training("batch_size"), (250, 500, 1000, 2500), "g_bmf", 1),
+    "batch_size": (_training("batch_size"), (250, 500, 1000, 2500, 5000), "g_bmf", 1),
     "clip_norm": (_rate_for_clip, (0.125, 0.25, 0.5, 1.0), "g_bmf", 1),
-    "learning_rate": (_training("learning_rate"), (8.0, 16.0, 32.0, 64.0), "g_bmf", 1),
+    "learning_rate": (_training("learning_rate"), (2.0, 4.0, 8.0, 16.0, 32.0, 64.0), "g_bmf", 1),
     "schedule": (_training("schedule"), ("constant", "linear", "cosine"), "g_bmf", 1),
     "factorisation": (_training("factorisation"), KINDS, "g_bmf", 1),
     "average": (_training("average"), AVERAGES, "g_bmf", 1),
@@ -133,12 +133,18 @@ def _shrunk_plan(method: str, private: TrainingConfig, rows: int) -> NoisePlan:
     return replace(plan, std=plan.std / SHRINK)
 
 
+def _at(name: str, epochs: int) -> str:
+    """The option as the report names it: the presets are for 20 epochs unless something else is said."""
+    return name if epochs == 20 else f"{name}, {epochs} epochs"
+
+
 def choose(
     start: Preset,
     data: DataOptions,
     epsilons: Sequence[float] = (1.0, 8.0),
     *,
     options: Sequence[str] = tuple(OPTIONS),
+    epochs: int = 20,
     seeds: int = 2,
     report: Callable[[Trial], None] = lambda trial: None,
 ) -> Preset:
@@ -149,17 +155,19 @@ def choose(
         base, score = best, -1.0
         for value in values:
             tried = change(base, value)
-            accuracies = stand_in_accuracy(tried, data, epsilons, method=method, setting=setting, seeds=seeds)
+            accuracies = stand_in_accuracy(
+                tried, data, epsilons, method=method, setting=setting, epochs=epochs, seeds=seeds
+            )
             kept = float(np.mean(accuracies)) > score
             if kept:
                 best, score = tried, float(np.mean(accuracies))
-            report(Trial(name, value, accuracies, kept))
+            report(Trial(_at(name, epochs), value, accuracies, kept))
     return best
 
 
 # Rates tried for each baseline: those of a client, those of the server.
 _RATES = {
-    "admm": ((0.5, 5.0), (0.02, 0.2)),
+    "admm": ((1.0, 5.0, 20.0), (0.001, 0.005)),
     "fedbcd": ((5.0, 20.0, 80.0), (0.0005, 0.002)),
     "split": ((5.0, 20.0, 80.0), (0.0005, 0.002)),
     "ada_vfed": ((0.005, 0.05, 0.5), (0.00005, 0.0005, 0.005)),
@@ -190,5 +198,5 @@ def choose_baseline_rates(
         kept = float(np.mean(accuracies)) > score
         if kept:
             best, score = rates, float(np.mean(accuracies))
-        report(Trial(f"{method} rates", f"{rates[0]:g}, {rates[1]:g}", accuracies, kept))
+        report(Trial(_at(f"{method} rates", epochs), f"{rates[0]:g}, {rates[1]:g}", accuracies, kept))
     return best

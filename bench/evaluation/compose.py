@@ -15,19 +15,19 @@ from bench.evaluation.cells import Cell
 from bench.evaluation.cost import CostRow, load_costs, table_number
 from bench.evaluation.earlier import EarlierPage
 from bench.evaluation.paper_tables import METHOD_NAMES, paper_table
-from bench.evaluation.presets import PRESETS, Preset
+from bench.evaluation.presets import LONG, PRESETS, Preset
 from bench.evaluation.report import Report, Section
 from bench.evaluation.sources import DATA_TITLES, NUM_CLASSES, PRETRAININGS
 from bench.evaluation.tables import (
     EARLIER,
     MARK,
-    NOT_PROVEN,
     NOT_RUN,
     Line,
     Results,
     TableView,
     block_title,
     missing_view,
+    presumes,
     summary,
     view,
 )
@@ -67,9 +67,9 @@ def secure_view(cells: Sequence[Cell], results: Results) -> TableView:
         found = results.get(cell)
         variant = f", {cell.variant}" if cell.variant else ""
         name = f"{METHOD_NAMES[cell.method]} (Setting {cell.setting}{variant})"
-        if cell.method in NOT_PROVEN:
+        if because := presumes(cell.method, cell.preset):
             name += MARK
-            note = f"{METHOD_NAMES[cell.method]}{MARK}: ε is {NOT_PROVEN[cell.method]}."
+            note = f"{METHOD_NAMES[cell.method]}{MARK}: ε is {because}."
             out.notes += [] if note in out.notes else [note]
         figures = [NOT_RUN] * 5
         if isinstance(found, dict):
@@ -267,19 +267,26 @@ def preset_table() -> TableView:
         "factorisation",
         "noise",
     ]
-    rows = zip(names, *(describe(p) for p in PRESETS.values()), strict=True)
-    columns = ["option", *(p.title for p in PRESETS.values())]
+    shown = {p.title: p for p in PRESETS.values()} | {f"{p.title}, 100 epochs": p for p in LONG.values()}
+    rows = zip(names, *map(describe, shown.values()), strict=True)
+    columns = ["option", *shown]
     return TableView("The two presets", columns, [("", list(row)) for row in rows], words=True)
 
 
 def _choice(file: Path, earlier: EarlierPage | None) -> Section:
     section = Section("How our settings were chosen", [texts.CHOICE], [preset_table()])
-    if not file.exists():
-        before = None if earlier is None else earlier.table("The search on the stand-in")
-        if earlier is not None and before is not None:
-            section.tables.append(replace(before, title=f"{before.title}, as of {earlier.date}", folded=True))
+    stored = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {"trials": []}
+    before = None if earlier is None else earlier.table("The search on the stand-in")
+    if earlier is not None and before is not None:
+        again = {trial["option"] for trial in stored["trials"]}
+        names: list[str] = []
+        for _, row in before.rows:  # a page leaves names out that it has just printed
+            names.append(row[0] or names[-1])
+        rows = [line for name, line in zip(names, before.rows, strict=True) if name not in again]
+        title = f"{before.title.split(',')[0]}, as of {earlier.date}"
+        section.tables.append(replace(before, title=title, rows=rows, folded=True))
+    if not stored["trials"]:
         return section
-    stored = json.loads(file.read_text(encoding="utf-8"))
     columns = ["option", "value", *(f"ε = {e:g}" for e in stored["epsilons"]), "chosen"]
     # "kept" marks the best so far; the last one of an option was chosen
     chosen = {trial["option"]: index for index, trial in enumerate(stored["trials"]) if trial["kept"]}
@@ -296,7 +303,7 @@ def _choice(file: Path, earlier: EarlierPage | None) -> Section:
 def _costs(file: Path | None) -> Section:
     section = Section("Cost of a batch over LAN and WAN")
     if file is None or not file.exists():
-        section.paragraphs.append("Not run: `python -m bench.paper cost --json > FILE`, then `--cost FILE`.")
+        section.paragraphs.append("Not in this report: `python -m bench.paper cost --json > FILE`, then `--cost FILE`.")
         return section
     rows, about = load_costs(file)
     section.paragraphs.append(
@@ -346,7 +353,10 @@ def compose(
             if picture := plots.plot_accuracy(lines, results, NUM_CLASSES[lines[0].data]):
                 section.pictures.append((picture, "Accuracy against ε; bars are one standard deviation over seeds."))
             if any(line.method == "gl_bmf" for line in lines):
-                sections.append(_adapters(lines, results, epsilons, earlier if number == 1 else None))
+                adapters = _adapters(lines, results, epsilons, earlier if number == 1 else None)
+                if number != 1 and 1 in layouts:  # said once
+                    adapters.title, adapters.paragraphs = f"{adapters.title}, {paper_table(number).epochs} epochs", []
+                sections += [adapters] if adapters.tables or adapters.paragraphs else []
         if number == 1:
             sections.append(_choice(choice, earlier))
             if num_samples and epsilons:

@@ -145,7 +145,12 @@ def read_page(file: Path, presets: TableView) -> EarlierPage:
         position = view.columns.index(title) if title in view.columns else 0
         return [(row[0], row[position]) for _, row in view.rows]
 
-    unchanged = [name for title, name in titles.items() if described(then, title) == described(presets, title)]
+    # a preset may have a column for longer runs beside its own
+    unchanged = [
+        name
+        for title, name in titles.items()
+        if all(described(then, c) == described(presets, c) for c in presets.columns[1:] if c.startswith(title))
+    ]
     date = re.search(r"<dt>Date, machine</dt><dd>(\d{4}-\d\d-\d\d)", text)
     seeds = re.search(r"--seeds (\d+)", text)
     return EarlierPage(

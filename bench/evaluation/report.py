@@ -121,6 +121,7 @@ figcaption, .note { color: var(--faint); font-size: .82rem; max-width: 50rem; }
   h1 { font-size: 1.35rem; }
   dl { display: block; } dd { margin: 0 0 .4rem; }
   th:first-child, tr:not(.heading) td:first-child { min-width: 6.5rem; }
+  tr:not(.heading) td:nth-child(2) { white-space: normal; min-width: 7.5rem; }
   .picture { overflow-x: auto; } .picture svg { max-width: none; width: auto; }
 }
 @media print {

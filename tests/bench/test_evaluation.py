@@ -14,14 +14,14 @@ from rich.console import Console
 from bench.evaluation import plots
 from bench.evaluation.cache import ResultCache
 from bench.evaluation.cells import Cell, group_cells, run_cells
-from bench.evaluation.compose import compose, preset_table
+from bench.evaluation.compose import compose, preset_table, secure_cells, secure_view
 from bench.evaluation.earlier import read_page, take_cells
 from bench.evaluation.engine import run_sweep
 from bench.evaluation.paper_tables import paper_accuracy, paper_table
-from bench.evaluation.presets import PRESETS
+from bench.evaluation.presets import LONG, PRESETS, preset_for
 from bench.evaluation.report import Report, Section, rich_table, write_report
 from bench.evaluation.sources import DataOptions
-from bench.evaluation.tables import TABLES, Selection, layout, missing_view, view
+from bench.evaluation.tables import TABLES, Selection, TableView, layout, missing_view, view
 from bench.paper import main
 
 CELL = Cell("utility", "digits", "none", "ours", "g_bmf", 1, "", 8.0, 2, 0)
@@ -73,6 +73,17 @@ def test_a_kept_result_belongs_to_its_configuration(monkeypatch, tmp_path):
     changed = dataclasses.replace(PRESETS["ours"], projection=7)
     monkeypatch.setitem(PRESETS, "ours", changed)
     assert CELL.key(NOWHERE) != key
+
+
+def test_runs_of_100_epochs_have_settings_of_their_own(monkeypatch):
+    short, long = at(8.0), at(8.0, epochs=100)
+    keys = short.key(NOWHERE), long.key(NOWHERE), at(8.0, epochs=100, preset="paper").key(NOWHERE)
+    changed = LONG["ours"].training.with_(learning_rate=7.0)
+    monkeypatch.setitem(LONG, "ours", dataclasses.replace(LONG["ours"], training=changed))
+    assert preset_for("ours", 100).training.learning_rate == 7.0 != preset_for("ours", 20).training.learning_rate
+    assert preset_for("paper", 100) is PRESETS["paper"]
+    now = short.key(NOWHERE), long.key(NOWHERE), at(8.0, epochs=100, preset="paper").key(NOWHERE)
+    assert [a == b for a, b in zip(keys, now, strict=True)] == [True, False, True]
 
 
 def test_jobs_take_all_budgets_of_a_seed():
@@ -144,6 +155,9 @@ def test_methods_whose_epsilon_is_not_proven_are_marked():
             assert "LDP-GL †: ε is for a record's own released rows alone, not proven for the run" in text
         else:
             assert text.count("not proven for the run") == 4
+    # three real servers run G-Shuff in our settings
+    trained = secure_view(secure_cells("digits", "none"), {})
+    assert {row[0] for _, row in trained.rows} >= {"G-Shuff (Setting 1)"} and not trained.notes
 
 
 def test_the_command_writes_one_page(tmp_path, capsys):
@@ -229,7 +243,10 @@ def test_means_of_an_earlier_page_are_marked(tmp_path, monkeypatch):
     lines = layout(1, Selection(seeds=2, data=("digits",), methods=("g_bmf",), epsilons=(1.0, 8.0)))
     own = [cell for line in lines for entry in line.entries for cell in entry.cells]
     results: dict[Cell, Any] = {cell: {"accuracy": 0.5 + 0.1 * cell.seed} for cell in own}
-    page = Section("s", tables=[view(1, lines, results), preset_table()])
+    trials = [("yes", "a", "1"), ("", "a", "2"), ("yes", "b", "3")]
+    search = TableView("The search on the stand-in: test accuracy (%)", ["option", "value", "chosen"], [])
+    search.rows = [("ours" if yes else "", [option, value, yes]) for yes, option, value in trials]
+    page = Section("s", tables=[view(1, lines, results), preset_table(), search])
     facts = [("Command", "`python -m bench.paper --seeds 2`"), ("Date, machine", "2026-11-16 10:16 UTC, a machine")]
     file = write_report(Report("t", [], facts, [page], []), tmp_path)["html"]
     earlier = read_page(file, preset_table())
@@ -245,6 +262,16 @@ def test_means_of_an_earlier_page_are_marked(tmp_path, monkeypatch):
     ).rows
     report = compose({1: lines}, now, [], cost_file=None, choice=tmp_path / "none", earlier=earlier)
     assert any("55.0 % ‡ in the paper's settings, 90.0 % in ours" in sentence for sentence in report.lead)
+    # options that were searched again are taken from the new search alone
+    new = {"option": "b", "value": "4", "accuracies": [0.5], "kept": True}
+    (tmp_path / "choose.json").write_text(json.dumps({"epsilons": [1.0], "trials": [new]}), encoding="utf-8")
+    again = compose({1: lines}, now, [], cost_file=None, choice=tmp_path / "choose.json", earlier=earlier)
+    tables = [table for section in again.sections for table in section.tables if table.title.startswith("The search")]
+    assert tables[0].title.endswith("as of 2026-11-16") and len(tables) == 2
+    assert [[row[1] for _, row in table.rows] for table in tables] == [["1", "2"], ["4"]]
+    monkeypatch.setitem(LONG, "ours", dataclasses.replace(LONG["ours"], projection=7))
+    assert read_page(file, preset_table()).unchanged == {"paper"}
+    monkeypatch.undo()
     monkeypatch.setitem(PRESETS, "ours", dataclasses.replace(PRESETS["ours"], projection=7))
     changed = read_page(file, preset_table())
     assert changed.unchanged == {"paper"}
@@ -319,6 +346,22 @@ def test_settings_are_chosen_on_public_rows(tmp_path, capsys):
     kept = [t["value"] for t in by_option["ldp_projection"] if t["kept"]][-1]
     assert stored["best"]["ldp_projection"] == kept and len(stored["baseline_rates"]["split"]) == 2
     assert "split rates = 20, 0.002" in capsys.readouterr().out
+    # another length is a search of its own, beside the first
+    main(["choose", "--options", "ldp_rate", "--epochs", "2", "--seeds", "1", "--epsilon", "8", *arguments])
+    names = {t["option"] for t in json.loads((tmp_path / "choose.json").read_text(encoding="utf-8"))["trials"]}
+    assert names == {*by_option, "ldp_rate, 2 epochs"}
+
+
+def test_one_pretraining_can_be_asked_for():
+    """Our own weights are in Tables 1, 4 and 7; orders and noises are compared on one set of features only."""
+    chosen = Selection(data=("cifar10",), pretrainings=("own",))
+    for number in (1, 4, 7):
+        lines = layout(number, chosen)
+        assert lines and {line.pretraining for line in lines} == {"own"}
+        assert not any("secret order" in line.variant or "joint noise" in line.variant for line in lines)
+    assert not layout(3, chosen)
+    everything = layout(1, Selection(data=("cifar10",)))
+    assert {line.pretraining for line in everything if line.variant == "secret order"} == {"imagenet"}
 
 
 def test_eight_blocks_are_a_data_set_of_their_own(tmp_path):

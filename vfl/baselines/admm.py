@@ -7,6 +7,10 @@ on each head; then each client makes ``local_steps`` steps on
     L_k = [Σ_j Q_kj·λ_j + ρ/2·‖s_{−k,j} + Q_kj − z_j‖²] / B,      Q_k = h_k W_k,
 
 with its own clean embeddings. Written from the paper's description.
+
+Heads start so small that released rows, most of which is noise, have logits near zero, as they have in the published code
+(rows of norm 0.01). Heads that start at a size of their own give every row the logits of its noise; the clients are asked
+to follow these, and at twenty epochs' noise nothing is learned.
 """
 
 from __future__ import annotations
@@ -21,6 +25,8 @@ from vfl.local.config import LocalModelConfig
 from vfl.progress import progress_bar
 
 __all__ = ["solve_auxiliary", "train_admm"]
+
+_START = 0.1  # deviation of the logits that a client's first released rows have under its first head
 
 
 def solve_auxiliary(
@@ -44,6 +50,13 @@ def solve_auxiliary(
     return z
 
 
+def _first_head(released: torch.Tensor, classes: int, seed: int) -> torch.Tensor:
+    """Random, and scaled to what the server received: logits of these rows deviate by ``_START``."""
+    length = float(released.square().sum(1).mean()) ** 0.5
+    head = torch.empty(released.shape[1], classes).normal_(generator=torch.Generator().manual_seed(seed))
+    return head * (_START / max(length, 1e-9))
+
+
 def train_admm(
     data: VerticalData,
     config: BaselineConfig | None = None,
@@ -56,9 +69,7 @@ def train_admm(
     config = config or BaselineConfig()
     parties = Parties(data, local_model or LocalModelConfig("mlp"), config)
     rho, classes = config.penalty, parties.classes
-    heads = [torch.zeros(m.output_width, classes) for m in parties.models]
-    for i, head in enumerate(heads):
-        head.normal_(0.0, 0.1, generator=torch.Generator().manual_seed(config.seed * 100 + i))
+    heads: list[torch.Tensor] = []
     duals = torch.zeros(parties.num_samples, classes)
     optimisers = parties.optimisers()
     eye = torch.eye(classes)
@@ -70,6 +81,7 @@ def train_admm(
                     for i in range(parties.num_clients):
                         clean = parties.embed(i, rows)
                         sent.append(clean + parties.noise(clean))
+                    heads = heads or [_first_head(h, classes, config.seed * 100 + i) for i, h in enumerate(sent)]
                     outputs = [h @ w for h, w in zip(sent, heads, strict=True)]
                     total = torch.stack(outputs).sum(0)
                     z = solve_auxiliary(total, duals[rows], eye[parties.labels[rows]], rho)

@@ -72,6 +72,7 @@ def pretrain(
     epochs: int = 10,
     batch_size: int = 128,
     learning_rate: float = 0.1,
+    shift: int = 0,
     minutes: float | None = None,
     resume: bool = False,
     seed: int = 0,
@@ -80,14 +81,15 @@ def pretrain(
     """Train on column strips of public images (one strip, or all as one set) and write ``out`` after each epoch, and in the
     middle of one when ``minutes`` are over; with ``resume`` training goes on from there, to the bit as if it had not stopped.
 
-    A tenth of the images (not of the strips) is kept for validation. Random horizontal flips, SGD with momentum 0.9, cosine
-    schedule.
+    A tenth of the images (not of the strips) is kept for validation. Random horizontal flips, shifts by up to ``shift`` pixels
+    (margins are zero), both drawn once a batch; SGD with momentum 0.9, cosine schedule.
     """
     require_integer("epochs", epochs, 1)
     require_integer("batch_size", batch_size, 1)
     require_real("learning_rate", learning_rate, 0.0, open_low=True)
+    require_integer("shift", shift, 0)
     train, held_out = _deal(images, labels, num_clients, strip, seed)
-    run = _Run(config, train, held_out, epochs, batch_size, learning_rate, seed)
+    run = _Run(config, train, held_out, epochs, batch_size, learning_rate, shift, seed)
     if resume and out.exists():
         run.load(out)
     end = None if minutes is None else time.monotonic() + 60 * minutes
@@ -131,9 +133,11 @@ class _Run:
         epochs: int,
         batch_size: int,
         learning_rate: float,
+        shift: int,
         seed: int,
     ) -> None:
         self.config, self.epochs, self.batch_size, self.learning_rate = config, epochs, batch_size, learning_rate
+        self.shift = shift
         self.rows, self.labels = train[0], torch.from_numpy(train[1])
         self.held_out = held_out
         self.model = build_local_model(config, self.rows.shape[1:])
@@ -154,7 +158,9 @@ class _Run:
 
     def options(self) -> str:
         """What a checkpoint belongs to."""
-        chosen = {"epochs": self.epochs, "batch_size": self.batch_size, "learning_rate": self.learning_rate}
+        chosen: dict[str, Any] = {
+            "epochs": self.epochs, "batch_size": self.batch_size, "learning_rate": self.learning_rate, "shift": self.shift,
+        }  # fmt: skip
         return json.dumps({**dataclasses.asdict(self.config), **chosen, "rows": len(self.labels)})
 
     def train_epoch(self, end: float | None, advance: Callable[[int], object]) -> bool:
@@ -182,6 +188,10 @@ class _Run:
         x = to_tensor(self.rows[rows.numpy()], self.config)
         if x.ndim == 4 and torch.rand(1, generator=self.generator) < 0.5:
             x = x.flip(3)
+        if x.ndim == 4 and self.shift:
+            top, left = torch.randint(0, 2 * self.shift + 1, (2,), generator=self.generator).tolist()
+            height, width = x.shape[2:]
+            x = nn.functional.pad(x, [self.shift] * 4)[:, :, top : top + height, left : left + width]
         loss = nn.functional.cross_entropy(self.head(self.model(x)), self.labels[rows])
         self.optimiser.zero_grad()
         loss.backward()
@@ -257,6 +267,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--batch-size", type=int, default=128)
     parser.add_argument("--learning-rate", type=float, default=0.05)
+    parser.add_argument("--shift", type=int, default=0, help="random shifts by up to this many pixels")
     parser.add_argument("--max-rows", type=int, help="use the first rows only")
     parser.add_argument("--threads", type=int, help="torch threads")
     parser.add_argument("--seed", type=int, default=0)
@@ -291,6 +302,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         epochs=options.epochs,
         batch_size=options.batch_size,
         learning_rate=options.learning_rate,
+        shift=options.shift,
         minutes=options.minutes,
         resume=options.resume,
         seed=options.seed,

@@ -232,8 +232,10 @@ def test_pretraining_stops_within_an_epoch_and_goes_on_exactly(tmp_path, monkeyp
 
     images, labels = module.load_public_images("digits", public_fraction=0.3)
     config = LocalModelConfig("small_resnet", output_width=8)
-    options: dict[str, Any] = {"batch_size": 100, "epochs": 2, "progress": False}
+    options: dict[str, Any] = {"batch_size": 100, "epochs": 2, "shift": 1, "progress": False}
     whole = module.pretrain(images, labels, config, tmp_path / "whole.pth", **options)
+    still = module.pretrain(images, labels, config, tmp_path / "still.pth", **{**options, "shift": 0})
+    assert still["history"] != whole["history"]
     file, pieces, ticks = tmp_path / "pieces.pth", 0, iter(range(10**6))
     monkeypatch.setattr("vfl.local.pretrain.time.monotonic", lambda: float(next(ticks)))
     found: dict[str, Any] = {"finished": False}
