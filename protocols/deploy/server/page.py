@@ -24,7 +24,7 @@ from urllib.parse import parse_qs, urlsplit
 from accel.files import write_bytes
 from protocols.deploy.server.status import COVERED, StatusSource, metrics_text
 
-__all__ = ["StatusPage", "page_html"]
+__all__ = ["StatusPage", "duration", "page_html"]
 
 TOKEN = "status.token"
 _AT_A_TIME = 8
@@ -182,7 +182,7 @@ def _session(session: Mapping[str, Any]) -> str:
         bar = f"<progress value={int(session['done'])} max={int(session['total'])}></progress> "
         rows.append((str(session["phase"]), f"{session['done']:,} of {session['total']:,}"))
     if session["rate"]:
-        left = "" if session["seconds_left"] is None else f", {_duration(session['seconds_left'])} left"
+        left = "" if session["seconds_left"] is None else f", {duration(session['seconds_left'])} left"
         rows.append(("pace", f"{session['rate']:.3g} a second{left}"))
     if session["rounds"] is not None:
         rows.append(("rounds and bytes sent", f"{session['rounds']:,}; {session['bytes_sent'] / 1e6:,.2f} MB"))
@@ -245,7 +245,8 @@ def _cell(value: Any) -> str:
     return re.sub(r"^(\d{4}-\d\d-\d\d)T(\d\d:\d\d:\d\d)(?:\.\d+)?(?:Z|\+00:00)$", r"\1 \2 UTC", text)
 
 
-def _duration(seconds: int) -> str:
+def duration(seconds: int) -> str:
+    """For people: hours and minutes, minutes and seconds, or seconds."""
     hours, rest = divmod(int(seconds), 3600)
     if hours:
         return f"{hours} h {rest // 60} min"

@@ -142,7 +142,7 @@ class Session:
         if self.taken:
             shutil.rmtree(self.directory / "upload", ignore_errors=True)
             (self.directory / "server" / "noise.key").unlink(missing_ok=True)
-            for pattern in ("release-*.npz", "opened-*.log", "opened-*.part", "shuffled-*.npz"):
+            for pattern in ("release-*.npz", "opened-*", "shuffled-*.npz"):
                 for words in (self.directory / "server").glob(pattern):
                     words.unlink(missing_ok=True)  # two clients may come for theirs in the same moment
 

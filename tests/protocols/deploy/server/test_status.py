@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from protocols.deploy.cli import main
-from protocols.deploy.server.page import TOKEN, _duration
+from protocols.deploy.server.page import TOKEN, duration
 from protocols.deploy.server.status import COVERED
 from tests.protocols.deploy.server.threads import ROWS, Federation, _wait
 
@@ -122,8 +122,8 @@ def test_the_learning_curve_on_public_rows_is_drawn_while_there_is_one(federatio
 @pytest.mark.parametrize(
     ("seconds", "words"), [(4, "4 s"), (64, "1 min 4 s"), (3600, "1 h 0 min"), (90061, "25 h 1 min")]
 )
-def test_durations_for_people(seconds: int, words: str) -> None:
-    assert _duration(seconds) == words
+def testdurations_for_people(seconds: int, words: str) -> None:
+    assert duration(seconds) == words
 
 
 def test_a_server_that_hangs_is_not_healthy(federation: Federation) -> None:
