@@ -172,7 +172,10 @@ class Claim:
             lines.append(f"Fixed-point arithmetic is included: {parts}.")
         lines += [f"{caveat}." for caveat in self.caveats]
         if self.row_bound is not None:
-            lines.append(f"The clients clip or normalise rows to norm {self.row_bound:g}.")
+            lines.append(
+                f"Rows count as at most {self.row_bound:g} long: clients clip or normalise them, and their rounding and the tolerance of "
+                "the servers' test are included."
+            )
         lines.append(f"Assumed: {'; '.join(self.public)}.")
         lines.append(f"Outside the claim: {'; '.join(self.outside)}.")
         return " ".join(line for line in lines if line)
