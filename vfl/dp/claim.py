@@ -173,7 +173,7 @@ class Claim:
         lines += [f"{caveat}." for caveat in self.caveats]
         if self.row_bound is not None:
             lines.append(
-                f"Rows count as at most {self.row_bound:g} long: clients clip or normalise them, and their rounding and the tolerance of "
+                f"Rows count as of norm {self.row_bound:g} at most: clients clip or normalise them, and their rounding and the tolerance of "
                 "the servers' test are included."
             )
         lines.append(f"Assumed: {'; '.join(self.public)}.")
