@@ -6,10 +6,12 @@ import numpy as np
 from numba import njit
 
 from accel.compiled.bits import word_behind
+from accel.reference.open_weights import ACROSS, LANES, STEP
 
 __all__ = [
     "add_packed",
     "centred_rounded",
+    "checksum",
     "cut_words",
     "largest_absolute",
     "largest_square_sum",
@@ -127,3 +129,26 @@ def moved_weights(values, velocity, sums, momentum, decay, rate, out):
     for i in range(out.size):
         velocity[i] = ((beta * velocity[i] + half) >> bits) + sums[i]
     return _moved(values, velocity, decay, rate, out)
+
+
+@njit(cache=True, nogil=True)
+def _checksum(words):
+    step, total, power = np.uint64(STEP), np.uint64(0), np.uint64(1)
+    sums = np.zeros(LANES, dtype=np.uint64)
+    whole = words.size - words.size % LANES
+    for start in range(0, whole, LANES):
+        for lane in range(LANES):
+            sums[lane] = sums[lane] * step + words[start + lane]
+    for lane in range(LANES):
+        if whole < words.size:
+            sums[lane] *= step
+            if whole + lane < words.size:
+                sums[lane] += words[whole + lane]
+        total += sums[lane] * power
+        power *= np.uint64(ACROSS)
+    return total
+
+
+def checksum(words: np.ndarray) -> int:
+    """See ``accel.reference.open_weights.checksum``."""
+    return int(_checksum(words))
