@@ -42,7 +42,7 @@ LARGEST_STD = 2.0**52
 STRIPS = 512
 COLUMN_UNITS = 1 << 23  # coin of the alias table: 9 + 23 bits choose the strip, 32 bits are left to accept
 GUARD = 2.0**-12  # in units of the 32-bit acceptance coin; 16 times the error of the float64 evaluation
-_BLOCK = 1 << 15
+_ATTEMPTS = 1 << 12  # at a time: their words stay in the first caches
 
 
 @dataclass(frozen=True)
@@ -112,20 +112,44 @@ class GridGaussian:
 
     def sample(self, stream: Stream, count: int) -> np.ndarray:
         """The next ``count`` samples as int64; the same stream gives the same samples on every backend."""
-        count = require_integer("count", count, 0)
-        out = np.empty(count, dtype=np.int64)
-        filled = 0
-        while filled < count:
-            attempts = min(_BLOCK, int(1.05 * (count - filled)) + 64)
-            words = stream.words(2 * attempts)
-            values, places, undecided = self._kernels.grid_gaussian_attempts(words, self.table)
-            if undecided.size:
-                refused = [p for p, a in zip(places, undecided, strict=True) if not self.settle(words, int(a), stream)]
-                values = np.delete(values, refused)
-            piece = values[: count - filled]
-            out[filled : filled + piece.size] = piece
-            filled += piece.size
+        out = np.empty(require_integer("count", count, 0), dtype=np.int64)
+        self.fill(stream, out)
         return out
+
+    def fill(self, stream: Stream, out: np.ndarray) -> None:
+        """As many samples as ``out`` (int64, one axis) takes."""
+        filled = 0
+        while filled < out.size:
+            begin = stream.position
+            words = stream.words(2 * min(_ATTEMPTS, int(1.05 * (out.size - filled)) + 64))
+            used = 0
+            while 2 * used < words.size and filled < out.size:
+                tried, kept, places, undecided = self._kernels.grid_gaussian_attempts(
+                    words[2 * used :], self.table, out[filled:]
+                )
+                if undecided.size:
+                    kept = self._settled(words, used + undecided, places, stream, begin, out[filled : filled + kept])
+                used += tried
+                filled += kept
+
+    def _settled(
+        self,
+        words: np.ndarray,
+        attempts: np.ndarray,
+        places: np.ndarray,
+        stream: Stream,
+        begin: int,
+        values: np.ndarray,
+    ) -> int:
+        """How many values are left, in front, when the undecided ones among them are settled."""
+        refused = [
+            place
+            for place, attempt in zip(places.tolist(), attempts.tolist(), strict=True)
+            if not self.settle(words, attempt, stream.reserve(begin + 2 * words.itemsize * attempt))
+        ]
+        left = np.delete(values, refused)
+        values[: left.size] = left
+        return left.size
 
     def settle(self, words: np.ndarray, attempt: int, stream: Stream) -> bool:
         """Decide one attempt with as many further words as it takes: exact, slow, once in 2^32 attempts."""

@@ -17,6 +17,7 @@ NONCE_BYTES = 8  # the other eight bytes of the block count blocks: 2^64 of them
 
 BLOCK = 16
 _RESERVE = 1 << 63  # the first block of the reserves
+_LONG = 1 << 15  # bytes of one draw from which on a counter-mode context pays
 _ZEROS = np.zeros(1 << 18, dtype=np.uint8)
 _COUNTERS = np.arange(_ZEROS.size // BLOCK, dtype=">u8").view(np.uint64)
 
@@ -62,8 +63,8 @@ class Stream:
     """A pseudo-random stream: AES-256-CTR under ``key``, starting at block (nonce, 0).
 
     Two streams with the same key and different 8-byte nonces never share a block. The stream is sequential: each call
-    continues where the last one stopped. Its first 256 KiB are computed block by block from the key that is expanded
-    already, what follows by a counter-mode context of its own.
+    continues where the last one stopped. Short draws from its first 256 KiB are computed block by block from the key that is
+    expanded already, everything else by a counter-mode context of its own.
     """
 
     __slots__ = ("_context", "_first", "_key", "_nonce", "_word", "position")
@@ -89,7 +90,7 @@ class Stream:
             return np.empty(0, dtype=np.uint8)
         begin = self.position
         self.position = end = begin + count
-        if self._context is None and self._first == 0 and end <= _ZEROS.size:
+        if self._context is None and self._first == 0 and end <= _ZEROS.size and count < _LONG:
             first = begin // BLOCK
             blocks = self._key.blocks(self._word, first, -(-end // BLOCK) - first)
             return blocks[begin - first * BLOCK : end - first * BLOCK]

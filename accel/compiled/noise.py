@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-import threading
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,13 +15,15 @@ from accel.reference import noise as _reference
 if TYPE_CHECKING:
     from accel.gaussian import StripTable
 
-__all__ = ["fir_fits_window", "fir_taps", "fir_window", "grid_gaussian_attempts", "recursive_filter"]
+__all__ = ["fir_fits_ring", "fir_ring", "fir_takes_blas", "fir_taps", "grid_gaussian_attempts", "recursive_filter"]
 
 _COLUMNS = 512  # columns per piece: the float64 halves of p + 64 rows then stay in the cache of one core
 _STEPS = 64  # rows per block: the triangle of the Toeplitz matrix that BLAS multiplies in vain stays small
 
 
-def grid_gaussian_attempts(words: np.ndarray, table: StripTable) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def grid_gaussian_attempts(
+    words: np.ndarray, table: StripTable, out: np.ndarray
+) -> tuple[int, int, np.ndarray, np.ndarray]:
     """See ``accel.reference.noise``: one pass, and exp only where the floor of the strip does not decide."""
     return _attempts(
         words,
@@ -33,18 +34,21 @@ def grid_gaussian_attempts(words: np.ndarray, table: StripTable) -> tuple[np.nda
         table.curvature,
         table.strip_bits,
         table.guard,
+        out,
     )
 
 
 @njit(cache=True, nogil=True)
-def _attempts(words, thresholds, aliases, ceilings, floors, curvature, strip_bits, guard):
+def _attempts(words, thresholds, aliases, ceilings, floors, curvature, strip_bits, guard, values):
     attempts = words.size // 2
-    values = np.empty(attempts, dtype=np.int64)
     places = np.empty(attempts, dtype=np.int64)
     undecided = np.empty(attempts, dtype=np.int64)
     kept, open_count = 0, 0
     shift = np.uint64(63 - strip_bits)
     for a in range(attempts):
+        if kept == values.size:
+            attempts = a
+            break
         first, second = words[2 * a], words[2 * a + 1]
         strip = first & np.uint64(511)
         if ((first >> np.uint64(9)) & np.uint64(0x7FFFFF)) >= thresholds[strip]:
@@ -64,7 +68,7 @@ def _attempts(words, thresholds, aliases, ceilings, floors, curvature, strip_bit
         magnitude = (half_units + 1) >> 1
         values[kept] = -magnitude if second & np.uint64(1) else magnitude
         kept += 1
-    return values[:kept], places[:open_count].copy(), undecided[:open_count].copy()
+    return attempts, kept, places[:open_count].copy(), undecided[:open_count].copy()
 
 
 def fir_taps(history: np.ndarray, rows: np.ndarray, taps: np.ndarray) -> np.ndarray:
@@ -97,66 +101,53 @@ def _sizes(taps: bytes) -> tuple[int, int]:
     return sum(sizes), sum(sizes[1:])
 
 
-def fir_fits_window(taps: np.ndarray, largest: int) -> bool:
-    """See ``accel.reference.noise.fir_fits_window``."""
+def fir_fits_ring(taps: np.ndarray, largest: int) -> bool:
+    """See ``accel.reference.noise.fir_fits_ring``."""
     return max(1, _sizes(taps.tobytes())[1]) * largest <= 1 << 53
 
 
-def fir_window(window: np.ndarray, rows: np.ndarray, taps: np.ndarray, out: np.ndarray) -> None:
-    """See ``accel.reference.noise.fir_window``: one float64 matrix product (BLAS, or ``accel.compiled.fir``). All its sums are
+def fir_takes_blas(rows: int, columns: int) -> bool:
+    """See ``accel.reference.noise.fir_takes_blas``."""
+    return not fir.is_worth_it(rows, columns)
+
+
+def fir_ring(ring: np.ndarray, position: int, rows: np.ndarray, taps: np.ndarray, out: np.ndarray) -> None:
+    """See ``accel.reference.noise.fir_ring``: one float64 matrix product, by tiles (``accel.compiled.fir``) or BLAS. All its sums are
     integers below 2^53, hence exact in any order; the first tap, usually half of all, is multiplied in integers."""
-    depth, steps = len(taps) - 1, len(rows)
-    by_tiles = fir.is_worth_it(*rows.shape)
-    kept = _kept_taps if by_tiles else _kept_toeplitz
-    band = kept(taps.astype(np.float64).tobytes(), steps)
-    z = window[: depth + steps]
-    _to_float(rows, z[depth:])
-    product = _scratch("product", steps, rows.shape[1])
-    if by_tiles:
-        fir.band_by_tiles(band, z, product)
-    else:
-        np.matmul(band[:steps, : steps + depth], z, out=product)
+    depth, steps, around = len(taps) - 1, len(rows), len(ring)
+    _put(rows, ring, position)
+    start = (position - depth) % around
+    if fir.is_worth_it(*rows.shape):
+        fir.filter_by_tiles(_kept_taps(taps.tobytes()), taps[0], ring, start, rows, out)
+        return
+    band = _kept_toeplitz(taps.tobytes(), steps)
+    before = min(depth + steps, around - start)
+    product = band[:, :before] @ ring[start : start + before]
+    if before < depth + steps:
+        product += band[:, before:] @ ring[: depth + steps - before]
     _add_first(product, rows, taps[0], out)
-    _move_up(window, steps, depth)
-
-
-_memory = threading.local()  # noise is made in threads, one for each run
-
-
-def _scratch(name: str, rows: int, columns: int) -> np.ndarray:
-    """Memory of this thread for a matrix, the same at every call: fresh pages would cost more than what is done with them."""
-    kept = getattr(_memory, name, None)
-    if kept is None or kept.size < rows * columns:
-        kept = np.empty(rows * columns)
-        setattr(_memory, name, kept)
-    return kept[: rows * columns].reshape(rows, columns)
 
 
 @functools.lru_cache(maxsize=8)
 def _kept_toeplitz(taps: bytes, steps: int) -> np.ndarray:
     """Of all taps but the first."""
-    later = np.frombuffer(taps).copy()
+    later = np.frombuffer(taps, dtype=np.int64).astype(np.float64)
     later[0] = 0.0
     return _toeplitz(later, steps)
 
 
 @functools.lru_cache(maxsize=8)
-def _kept_taps(taps: bytes, steps: int) -> np.ndarray:
-    return fir.padded_taps(np.frombuffer(taps))
+def _kept_taps(taps: bytes) -> np.ndarray:
+    return fir.padded_taps(np.frombuffer(taps, dtype=np.int64).astype(np.float64))
 
 
 @njit(cache=True, nogil=True)
-def _to_float(integers, out):
-    for t in range(out.shape[0]):
-        for c in range(out.shape[1]):
-            out[t, c] = np.float64(integers[t, c])
-
-
-@njit(cache=True, nogil=True)
-def _move_up(window, steps, depth):
-    for t in range(depth):
-        for c in range(window.shape[1]):
-            window[t, c] = window[t + steps, c]
+def _put(integers, ring, position):
+    """Rows into the ring from ``position`` on and around."""
+    for t in range(integers.shape[0]):
+        at = (position + t) % ring.shape[0]
+        for c in range(integers.shape[1]):
+            ring[at, c] = np.float64(integers[t, c])
 
 
 @njit(cache=True, nogil=True)

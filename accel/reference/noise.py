@@ -9,13 +9,16 @@ import numpy as np
 if TYPE_CHECKING:
     from accel.gaussian import StripTable
 
-__all__ = ["fir_fits_window", "fir_taps", "fir_window", "grid_gaussian_attempts", "recursive_filter"]
+__all__ = ["fir_fits_ring", "fir_ring", "fir_takes_blas", "fir_taps", "grid_gaussian_attempts", "recursive_filter"]
 
 _LOW_BITS = 24
 
 
-def grid_gaussian_attempts(words: np.ndarray, table: StripTable) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Attempts of ``accel.gaussian``: word pairs to (values kept, undecided places in them, their attempts).
+def grid_gaussian_attempts(
+    words: np.ndarray, table: StripTable, out: np.ndarray
+) -> tuple[int, int, np.ndarray, np.ndarray]:
+    """Attempts of ``accel.gaussian``: from word pairs the first values kept into ``out``, until it is full. Returns how many attempts
+    that took, how many values were kept, the undecided places in them, and their attempts.
 
     First word: column (9 bits), alias coin (23), acceptance coin (32). Second: sign (1), place in strip (63).
     """
@@ -32,26 +35,34 @@ def grid_gaussian_attempts(words: np.ndarray, table: StripTable) -> tuple[np.nda
     half_units = (strip << table.strip_bits) | (place >> np.uint64(63 - table.strip_bits)).astype(np.int64)
     magnitude = (half_units + 1) >> 1
     values = np.where(second & np.uint64(1), -magnitude, magnitude)
-    undecided = np.flatnonzero(possible & ~sure)
+    taken = np.flatnonzero(possible)[: out.size]
+    out[: taken.size] = values[taken]
+    tried = int(taken[-1]) + 1 if taken.size == out.size and taken.size else first.size
+    undecided = np.flatnonzero((possible & ~sure)[:tried])
     places = np.cumsum(possible)[undecided] - 1
-    return values[possible], places, undecided
+    return tried, taken.size, places, undecided
 
 
-def fir_fits_window(taps: np.ndarray, largest: int) -> bool:
-    """Whether ``fir_window`` is exact for integers within ±largest, a public bound: Σ|taps|·largest ≤ 2^53 without the first tap."""
+def fir_fits_ring(taps: np.ndarray, largest: int) -> bool:
+    """Whether ``fir_ring`` is exact for integers within ±largest, a public bound: Σ|taps|·largest ≤ 2^53 without the first tap."""
     return max(1, sum(abs(tap) for tap in taps[1:].tolist())) * largest <= 1 << 53
 
 
-def fir_window(window: np.ndarray, rows: np.ndarray, taps: np.ndarray, out: np.ndarray) -> None:
-    """``fir_taps`` of int64 ``rows`` into ``out`` (which may be ``rows``), where ``fir_fits_window`` says that floats are enough.
+def fir_takes_blas(rows: int, columns: int) -> bool:
+    """Whether ``fir_ring`` of so many rows and columns is a product of the BLAS library, which may start threads."""
+    return False
 
-    ``window`` holds the len(taps)−1 rows before in its first rows, as float64, and room for as many as ``rows`` has; afterwards
-    it holds those before the next rows. Whoever keeps it converts every row once.
+
+def fir_ring(ring: np.ndarray, position: int, rows: np.ndarray, taps: np.ndarray, out: np.ndarray) -> None:
+    """``fir_taps`` of int64 ``rows`` into ``out`` (which may be ``rows``), where ``fir_fits_ring`` says that floats are enough.
+
+    ``ring`` holds the last rows as float64, at least len(taps)−1 and as many as ``rows`` has: those before ``position``, around its end.
+    The new ones are put there from ``position`` on, so nothing is moved, and every row is converted once.
     """
-    depth, history = len(taps) - 1, window[: len(taps) - 1].astype(np.int64)
-    z = np.concatenate([history, rows])
+    depth, around = len(taps) - 1, len(ring)
+    history = ring[np.arange(position - depth, position) % around].astype(np.int64)
+    ring[np.arange(position, position + len(rows)) % around] = rows
     out[:] = fir_taps(history, rows, taps)
-    window[:depth] = z[len(z) - depth :]
 
 
 def fir_taps(history: np.ndarray, rows: np.ndarray, taps: np.ndarray) -> np.ndarray:

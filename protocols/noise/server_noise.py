@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -40,15 +41,21 @@ class NoiseAhead:
         self._row: Future[np.ndarray] = self._pool.submit(self._first_row)
 
     def _first_row(self) -> np.ndarray:
-        with self._libraries.limit(limits=1, user_api="blas"):
-            return self._source.result().next_row()
+        source = self._source.result()
+        with self._on_one_core(source):
+            return source.next_row()
 
     def _next_row(self) -> np.ndarray:
         """One step's share of the work, and the next row: ready unless the thread fell behind."""
-        with self._libraries.limit(limits=1, user_api="blas"):
-            source = self._source.result()
+        source = self._source.result()
+        with self._on_one_core(source):
             source.work()
             return source.next_row()
+
+    def _on_one_core(self, source: NoiseSource) -> contextlib.AbstractContextManager[object]:
+        if source.takes_blas:
+            return self._libraries.limit(limits=1, user_api="blas")
+        return contextlib.nullcontext()
 
     def next_row(self) -> np.ndarray:
         """The noise of the next step, int64 at 46 bits."""

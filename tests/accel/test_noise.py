@@ -94,7 +94,7 @@ def test_undecided_attempts_are_settled_the_same_way(name):
     """A guard of 2^-4 sends every tenth decision to the exact path, which must agree with the fast one."""
     quick, slow = (GridGaussian(STD, accel.backend(name), guard=g) for g in (GUARD, 2.0**28))
     words = stream(5).words(4_000)
-    _, _, undecided = slow._kernels.grid_gaussian_attempts(words, slow.table)
+    _, _, _, undecided = slow._kernels.grid_gaussian_attempts(words, slow.table, np.empty(4_000, dtype=np.int64))
     assert 100 < undecided.size < 1_000
     assert np.array_equal(quick.sample(stream(5), 1_800), slow.sample(stream(5), 1_800))
 
@@ -165,18 +165,20 @@ def test_one_product_is_exact_up_to_its_bound(name, seed, bits, steps):
     largest = 2**53 // int(np.abs(taps[1:]).sum())
     z = rng.choice([-largest, largest, largest - 1, 1, 0], (len(taps) - 1 + steps, 3)).astype(np.int64)
     history, rows = z[: len(taps) - 1], z[len(taps) - 1 :]
-    assert accel.backend(name).fir_fits_window(taps, largest)
-    assert not accel.backend(name).fir_fits_window(taps, 2 * largest)
-    assert np.array_equal(by_window(name, history, rows, taps), python_fir(history, rows, taps))
+    assert accel.backend(name).fir_fits_ring(taps, largest)
+    assert not accel.backend(name).fir_fits_ring(taps, 2 * largest)
+    assert np.array_equal(by_ring(name, history, rows, taps), python_fir(history, rows, taps))
 
 
-def by_window(name: str, history: np.ndarray, rows: np.ndarray, taps: np.ndarray) -> np.ndarray:
-    """Blocks of 64 rows, in place; what lies behind the history in the window does not matter."""
-    window = np.full((len(history) + 64, rows.shape[1]), np.nan)
-    window[: len(history)] = history
+def by_ring(name: str, history: np.ndarray, rows: np.ndarray, taps: np.ndarray) -> np.ndarray:
+    """Blocks of 64 rows, in place; what lies in the room for a block does not matter, nor where the ring begins."""
+    ring = np.full((len(history) + 64, rows.shape[1]), np.nan)
+    position = int(rows[0, 0]) % len(ring)
+    ring[np.arange(position - len(history), position) % len(ring)] = history
     out = rows.copy()
     for top in range(0, len(rows), 64):
-        accel.backend(name).fir_window(window, out[top : top + 64], taps, out[top : top + 64])
+        piece = out[top : top + 64]
+        accel.backend(name).fir_ring(ring, (position + top) % len(ring), piece, taps, piece)
     return out
 
 
@@ -184,25 +186,29 @@ def test_no_sample_passes_the_largest():
     sampler = GridGaussian(8.0)
     words = np.full(2, 2**64 - 1, dtype=np.uint64)
     table = replace(sampler.table, aliases=np.full(512, 511, dtype=np.uint64), floors=np.full(512, np.inf))
-    values, _, _ = accel.kernels.grid_gaussian_attempts(words, table)
-    assert np.abs(values).tolist() == [sampler.largest]
+    values = np.zeros(2, dtype=np.int64)
+    assert accel.kernels.grid_gaussian_attempts(words, table, values)[:2] == (1, 1)
+    assert np.abs(values).tolist() == [sampler.largest, 0]
 
 
 @pytest.mark.parametrize(
     ("bands", "steps", "columns"), [(256, 64, 80), (3, 8, 16), (20, 9, 17), (2, 7, 5), (40, 19, 95)]
 )
-def test_a_band_by_tiles_is_the_matrix_product(bands, steps, columns):
-    """Inside and beyond whole tiles, on any processor; BLAS and the tiles give the same integers."""
+@pytest.mark.parametrize("turned", [0, 1, 5, -3])
+def test_tiles_give_what_the_taps_give(bands, steps, columns, turned):
+    """Inside and beyond whole tiles, on any processor, wherever the ring ends, in place and in rows that lie apart."""
     fir = pytest.importorskip("accel.compiled.fir")
     rng = np.random.default_rng(bands)
-    taps = np.array([9.0, *rng.integers(-(2**9), 2**9, bands - 1)])
-    z = rng.integers(-(2**35), 2**35, (bands - 1 + steps, columns)).astype(np.float64)
-    band = np.zeros((steps, len(z)))
-    for t in range(steps):
-        band[t, t : t + bands - 1] = taps[:0:-1]
-    out = np.full((steps, columns), np.nan)
-    fir.band_by_tiles(fir.padded_taps(taps), z, out)
-    assert np.array_equal(out, band @ z)
+    taps = np.array([2**20 + 9, *rng.integers(-(2**9), 2**9, bands - 1)])
+    z = rng.integers(-(2**35), 2**35, (bands - 1 + steps, columns))
+    start = turned % len(z)
+    wide = np.full((steps, columns + 7), -1)
+    out = wide[:, 3 : 3 + columns]
+    out[:] = z[bands - 1 :]
+    ring = np.roll(z, start, axis=0).astype(np.float64)
+    fir.filter_by_tiles(fir.padded_taps(taps.astype(np.float64)), taps[0], ring, start, out, out)
+    assert np.array_equal(out, accel.backend("numpy").fir_taps(z[: bands - 1], z[bands - 1 :], taps))
+    assert np.all(wide[:, :3] == -1) and np.all(wide[:, 3 + columns :] == -1)
 
 
 @pytest.mark.parametrize("name", ["numpy", "numba"])
@@ -210,7 +216,7 @@ def test_fir_taps_of_wide_blocks_equal_python_integers(name):
     rng = np.random.default_rng(5)
     history, rows = (rng.integers(-(2**30), 2**30, (count, 70)) for count in (6, 21))
     taps = rng.integers(-(2**16), 2**16, 7)
-    assert np.array_equal(by_window(name, history, rows, taps), python_fir(history, rows, taps))
+    assert np.array_equal(by_ring(name, history, rows, taps), python_fir(history, rows, taps))
 
 
 @pytest.mark.parametrize("name", BACKENDS)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import pairwise
 
 import numpy as np
@@ -46,7 +46,9 @@ class NoiseFilter:
         self._depth = factorisation.bands - 1
         self._kind: type | None = None
         self._history: np.ndarray | None = None
-        self._window: np.ndarray | None = None  # the history as floats, and room for a block
+        self._ring: np.ndarray | None = None  # the history as floats, and room for a block
+        taps = factorisation.integer_taps
+        self._fits_ring = taps is not None and accel.kernels.fir_fits_ring(taps, self._largest)
 
     def next_block(self, z_rows: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
         """Filter the next rows of int64 noise; the result is at scale f_z + tap_bits (in ``out``, which may be ``z_rows``)."""
@@ -57,12 +59,15 @@ class NoiseFilter:
 
     def _next_block(self, z: np.ndarray, out: np.ndarray) -> np.ndarray:
         f = self.factorisation
-        if f.integer_taps is not None and accel.kernels.fir_fits_window(f.integer_taps, self._largest):
-            if self._window is None:
-                self._window = np.zeros((self._depth + _BLOCK, self.width))
+        if self._fits_ring:
+            if self._ring is None:
+                self._ring = np.zeros((self._depth + _BLOCK, self.width))
+            position = self.steps_done - len(z)
             for top in range(0, len(z), _BLOCK):
                 piece = slice(top, top + _BLOCK)
-                accel.kernels.fir_window(self._window, z[piece], f.integer_taps, out[piece])
+                accel.kernels.fir_ring(
+                    self._ring, (position + top) % len(self._ring), z[piece], f.integer_taps, out[piece]
+                )
             return out
         if self._history is None:
             self._history = np.zeros((self._depth, self.width), dtype=np.int64)
@@ -99,28 +104,30 @@ class NoiseFilter:
 
     def _admit(self, z_rows: np.ndarray, dtype: type) -> np.ndarray:
         z = np.asarray(z_rows)
-        if z.dtype != dtype:  # names of types are slow to make
+        if z.dtype != dtype:  # texts are made only for those who read them: this runs in every step
             require(False, "z_rows", z.dtype.name, f"an array of {np.dtype(dtype).name}")
-        require(
-            z.ndim == 2 and z.shape[1] == self.width,
-            "z_rows",
-            f"an array of shape {z.shape}",
-            f"of shape (rows, {self.width})",
-        )
+        if z.ndim != 2 or z.shape[1] != self.width:
+            require(False, "z_rows", f"an array of shape {z.shape}", f"of shape (rows, {self.width})")
         limit = self.factorisation.num_steps
-        require(
-            self.steps_done + len(z) <= limit,
-            "z_rows",
-            f"rows {self.steps_done} to {self.steps_done + len(z) - 1}",
-            f"within the {limit} steps of the factorisation",
-            "its sensitivity covers no further step: factorise for more steps",
-        )
+        if self.steps_done + len(z) > limit:
+            require(
+                False,
+                "z_rows",
+                f"rows {self.steps_done} to {self.steps_done + len(z) - 1}",
+                f"within the {limit} steps of the factorisation",
+                "its sensitivity covers no further step: factorise for more steps",
+            )
         if self._kind is None:
             self._kind = dtype
         if self._kind != dtype:
             require(False, "z_rows", z.dtype.name, f"{np.dtype(self._kind).name}, as before")
         self.steps_done += len(z)
         return z
+
+    @property
+    def takes_blas(self) -> bool:
+        """Whether a block of 64 rows is a product of the BLAS library, which may start threads."""
+        return not self._fits_ring or accel.kernels.fir_takes_blas(_BLOCK, self.width)
 
     def _remember(self, rows: np.ndarray) -> None:
         assert self._history is not None
@@ -166,18 +173,16 @@ class NoiseSource:
         self._drawn = start - replayed
         for each in self._filters:
             each.steps_done = self._drawn
+        self._ready = self._filtering = self._sampling = self._empty()
         while self._drawn < start:
-            self._filter_rest(_Block(self._sample(min(self._block, start - self._drawn))))
-        self._ready = self._empty()
-        self._filtering = self._empty()
-        self._sampled: list[np.ndarray] = []
+            self._filter_rest(self._sampled_block(start))
 
     def next_row(self) -> np.ndarray:
         """The filtered noise of the next step, int64 of length ``width``."""
         if not len(self._ready.rows):
             require(self.step < self._num_steps, "step", self.step, f"below num_steps = {self.step}", "the run is over")
             if not len(self._filtering.rows):
-                self._filtering = self._sampled_block()
+                self._filtering = self._sampled_block(self._num_steps)
             self._filter_rest(self._filtering)
             self._ready, self._filtering = self._filtering, self._empty()
         row, self._ready.rows = self._ready.rows[0], self._ready.rows[1:]
@@ -187,25 +192,36 @@ class NoiseSource:
     def work(self) -> None:
         """One step's share of the work for later blocks."""
         if not len(self._filtering.rows):
-            self._filtering = self._sampled_block()
+            self._filtering = self._sampled_block(self._num_steps)
         if self._filtering.slices_done < len(self._slices):
             self._filter_slice(self._filtering)
-        if len(self._sampled) < self._block and self._drawn < self._num_steps:
-            self._sampled += self._sample(1)
+        if not len(self._sampling.rows):
+            self._sampling = self._empty(min(self._block, self._num_steps - self._drawn))
+        self._sample(1)
 
-    def _empty(self) -> _Block:
-        return _Block(np.empty((0, self._width), dtype=np.int64))
+    @property
+    def takes_blas(self) -> bool:
+        """Whether the work is products of the BLAS library, which may start threads."""
+        return any(each.takes_blas for each in self._filters)
 
-    def _sample(self, rows: int) -> list[np.ndarray]:
-        steps = range(self._drawn, self._drawn + rows)
-        self._drawn += rows
-        return [self._sampler.sample(self._open_stream(t), self._width) for t in steps]
+    def _empty(self, rows: int = 0) -> _Block:
+        return _Block(np.empty((rows, self._width), dtype=np.int64))
 
-    def _sampled_block(self) -> _Block:
-        """The rows sampled so far, filled up to a block."""
-        missing = min(self._block - len(self._sampled), self._num_steps - self._drawn)
-        rows, self._sampled = self._sampled + self._sample(missing), []
-        return _Block(rows) if rows else self._empty()
+    def _sample(self, rows: int) -> None:
+        """Up to so many rows of the block that is being sampled."""
+        block = self._sampling
+        for row in block.rows[block.sampled : block.sampled + rows]:
+            self._sampler.fill(self._open_stream(self._drawn), row)
+            self._drawn += 1
+            block.sampled += 1
+
+    def _sampled_block(self, stop: int) -> _Block:
+        """The block that is being sampled, or the next one up to step ``stop``, with all its rows."""
+        if not len(self._sampling.rows):
+            self._sampling = self._empty(min(self._block, stop - self._drawn))
+        self._sample(self._block)
+        block, self._sampling = self._sampling, self._empty()
+        return block
 
     def _filter_slice(self, block: _Block) -> None:
         part = self._slices[block.slices_done]
@@ -218,10 +234,11 @@ class NoiseSource:
 
 
 class _Block:
-    """Rows of noise, filtered in place slice by slice."""
+    """Rows of noise: sampled one by one, then filtered in place slice by slice, then handed out."""
 
-    def __init__(self, rows: Sequence[np.ndarray] | np.ndarray):
-        self.rows = np.stack(rows) if isinstance(rows, list) else np.asarray(rows)
+    def __init__(self, rows: np.ndarray):
+        self.rows = rows
+        self.sampled = 0
         self.slices_done = 0
 
 
