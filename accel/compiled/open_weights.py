@@ -6,6 +6,7 @@ import numpy as np
 from numba import njit
 
 from accel.compiled.bits import word_behind
+from accel.compiled.calls import Call, Composed
 from accel.reference.open_weights import ACROSS, LANES, STEP
 
 __all__ = [
@@ -52,11 +53,12 @@ def _add_packed(mine, first, first_tail, second, second_tail, width, out):
         out[i] = np.int64(total << up) >> np.int64(64 - width)
 
 
-def add_packed(mine: np.ndarray, first: np.ndarray, second: np.ndarray, width: int, out: np.ndarray) -> None:
+@Composed
+def add_packed(mine: np.ndarray, first: np.ndarray, second: np.ndarray, width: int, out: np.ndarray) -> list[Call]:
     """See ``accel.reference.open_weights.add_packed``."""
     whole = first.size // 8 * 8
     one, other = first[:whole].view(np.uint64), second[:whole].view(np.uint64)
-    _add_packed(mine, one, first[whole:], other, second[whole:], width, out)
+    return [(_add_packed, (mine, one, first[whole:], other, second[whole:], width, out))]
 
 
 @njit(cache=True, nogil=True)

@@ -2,7 +2,8 @@
 
 Numbers lie in rows (n, g), pairs i < j in the order of ``itertools.combinations``. Of ρ_i − ρ_j the dealer's message
 holds, for each base-4 digit of the low w bits from the highest, the bits [digit > 0], [> 1], [> 2], and the top bit at
-the end, each shared modulo a prime. All results go into ``out``.
+the end, each shared modulo a prime. A bit, or a test, of all pairs of all rows lies in one line of memory: (bits, n·pairs). All
+results go into ``out``.
 """
 
 from __future__ import annotations
@@ -41,17 +42,17 @@ def order_shuffle(draws: np.ndarray, out: np.ndarray) -> None:
 
 
 def order_deal(rho: np.ndarray, halves: np.ndarray, width: int, prime: int, out: np.ndarray) -> None:
-    """The dealer's bits of all pairs minus ``halves`` modulo ``prime``: (n, pairs, 3·digits + 1), uint8."""
+    """The dealer's bits of all pairs minus ``halves`` modulo ``prime``: (3·digits + 1, n·pairs), uint8."""
     digits = -(-width // 2)
     i, j = _pairs(rho.shape[1])
-    difference = (rho[:, i] - rho[:, j]) & _low(width + 1)
+    difference = ((rho[:, i] - rho[:, j]) & _low(width + 1)).reshape(-1)
     low = difference & _low(width)
     bits = np.empty(out.shape, dtype=np.int16)
     for d in range(digits):
         digit = _digit(low, d, digits)
         for v in range(3):
-            bits[..., 3 * d + v] = digit > v
-    bits[..., -1] = difference >> np.uint64(width)
+            bits[3 * d + v] = digit > v
+    bits[-1] = difference >> np.uint64(width)
     out[:] = (bits - halves) % prime
 
 
@@ -67,7 +68,7 @@ def order_reply(
     leads: bool,
     out: np.ndarray,
 ) -> None:
-    """One holder's half of the blinded tests (n, pairs of slots, 2·digits + 1), uint8.
+    """One holder's half of the blinded tests (2·digits + 1, n·pairs of slots), uint8.
 
     Of the tests of a pair exactly one is zero if the class in the lower slot is ahead (ties go to the lower class), else
     none: D = C − R ≥ 0 means equal top bits and R_low ≤ C_low, or different ones and R_low > C_low. ``slots`` (n, g)
@@ -77,31 +78,31 @@ def order_reply(
     count = 2 * digits + 1
     classes = c.shape[1]
     i, j = _pairs(classes)
-    difference = (c[:, i] - c[:, j]) & _low(width + 1)
+    difference = ((c[:, i] - c[:, j]) & _low(width + 1)).reshape(-1)
     low = difference & _low(width)
-    slot_i, slot_j = slots[:, i].astype(np.int64), slots[:, j].astype(np.int64)
+    slot_i, slot_j = (slots[:, which].astype(np.int64).reshape(-1) for which in (i, j))
     same = ((difference >> np.uint64(width)) & ONE).astype(bool) ^ (slot_i > slot_j)
     one = np.int16(1 if leads else 0)
     half = halves.astype(np.int16)
-    top = half[..., -1]
+    top = half[-1]
     differs, equals = np.where(same, one - top, top), np.where(same, top, one - top)
     before = np.zeros(difference.shape, dtype=np.int16)
-    tests = np.empty((*difference.shape, count), dtype=np.int16)
+    tests = np.empty((count, difference.size), dtype=np.int16)
     for d in range(digits):
         digit = _digit(low, d, digits)
-        steps = [np.full_like(top, one), *(half[..., 3 * d + v] for v in range(3)), np.zeros_like(top)]
+        steps = [np.full_like(top, one), *half[3 * d : 3 * d + 3], np.zeros_like(top)]
         at_least, above = np.choose(digit, steps[:4]), np.choose(digit, steps[1:])
-        tests[..., d] = before + at_least + differs
-        tests[..., digits + 1 + d] = before + one - above + equals
+        tests[d] = before + at_least + differs
+        tests[digits + 1 + d] = before + one - above + equals
         before = before + one - (at_least - above)
-    tests[..., digits] = before + differs
+    tests[digits] = before + differs
     factor = scale.astype(np.int16) + np.int16(1)
     blinded = (tests * factor + (mask.astype(np.int16) if leads else -mask.astype(np.int16))) % prime
     first, second = np.minimum(slot_i, slot_j), np.maximum(slot_i, slot_j)
     pair = first * (2 * classes - first - 1) // 2 + second - first - 1
-    rows = np.arange(len(c))[:, np.newaxis]
+    place = np.repeat(np.arange(len(c)), len(i)) * len(i) + pair
     for t in range(count):
-        out[rows, pair, (t + turn.astype(np.int64)) % count] = blinded[..., t]
+        out[(t + turn.astype(np.int64)) % count, place] = blinded[t]
 
 
 def order_place(
@@ -126,7 +127,7 @@ def order_decide(
     """The dealer: ``best`` (n, g) is 1 at the slot that is ahead of all others, ``summand`` (n,) −ρ of that slot."""
     classes = best.shape[1]
     total = left.astype(np.int16) + right
-    lower_wins = ((total == 0) | (total == prime)).any(axis=2)
+    lower_wins = ((total == 0) | (total == prime)).any(axis=0).reshape(len(best), -1)
     wins = np.zeros(best.shape, dtype=np.int64)
     for number, (a, b) in enumerate(itertools.combinations(range(classes), 2)):
         wins[:, a] += lower_wins[:, number]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import os
 import time
@@ -174,6 +175,7 @@ class Party:
         self._operations = 0
         self._arrivals = 0
         self._begun = 0
+        self._repeated: dict[Any, Callable[..., Any]] = {}
         self._salt: int | None = None  # of the recorded step that runs: operations before it, its own code
         self._phase = "set-up"
         self._keys: dict[str, StreamKey] = {}
@@ -261,6 +263,12 @@ class Party:
         from refmpc.core.program import Recorded
 
         return Recorded(self, function)
+
+    def repeated(self, function: Callable[..., Coroutine[Round, None, Any]]) -> Callable[..., Any]:
+        """``function`` of this party and secrets, recorded once for all its callers: for a part of a primitive."""
+        if function not in self._repeated:
+            self._repeated[function] = self.recorded(functools.partial(function, self))
+        return self._repeated[function]
 
     @contextlib.contextmanager
     def inside_recorded(self, inputs: int) -> Iterator[int]:

@@ -96,11 +96,11 @@ class Program:
         if len(self._calls) > begun:
             self._parts.append((self._row, (begun, len(self._calls))))
 
-    def run(self, inputs: list[np.ndarray]) -> None:
+    def run(self, inputs: Inputs) -> None:
         """Do everything again on these inputs, as the party's next operations."""
-        self._inputs = inputs
+        self._inputs = inputs.arrays
         for index, (places, offsets) in self._addresses.items():
-            self._calls.bind(places, offsets, inputs[index].__array_interface__["data"][0])
+            self._calls.bind(places, offsets, inputs.addresses[index])
         self.code_base[0] = self.party.code_base
         self.party.claim(self.draws, self.operations)
         with self.party.counting(self.rounds):
@@ -373,7 +373,7 @@ class Recorded:
         found = self._programs.get(key)
         if found is None:
             return None, self._once(party.machine, inputs.sealed(arguments))
-        found.run(inputs.arrays)
+        found.run(inputs)
         return found, found.result
 
     @property

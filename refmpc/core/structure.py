@@ -60,7 +60,7 @@ class Leaf:
             kind = (type(value), value.fraction_bits, value.bits, adds, stretches)
         else:
             kind = (np.ndarray,)
-        return (*kind, words.shape, words.strides, words.dtype.str)
+        return (*kind, words.shape, words.strides, words.dtype)
 
     def public_digest(self) -> int:
         """A digest of all that is public about it: the numbers themselves of a public array, the shape of another."""
@@ -144,20 +144,23 @@ def regions(array: np.ndarray) -> list[tuple[int, int]]:
 
 
 class Inputs:
-    """The arguments of one call of a recorded step."""
+    """The arguments of one call of a recorded step, and where their arrays begin. This runs in every step: an address is asked
+    for once."""
 
     def __init__(self, arguments: tuple[Any, ...]):
         leaves: list[Leaf] = []
         shape = _describe(arguments, leaves)
         self.arrays: list[np.ndarray] = [unseal(leaf.words) for leaf in leaves]
+        self.addresses: list[int] = [array.__array_interface__["data"][0] for array in self.arrays]
         known: dict[tuple[int, tuple[int, ...]], int] = {}
-        first = [
-            known.setdefault((array.__array_interface__["data"][0], array.shape), i)
-            for i, array in enumerate(self.arrays)
-        ]
+        first, spans = [], []
+        for i, (array, address) in enumerate(zip(self.arrays, self.addresses, strict=True)):
+            first.append(known.setdefault((address, array.shape), i))
+            if first[i] == i:
+                spans += [(address, address + array.nbytes)] if array.flags.forc else regions(array)
         self.key = (shape, tuple(first))  # which arguments are the same array is public, and part of a program
-        self.digest = mix(*(leaf.public_digest() for leaf in leaves))
-        spans = sorted(span for i, array in enumerate(self.arrays) if first[i] == i for span in regions(array))
+        self.digest = mix(*[leaf.public_digest() for leaf in leaves])
+        spans.sort()
         self.overlap = any(left[1] > right[0] for left, right in itertools.pairwise(spans))
 
     def sealed(self, arguments: tuple[Any, ...]) -> Any:

@@ -151,15 +151,20 @@ async def open_words(party: Party, words: Words, bits: int, release: str) -> np.
     require_integer("bits", bits, 1, 62)
     party.machine.leave(f"the release {release!r}")
     party.ledger.record(release, words.size, "all servers")
+    return unseal(await party.repeated(_sums)(words, bits, release))
+
+
+async def _sums(party: Party, words: Words, bits: int, release: str) -> Words:
+    """The exchange of an opening and its sums: what can be repeated of it. That it is a release was recorded before."""
     operation = party.operation("open_words", words.size, bits, release)
-    mine, width = np.ascontiguousarray(unseal(words)), 64 - bits
-    packed = operation.machine.memory(kernels.packed_size(mine.size, width), np.uint8)
-    kernels.pack_into(mine, width, unseal(packed))
+    machine, width = operation.machine, 64 - bits
+    mine, packed = machine.contiguous(words), machine.memory(kernels.packed_size(words.size, width), np.uint8)
+    machine.call("pack_into", mine, width, packed)
     round_ = operation.round()
     round_.send_next(packed)
     round_.send_previous(packed)
     others = round_.expect_next(packed.shape, np.uint8), round_.expect_previous(packed.shape, np.uint8)
     await round_
-    sums = np.empty(mine.size, dtype=np.int64)
-    kernels.add_packed(mine, *map(unseal, others), width, sums)
+    sums = machine.memory(words.size, np.int64)
+    machine.call("add_packed", mine, *others, width, sums)
     return sums

@@ -82,7 +82,7 @@ class _Order:
         rows, classes = words.shape
         self.classes, self.pairs = classes, classes * (classes - 1) // 2
         layout = self.layout
-        shape = (rows, self.pairs, layout.dealt)
+        shape = (layout.dealt, rows * self.pairs)
         if dealing.role == SECOND:
             self._bits = dealing.expect_packed(DEALER, shape, layout.prime_bits)
             self._rest = dealing.expect_packed(DEALER, (rows, classes), width + 1)
@@ -102,7 +102,7 @@ class _Order:
         """The holders' tests of all pairs, at the places of their slots, and their halves of ρ by slot."""
         dealing, layout = self.dealing, self.layout
         width, rows = layout.width, len(words)
-        shape, by_slot = (rows, self.pairs, layout.tests), (rows, self.classes)
+        shape, by_slot = (layout.tests, rows * self.pairs), (rows, self.classes)
         if dealing.role == DEALER:
             self._tests = [dealing.expect_packed(role, shape, layout.prime_bits) for role in (FIRST, SECOND)]
             self._slots = [dealing.expect_packed(role, by_slot, width + 1) for role in (FIRST, SECOND)]
@@ -117,7 +117,7 @@ class _Order:
         dealing.call("order_shuffle", draws, slots)
         scale = dealing.uniform(other, layout.prime - 1, *shape)
         mask = dealing.uniform(other, layout.prime, *shape)
-        turn = dealing.uniform(other, layout.tests, *shape[:2])
+        turn = dealing.uniform(other, layout.tests, shape[1])
         out = dealing.memory(shape, np.uint8)
         dealing.call(
             "order_reply", words, self.halves, slots, scale, mask, turn, width, layout.prime, dealing.leads, out

@@ -28,7 +28,7 @@ def case(name, seed):
     hot = sum(max(1, (1 << int(size)) // 64) for size in sizes)
     values = 2 ** (len(sizes) + 1) - 1
     slots = rng.permuted(np.tile(np.arange(G, dtype=np.uint8), (N, 1)), axis=1)
-    dealt, tests = (N, PAIRS, 3 * digits + 1), (N, PAIRS, 2 * digits + 1)
+    dealt, tests = (3 * digits + 1, N * PAIRS), (2 * digits + 1, N * PAIRS)
     table, fine = rng.random(4096), rng.random(256)
     bits, top = (1, 25, 40, 61)[seed % 4], seed % 4
     places = 8 << (top + 1)
@@ -56,7 +56,7 @@ def case(name, seed):
         "order_deal": (words(N, G), small(prime, *dealt), width, prime, out(*dealt, dtype=np.uint8)),
         "order_reply": (
             *(words(N, G), small(prime, *dealt), slots, small(prime - 1, *tests), small(prime, *tests)),
-            *(small(2 * digits + 1, N, PAIRS), width, prime, leads, out(*tests, dtype=np.uint8)),
+            *(small(2 * digits + 1, N * PAIRS), width, prime, leads, out(*tests, dtype=np.uint8)),
         ),
         "order_place": (words(N, G), slots, words(N, G), words(N, G), width, out(N, G)),
         "order_decide": (

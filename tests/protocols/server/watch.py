@@ -44,6 +44,7 @@ class Watch:
         self.too_early: list[str] = []
         self.run = run
         self._lock = threading.Lock()
+        monkeypatch.setenv("REFMPC_RECORD", "0")  # what is repeated does not pass ``Party._exchange``
         append, exchange, save = OpenedSteps._append, Party._exchange, ShuffledRows.save
         write_state = OpenedSteps._write_state
 
