@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+from typing import Any
+
 import numpy as np
-from numba import njit
+from llvmlite import ir
+from numba import njit, types
+from numba.extending import intrinsic
 
 from accel.compiled.calls import Call, Composed
 from accel.reference.bits import carry_layer, carry_merge, packed_size
@@ -81,6 +86,25 @@ def pack_bits(values: np.ndarray, width: int) -> np.ndarray:
     packed, words = whole_words(packed_size(values.size, width))
     pack_words(np.ascontiguousarray(values), width, words)
     return packed
+
+
+WIDEST_IN_EIGHT_BYTES = 57  # bits of a value that begins anywhere in the first of eight bytes
+
+
+@intrinsic
+def bytes_as_word(_typing: Any, packed: Any, at: Any) -> Any:
+    """Eight bytes from ``at`` on as a word, the first lowest; wherever they lie. All eight must be there."""
+
+    def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
+        data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
+        word = ir.IntType(64)
+        loaded = builder.load(builder.bitcast(builder.gep(data, [arguments[1]]), word.as_pointer()))
+        loaded.align = 1
+        if sys.byteorder == "big":
+            return builder.bswap(loaded)
+        return loaded
+
+    return types.uint64(packed, types.int64), generate
 
 
 @njit(cache=True, nogil=True)

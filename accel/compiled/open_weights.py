@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from accel.compiled.bits import word_behind
+from accel.compiled.bits import WIDEST_IN_EIGHT_BYTES, bytes_as_word, word_behind
 from accel.compiled.calls import Call, Composed
 from accel.reference.open_weights import ACROSS, LANES, STEP
 
@@ -22,35 +22,36 @@ __all__ = [
 
 
 @njit(cache=True, nogil=True)
-def cut_words(z, own, bits, out):
+def cut_words(z, plus, minus, own, bits, out):
     """See ``accel.reference.open_weights.cut_words``."""
     shift = np.uint64(bits)
     if own is None:
         for i in range(out.size):
-            out[i] = z[i] >> shift
+            out[i] = (z[i] + plus[i] - minus[i]) >> shift
     else:
         for i in range(out.size):
-            out[i] = (z[i] + own[i]) >> shift
+            out[i] = (z[i] + plus[i] - minus[i] + own[i]) >> shift
 
 
 @njit(cache=True, nogil=True)
-def _add_packed(mine, first, first_tail, second, second_tail, width, out):
+def _add_packed(mine, first, first_tail, second, second_tail, width, start, out):
     low = np.uint64(0xFFFFFFFFFFFFFFFF) >> np.uint64(64 - width)
     up = np.uint64(64 - width)
-    inside = min(out.size, first.size * 64 // width)
-    for i in range(inside):
-        bit = i * width
-        at, offset = bit >> 6, bit & 63
-        one, other = first[at] >> np.uint64(offset), second[at] >> np.uint64(offset)
-        if offset + width > 64:
-            one |= first[at + 1] << np.uint64(64 - offset)
-            other |= second[at + 1] << np.uint64(64 - offset)
-        total = np.uint64(mine[i]) + (one & low) + (other & low)
-        out[i] = np.int64(total << up) >> np.int64(64 - width)
-    for i in range(inside, out.size):
+    for i in range(start, out.size):
         total = np.uint64(mine[i]) + word_behind(first, first_tail, i * width, width)
         total += word_behind(second, second_tail, i * width, width)
-        out[i] = np.int64(total << up) >> np.int64(64 - width)
+        out[i] = np.int64((total & low) << up) >> np.int64(64 - width)
+
+
+@njit(cache=True, nogil=True)
+def _add_packed_narrow(mine, first, second, width, out):
+    """Those values that lie in eight bytes from the byte on in which they begin, with eight bytes there to be read."""
+    up = np.uint64(64 - width)
+    for i in range(out.size):
+        at, offset = (i * width) >> 3, np.uint64((i * width) & 7)
+        one = bytes_as_word(first, at) >> offset  # type: ignore[call-arg]
+        other = bytes_as_word(second, at) >> offset  # type: ignore[call-arg]
+        out[i] = np.int64((np.uint64(mine[i]) + one + other) << up) >> np.int64(64 - width)
 
 
 @Composed
@@ -58,7 +59,13 @@ def add_packed(mine: np.ndarray, first: np.ndarray, second: np.ndarray, width: i
     """See ``accel.reference.open_weights.add_packed``."""
     whole = first.size // 8 * 8
     one, other = first[:whole].view(np.uint64), second[:whole].view(np.uint64)
-    return [(_add_packed, (mine, one, first[whole:], other, second[whole:], width, out))]
+    inside = 0  # values that the quick way can read
+    if width <= WIDEST_IN_EIGHT_BYTES and first.size >= 8:
+        inside = min(out.size, (8 * (first.size - 8) + 7) // width + 1)
+    return [
+        (_add_packed_narrow, (mine[:inside], first, second, width, out[:inside])),
+        (_add_packed, (mine, one, first[whole:], other, second[whole:], width, inside, out)),
+    ]
 
 
 @njit(cache=True, nogil=True)

@@ -81,9 +81,10 @@ def dot_pair(x: np.ndarray, y: np.ndarray, addend: np.ndarray | None, out: np.nd
 @Composed
 def matmul_pair(x: np.ndarray, y: np.ndarray, addend: np.ndarray | None, out: np.ndarray) -> list[Call]:
     """See ``accel.reference.ring.matmul_pair``."""
-    if out.ndim == 2 and x[0].T.flags.c_contiguous and not x[0].flags.c_contiguous and addend is not None:
+    if out.ndim == 2 and x[0].T.flags.c_contiguous and not x[0].flags.c_contiguous:
         factors = y if y[0].flags.c_contiguous else np.ascontiguousarray(y)
-        return [(_pair_by_columns, (x[0].T, x[1].T, *factors, np.ascontiguousarray(addend), out))]
+        more = None if addend is None else np.ascontiguousarray(addend)
+        return [(_pair_by_columns, (x[0].T, x[1].T, *factors, more, out))]
     return [(_matmul_pair, (x, y, addend, out))]
 
 
@@ -100,16 +101,17 @@ def _matmul_pair(x: np.ndarray, y: np.ndarray, addend: np.ndarray | None, out: n
 
 @njit(cache=True, nogil=True)
 def _pair_by_columns(x0_transposed, x1_transposed, y0, y1, addend, out):
-    """out = addend + x0·(y0 + y1) + x1·y0 where x0, x1 lie transposed in memory."""
+    """out = addend (if there is one) + x0·(y0 + y1) + x1·y0 where x0, x1 lie transposed in memory."""
     factors = np.empty((2, *y0.shape), dtype=np.uint64)
     for l in range(y0.shape[0]):
         for j in range(y0.shape[1]):
             factors[0, l, j] = y0[l, j] + y1[l, j]
             factors[1, l, j] = y0[l, j]
-    for i in range(out.shape[0]):
-        for j in range(out.shape[1]):
-            out[i, j] = addend[i, j]
-    tiles.by_columns(x0_transposed, x1_transposed, factors, out)
+    if addend is not None:
+        for i in range(out.shape[0]):
+            for j in range(out.shape[1]):
+                out[i, j] = addend[i, j]
+    tiles.by_columns(x0_transposed, x1_transposed, factors, out, addend is None)
 
 
 _FEW = 4  # rows: the second factor is read once for each, and not turned
@@ -150,7 +152,7 @@ def _matmul(x: np.ndarray, y: np.ndarray, out: np.ndarray) -> None:
         factors = np.empty((2, inner, columns), dtype=np.uint64)
         np.add(y[0], y[1], out=factors[0])
         factors[1] = y[0]
-        tiles.by_columns(x[0].T, x[1].T, factors, out)
+        tiles.by_columns(x[0].T, x[1].T, factors, out, False)
         return
     factors = np.empty((2, columns, inner), dtype=np.uint64)
     np.add(y[0].T, y[1].T, out=factors[0])

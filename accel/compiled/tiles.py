@@ -236,7 +236,7 @@ def sum_by_rows(x0, x1, y, out):
 
 def _panel(columns: int, tile: Any, shallow: Any) -> Any:
     @njit(cache=True, nogil=True)
-    def add_panel(x0_transposed, x1_transposed, y, out, left, right, j, sums):
+    def add_panel(x0_transposed, x1_transposed, y, out, left, right, j, sums, fresh):
         """The sums of ``columns`` columns from j on and all whole vectors of the rows left to right."""
         inner = x0_transposed.shape[0]
         whole = inner - inner % DEEP
@@ -251,7 +251,7 @@ def _panel(columns: int, tile: Any, shallow: Any) -> Any:
                 shallow(x0_transposed, x1_transposed, y, sums, l, i, j, i - left)
         for i in range(left, right):
             for c in range(columns):
-                out[i, j + c] += sums[c, i - left]
+                out[i, j + c] = sums[c, i - left] if fresh else out[i, j + c] + sums[c, i - left]
 
     return add_panel
 
@@ -262,8 +262,9 @@ _add_narrow = _panel(1, _narrow, _narrow_shallow)
 
 
 @njit(cache=True, nogil=True)
-def by_columns(x0_transposed, x1_transposed, y, out):
-    """out += x0·y[0] + x1·y[1] where x0, x1 lie transposed in memory, as in Hᵀ·u: (k, n), y (2, k, m), out (n, m).
+def by_columns(x0_transposed, x1_transposed, y, out, fresh):
+    """out += x0·y[0] + x1·y[1], or out = if it is ``fresh``, where x0, x1 lie transposed in memory, as in Hᵀ·u: (k, n), y (2, k, m), out
+    (n, m).
 
     A few rows of the transposed factors at a time, from their beginning to their end, as memory likes it: a batch is larger than
     the caches of a core."""
@@ -275,15 +276,17 @@ def by_columns(x0_transposed, x1_transposed, y, out):
         j = 0
         while j < columns:
             if columns - j >= WIDE:
-                _add_wide(x0_transposed, x1_transposed, y, out, left, right, j, sums)
+                _add_wide(x0_transposed, x1_transposed, y, out, left, right, j, sums, fresh)
                 j += WIDE
             elif columns - j >= WIDE // 2:
-                _add_half(x0_transposed, x1_transposed, y, out, left, right, j, sums)
+                _add_half(x0_transposed, x1_transposed, y, out, left, right, j, sums, fresh)
                 j += WIDE // 2
             else:
-                _add_narrow(x0_transposed, x1_transposed, y, out, left, right, j, sums)
+                _add_narrow(x0_transposed, x1_transposed, y, out, left, right, j, sums, fresh)
                 j += 1
-    for l in range(x0_transposed.shape[0]):
-        for i in range(whole, rows):
-            for j in range(columns):
-                out[i, j] += x0_transposed[l, i] * y[0, l, j] + x1_transposed[l, i] * y[1, l, j]
+    for i in range(whole, rows):
+        for j in range(columns):
+            total = np.uint64(0) if fresh else out[i, j]
+            for l in range(x0_transposed.shape[0]):
+                total += x0_transposed[l, i] * y[0, l, j] + x1_transposed[l, i] * y[1, l, j]
+            out[i, j] = total

@@ -24,9 +24,11 @@ LANES = 8  # of a checksum
 STEP, ACROSS = 0x9E3779B97F4A7C15, 0xD1B54A32D192ED03  # odd: no bit of a word is lost
 
 
-def cut_words(z: np.ndarray, own: np.ndarray | None, bits: int, out: np.ndarray) -> None:
-    """⌊(z + own)/2^bits⌋ modulo the width of ``out``, flat; ``own`` may be missing."""
-    out[:] = (z if own is None else z + own) >> np.uint64(bits)
+def cut_words(
+    z: np.ndarray, plus: np.ndarray, minus: np.ndarray, own: np.ndarray | None, bits: int, out: np.ndarray
+) -> None:
+    """⌊(z + plus − minus + own)/2^bits⌋ modulo the width of ``out``, flat; ``own`` may be missing."""
+    out[:] = (z + plus - minus + (np.uint64(0) if own is None else own)) >> np.uint64(bits)
 
 
 def add_packed(mine: np.ndarray, first: np.ndarray, second: np.ndarray, width: int, out: np.ndarray) -> None:

@@ -132,14 +132,14 @@ class _Step:
         return await step_words(rows, layers, head, addend, self.training, self.plan.scales)
 
     async def _open_step(self) -> np.ndarray:
-        """As ``OpenTrainingRun`` does it when it keeps nothing: the weights after the step, in the clear."""
+        """As ``OpenTrainingRun`` does it when it keeps nothing: the weights after the step, in the clear, as integers."""
         party, plan = self._party, self.plan
         head, layers = public_inputs(party, self._start, plan)
         (words,) = await self._step(self.rows, layers, head, own_addend(party, self.last_noise, plan))
         sums = await refmpc.open_words(party, words.reshape(-1), plan.scales.truncated_bits, RELEASE)
         rate = plan.scales.rate_word(self.training.learning_rate)
         (after,) = moved(self._start, plan.unflatten(sums), rate, self.training)
-        return after.values * 2.0**-plan.scales.weight_bits
+        return after.values
 
     async def __call__(self) -> ArithmeticTensor | np.ndarray:
         self.last_noise = self._next_row()
@@ -157,10 +157,10 @@ class _Step:
         return -rate * self.last_noise * 2.0**-GRADIENT_BITS
 
 
-def _opened(party: Party, result: Any) -> np.ndarray | None:
+def _opened(party: Party, result: Any, step: _Step | None) -> np.ndarray | None:
     """The result in the clear, outside the time."""
     if isinstance(result, np.ndarray):
-        return result
+        return result if step is None else result * 2.0**-step.plan.scales.weight_bits
     if isinstance(result, refmpc.TwoHolderBits):
         result = party.complete(refmpc.bit_to_arithmetic(result))
     return party.complete(refmpc.reveal(result, release=RELEASE))
@@ -190,7 +190,7 @@ def _program(
             after = party.ledger.total()
             rounds, sent = (after.rounds - before.rounds) // calls, (after.bytes_sent - before.bytes_sent) // calls
         noise = None if step is None else step.noise_in_weights()
-        opened = _opened(party, result)
+        opened = _opened(party, result, step)
         found.append((times, cpu, rounds, sent, opened if party.id == 0 else None, noise))
     return found
 

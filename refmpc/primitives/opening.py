@@ -18,6 +18,7 @@ other is what the sum leaves: it learns the sum and nothing else.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -71,9 +72,10 @@ def matmul_opening(x: ArithmeticTensor, y: ArithmeticTensor, bits: int, addend: 
         x.party.complete(check_product(operation, x, y, np.matmul, 2**62, addend))
     machine = operation.machine
     z, words = machine.memory(shape), machine.memory(shape, kind)
-    matmul_summand(x, y, operation.zero_share(shape), z)
+    zero_share = [machine.masks(operation, side, math.prod(shape)) for side in ("next", "previous")]
+    matmul_summand(x, y, None, z)
     addend = None if own is None else machine.contiguous(own).reshape(-1)
-    machine.call("cut_words", z.reshape(-1), addend, bits, words.reshape(-1))
+    machine.call("cut_words", z.reshape(-1), *zero_share, addend, bits, words.reshape(-1))
     return words
 
 

@@ -127,16 +127,18 @@ def test_tiles_meet_at_their_edges_and_stay_inside(kernels, n, k, m, flip):
     y, mask = random_words(2, 2, k, m), random_words(3, n, m)
     want = x[0] @ (y[0] + y[1]) + x[1] @ y[0] + mask
     assert np.array_equal(filled(kernels.matmul_pair, x, y, mask, out=garbage(n, m)), want)
+    assert np.array_equal(filled(kernels.matmul_pair, x, y, None, out=garbage(n, m)), want - mask)
     if kernels is accel.backend("numba"):
-        guarded = np.full((n + 2, m), 0xA5A5, dtype=np.uint64)
-        guarded[1:-1] = 0
-        factors = np.stack([y[0] + y[1], y[0]])
-        if flip:
-            tiles.by_columns(x[0].T, x[1].T, factors, guarded[1:-1])
-        else:
-            tiles.by_rows(x[0], x[1], np.ascontiguousarray(factors.transpose(0, 2, 1)), guarded[1:-1])
-        assert np.array_equal(guarded[1:-1], want - mask)
-        assert (guarded[[0, -1]] == 0xA5A5).all()
+        for fresh in (False, True) if flip else (False,):
+            guarded = np.full((n + 2, m), 0xA5A5, dtype=np.uint64)
+            guarded[1:-1] = 77 if fresh else 0
+            factors = np.stack([y[0] + y[1], y[0]])
+            if flip:
+                tiles.by_columns(x[0].T, x[1].T, factors, guarded[1:-1], fresh)
+            else:
+                tiles.by_rows(x[0], x[1], np.ascontiguousarray(factors.transpose(0, 2, 1)), guarded[1:-1])
+            assert np.array_equal(guarded[1:-1], want - mask)
+            assert (guarded[[0, -1]] == 0xA5A5).all()
 
 
 @both

@@ -46,12 +46,13 @@ def test_opened_words_are_added_up_as_signed_numbers(kernels, seed, width, count
 @both
 @given(seed=seeds, bits=st.integers(1, 62))
 def test_summands_are_cut(kernels, seed, bits):
-    z, own = words(seed, 9), words(seed + 1, 9)
+    z, plus, minus, own = (words(seed + place, 9) for place in range(4))
     kind = np.uint32 if bits >= 32 else np.uint64
     for addend in (own, None):
         out = np.full(9, 5, dtype=kind)
-        kernels.cut_words(z, addend, bits, out)
-        sums = [int(a) + (int(b) if addend is not None else 0) for a, b in zip(z, own, strict=True)]
+        kernels.cut_words(z, plus, minus, addend, bits, out)
+        parts = zip(z.tolist(), plus.tolist(), minus.tolist(), own.tolist(), strict=True)
+        sums = [a + b - c + (d if addend is not None else 0) for a, b, c, d in parts]
         assert out.tolist() == [(s % 2**64) >> bits for s in sums]
 
 
