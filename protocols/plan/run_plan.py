@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -163,7 +164,7 @@ class Plan:
         """d, without the column of ones."""
         return sum(self.client_widths)
 
-    @property
+    @cached_property
     def global_parameters(self) -> int:
         """Coordinates of the global model."""
         return sum(rows * columns for rows, columns in self.layer_shapes)
@@ -173,7 +174,7 @@ class Plan:
         """Coordinates of one noised gradient."""
         return self.global_parameters
 
-    @property
+    @cached_property
     def layer_shapes(self) -> list[tuple[int, int]]:
         """Of [W; b] of each layer of the global model."""
         sizes = (self.width, *self.training.hidden, self.outputs)

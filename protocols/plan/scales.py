@@ -26,6 +26,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -152,7 +153,7 @@ class Scales:
         """Of what is kept of each row's norm: n_j, or with one output b_j = γ/‖[h_j 1]‖."""
         return self.norm_bits if self.one_output is None else UPDATE_BITS
 
-    @property
+    @cached_property
     def gradient_bits(self) -> int:
         """Of the sum of clipped gradients when the noise is added."""
         chain = self.low_round or self.hidden_chain
@@ -163,12 +164,12 @@ class Scales:
         """Of u: what the gradient has beside the embeddings."""
         return self.gradient_bits - EMBEDDING_BITS
 
-    @property
+    @cached_property
     def noise_shift(self) -> int:
         """The noise has 46 bits: what lifts it to those of the gradient."""
         return self.gradient_bits - GRADIENT_BITS
 
-    @property
+    @cached_property
     def truncated_bits(self) -> int:
         """m: what the noised gradient loses."""
         return self.gradient_bits - RELEASE_BITS

@@ -23,7 +23,7 @@ from refmpc.primitives.two_holder import TwoHolderBits
 
 __all__ = ["Inputs", "Leaf", "rebuilt", "regions"]
 
-_HOLDERS = (ArithmeticTensor, BooleanTensor, TwoHolderBits, Additive, TwoHolder, np.ndarray)
+_HOLDERS = frozenset({ArithmeticTensor, BooleanTensor, TwoHolderBits, Additive, TwoHolder, np.ndarray, Words, Public})
 _INPUT = name_digest("input of a recorded step")
 
 
@@ -37,16 +37,18 @@ class Leaf:
         self.words: Words | np.ndarray
         if isinstance(value, np.ndarray):
             self.words, self.history = value, 0
+            return
+        if isinstance(value, ArithmeticTensor | BooleanTensor):
+            self.words = value.shares
         else:
-            if isinstance(value, Additive | TwoHolder):
-                self.words = value.words
-            else:
-                self.words = value.held if isinstance(value, TwoHolderBits) else value.shares
-            self.history = value.history
+            self.words = value.held if isinstance(value, TwoHolderBits) else value.words
+        self.history = value.history
 
     def describe(self) -> tuple[Any, ...]:
         """What is public about it and must be the same in a repetition."""
         value, words = self.value, self.words
+        if isinstance(value, np.ndarray):
+            return (np.ndarray, words.shape, words.strides, words.dtype)
         if isinstance(value, ArithmeticTensor):
             kind: tuple[Any, ...] = (ArithmeticTensor, value.fraction_bits)
         elif isinstance(value, BooleanTensor):
@@ -54,12 +56,10 @@ class Leaf:
         elif isinstance(value, TwoHolderBits):
             stretches = tuple((s.dealer, s.slice.start, s.slice.stop) for s in value.segments)
             kind = (TwoHolderBits, value.shape, stretches)
-        elif isinstance(value, Additive | TwoHolder):
+        else:
             stretches = tuple((s.dealer, s.slice.start, s.slice.stop) for s in value.segments)
             adds = isinstance(value, Additive) and value.dealer_adds
             kind = (type(value), value.fraction_bits, value.bits, adds, stretches)
-        else:
-            kind = (np.ndarray,)
         return (*kind, words.shape, words.strides, words.dtype)
 
     def public_digest(self) -> int:
@@ -84,9 +84,9 @@ class Leaf:
 
 def rebuilt(value: Any, replace: Callable[[Leaf], Any]) -> Any:
     """A structure with every array in it replaced."""
-    if isinstance(value, _HOLDERS):
-        return replace(Leaf(value))
     kind = type(value)
+    if kind in _HOLDERS or isinstance(value, np.ndarray):
+        return replace(Leaf(value))
     if kind is list or kind is tuple:
         return kind(rebuilt(item, replace) for item in value)
     if kind is dict:
@@ -106,13 +106,15 @@ def _holds_arrays(value: Any) -> bool:
 
 def _describe(value: Any, leaves: list[Leaf]) -> Any:
     """A key for what is public about a structure; collects what holds arrays."""
-    if isinstance(value, _HOLDERS):
+    kind: Any = type(value)
+    if kind in _HOLDERS or isinstance(value, np.ndarray):
         leaf = Leaf(value)
         leaves.append(leaf)
         return leaf.describe()
-    kind: Any = type(value)
+    if kind is int or kind is float or value is None:
+        return (kind, value)
     if kind is list or kind is tuple:
-        return (kind, *(_describe(item, leaves) for item in value))
+        return (kind, *[_describe(item, leaves) for item in value])
     if kind is dict:
         return (kind, *((name, _describe(item, leaves)) for name, item in value.items()))
     if kind is slice:
