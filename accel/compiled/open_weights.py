@@ -50,7 +50,7 @@ def _add_packed_narrow(mine, first, second, width, out):
     for i in range(out.size):
         at, offset = (i * width) >> 3, np.uint64((i * width) & 7)
         one = bytes_as_word(first, at) >> offset  # type: ignore[call-arg]
-        other = bytes_as_word(second, at) >> offset  # type: ignore[call-arg]
+        other = bytes_as_word(second, at) >> offset
         out[i] = np.int64((np.uint64(mine[i]) + one + other) << up) >> np.int64(64 - width)
 
 

@@ -126,11 +126,11 @@ def _places(slots, places, swapped):
     at = 0
     for row in range(rows):
         for i in range(classes - 1):
-            a = np.int64(slots[row, i])
+            one = np.int64(slots[row, i])
             for j in range(i + 1, classes):
-                b = np.int64(slots[row, j])
-                places[at] = row * pairs + table[a, b]
-                swapped[at] = np.int16(a > b)
+                other = np.int64(slots[row, j])
+                places[at] = row * pairs + table[one, other]
+                swapped[at] = np.int16(one > other)
                 at += 1
 
 

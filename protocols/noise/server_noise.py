@@ -53,9 +53,10 @@ class NoiseAhead:
             return source.next_row()
 
     def _on_one_core(self, source: NoiseSource) -> contextlib.AbstractContextManager[object]:
+        limited: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
         if source.takes_blas:
-            return self._libraries.limit(limits=1, user_api="blas")
-        return contextlib.nullcontext()
+            limited = self._libraries.limit(limits=1, user_api="blas")
+        return limited
 
     def next_row(self) -> np.ndarray:
         """The noise of the next step, int64 at 46 bits."""

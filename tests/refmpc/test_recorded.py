@@ -101,6 +101,39 @@ def test_a_recorded_primitive_sends_and_computes_what_it_does_otherwise(name, se
         assert_same_with_and_without(sent, function, secrets, monkeypatch)
 
 
+@pytest.mark.parametrize("parties", ["threads", "processes"])
+@pytest.mark.parametrize("count", [1, 7, 300])
+def test_an_opening_is_repeated_with_new_words_and_is_a_release_every_time(count, parties, monkeypatch):
+    """The same sums with and without recording, in memory that no later opening writes to, and as many releases."""
+    found = []
+    for recording in ("0", "1"):
+        monkeypatch.setenv("REFMPC_RECORD", recording)
+        result = refmpc.run(_opens_four_times, [count] * 3, parties=parties, releases={"sums": "a test"}, timeout=20)
+        for sums, releases, counters in result.outputs:
+            words = np.stack([[_words_of(server, turn, count) for turn in range(CALLS)] for server in range(3)])
+            expected = words.astype(np.int64).sum(axis=0)
+            assert np.array_equal(sums, (expected + 2**24) % 2**25 - 2**24)
+            assert releases == CALLS * count
+            assert counters[0] == CALLS
+            found.append(counters)
+    assert found[:3] == found[3:]
+
+
+def _words_of(server, turn, count):
+    return np.random.default_rng([server, turn]).integers(0, 2**25, count, dtype=np.uint32)
+
+
+async def _opens_four_times(party, count):
+    before, sums = party.ledger.total(), []
+    for turn in range(CALLS):
+        words = _words_of(party.id, turn, count)
+        sums.append(await refmpc.open_words(party, words, 39, "sums"))
+        words[:] = 0  # the caller's again
+    after = party.ledger.total()
+    opened = sum(release.elements for release in party.ledger.releases if release.name == "sums")
+    return np.stack(sums), opened, (after.rounds - before.rounds, after.bytes_sent - before.bytes_sent)
+
+
 def numbers(*shape, bits=16):
     return Secret(random_signed(len(shape), shape, bits=20), bits)
 
