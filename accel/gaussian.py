@@ -34,9 +34,10 @@ import accel
 from accel.prg import Stream
 from accel.validate import require, require_integer, require_real
 
-__all__ = ["SAMPLER_DISTANCE", "SMALLEST_STD", "GridGaussian", "StripTable"]
+__all__ = ["SAMPLER_DISTANCE", "SAMPLER_VERSION", "SMALLEST_STD", "GridGaussian", "StripTable"]
 
 SAMPLER_DISTANCE = 2.0**-188
+SAMPLER_VERSION = 2  # which samples a stream gives: a run must not go on with others (since 2: settled from a reserve)
 SMALLEST_STD = 8.0
 LARGEST_STD = 2.0**52
 STRIPS = 512

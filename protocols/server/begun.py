@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from accel.files import write_bytes
+from accel.gaussian import SAMPLER_VERSION
 from protocols.inference.model_file import MODEL
 from protocols.plan.run_plan import Plan
 from protocols.server.checkpoint import CannotResume, ServerDirectory
@@ -29,7 +30,8 @@ def _facts(plan: Plan) -> dict[str, Any]:
     training, claim = plan.training, plan.claim
     chosen = {"epsilon": training.epsilon, "delta": training.delta}
     claimed = {"claim": [claim.epsilon, claim.delta, claim.covers, claim.proven]}
-    found: dict[str, Any] = json.loads(json.dumps({**chosen, **plan.public_parameters(), **claimed}))
+    sampler = {"sampler of the noise": SAMPLER_VERSION}
+    found: dict[str, Any] = json.loads(json.dumps({**chosen, **plan.public_parameters(), **claimed, **sampler}))
     return found
 
 

@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 
 import refmpc
+from accel.gaussian import SAMPLER_VERSION
 from protocols import g_shuff
 from protocols.client import upload
 from protocols.plan.run_plan import plan_run
+from protocols.server import begun
 from protocols.server.checkpoint import ServerDirectory
 from tests.protocols.secure_runs import noise_of_the_servers, run_secure, small_training, weight_bound
 from tests.protocols.server.crashes import run_until_crash
@@ -40,6 +42,18 @@ def test_servers_one_checkpoint_apart_agree_on_the_older(federation, tmp_path, m
     result = run_secure(plan, federation, tmp_path)
     twin = train_g_bmf(federation, plan.training, noise=noise_of_the_servers(plan, tmp_path))
     assert np.abs(result.outputs[0][0] - twin.model.layers[0]).max() <= weight_bound(plan)
+
+
+def test_a_run_whose_noise_was_sampled_otherwise_is_refused(federation, tmp_path, monkeypatch):
+    """Noise of earlier steps is drawn again when a run goes on: another sampler would not give the same."""
+    plan = plan_run("g_bmf", federation, small_training(epochs=2, learning_rate=0.2))
+    monkeypatch.setattr(begun, "SAMPLER_VERSION", 1)
+    run_until_crash(plan, federation, tmp_path, monkeypatch, 4)
+    monkeypatch.setattr(begun, "SAMPLER_VERSION", SAMPLER_VERSION)
+    with pytest.raises(
+        refmpc.PartyFailed, match="another plan: sampler of the noise was 1 and is 2; .*start a new run"
+    ):
+        run_secure(plan, federation, tmp_path)
 
 
 def test_g_shuff_resumes_at_an_epoch_boundary(federation, tmp_path, monkeypatch):
