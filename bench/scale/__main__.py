@@ -21,6 +21,7 @@ import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ from protocols.deploy.commands.run import processes
 from protocols.deploy.config.public_plan import plan_for
 from protocols.deploy.config.read import FederationConfig, load
 from protocols.deploy.config.template import federation_text
+from protocols.deploy.trial import measure_trials
 from protocols.local.calibration import PHASES, calibrate, forecast
 from protocols.local.report import estimate, size_in_words
 
@@ -86,7 +88,7 @@ def measure(directory: Path, rows: int, columns: int, batch: int, epochs: int, p
     tables = time.time()
     config = _federation(directory, columns, batch, epochs, protocol)
     plan = plan_for(config, rows)
-    expected = forecast(plan, calibrate(plan, config.run.checkpoint_every))
+    expected = forecast(plan, calibrate(plan, partial(measure_trials, config, rows)))
     made = time.time()
     out = directory / "out"
     out.mkdir()
