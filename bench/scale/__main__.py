@@ -78,6 +78,7 @@ class Scale:
     memory_of_all: int
     estimated: dict[str, float]
     forecast: dict[str, float]  # seconds by phase, from a calibration right before
+    ranges: dict[str, tuple[float, float]]  # of those phases that vary
     load: tuple[float, float, float]
 
 
@@ -111,6 +112,7 @@ def measure(directory: Path, rows: int, columns: int, batch: int, epochs: int, p
         recorder.peak_of_all(0.0, time.time()),
         estimate(plan, keeps_steps=True),
         expected.seconds,
+        expected.ranges,
         os.getloadavg(),
     )
 
@@ -273,9 +275,10 @@ def _print(found: Scale, console: Console) -> None:
         words = [f"{value:,.0f}" if name == "rounds" else size_in_words(value) for value in (estimated, happened)]
         compared.add_row(name.replace("_", " "), *words, f"{estimated / happened:.3f}")
     for name, (estimated, happened) in beside_forecast(found).items():
+        low = f"{found.ranges[name][0]:.1f} to " if name in found.ranges else ""
         compared.add_row(
             f"time: {name}",
-            f"{estimated:.1f} s",
+            f"{low}{estimated:.1f} s",
             f"{happened:.1f} s",
             f"{estimated / happened:.3f}" if happened else "",
         )

@@ -12,14 +12,17 @@ from __future__ import annotations
 import contextlib
 import datetime
 import json
+import os
 import pickle
 import secrets
 import socket
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +41,7 @@ from protocols.deploy.net.credentials import load_credentials, make_key, read_ce
 from protocols.deploy.net.wire import Identity
 from protocols.deploy.records.log import Log
 from protocols.deploy.server.tasks import Task, TrainingTask
-from protocols.local.calibration import SENDING
+from protocols.local.calibration import MEMORY, SENDING
 from protocols.plan.run_plan import Plan
 from protocols.server.stored_rows import IN_MEMORY
 from refmpc.net.certificates import fingerprint_of
@@ -48,11 +51,14 @@ from vfl.tables.applying import ClientTable
 __all__ = ["TrialFailed", "measure_trials"]
 
 _HERE = "127.0.0.1"
-_GO = "go"
+_GO, _DONE = "go", ".done"
 _TRIALS = "trials.pickle"
-_BEGUN, _UPLOADED, _RECEIVED = "rows are there", "upload complete, all servers have it", "model received"
-_LISTENING, _FINISHED = "listening", "finished: every client has the model"
-_LOOK = 0.02  # seconds between two looks whether everybody is there
+_READY, _UPLOADED = "rows are there", "upload complete, all servers have it"
+_LISTENING = "listening"
+_LOOK = 0.1  # seconds between two looks whether everybody is there: rare, because looking takes the servers' time
+_WRITE_BACK = 0.3  # seconds between two times that files are written to the disk
+_FILES = 4  # times the shares of all rows at a server: files of three servers, and what clients have sent
+_PIECE, _FEWEST = 1 << 22, 16
 _PATIENCE = 600.0  # for each: kernels may have to be compiled first
 
 
@@ -92,7 +98,7 @@ def measure_trials(
     config: FederationConfig, rows: int, shortened: Sequence[Plan], directory: Path | None = None
 ) -> list[dict[str, float]]:
     """Seconds of each of the ``shortened`` plans, one after the other: by phase of the servers' ledger, and from aligned rows until
-    all servers have everything (``SENDING``); of the slowest participant. ``rows`` are those of the run itself. The first training begins as one of ``ppvfl``, with
+    all servers have everything (``SENDING``); of the slowest participant. ``MEMORY`` as in ``protocols.local.calibration``. ``rows`` are those of the run itself. The first training begins as one of ``ppvfl``, with
     kernels just loaded, and the others find everything warm.
 
     ``directory``: where a folder is made, and removed (default: that of temporary files). Raises ``TrialFailed``."""
@@ -109,11 +115,14 @@ def measure_trials(
         (root / _TRIALS).write_bytes(pickle.dumps((local, trials)))
         command = [sys.executable, "-m", "protocols.deploy.trial", str(root)]
         with processes({entry.name: [*command, entry.name] for entry in local.participants}, root) as running:
+            memory: list[float] = []
             for trial in trials:
-                _wait(running, root, lambda trial=trial: _all_said(local, trial, _LISTENING, _BEGUN))  # type: ignore[misc]
-                (trial.folder / _GO).touch()
-                _wait(running, root, lambda trial=trial: _all_said(local, trial, _FINISHED, _RECEIVED))  # type: ignore[misc]
-        return [_seconds(local, trial) for trial in trials]
+                _wait(running, root, partial(_everybody_is_there, local, trial))
+                with _as_in_a_long_run(root / "ballast", trial) as new_memory:
+                    (trial.folder / _GO).touch()
+                    _wait(running, root, partial(_everybody_is_done, local, trial))
+                memory.append(new_memory)
+        return [{**_seconds(local, trial), MEMORY: extra} for trial, extra in zip(trials, memory, strict=True)]
 
 
 def _on_this_machine(config: FederationConfig, root: Path) -> FederationConfig:
@@ -136,9 +145,46 @@ def _on_this_machine(config: FederationConfig, root: Path) -> FederationConfig:
     )
 
 
-def _all_said(config: FederationConfig, trial: _Trial, by_servers: str, by_clients: str) -> bool:
-    events = {**{s.name: by_servers for s in config.servers}, **{c.name: by_clients for c in config.clients}}
-    return all(event in trial.said(name) for name, event in events.items())
+@contextlib.contextmanager
+def _as_in_a_long_run(file: Path, trial: _Trial) -> Iterator[float]:
+    """Where rows lie in files: these are written to the disk while the run goes on, so in a short run the disk is told to write.
+
+    They also take memory that was not in use before, which a virtual machine may have to be given by its host first: ten times slower
+    than memory that somebody has just freed, and a short run gets some of each. So a file as large as those of this trial is written
+    first; gives the seconds that memory new to the machine takes more for it than used memory."""
+    if trial.in_memory:
+        yield 0.0
+        return
+    piece, over = bytes(_PIECE), threading.Event()
+
+    def write_back() -> None:
+        while not over.wait(_WRITE_BACK):
+            os.sync()
+
+    taken = []
+    with file.open("wb", buffering=0) as handle:
+        for _ in range(max(_FEWEST, _FILES * shares_of_rows(trial.plan) // _PIECE)):
+            begun = time.perf_counter()
+            handle.write(piece)
+            taken.append(time.perf_counter() - begun)
+    used, new = np.quantile(taken, (0.1, 0.9))
+    thread = threading.Thread(target=write_back)
+    thread.start()
+    try:
+        yield float(new - used) * len(taken)
+    finally:
+        over.set()
+        thread.join()
+        file.unlink()
+
+
+def _everybody_is_there(config: FederationConfig, trial: _Trial) -> bool:
+    words = {**{s.name: _LISTENING for s in config.servers}, **{c.name: _READY for c in config.clients}}
+    return all(word in trial.said(name) for name, word in words.items())
+
+
+def _everybody_is_done(config: FederationConfig, trial: _Trial) -> bool:
+    return all((trial.folder / f"{entry.name}{_DONE}").exists() for entry in config.participants)
 
 
 def _wait(running: Mapping[str, Any], root: Path, done: Callable[[], bool]) -> None:
@@ -179,6 +225,7 @@ def _play(root: Path, name: str) -> None:
             Server(identity, trial.folder / name, log, host=_HERE, make=trial.make_task).serve()
         else:
             _take_part(identity, entry, trial, log)
+        (trial.folder / f"{name}{_DONE}").touch()
 
 
 def _take_part(identity: Identity, entry: ClientEntry, trial: _Trial, log: Log) -> None:
@@ -186,9 +233,10 @@ def _take_part(identity: Identity, entry: ClientEntry, trial: _Trial, log: Log) 
     rows = trial.plan.schedule.num_samples
     own = _made_up(identity.config, entry, rows)
     order = np.random.default_rng(0).permutation(rows)
-    log.info(_BEGUN, rows=rows)
+    log.info(_READY, rows=rows)
     while not (trial.folder / _GO).exists():
-        time.sleep(_LOOK / 4)
+        time.sleep(0.005)
+    plan_for(identity.config, trial.rows)
     take_part(identity, trial.plan, own, order, trial.session, log, trial.folder / entry.name)
 
 

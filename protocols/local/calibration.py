@@ -34,6 +34,7 @@ from refmpc.net.emulation import NetworkProfile, network_profile
 from vfl.alignment.group import blind, hash_and_blind
 
 __all__ = [
+    "MEMORY",
     "PHASES",
     "SENDING",
     "Calibration",
@@ -47,7 +48,8 @@ __all__ = [
 ]
 
 SENDING = "sending"  # what clients do until the servers have all rows, where servers take them in only afterwards
-# Phases of a forecast, and the measured phases that they are made of: those of the ledger, and SENDING.
+MEMORY = "new memory"  # seconds of a core that files take more, at most, if the machine must be given memory for them
+# Phases of a forecast, and the measured phases that they are made of: those of the ledger, and SENDING. MEMORY is none: the upload has a range.
 PHASES = {
     "upload": (SENDING, "commitments", "upload"),
     "tests of the rows": ("verification",),
@@ -61,6 +63,7 @@ _STEPS = 20, 800  # of the small runs, and of the large one
 _IDS = 1 << 15
 _ID_BYTES = 108  # of two clients, an id: three lists of 32 bytes, three of positions
 _TIMEOUT = 120.0
+_NARROW = 0.1  # a range that is narrower is none
 
 
 @dataclass(frozen=True)
@@ -88,6 +91,7 @@ class Calibration:
     blinded, and blinded for another). ``rows`` and ``steps`` of the largest run."""
 
     lines: Mapping[str, Line]
+    memory: Line
     id_seconds: float
     cores: int
     rows: int
@@ -96,10 +100,12 @@ class Calibration:
 
 @dataclass(frozen=True)
 class Forecast:
-    """Seconds of every phase, in their order, and what they rest on."""
+    """Seconds of every phase, in their order, and what they rest on; of those that vary by more than a clock does, from where to
+    where (``seconds`` is the upper end: the larger the run, the nearer)."""
 
     seconds: dict[str, float]
     assumptions: tuple[str, ...]
+    ranges: dict[str, tuple[float, float]]
 
     @property
     def total(self) -> float:
@@ -112,13 +118,15 @@ def calibrate(plan: Plan, measure: Measure) -> Calibration:
         not isinstance(plan, LayerPlan), "protocol", plan.protocol, "g_bmf or g_shuff", "clients of gl_bmf compute, too"
     )
     sizes = _sizes(plan)
-    found = [_by_phase(seconds) for seconds in measure([_shortened(plan, *size) for size in sizes])]
+    measured = measure([_shortened(plan, *size) for size in sizes])
+    found = [_by_phase(seconds) for seconds in measured]
     lines = {}
     for name in found[-1]:
         counts = [_count(name, *size, plan) for size in sizes]
         points = [(float(count), seconds.get(name, 0.0)) for count, seconds in zip(counts, found, strict=True)]
         lines[name] = Line.through(*points)
-    return Calibration(lines, _measure_ids(), os.cpu_count() or 1, *sizes[-1])
+    memory = Line(0.0, measured[-1].get(MEMORY, 0.0) / sizes[-1][0])
+    return Calibration(lines, memory, _measure_ids(), os.cpu_count() or 1, *sizes[-1])
 
 
 def _by_phase(measured: Mapping[str, float]) -> dict[str, float]:
@@ -224,7 +232,12 @@ def forecast(
         if name == "upload":  # a client sends a third of its shares' bytes to each server, over one link
             waits = 16 * rows * (max(plan.client_widths) + plan.outputs) / profile.bandwidth
         seconds[name] = line.at(count) + (0.0 if together else waits)
-    return Forecast(seconds, _assumptions(measured, profile, together))
+    ranges = {}
+    extra = measured.memory.at(rows) / (min(3, measured.cores) if together else 3)
+    if extra > _NARROW * seconds["upload"]:
+        ranges["upload"] = seconds["upload"], seconds["upload"] + extra
+        seconds["upload"] += extra
+    return Forecast(seconds, _assumptions(measured, profile, together, bool(ranges)), ranges)
 
 
 def print_forecast(found: Forecast, network: str, console: Console) -> None:
@@ -233,23 +246,28 @@ def print_forecast(found: Forecast, network: str, console: Console) -> None:
     view.add_column(style="bold")
     view.add_column(justify="right")
     for name, seconds in found.seconds.items():
-        view.add_row(name, f"{seconds:,.1f} s")
+        low, high = found.ranges.get(name, (seconds, seconds))
+        view.add_row(name, f"{seconds:,.1f} s" if name not in found.ranges else f"{low:,.1f} to {high:,.1f} s")
     view.add_row("all", f"{found.total:,.1f} s")
     console.print(view)
     for words in found.assumptions:
         console.print(f"- {words}", style="dim", highlight=False)
 
 
-def _assumptions(measured: Calibration, profile: NetworkProfile, together: bool) -> tuple[str, ...]:
+def _assumptions(measured: Calibration, profile: NetworkProfile, together: bool, varies: bool) -> tuple[str, ...]:
     where = (
         "all participants on this machine, as busy as it is now"
         if together
         else f"a host each, like this one but with three servers' work on it; latency {profile.delay * 1e3:g} ms, "
         f"{profile.bandwidth * 8 / 1e6:g} Mbit/s each way, nothing of which is hidden by computing"
     )
+    ranges = (
+        "upload: the more the longer ago the memory that its files take was in use, because this machine gets it from a host",
+    )
     return (
         f"measured here on {measured.rows:,} rows and {measured.steps:,} steps, {measured.cores} cores, and on fewer",
         where,
         "as many ids at each client as rows are common; everybody is there from the beginning",
         "not counted: starting, reading files, meeting, waits for people and for what breaks",
+        *(ranges if varies else ()),
     )

@@ -20,11 +20,7 @@ from vfl.training import TrainingConfig
 
 __all__ = ["warm_up"]
 
-_ROWS, _BATCH, _WIDTH = (
-    16,
-    8,
-    4,
-)  # small: kernels are the same for every size; two steps, of which the first is recorded
+_ROWS, _BATCH, _WIDTH = 16, 8, 4  # small: kernels are the same for every size
 _TIMEOUT = 300.0  # where nothing was compiled yet
 
 
@@ -37,6 +33,7 @@ def warm_up(training: TrainingConfig, classes: int, directory: Path | None = Non
         epochs=1,
         batch_size=_BATCH,
         learning_rate=0.1,
+        epsilon=8.0,  # little noise, as of many rows: the quick filter
         delta=1e-6,
         weights=training.weights,
         task=training.task,
