@@ -33,7 +33,6 @@ def warm_up(training: TrainingConfig, classes: int, directory: Path | None = Non
         epochs=1,
         batch_size=_BATCH,
         learning_rate=0.1,
-        epsilon=8.0,  # little noise, as of many rows: the quick filter
         delta=1e-6,
         weights=training.weights,
         task=training.task,
