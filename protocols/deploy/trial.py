@@ -131,7 +131,8 @@ def _on_this_machine(config: FederationConfig, root: Path) -> FederationConfig:
         ports = [stack.enter_context(socket.create_server((_HERE, 0))).getsockname()[1] for _ in config.servers]
     pins, certificates = {}, {}
     servers = [replace(server, host=_HERE, port=port) for server, port in zip(config.servers, ports, strict=True)]
-    for entry in (*servers, *config.clients):
+    everybody: list[ServerEntry | ClientEntry] = [*servers, *config.clients]
+    for entry in everybody:
         certificate = read_certificate(make_key(entry, root / entry.name, request=False, days=1))
         pins[entry.name] = fingerprint_of(certificate)
         certificates[entry.name] = certificate.public_bytes(Encoding.PEM).decode()

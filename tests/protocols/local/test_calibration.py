@@ -89,7 +89,8 @@ def test_where_memory_must_be_found_the_upload_has_a_range() -> None:
 
 
 def test_a_calibration_asks_for_the_same_few_rows_twice_and_then_for_many() -> None:
-    plan, asked = make_plan(330, epochs=3, weights="open"), []
+    plan = make_plan(330, epochs=3, weights="open")
+    asked: list[Plan] = []
 
     def measure(plans: Sequence[Plan]) -> list[dict[str, float]]:
         asked.extend(plans)
