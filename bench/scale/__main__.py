@@ -21,6 +21,7 @@ import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ from protocols.deploy.commands.run import processes
 from protocols.deploy.config.public_plan import plan_for
 from protocols.deploy.config.read import FederationConfig, load
 from protocols.deploy.config.template import federation_text
+from protocols.deploy.trial import measure_trials
 from protocols.local.calibration import PHASES, calibrate, forecast
 from protocols.local.report import estimate, size_in_words
 
@@ -76,6 +78,7 @@ class Scale:
     memory_of_all: int
     estimated: dict[str, float]
     forecast: dict[str, float]  # seconds by phase, from a calibration right before
+    ranges: dict[str, tuple[float, float]]  # of those phases that vary
     load: tuple[float, float, float]
 
 
@@ -86,7 +89,7 @@ def measure(directory: Path, rows: int, columns: int, batch: int, epochs: int, p
     tables = time.time()
     config = _federation(directory, columns, batch, epochs, protocol)
     plan = plan_for(config, rows)
-    expected = forecast(plan, calibrate(plan, config.run.checkpoint_every))
+    expected = forecast(plan, calibrate(plan, partial(measure_trials, config, rows)))
     made = time.time()
     out = directory / "out"
     out.mkdir()
@@ -109,6 +112,7 @@ def measure(directory: Path, rows: int, columns: int, batch: int, epochs: int, p
         recorder.peak_of_all(0.0, time.time()),
         estimate(plan, keeps_steps=True),
         expected.seconds,
+        expected.ranges,
         os.getloadavg(),
     )
 
@@ -271,9 +275,10 @@ def _print(found: Scale, console: Console) -> None:
         words = [f"{value:,.0f}" if name == "rounds" else size_in_words(value) for value in (estimated, happened)]
         compared.add_row(name.replace("_", " "), *words, f"{estimated / happened:.3f}")
     for name, (estimated, happened) in beside_forecast(found).items():
+        low = f"{found.ranges[name][0]:.1f} to " if name in found.ranges else ""
         compared.add_row(
             f"time: {name}",
-            f"{estimated:.1f} s",
+            f"{low}{estimated:.1f} s",
             f"{happened:.1f} s",
             f"{estimated / happened:.3f}" if happened else "",
         )

@@ -18,7 +18,7 @@ from accel.errors import InvalidArgument, PpvflError
 from accel.files import write_text
 from accel.validate import require, require_choice, require_integer
 from protocols.client.upload import ClientJob
-from protocols.local.calibration import Forecast, calibrate, forecast
+from protocols.local.calibration import Forecast, calibrate, forecast, measure_here
 from protocols.local.curves import Timeline
 from protocols.local.leaving import leaving
 from protocols.local.options import RunOptions, parse_options
@@ -225,8 +225,8 @@ def _estimate(options: RunOptions, federation: Federation) -> tuple[Plan, dict[s
 
 
 def _forecast(plan: Plan, options: RunOptions) -> Forecast:
-    measured = calibrate(plan, options.checkpoint_every, synced=options.durability == "power")
-    found = forecast(plan, measured, options.network, keeps_steps=options.checkpoint_every > 0, keeps_uploads=False)
+    here = measure_here(options.checkpoint_every, synced=options.durability == "power", tls=options.tls)
+    found = forecast(plan, calibrate(plan, here), options.network, keeps_steps=options.checkpoint_every > 0)
     return replace(found, seconds={name: seconds for name, seconds in found.seconds.items() if name != "align"})
 
 
@@ -250,7 +250,7 @@ def main(name: str, description: str | None, argv: list[str] | None = None, comm
     console = Console()
     if options.calibrate and not options.estimate:
         raise leaving(name, InvalidArgument("--calibrate: must be given with --estimate"))
-    if options.parties == "processes" and not options.estimate:
+    if options.parties == "processes" and (options.calibrate or not options.estimate):
         if not accel.is_compiled() and not options.json:
             console.print("First start on this machine: compiling kernels, less than a minute.", style="dim")
         start_ahead("protocols.local.preload")

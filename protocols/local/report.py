@@ -194,7 +194,7 @@ def print_report(report: RunReport, console: Console) -> None:
 # before a run ------------------------------------------------------------------------------------
 
 
-INTERPRETER = 105 << 20  # bytes of a server that holds nothing yet, measured: Python, its libraries, kernels
+INTERPRETER = 176 << 20  # bytes of a server that holds nothing yet, measured: Python, libraries, kernels of a training
 _ROW_WORK = 1024  # bytes for each row whose norm is computed at a time, besides the row, measured
 _COMPARED = 128  # bytes for each row and client that is compared at a time, measured
 

@@ -1,7 +1,8 @@
 """``ppvfl estimate``: rounds, bytes, memory and time of the federation's training, before anybody connects.
 
-Rounds, bytes and memory follow from the plan. Time is measured: a short training of the same shape runs on this machine, with made-up
-rows (``protocols.local.calibration``); ``--no-calibration`` leaves it out. Needs no keys and no data, and talks to nobody.
+Rounds, bytes and memory follow from the plan. Time is measured: short trainings of the same shape run on this machine, with made-up
+rows and everything that servers do (``protocols.deploy.trial``), some 20 s; ``--no-calibration`` leaves it out. Needs no keys and no
+data, and talks to nobody. Disks are measured where temporary files are made (TMPDIR).
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 from rich.console import Console
@@ -17,6 +19,7 @@ from rich.table import Table
 from accel.validate import require_choice, require_integer
 from protocols.deploy.config.public_plan import plan_for
 from protocols.deploy.config.read import load
+from protocols.deploy.trial import measure_trials
 from protocols.local.calibration import calibrate, forecast, print_forecast
 from protocols.local.gl_launch import layer_estimate
 from protocols.local.report import estimate, size_in_words
@@ -52,7 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
     found = layer_estimate(plan) if isinstance(plan, LayerPlan) else estimate(plan, keeps_steps=True)
     expected = None
     if not layers and not arguments.no_calibration:
-        expected = forecast(plan, calibrate(plan, config.run.checkpoint_every), network)
+        expected = forecast(plan, calibrate(plan, partial(measure_trials, config, arguments.rows)), network)
     if arguments.json:
         facts: dict[str, Any] = {**found, "steps": plan.schedule.num_steps, "privacy": plan.claim.headline()}
         facts["forecast"] = None if expected is None else {**asdict(expected), "network": network}

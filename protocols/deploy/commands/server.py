@@ -43,8 +43,9 @@ from protocols.deploy.server.reception import Reception
 from protocols.deploy.server.sessions import Session, SessionStore
 from protocols.deploy.server.spool import SpoolTransport
 from protocols.deploy.server.status import StatusSource
-from protocols.deploy.server.tasks import TrainingTask
+from protocols.deploy.server.tasks import MakeTask, TrainingTask, make_task
 from protocols.local.progress import ProgressBars
+from protocols.local.warm_up import warm_up
 from protocols.plan.possible import Impossible
 from protocols.server.checkpoint import CannotResume
 from protocols.server.gl_training import GREETING
@@ -57,7 +58,7 @@ from refmpc.net.rendezvous import listen
 from refmpc.net.sockets import SocketTransport
 from vfl.dp.budget import BudgetExceededError
 
-__all__ = ["Server", "add_parser", "run"]
+__all__ = ["Server", "add_parser", "load_kernels", "run"]
 
 _LOG_EVERY = 10.0  # seconds between two lines of progress in the log
 
@@ -105,19 +106,41 @@ def run(arguments: argparse.Namespace) -> int:
         server.show_status(split_address(asked, "--status"), required=arguments.status is not None)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: server.stop.set())
+    if config.run.layers is None:  # clients of gl_bmf come when the servers are long there
+        threading.Thread(target=load_kernels, args=(config, state, log), daemon=True).start()
     return server.serve()
+
+
+def load_kernels(config: FederationConfig, state: Path, log: Log) -> None:
+    """Load what the training will need while clients read and align their rows; without it, it is loaded when it is needed."""
+    begun = time.monotonic()
+    try:
+        state.mkdir(parents=True, exist_ok=True, mode=0o700)
+        warm_up(config.run.training, len(config.run.classes) or 1, state)
+        log.info("kernels are loaded", seconds=round(time.monotonic() - begun, 2))
+    except Exception as error:  # of no importance to the training
+        log.warning("kernels were not loaded ahead", reason=type(error).__name__)
 
 
 class Server:
     """One server: its door, its sessions, its meetings with the two others."""
 
-    def __init__(self, identity: Identity, state: Path, log: Log, *, host: str, predictions: bool = False):
+    def __init__(
+        self,
+        identity: Identity,
+        state: Path,
+        log: Log,
+        *,
+        host: str,
+        predictions: bool = False,
+        make: MakeTask = make_task,
+    ):
         self._predictions = predictions
         self._identity, self._log = identity, log
         self.config: FederationConfig = identity.config
         self._directory = directory = identity.kept_in(state)
         self._budgets = Budgets(state, self.config)
-        self._store = SessionStore(self.config, directory, predictions=predictions, say=log.info)
+        self._store = SessionStore(self.config, directory, predictions=predictions, say=log.info, make=make)
         self._audit = AuditLog(directory / "audit.jsonl")  # also keeps a second process out of this directory
         self._waiting = Waiting(log)
         self._meeting = Meeting(identity, log, self._audit, self._waiting)

@@ -13,7 +13,7 @@ from typing import Any
 
 from accel.errors import PpvflError
 from protocols.deploy.config.read import FederationConfig
-from protocols.deploy.server.tasks import Task, make_task
+from protocols.deploy.server.tasks import MakeTask, Task, make_task
 from vfl.dp.certificate_cache import Say, announced
 
 __all__ = ["Planner", "StillPlanning"]
@@ -36,8 +36,8 @@ class _Work:
 class Planner:
     """Makes tasks. ``say`` hears when something that takes long begins and ends."""
 
-    def __init__(self, config: FederationConfig, say: Say):
-        self._config, self._say = config, say
+    def __init__(self, config: FederationConfig, say: Say, make: MakeTask = make_task):
+        self._config, self._say, self._make = config, say, make
         self._lock = threading.Lock()
         self._work: _Work | None = None
 
@@ -72,7 +72,7 @@ class Planner:
     def _plan(self, work: _Work, trained: Callable[[], Path | None]) -> None:
         try:
             with announced(self._say):
-                work.task = make_task(self._config, work.facts, trained())
+                work.task = self._make(self._config, work.facts, trained())
         except Exception as error:  # for the caller that asks for it
             work.error = error
         finally:

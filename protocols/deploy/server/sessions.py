@@ -23,7 +23,7 @@ from protocols.deploy.server.live import Guests
 from protocols.deploy.server.pace import Pace
 from protocols.deploy.server.planning import Planner
 from protocols.deploy.server.spool import Spool, publish, published
-from protocols.deploy.server.tasks import PREDICTION, TRAINING, Task, make_task
+from protocols.deploy.server.tasks import PREDICTION, TRAINING, MakeTask, Task, make_task
 from protocols.inference.prediction import OUTPUTS
 from refmpc import Ledger
 from vfl.dp.certificate_cache import Say, announced
@@ -167,8 +167,9 @@ class SessionStore:
         *,
         predictions: bool,
         say: Say = lambda event, **facts: None,
+        make: MakeTask = make_task,
     ):
-        self._planner = Planner(config, say)
+        self._planner = Planner(config, say, make)
         self._directory = directory
         self._predictions = predictions
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -179,7 +180,7 @@ class SessionStore:
         with announced(say):
             for facts in sorted(found, key=lambda facts: facts["kind"] != TRAINING):
                 if facts["kind"] == TRAINING or predictions:
-                    task = make_task(config, facts, self._trained())
+                    task = make(config, facts, self._trained())
                     self._sessions[facts["name"]] = Session(self._directory_of(facts), facts, task)
 
     def __iter__(self) -> Iterator[Session]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from protocols.plan.run_plan import Plan
 from protocols.registry import protocol
 from protocols.server.gl_training import LayerServerJob
 from protocols.server.open_training import STATE_EVERY, durability, training_run
-from protocols.server.stored_rows import RowFolder
+from protocols.server.stored_rows import IN_MEMORY, RowFolder
 from protocols.server.training import ServerJob
 from refmpc import Party
 
@@ -30,6 +30,7 @@ __all__ = [
     "PREDICTION",
     "TRAINING",
     "LiveTrainingTask",
+    "MakeTask",
     "PredictionTask",
     "Task",
     "TrainingTask",
@@ -68,15 +69,17 @@ class TrainingTask(_Uploads):
 
     kind = TRAINING
     live = False  # whether clients must be there while it runs
+    in_memory = IN_MEMORY  # bytes of shares up to which a server has them in memory
 
     @property
     def opens_in_every_step(self) -> bool:
         """Whether something is released before the end, so that a run that fails has released something too."""
         return self.live or self.plan.opens_sums
 
-    def __init__(self, config: FederationConfig, rows: int):
+    def __init__(self, config: FederationConfig, rows: int, plan: Plan | None = None):
+        """``plan``: another one than that of the file (``protocols.deploy.trial``)."""
         self._config = config
-        self.plan: Plan = plan_for(config, rows)
+        self.plan: Plan = plan_for(config, rows) if plan is None else plan
         self.receivers = self.plan.client_names
         kept = durability(self.plan, self.checkpoint_every, synced=True)
         self.claim = f"{self.plan.claim.paragraph()} {kept}".rstrip()
@@ -112,7 +115,7 @@ class TrainingTask(_Uploads):
     async def run(self, party: Party, directory: Path) -> list[np.ndarray]:
         """At each server, when everything that clients send is there."""
         job = ServerJob(self.plan, directory / "server", self.checkpoint_every)
-        with training_run(party, job) as run, RowFolder(run.directory.path) as folder:
+        with training_run(party, job) as run, RowFolder(run.directory.path, self.in_memory) as folder:
             rows = await receive_rows(party, self.plan, folder)
             layers: list[np.ndarray] = await protocol(self.plan.protocol).train(run, rows)
             return layers
@@ -174,6 +177,7 @@ class PredictionTask(_Uploads):
 
 
 Task = TrainingTask | PredictionTask
+MakeTask = Callable[[FederationConfig, dict[str, Any], Path | None], Task]
 
 
 def prediction_plan(

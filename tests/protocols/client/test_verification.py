@@ -299,10 +299,11 @@ def test_bad_rows_that_cancel_each_other_are_found() -> None:
     test = row_test(17, 1.0)
     assert test is not None
     small = replace(test, rows=96)
-    assert side_by_side(PIECE_ROWS * 17) == 8
-    words = np.zeros((2 * PIECE_ROWS, 17), dtype=np.uint64)
+    far = 4 * PIECE_ROWS  # a piece later, and enough rows for eight sums side by side
+    assert side_by_side(far * 17) == 8
+    words = np.zeros((2 * far, 17), dtype=np.uint64)
     large, negative = np.uint64(2**32), np.uint64(2**64 - 2**32)
-    others = [(1 + PIECE_ROWS, 0), (97, 0), (1, 8), (1, 1), (2, 0), (33, 0), (1, 16)]
+    others = [(1 + PIECE_ROWS, 0), (1 + far, 0), (97, 0), (1, 8), (1, 1), (2, 0), (33, 0), (1, 16)]
     for row, column in others:
         cheating = words.copy()
         cheating[1, 0], cheating[row, column] = large, negative

@@ -1,0 +1,64 @@
+"""Short trainings as ``ppvfl`` does them, for the estimate of time: every phase is measured, nothing stays, what fails is said."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from protocols.deploy import trial
+from protocols.deploy.config.public_plan import plan_for
+from protocols.deploy.config.read import FederationConfig, load
+from protocols.deploy.trial import TrialFailed, measure_trials
+from protocols.local.calibration import MEMORY, SENDING
+from protocols.plan.run_plan import Plan
+from tests.protocols.deploy.federations import make_federation
+
+ROWS = 400
+
+
+def federation(directory: Path, **changes: str) -> tuple[FederationConfig, Plan]:
+    make_federation(directory, keys="none")
+    file = directory / "federation.toml"
+    text = file.read_text().replace('batch_size = "auto"', "batch_size = 64")
+    for word, value in changes.items():
+        text = re.sub(rf"(?m)^{word} = \S+", f"{word} = {value}", text)
+    file.write_text(text)
+    config = load(file, pinned=False)
+    return config, plan_for(config, ROWS)
+
+
+def shortened(plan: Plan, batches: int) -> Plan:
+    schedule = replace(plan.schedule, num_samples=64 * batches, dummies=0, epochs=1)
+    return replace(plan, schedule=schedule)
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("in_files", [False, True])
+def test_every_phase_is_measured_and_nothing_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_files: bool
+) -> None:
+    config, plan = federation(tmp_path / "federation")
+    if in_files:
+        monkeypatch.setattr(trial, "IN_MEMORY", 0)
+    own = tmp_path / "trials"
+    own.mkdir()
+    found = measure_trials(config, ROWS, [shortened(plan, 1), shortened(plan, 3)], own)
+    assert len(found) == 2
+    for seconds in found:
+        assert {SENDING, MEMORY, "upload", "verification", "norms", "training", "checkpoint"} <= set(seconds)
+        assert all(value > 0 for name, value in seconds.items() if name in (SENDING, "upload", "training"))
+        assert (seconds[MEMORY] > 0) == in_files
+    assert not list(own.iterdir())
+    assert not (tmp_path / "federation" / "server-0").exists()  # the federation's own places are not used
+
+
+@pytest.mark.heavy
+def test_a_trial_that_fails_says_who_and_leaves_nothing(tmp_path: Path) -> None:
+    config, plan = federation(tmp_path / "federation", epochs="1", learning_rate="0.5")
+    longer = replace(plan, schedule=replace(plan.schedule, epochs=2))  # noise is planned for one epoch only
+    with pytest.raises(TrialFailed, match=r"server-\d"):
+        measure_trials(config, ROWS, [longer], tmp_path)
+    assert not list(tmp_path.glob("ppvfl-estimates-*"))
