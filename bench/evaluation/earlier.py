@@ -1,9 +1,10 @@
 """What an earlier report has, so that a report can be renewed without training everything again.
 
-``report.json`` holds every cell with its key: those whose key is the present one go into the cache of results as if they had been
-run here (``take_cells``), and those whose files are not here are shown as the report has them. A page (``report.html``) prints means and deviations only: they are shown, marked, in lines that were not
-run again and whose settings the page describes as the presets are today (``EarlierPage``). Options that a page does not print,
-and changes of the code behind a figure, cannot be noticed that way: such figures are never called current.
+``report.json`` holds every cell with its key: those whose key is the present one go into the cache of results as if they had
+been run here (``take_cells``), and those whose files are not here are shown as the report has them. A page (``report.html``)
+prints means and deviations only: they are shown, marked, in lines that were not run again and whose settings the page describes
+as the presets are today (``EarlierPage``). Options that a page does not print, and changes of the code behind a figure, cannot
+be noticed that way: such figures are never called current.
 """
 
 from __future__ import annotations
