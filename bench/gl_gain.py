@@ -7,6 +7,7 @@ clients' own columns, without any local model: what a client could do instead.
 
     python -m bench.gl_gain --data-root DIR --only letters-8          one case; results are kept, so that it continues
     python -m bench.gl_gain --data-root DIR --update estimated        the paper's local update
+    python -m bench.gl_gain --data-root DIR --layers last --layers first    LoRA on these blocks, and the difference between them
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -33,6 +35,7 @@ from vfl.data.sets import VerticalData, load_data, split_columns
 from vfl.federation import Federation, build_federation
 from vfl.local.client import LocalUpdate
 from vfl.local.config import LocalModelConfig
+from vfl.local.lora import ALL_LAYERS
 from vfl.training import TrainingConfig
 from vfl.twins.sweep import train_adapters_at_every_epsilon, train_at_every_epsilon
 
@@ -148,7 +151,9 @@ def _parts(name: str, options: Options, seed: int, own_columns: bool) -> tuple[V
     return data, embed(data, LocalModelConfig() if own_columns else local, keep_blocks=True, progress=False)
 
 
-def _federation(name: str, options: Options, seed: int, method: str, update: str, local_rate: float) -> Federation:
+def _federation(
+    name: str, options: Options, seed: int, method: str, update: str, layers: str, local_rate: float
+) -> Federation:
     data, parts = _parts(name, options, seed, method == "own columns")
     lora = LocalUpdate(
         update,
@@ -157,8 +162,8 @@ def _federation(name: str, options: Options, seed: int, method: str, update: str
         parts="U" if update == "estimated" else "UV",
     )
     return build_federation(
-        data, embeddings=parts, lora=method == "gl_bmf", lora_alpha=LORA_ALPHA, update=lora, seed=seed,
-        dtype=np.float32, progress=False,
+        data, embeddings=parts, lora=method == "gl_bmf", lora_alpha=LORA_ALPHA, lora_layers=layers,
+        update=lora, seed=seed, dtype=np.float32, progress=False,
     )  # fmt: skip
 
 
@@ -171,7 +176,7 @@ def _grid(method: str) -> list[Rates]:
 
 
 class Runs:
-    """Accuracies at every ε by (case, method, update, rates, seed), kept in a file."""
+    """Accuracies at every ε by (case, method, update, layers, rates, seed), kept in a file."""
 
     def __init__(self, file: Path, options: Options, end: float) -> None:
         self.file, self.options, self.end = file, options, end
@@ -179,13 +184,14 @@ class Runs:
         self.settings = hashlib.sha256(f"{TRAINING} {LORA_ALPHA}".encode() + weights).hexdigest()[:16]
         self.kept: dict[str, list[float]] = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
 
-    def accuracies(self, case: str, method: str, update: str, rates: Rates, seed: int) -> list[float]:
+    def accuracies(self, case: str, method: str, update: str, layers: str, rates: Rates, seed: int) -> list[float]:
         """In per cent; ``TimeoutError`` if it is not kept and time is over."""
-        key = " ".join(map(str, (case, method, update, *rates, seed, *EPSILONS, self.settings)))
+        chosen = [f"layers {layers}"] if method == "gl_bmf" and layers != ALL_LAYERS else []
+        key = " ".join(map(str, (case, method, update, *chosen, *rates, seed, *EPSILONS, self.settings)))
         if key not in self.kept:
             if time.monotonic() >= self.end:
                 raise TimeoutError
-            federation = _federation(case, self.options, seed, method, update, rates[1])
+            federation = _federation(case, self.options, seed, method, update, layers, rates[1])
             batch = min(TRAINING.batch_size, federation.num_samples // 4)
             config = TRAINING.with_(learning_rate=rates[0], seed=seed, batch_size=batch)
             if method == "gl_bmf":
@@ -197,10 +203,10 @@ class Runs:
             write_text(self.file, json.dumps(self.kept, indent=0))
         return self.kept[key]
 
-    def best(self, case: str, method: str, update: str) -> list[Rates]:
+    def best(self, case: str, method: str, update: str, layers: str = ALL_LAYERS) -> list[Rates]:
         """The rates with the best accuracy of seed 0, for each ε."""
         grid = _grid(method)
-        found = np.array([self.accuracies(case, method, update, rates, 0) for rates in grid])
+        found = np.array([self.accuracies(case, method, update, layers, rates, 0) for rates in grid])
         return [grid[index] for index in found.argmax(axis=0)]
 
 
@@ -217,8 +223,7 @@ class Gain:
     @property
     def mean_and_error(self) -> tuple[float, float]:
         """Of GL-BMF minus G-BMF, same seeds."""
-        difference = np.subtract(self.gl_bmf, self.g_bmf)
-        return float(difference.mean()), float(difference.std(ddof=1) / len(difference) ** 0.5)
+        return _paired(self.gl_bmf, self.g_bmf)
 
     @property
     def counts(self) -> bool:
@@ -226,14 +231,25 @@ class Gain:
         mean, error = self.mean_and_error
         return mean > 2 * error
 
+    def against(self, other: Gain) -> tuple[float, float]:
+        """Of this GL-BMF minus that one: mean and standard error, same seeds."""
+        return _paired(self.gl_bmf, other.gl_bmf)
 
-def gain(runs: Runs, case: str, update: str, seeds: int) -> list[Gain]:
+
+def _paired(ones: Sequence[float], others: Sequence[float]) -> tuple[float, float]:
+    difference = np.subtract(ones, others)
+    return float(difference.mean()), float(difference.std(ddof=1) / len(difference) ** 0.5)
+
+
+def gain(runs: Runs, case: str, update: str, seeds: int, layers: str = ALL_LAYERS) -> list[Gain]:
     """One case: rates from seed 0, figures from seeds 1 to ``seeds``."""
-    chosen = {method: runs.best(case, method, update) for method in ("g_bmf", "gl_bmf", "own columns")}
+    chosen = {method: runs.best(case, method, update, layers) for method in ("g_bmf", "gl_bmf", "own columns")}
     out = []
     for index, epsilon in enumerate(EPSILONS):
         figures = {
-            method: [runs.accuracies(case, method, update, rates[index], seed)[index] for seed in range(1, seeds + 1)]
+            method: [
+                runs.accuracies(case, method, update, layers, rates[index], seed)[index] for seed in range(1, seeds + 1)
+            ]
             for method, rates in chosen.items()
         }
         rates = (chosen["g_bmf"][index], chosen["gl_bmf"][index])
@@ -241,20 +257,34 @@ def gain(runs: Runs, case: str, update: str, seeds: int) -> list[Gain]:
     return out
 
 
-def _table_of(results: dict[str, Sequence[Gain]], update: str, seeds: int) -> Table:
+def _plus_minus(mean: float, error: float, bold: bool) -> str:
+    text = f"{mean:+.1f} ± {error:.1f}"
+    return f"[bold]{text}[/bold]" if bold else text
+
+
+def _table_of(results: dict[tuple[str, str], Sequence[Gain]], update: str, seeds: int) -> Table:
+    """One line for each case, layers and ε; where several layers were tried, their difference from the first ones named."""
     view = Table(
         title=f"GL-BMF ({update}) against G-BMF at the same ε, test accuracy in %, {seeds} seeds", title_justify="left"
     )
-    for column in ("case", "ε", "G-BMF", "GL-BMF", "gain ± standard error", "G-BMF, own columns", "rates"):
-        view.add_column(column, justify="left" if column == "case" else "right")
-    for case, gains in results.items():
-        for found in gains:
-            mean, error = found.mean_and_error
-            text = f"{mean:+.1f} ± {error:.1f}"
+    tried = list(dict.fromkeys(layers for _, layers in results))
+    several = len(tried) > 1
+    columns = ["case", *(["layers"] if tried != [ALL_LAYERS] else []), "ε", "G-BMF", "GL-BMF", "gain ± standard error"]
+    columns += [f"against {tried[0]}"] if several else []
+    for column in (*columns, "G-BMF, own columns", "rates"):
+        view.add_column(column, justify="left" if column in ("case", "layers") else "right")
+    for (case, layers), gains in results.items():
+        first = results.get((case, tried[0]))
+        for index, found in enumerate(gains):
             frozen, trained = found.rates
+            compared = "–"
+            if first is not None and layers != tried[0]:
+                mean, error = found.against(first[index])
+                compared = _plus_minus(mean, error, abs(mean) > 2 * error)
             view.add_row(
-                CASES[case].title, f"{found.epsilon:g}", f"{np.mean(found.g_bmf):.1f}", f"{np.mean(found.gl_bmf):.1f}",
-                f"[bold]{text}[/bold]" if found.counts else text, f"{np.mean(found.own_columns):.1f}",
+                CASES[case].title, *([layers] if "layers" in columns else []), f"{found.epsilon:g}",
+                f"{np.mean(found.g_bmf):.1f}", f"{np.mean(found.gl_bmf):.1f}", _plus_minus(*found.mean_and_error, found.counts),
+                *([compared] if several else []), f"{np.mean(found.own_columns):.1f}",
                 f"{frozen[0]:g}; {trained[0]:g}, {trained[1]:g}",
             )  # fmt: skip
     return view
@@ -269,6 +299,10 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--weights", metavar="FILE", help="of the small ResNet, for the case images")
     parser.add_argument("--only", choices=tuple(CASES), action="append", help="a case; may be given several times")
     parser.add_argument("--update", choices=("released", "estimated"), default="released")
+    parser.add_argument(
+        "--layers", action="append", metavar="LAYERS",
+        help="blocks that LoRA reads: all (default), first, last, or numbers from 1, as 1,2; may be given several times",
+    )  # fmt: skip
     parser.add_argument("--seeds", type=int, default=4, help="at least two")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="start nothing new after this long")
     parser.add_argument("--keep", type=Path, default=Path("runs/gl_gain.json"), metavar="FILE", help="results so far")
@@ -277,10 +311,10 @@ def main(argv: list[str] | None = None) -> None:
         parser.error(f"--seeds {options.seeds}: a standard error needs at least two")
     runs = Runs(options.keep, Options(options.data_root, options.weights), time.monotonic() + 60 * options.minutes)
     console = printing_console()
-    results: dict[str, Sequence[Gain]] = {}
-    for case in options.only or CASES:
+    results: dict[tuple[str, str], Sequence[Gain]] = {}
+    for case, layers in product(options.only or CASES, options.layers or [ALL_LAYERS]):
         try:
-            results[case] = gain(runs, case, options.update, options.seeds)
+            results[case, layers] = gain(runs, case, options.update, options.seeds, layers)
         except TimeoutError:
             console.print(f"{case}: not complete; the same command goes on from here")
         except PpvflError as error:  # data or weights that are not here

@@ -30,7 +30,7 @@ from bench.evaluation.cells import Cell
 from bench.evaluation.choose import OPTIONS, Trial, choose, choose_baseline_rates
 from bench.evaluation.compose import compose, preset_table, secure_cells
 from bench.evaluation.cost import cost_main
-from bench.evaluation.earlier import EarlierPage, read_page, take_cells
+from bench.evaluation.earlier import EarlierPage, read_page, take_cells, take_search
 from bench.evaluation.engine import ENGINES, run_sweep
 from bench.evaluation.paper_tables import METHOD_NAMES
 from bench.evaluation.presets import BASELINE_RATES, PRESETS, preset_for
@@ -181,8 +181,8 @@ def _without_paths(argv: list[str]) -> list[str]:
     return out
 
 
-def _take_over(files: list[Path], cache: ResultCache, say: Console) -> EarlierPage | None:
-    """Cells of JSON files go into the cache; the last page given is returned."""
+def _take_over(files: list[Path], cache: ResultCache, choice: Path, say: Console) -> EarlierPage | None:
+    """Cells of JSON files go into the cache, their search to ``choice``; the last page given is returned."""
     page = None
     for file in files:
         if file.suffix == ".html":
@@ -190,8 +190,11 @@ def _take_over(files: list[Path], cache: ResultCache, say: Console) -> EarlierPa
             kept = ", ".join(PRESETS[name].title for name in PRESETS if name in page.unchanged) or "none"
             say.print(f"{file.name}, {page.date}: settings as they are today: {kept}", highlight=False)
         else:
-            taken, left = take_cells(file, cache)
-            say.print(f"{file.name}: {taken} cells taken, {left} left out as no longer current", highlight=False)
+            taken = take_cells(file, cache)
+            more = f", {taken.carried} carried on, as their files are not here" if taken.carried else ""
+            more += f", {taken.left} left out as no longer current"
+            more += ", the search for our settings taken" if take_search(file, choice) else ""
+            say.print(f"{file.name}: {taken.kept} cells taken{more}", highlight=False)
     return page
 
 
@@ -223,7 +226,8 @@ def _evaluate(argv: list[str]) -> None:
     errors = Console(stderr=True)
     if absent := [str(file) for file in (*options.earlier, options.cost) if file is not None and not file.exists()]:
         parser.error(f"{absent[0]} does not exist")
-    page = _take_over(options.earlier, cache, errors)
+    choice = options.out / "choose.json"
+    page = _take_over(options.earlier, cache, choice, errors)
 
     def say(cell: Cell, result: dict[str, Any] | str) -> None:
         if not errors.is_terminal and isinstance(result, dict):
@@ -239,11 +243,13 @@ def _evaluate(argv: list[str]) -> None:
     trained = sum(r["seconds"] for r in done) / 60
     took = time.perf_counter() - started
     load = about["load before the run"]
+    absent_files = sum(cell in results for cell in cache.carried)
+    carried = f", {absent_files} of them from a report whose files are not on this machine" if absent_files else ""
     facts = [
         ("Command", f"`python -m bench.paper {' '.join(_without_paths(argv))}`"),
         ("Date, machine", f"{about['date']}, {about['processor']}, {about['cores']} cores, load {load}"),
         ("Cells", f"{len(done)} of {len(set(cells)) + len(secure)} run, {trained:.0f} minutes of training in all"),
-        ("This command", f"{took:.0f} s; other cells were kept from before"),
+        ("This command", f"{took:.0f} s; other cells were kept from before{carried}"),
         ("Figures", "mean ± standard deviation over seeds; the paper prints means of four runs"),
     ]
     rows = {"cifar10": 50_000}.get(options.data[0])
@@ -252,11 +258,11 @@ def _evaluate(argv: list[str]) -> None:
         results,
         facts,
         cost_file=options.cost,
-        choice=options.out / "choose.json",
+        choice=choice,
         secure=secure,
         num_samples=rows,
         earlier=page,
-        key_of=lambda cell: cell.key(data),
+        about_cell=cache.about,
     )
     paths = write_report(report, options.out)
     if options.json:

@@ -14,6 +14,7 @@ from vfl.data.scaling import RowBound, bound_rows, row_bound_from_public, split_
 from vfl.data.sets import VerticalData
 from vfl.local.client import Client, LocalUpdate, concatenate, make_clients
 from vfl.local.config import LocalModelConfig
+from vfl.local.lora import ALL_LAYERS, choose_layers
 
 __all__ = ["Federation", "build_federation"]
 
@@ -97,6 +98,7 @@ def build_federation(
     lora: bool = False,
     rank: int = 8,
     lora_alpha: float = 1.0,
+    lora_layers: str = ALL_LAYERS,
     update: LocalUpdate | None = None,
     seed: int = 0,
     dtype: npt.DTypeLike = np.float64,
@@ -107,7 +109,8 @@ def build_federation(
     Row bound: each client brings its block to R_i (``row_rule`` clip or normalise) with R_i = R/√N, so
     that the concatenated row obeys R. ``row_bound="public"`` takes R_i as the
     95 % quantile of the client's own *public* embeddings. With ``lora``, each row of a pooled block output is
-    normalised to 1: a public number that sizes the fixed-point ranges of the shared factors.
+    normalised to 1: a public number that sizes the fixed-point ranges of the shared factors. ``lora_layers`` are the blocks of
+    each local model that its LoRA layers read (``choose_layers``).
     """
     parts = list(embeddings) if embeddings is not None else embed(
         data, config or LocalModelConfig(), keep_blocks=lora, progress=progress
@@ -140,8 +143,14 @@ def build_federation(
             "present for LoRA",
             "embed with keep_blocks",
         )
-        blocks = [[bound_rows(x, 1.0, "normalise") for x in p.train_blocks] for p in parts]
-        test_blocks = [[bound_rows(x, 1.0, "normalise").astype(dtype) for x in p.test_blocks] for p in parts]
+        chosen = [choose_layers(lora_layers, len(p.train_blocks), f"client {i + 1}") for i, p in enumerate(parts)]
+        blocks = [
+            [bound_rows(p.train_blocks[l], 1.0, "normalise") for l in own] for p, own in zip(parts, chosen, strict=True)
+        ]
+        test_blocks = [
+            [bound_rows(p.test_blocks[l], 1.0, "normalise").astype(dtype) for l in own]
+            for p, own in zip(parts, chosen, strict=True)
+        ]
     clients = make_clients(
         [p.train for p in parts],
         data.train_labels,
@@ -153,6 +162,10 @@ def build_federation(
         seed=seed,
         dtype=dtype,
     )
+    notes = [*data.notes]
+    if lora and lora_layers != ALL_LAYERS:
+        counts = dict.fromkeys(len(p.train_blocks) for p in parts)
+        notes.append(f"LoRA reads of the local models' blocks: {lora_layers} of {' and '.join(map(str, counts))}")
     bound_note = f"row bound R = {total:g} ({row_rule}; per client {', '.join(f'{b:.4g}' for b in bounds)})"
     return Federation(
         clients,
@@ -162,5 +175,5 @@ def build_federation(
         test_blocks,
         total,
         tuple(dict.fromkeys(p.source for p in parts)),
-        (*data.notes, bound_note),
+        (*notes, bound_note),
     )

@@ -65,16 +65,25 @@ class Cell:
         budget = "" if self.epsilon is None else f" ε={self.epsilon:g}"
         return f"{self.kind} {self.data} {self.preset} {self.method}{variant} s{self.setting}{budget} seed {self.seed}"
 
+    def settings(self) -> str:
+        """Hash of the cell, of every option of its preset, and of the code's version: all but the files."""
+        return _digest(self._content())
+
     def key(self, data: DataOptions) -> str:
-        """Hash of the cell, of every option of its preset, of the files behind its data, and of the code's version."""
-        content = {
+        """Hash of all that a result depends on: ``settings``, and the files behind its data."""
+        return _digest({**self._content(), "data": data.identity(self.data, self.pretraining)})
+
+    def _content(self) -> dict[str, Any]:
+        return {
             "version": RESULTS_VERSION,
             "cell": asdict(self),
             "preset": asdict(preset_for(self.preset, self.epochs)),
-            "data": data.identity(self.data, self.pretraining),
             "baseline_rates": BASELINE_RATES.get(self.method),
         }
-        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def _digest(content: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def group_cells(cells: Sequence[Cell]) -> list[list[Cell]]:

@@ -273,9 +273,15 @@ def preset_table() -> TableView:
     return TableView("The two presets", columns, [("", list(row)) for row in rows], words=True)
 
 
+def _search(file: Path) -> dict[str, Any]:
+    """What ``bench.paper choose`` has stored; empty without it."""
+    stored: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    return stored
+
+
 def _choice(file: Path, earlier: EarlierPage | None) -> Section:
     section = Section("How our settings were chosen", [texts.CHOICE], [preset_table()])
-    stored = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {"trials": []}
+    stored = _search(file) or {"trials": []}
     before = None if earlier is None else earlier.table("The search on the stand-in")
     if earlier is not None and before is not None:
         again = {trial["option"] for trial in stored["trials"]}
@@ -327,9 +333,10 @@ def compose(
     secure: Sequence[Cell] = (),
     num_samples: int | None = None,
     earlier: EarlierPage | None = None,
-    key_of: Callable[[Cell], str] = lambda cell: "",
+    about_cell: Callable[[Cell], dict[str, Any]] = lambda cell: {},
 ) -> Report:
-    """All sections for the tables asked for. ``earlier`` fills in what was not run; ``key_of`` names results in the JSON."""
+    """All sections for the tables asked for. ``earlier`` fills in what was not run; ``about_cell``: what the JSON
+    says about a result beside it."""
     sections: list[Section] = []
     lead: list[str] = []
     if earlier is not None:
@@ -365,5 +372,5 @@ def compose(
     if secure:
         sections.append(Section("Trained by three servers", [texts.SECURE], [secure_view(secure, results)]))
     sections.append(Section("Not run", tables=[missing_view(layouts, results)]))
-    cells = [{**asdict(cell), "key": key_of(cell), "result": result} for cell, result in results.items()]
-    return Report("The paper's tables, and ours beside them", lead, facts, sections, cells)
+    cells = [{**asdict(cell), **about_cell(cell), "result": result} for cell, result in results.items()]
+    return Report("The paper's tables, and ours beside them", lead, facts, sections, cells, _search(choice))

@@ -1,9 +1,10 @@
 """What an earlier report has, so that a report can be renewed without training everything again.
 
-``report.json`` holds every cell with its key: those whose key is the present one go into the cache of results as if they had been
-run here (``take_cells``). A page (``report.html``) prints means and deviations only: they are shown, marked, in lines that were not
-run again and whose settings the page describes as the presets are today (``EarlierPage``). Options that a page does not print,
-and changes of the code behind a figure, cannot be noticed that way: such figures are never called current.
+``report.json`` holds every cell with its key: those whose key is the present one go into the cache of results as if they had
+been run here (``take_cells``), and those whose files are not here are shown as the report has them. A page (``report.html``)
+prints means and deviations only: they are shown, marked, in lines that were not run again and whose settings the page describes
+as the presets are today (``EarlierPage``). Options that a page does not print, and changes of the code behind a figure, cannot
+be noticed that way: such figures are never called current.
 """
 
 from __future__ import annotations
@@ -15,33 +16,67 @@ from dataclasses import dataclass, fields, replace
 from html.parser import HTMLParser
 from pathlib import Path
 
+from accel.files import write_text
 from accel.validate import require
 from bench.evaluation.cache import ResultCache
 from bench.evaluation.cells import Cell
 from bench.evaluation.presets import PRESETS
+from bench.evaluation.sources import ABSENT
 from bench.evaluation.tables import MARK, TABLES, Entry, Line, Summary, TableView, block_title, source_title
 
-__all__ = ["EarlierPage", "read_page", "take_cells"]
+__all__ = ["EarlierPage", "Taken", "read_page", "take_cells", "take_search"]
+
+
+@dataclass(frozen=True)
+class Taken:
+    """How many cells of a report: kept as if run here; carried on, their files not being here; left out, because code, settings or
+    data are others by now, or because the report is older than its keys."""
+
+    kept: int
+    carried: int
+    left: int
+
 
 _FIGURE = re.compile(r"(?P<mean>\d+\.\d+)(?: ± (?P<deviation>\d+\.\d+))?(?: \((?P<seeds>\d+)\))?")
 _SEEDS = 4  # asked for where the page's command does not say
 
 
-def take_cells(file: Path, cache: ResultCache) -> tuple[int, int]:
-    """Keep the cells of a ``report.json`` that are still what they were: (taken, left out because code, settings or data are
-    others by now, or because the report is older than its keys)."""
+def take_cells(file: Path, cache: ResultCache) -> Taken:
+    """Keep the cells of a ``report.json`` that are still what they were. Where a file behind a cell is not here (weights of our
+    own, say), the cell is carried on as the report has it if settings, code and all files that are here are the same."""
     stored = json.loads(file.read_text(encoding="utf-8"))
     require("cells" in stored, "from", str(file), "a report.json of bench.paper, which has its cells")
     names = [field.name for field in fields(Cell)]
-    taken = left = 0
+    kept = carried = left = 0
     for entry in stored["cells"]:
         cell = Cell(**{name: entry[name] for name in names})
-        if isinstance(entry["result"], dict) and cell.preset in PRESETS and entry.get("key") == cell.key(cache.data):
+        if not isinstance(entry["result"], dict) or cell.preset not in PRESETS:
+            left += 1
+        elif entry.get("key") == cell.key(cache.data):
             cache.put(cell, entry["result"])
-            taken += 1
+            kept += 1
+        elif entry.get("settings") == cell.settings() and _not_here(entry["files"], cell, cache):
+            cache.carried[cell] = entry
+            carried += 1
         else:
             left += 1
-    return taken, left
+    return Taken(kept, carried, left)
+
+
+def _not_here(files: Sequence[str], cell: Cell, cache: ResultCache) -> bool:
+    """Whether a file of a stored cell is not on this machine, and all others are those it was run with."""
+    here = cache.data.identity(cell.data, cell.pretraining)
+    return ABSENT in here and all(now in (ABSENT, then) for now, then in zip(here, files, strict=True))
+
+
+def take_search(file: Path, choice: Path) -> bool:
+    """Write the search for our settings that a ``report.json`` holds to ``choice``, unless there is one; whether it was written."""
+    search = json.loads(file.read_text(encoding="utf-8")).get("search")
+    if not search or choice.exists():
+        return False
+    choice.parent.mkdir(parents=True, exist_ok=True)
+    write_text(choice, json.dumps(search, indent=1))
+    return True
 
 
 class _Tables(HTMLParser):

@@ -39,13 +39,15 @@ class Section:
 
 @dataclass
 class Report:
-    """The whole report; ``facts`` are machine, commands and times; ``cells`` every result behind the tables."""
+    """The whole report; ``facts`` are machine, commands and times; ``cells`` every result behind the tables; ``search`` how
+    our settings were chosen, so that a later report can say it too."""
 
     title: str
     lead: list[str]
     facts: list[tuple[str, str]]
     sections: list[Section]
     cells: list[dict[str, Any]]
+    search: dict[str, Any] = field(default_factory=dict)
 
 
 def rich_table(view: TableView) -> Table | Group:
@@ -185,6 +187,7 @@ def write_report(report: Report, folder: Path) -> dict[str, Path]:
     folder.mkdir(parents=True, exist_ok=True)
     tables = [asdict(view) for section in report.sections for view in section.tables]
     data = {"title": report.title, "facts": dict(report.facts), "tables": tables, "cells": report.cells}
+    data |= {"search": report.search} if report.search else {}
     contents = {"md": _markdown(report), "json": json.dumps(data, indent=1, ensure_ascii=False), "html": _html(report)}
     paths = {}
     for kind, text in contents.items():

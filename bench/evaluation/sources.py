@@ -22,6 +22,7 @@ from vfl.data.sets import VerticalData, load_data, load_embeddings, split_column
 from vfl.local.config import LocalModelConfig
 
 __all__ = [
+    "ABSENT",
     "DATA_TITLES",
     "NUM_CLASSES",
     "PRETRAININGS",
@@ -49,6 +50,7 @@ PRETRAININGS = {
     "ocr_letters": ("none",),
     "digits": ("none",),
 }
+ABSENT = "absent"  # in the place of a file's digest
 _UPSCALE = 4  # a strip of 32×16 pixels is small for a network made for 224×224
 
 # CIFAR-100's 100 fine classes, each as the digit (base 20) of its superclass, both in their published numbering.
@@ -98,7 +100,7 @@ class DataOptions:
                 found.append(Path(self.weights(pretraining)))
             except NotThere:
                 found.append(None)
-        return ["absent" if path is None else _digest(path) for path in found]
+        return [ABSENT if path is None else _digest(path) for path in found]
 
     def weights(self, pretraining: str) -> str:
         """The weight file of a pre-training; given, or found under the data root."""

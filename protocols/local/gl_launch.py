@@ -29,6 +29,7 @@ from vfl.federation import Federation, build_federation
 from vfl.gradients import GlobalModel
 from vfl.local.client import LocalUpdate
 from vfl.local.config import LocalModelConfig
+from vfl.local.lora import ALL_LAYERS
 from vfl.twins import train_gl_bmf
 
 __all__ = ["client_jobs", "launch", "layer_estimate", "main", "make_federation", "server_jobs"]
@@ -50,6 +51,13 @@ def make_federation(options: RunOptions) -> Federation:
     )
     config = LocalModelConfig(kind=options.local_model, weights=options.local_weights)
     if options.train_layer is not None:
+        require(
+            options.lora_layers == ALL_LAYERS,
+            "lora_layers",
+            options.lora_layers,
+            "left out beside train_layer",
+            "the layer that train_layer names is trained instead of LoRA layers",
+        )
         from vfl.local.layer_client import build_layer_federation
 
         return build_layer_federation(
@@ -69,6 +77,7 @@ def make_federation(options: RunOptions) -> Federation:
         lora=True,
         rank=options.rank,
         lora_alpha=options.lora_alpha,
+        lora_layers=options.lora_layers,
         update=update,
         seed=training.seed,
     )

@@ -13,6 +13,7 @@ from vfl.data.sets import DATA_SETS, EMBEDDED_TABLES, NUMBERS
 from vfl.defaults import averaging_fits, table_row_bound, training_defaults
 from vfl.dp.factorisation import KINDS
 from vfl.local.config import LOCAL_MODELS
+from vfl.local.lora import ALL_LAYERS
 from vfl.tasks import TASKS
 from vfl.training import AVERAGES, LARGEST_EPSILON, ORDERS, SETTINGS, TrainingConfig
 
@@ -40,6 +41,7 @@ class RunOptions:
     local_learning_rate: float = 0.05
     rank: int = 8
     lora_alpha: float = 8.0
+    lora_layers: str = ALL_LAYERS
     train_layer: str | None = None
     jacobian_bound: float = 4.0
     parties: str = "processes"
@@ -268,6 +270,12 @@ def parse_options(protocol: str, description: str | None, argv: list[str] | None
         local.add_argument("--local-learning-rate", type=float, default=run.local_learning_rate)
         local.add_argument("--rank", type=int, default=run.rank, help="rank of the LoRA layers")
         local.add_argument("--lora-alpha", type=float, default=run.lora_alpha, help="LoRA scaling is α/rank")
+        local.add_argument(
+            "--lora-layers",
+            metavar="LAYERS",
+            default=run.lora_layers,
+            help="blocks of the local model that LoRA reads: all (default), first, last, or numbers from 1, as 1,2",
+        )
         local.add_argument(
             "--train-layer",
             metavar="NAME",

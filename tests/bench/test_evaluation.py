@@ -15,7 +15,7 @@ from bench.evaluation import plots
 from bench.evaluation.cache import ResultCache
 from bench.evaluation.cells import Cell, group_cells, run_cells
 from bench.evaluation.compose import compose, preset_table, secure_cells, secure_view
-from bench.evaluation.earlier import read_page, take_cells
+from bench.evaluation.earlier import Taken, read_page, take_cells
 from bench.evaluation.engine import run_sweep
 from bench.evaluation.paper_tables import paper_accuracy, paper_table
 from bench.evaluation.presets import LONG, PRESETS, preset_for
@@ -26,6 +26,10 @@ from bench.paper import main
 
 CELL = Cell("utility", "digits", "none", "ours", "g_bmf", 1, "", 8.0, 2, 0)
 NOWHERE = DataOptions()
+
+
+def cell_of(entry: dict[str, Any]) -> Cell:
+    return Cell(**{field.name: entry[field.name] for field in dataclasses.fields(Cell)})
 
 
 def at(epsilon, **changes):
@@ -211,9 +215,9 @@ def test_a_report_is_renewed_from_its_json(tmp_path, capsys):
     stored = json.loads(file.read_text(encoding="utf-8"))
     assert all(len(cell["key"]) == 64 for cell in stored["cells"])
     here = ResultCache(tmp_path / "here", NOWHERE)
-    assert take_cells(file, here) == (len(stored["cells"]), 0)
+    assert take_cells(file, here) == Taken(len(stored["cells"]), 0, 0)
     first = stored["cells"][0]
-    assert here.get(Cell(**{k: v for k, v in first.items() if k not in ("key", "result")})) == first["result"]
+    assert here.get(cell_of(first)) == first["result"]
     # a cell of other settings, or a report from before its cells had keys
     first["key"] = "0" * 64
     del stored["cells"][1]["key"]
@@ -235,6 +239,57 @@ def test_a_report_is_renewed_from_its_json(tmp_path, capsys):
     )
     assert f"{len(stored['cells']) - 2} cells taken, 2 left out" in " ".join(capsys.readouterr().err.split())
     assert len(list((tmp_path / "new").glob("*.json"))) == len(stored["cells"]) - 2
+
+
+def test_cells_whose_files_are_not_here_are_carried_on(tmp_path, monkeypatch, capsys):
+    """Weights that one machine had alone: the next report has their cells, with the key they had, but not beside other weights."""
+    weights, others = tmp_path / "own.pth", tmp_path / "others.pth"
+    weights.write_bytes(b"weights")
+    others.write_bytes(b"other weights")
+    there = ResultCache(tmp_path / "there", DataOptions(own_weights=str(weights)))
+    cell, result = at(8.0, data="cifar10", pretraining="own", epochs=20), {"accuracy": 0.5, "seconds": 1.0}
+    there.put(cell, result)
+    entry = {**dataclasses.asdict(cell), **there.about(cell), "result": result}
+    search = {
+        "epsilons": [1.0],
+        "trials": [{"option": "schedule", "value": "linear", "accuracies": [0.7], "kept": True}],
+    }
+    file = tmp_path / "report.json"
+    file.write_text(json.dumps({"cells": [entry], "search": search}), encoding="utf-8")
+
+    def taken(options: DataOptions) -> Taken:
+        return take_cells(file, ResultCache(tmp_path / "here", options))
+
+    assert taken(there.data) == Taken(1, 0, 0)
+    assert taken(NOWHERE) == Taken(0, 1, 0)
+    assert taken(DataOptions(own_weights=str(others))) == Taken(0, 0, 1)
+    (tmp_path / "cifar100_public.npz").write_bytes(b"public images that the cell was not run with")
+    assert taken(DataOptions(root=str(tmp_path))) == Taken(0, 0, 1)
+    # through the command, twice: the second report is made from the first
+    pytest.importorskip("matplotlib")
+    words = [
+        "--only",
+        "table1",
+        "--methods",
+        "g_bmf",
+        "--data",
+        "cifar10",
+        "--no-run",
+        "--cache",
+        str(tmp_path / "new"),
+    ]
+    for round_, source in enumerate([file, tmp_path / "0" / "report.json"]):
+        main([*words, "--out", str(tmp_path / str(round_)), "--from", str(source)])
+        said = capsys.readouterr()
+        assert "0 cells taken, 1 carried on, as their files are not here" in " ".join(said.err.split())
+        stored = json.loads((tmp_path / str(round_) / "report.json").read_text(encoding="utf-8"))
+        (found,) = (each for each in stored["cells"] if isinstance(each["result"], dict))
+        assert found == entry and "1 of them from a report whose files" in stored["facts"]["This command"]
+        assert stored["search"] == search
+        assert any(view["title"].startswith("The search on the stand-in") for view in stored["tables"])
+    # other settings: no longer what the tables speak of
+    monkeypatch.setitem(PRESETS, "ours", dataclasses.replace(PRESETS["ours"], projection=7))
+    assert taken(NOWHERE) == Taken(0, 0, 1)
 
 
 def test_means_of_an_earlier_page_are_marked(tmp_path, monkeypatch):

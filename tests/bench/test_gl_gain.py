@@ -20,16 +20,22 @@ def test_a_gain_counts_beyond_two_standard_errors():
     assert not Gain(1.0, [50.0, 51.0, 52.0, 53.0], [52.0, 50.0, 53.5, 53.0], [60.0] * 4, rates).counts
 
 
-def test_trained_layers_pay_where_the_local_model_is_narrow(tmp_path, monkeypatch, capsys):
-    """Two outputs of an untrained MLP on the digits; the second run trains nothing, and says the same."""
+def narrow(options: Any, seed: int) -> Any:
+    """Two outputs of an untrained MLP on the digits."""
+    return load_data("digits", public_fraction=0.1, seed=seed), LocalModelConfig("mlp", output_width=2, seed=seed)
+
+
+@pytest.fixture
+def digits(monkeypatch):
+    """One quick case at one ε."""
     pytest.importorskip("torch")
-
-    def load(options: Any, seed: int) -> Any:
-        return load_data("digits", public_fraction=0.1, seed=seed), LocalModelConfig("mlp", output_width=2, seed=seed)
-
-    monkeypatch.setattr(module, "CASES", {"digits": Case("digits, 2 outputs", load)})
+    monkeypatch.setattr(module, "CASES", {"digits": Case("digits, 2 outputs", narrow)})
     monkeypatch.setattr(module, "RATES", (8.0, 32.0))
     monkeypatch.setattr(module, "EPSILONS", (8.0,))
+
+
+def test_trained_layers_pay_where_the_local_model_is_narrow(digits, tmp_path, monkeypatch, capsys):
+    """The second run trains nothing, and says the same."""
     arguments = ["--keep", str(tmp_path / "kept.json"), "--seeds", "2"]
     main([*arguments, "--minutes", "0"])
     said = capsys.readouterr().out
@@ -45,6 +51,23 @@ def test_trained_layers_pay_where_the_local_model_is_narrow(tmp_path, monkeypatc
     assert f"{found.mean_and_error[0]:+.1f}" in printed
     # rates are those of seed 0, which takes no part in the figures
     assert len(found.gl_bmf) == 2 and found.rates[0] == runs.best("digits", "g_bmf", "released")[0]
+
+
+def test_layers_are_compared_on_the_same_seeds(digits, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(module, "RATES", (8.0,))
+    monkeypatch.setattr(module, "LOCAL_RATES", (50.0,))
+    arguments = ["--keep", str(tmp_path / "kept.json"), "--seeds", "2"]
+    main([*arguments, "--layers", "last", "--layers", "first", "--layers", "3"])
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "digits: lora_layers = '3': must be all, first, last" in printed
+    runs = module.Runs(tmp_path / "kept.json", module.Options(None), 0.0)
+    (last,), (first,) = (module.gain(runs, "digits", "released", 2, layers) for layers in ("last", "first"))
+    assert last.g_bmf == first.g_bmf and last.gl_bmf != first.gl_bmf
+    mean, error = first.against(last)
+    assert mean == pytest.approx(np.mean(first.gl_bmf) - np.mean(last.gl_bmf))
+    assert "against last" in printed and f"{mean:+.1f} ± {error:.1f}" in printed
+    with pytest.raises(TimeoutError):  # all blocks are something else, which was not run
+        module.gain(runs, "digits", "released", 2)
 
 
 def test_what_is_not_there_is_said(tmp_path, capsys):

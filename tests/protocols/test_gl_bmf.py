@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import defaultdict
 
 import numpy as np
@@ -353,6 +354,36 @@ def test_a_whole_run_from_the_command_line(tmp_path, capsys):
     assert names.count("layer gradient of client 1") == names.count("layer gradient of client 2") == report["steps"]
     with pytest.raises(SystemExit, match="the directory of a run with --checkpoint-every"):
         main(None, ["--resume", str(run)])
+
+
+@pytest.mark.parametrize("layers", ["first", "2"])
+def test_lora_reads_the_layers_that_were_asked_for(tmp_path, capsys, layers):
+    """Three servers and twin train the same model on one block of an MLP's two, and release a gradient of that size."""
+    pytest.importorskip("torch")
+    words = ["--local-model", "mlp", "--epochs", "1", "--parties", "threads", "--twin", "--rank", "4", "--json"]
+    main(None, [*words, "--out", str(tmp_path), "--lora-layers", layers])
+    report = json.loads(capsys.readouterr().out)
+    assert abs(report["test_accuracy"] - report["twin_accuracy"]) <= 0.01
+    sizes = {r["elements"] for r in report["releases"] if r["name"] == "layer gradient of client 1"}
+    assert sizes == {60 * 4 + 4 * 128}
+    assert any(note.endswith(f"{layers} of 2") for note in report["notes"])
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--lora-layers", "3"], "lora_layers = '3': must be all, first, last, or different numbers from 1 to 2"),
+        (["--lora-layers", "fc"], "client 1 has 2 blocks"),
+        (
+            ["--lora-layers", "first", "--train-layer", "last"],
+            "lora_layers = 'first': must be left out beside train_layer",
+        ),
+    ],
+)
+def test_layers_that_do_not_exist_are_refused(words, sentence):
+    pytest.importorskip("torch")
+    with pytest.raises(SystemExit, match=re.escape(sentence)):
+        main(None, ["--local-model", "mlp", "--estimate", *words])
 
 
 def test_the_estimate_and_the_labels_only_claim_from_the_command_line(capsys):

@@ -17,9 +17,30 @@ import numpy.typing as npt
 
 from accel.validate import require, require_integer, require_real
 
-__all__ = ["LoraLayer", "ParallelLora"]
+__all__ = ["ALL_LAYERS", "LoraLayer", "ParallelLora", "choose_layers"]
 
 Floats = npt.NDArray[np.floating]
+
+ALL_LAYERS = "all"
+
+
+def choose_layers(choice: str, count: int, whose: str = "the local model") -> tuple[int, ...]:
+    """The blocks (from 0) that LoRA reads, of ``count``: ``all``, ``first``, ``last``, or numbers from 1 with commas between them.
+    Blocks keep their order, the first one being nearest to the input. Public configuration; ``whose`` is for the error.
+    """
+    by_name = {ALL_LAYERS: tuple(range(count)), "first": (0,), "last": (count - 1,)}
+    if choice in by_name:
+        return by_name[choice]
+    words = [word.strip() for word in choice.split(",")]
+    numbers = {int(word) for word in words if word.isascii() and word.isdigit()}
+    require(
+        len(numbers) == len(words) and numbers <= set(range(1, count + 1)),
+        "lora_layers",
+        choice,
+        f"all, first, last, or different numbers from 1 to {count} with commas between them",
+        f"{whose} has {count} block{'s' if count > 1 else ''}",
+    )
+    return tuple(sorted(number - 1 for number in numbers))
 
 
 @dataclass

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from accel.errors import InvalidArgument
 from tests.present import present
 from vfl.data.scaling import RowBound
 from vfl.gradients import GlobalModel, clipped_gradient, per_sample_gradients, with_ones
@@ -16,7 +17,7 @@ from vfl.local.estimate import (
     estimate_per_sample_gradients,
     regulariser,
 )
-from vfl.local.lora import ParallelLora
+from vfl.local.lora import ParallelLora, choose_layers
 
 
 def small_federation(row_norm=1e9, update=None, seed=0):
@@ -71,6 +72,24 @@ def test_lora_jacobian_gives_the_same_gradient():
     up, down = lora.gradients(blocks, at_embedding)[1]
     np.testing.assert_allclose(
         np.einsum("jd,jdn->n", at_embedding, jacobian), np.concatenate([up.ravel(), down.ravel()]), atol=1e-12
+    )
+
+
+@pytest.mark.parametrize(
+    ("choice", "count", "blocks"),
+    [("all", 3, (0, 1, 2)), ("first", 3, (0,)), ("last", 3, (2,)), ("3, 1", 3, (0, 2)), ("2", 2, (1,)), ("last", 1, (0,))],
+)  # fmt: skip
+def test_layers_are_chosen_by_word_or_number(choice, count, blocks):
+    assert choose_layers(choice, count) == blocks
+
+
+@pytest.mark.parametrize("choice", ["0", "4", "-1", "1,1", "1,", "", "middle", "first,last", "²", "1.0"])
+def test_layers_that_do_not_exist_are_refused(choice):
+    with pytest.raises(InvalidArgument) as refused:
+        choose_layers(choice, 3, "client 2")
+    assert str(refused.value) == (
+        f"lora_layers = {choice!r}: must be all, first, last, or different numbers from 1 to 3 with commas between them; "
+        "client 2 has 3 blocks"
     )
 
 

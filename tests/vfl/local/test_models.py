@@ -63,6 +63,26 @@ def test_one_private_row_changes_only_its_own_embedding(kind, config):
     assert np.linalg.norm(before.rows(), axis=1).max() <= 2.0
 
 
+def test_lora_layers_read_the_chosen_blocks():
+    """small_resnet has four blocks of 32, 64, 128 and 6 outputs; training and test rows of the chosen ones, in their order."""
+    data, config = tiny_images(), LocalModelConfig("small_resnet", output_width=6)
+    every = build_federation(data, config, lora=True)
+    for choice, blocks in {"all": [0, 1, 2, 3], "first": [0], "last": [3], "3,1": [0, 2]}.items():
+        chosen = build_federation(data, config, lora=True, lora_layers=choice)
+        for client, tests, whole, all_tests in zip(
+            chosen.clients, chosen.test_blocks, every.clients, every.test_blocks, strict=True
+        ):
+            assert client.lora is not None
+            assert [l.down.shape[1] for l in client.lora.layers] == [(32, 64, 128, 6)[block] for block in blocks]
+            for index, block in enumerate(blocks):
+                np.testing.assert_array_equal(client.block_outputs[index], whole.block_outputs[block])
+                np.testing.assert_array_equal(tests[index], all_tests[block])
+        assert chosen.test_rows().shape == every.test_rows().shape
+        assert any("LoRA reads" in note for note in chosen.notes) == (choice != "all")
+    with pytest.raises(ValueError, match=r"lora_layers = '5': must be .* 1 to 4 .*; client 1 has 4 blocks"):
+        build_federation(data, config, lora=True, lora_layers="5")
+
+
 def test_batch_norm_stays_in_evaluation_mode():
     from vfl.local.models import build_local_model
 
