@@ -96,7 +96,7 @@ def test_nobody_waits_for_the_plan_of_a_strangers_numbers(
     server = federation.start(0)
     facts = {"kind": "training", "session": secrets.token_hex(16), "rows": ROWS, "output": None}
     channel, _ = call(federation.identity("bank"), 0, federation.config.addresses[0], "upload", timeout=5.0, **facts)
-    monkeypatch.setattr("protocols.deploy.server.planning.make_task", slow)
+    monkeypatch.setattr(server._store._planner, "_make", slow)
     huge = {**facts, "session": secrets.token_hex(16), "rows": 10**9}
     address = federation.config.addresses[0]
     with pytest.raises(Exception, match="greeting"):  # the caller gives up before the plan is made
