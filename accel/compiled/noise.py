@@ -115,7 +115,7 @@ def fir_ring(ring: np.ndarray, position: int, rows: np.ndarray, taps: np.ndarray
     """See ``accel.reference.noise.fir_ring``: one float64 matrix product, by tiles (``accel.compiled.fir``) or BLAS. All its sums are
     integers below 2^53, hence exact in any order; the first tap, usually half of all, is multiplied in integers."""
     depth, steps, around = len(taps) - 1, len(rows), len(ring)
-    _put(rows, ring, position)
+    _into_ring(rows, ring, position)
     start = (position - depth) % around
     if fir.is_worth_it(*rows.shape):
         fir.filter_by_tiles(_kept_taps(taps.tobytes()), taps[0], ring, start, rows, out)
@@ -142,7 +142,7 @@ def _kept_taps(taps: bytes) -> np.ndarray:
 
 
 @njit(cache=True, nogil=True)
-def _put(integers, ring, position):
+def _into_ring(integers, ring, position):
     """Rows into the ring from ``position`` on and around."""
     for t in range(integers.shape[0]):
         at = (position + t) % ring.shape[0]

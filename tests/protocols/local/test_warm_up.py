@@ -13,7 +13,7 @@ pytest.importorskip("numba")
 
 FILTERS = {
     "_add_first",
-    "_to_float",
+    "_into_ring",
 }  # of noise, which is made by a thread of its own: which one depends on how much it is
 SCRIPT = """
 import json, sys
