@@ -25,6 +25,7 @@ with its traceback. ::
     ├── protocols.plan.possible.Impossible            something was opened that clip, noise and steps do not allow
     ├── protocols …records.disk.NoRoom (OSError)      a disk that is as good as full; it may work later
     ├── protocols …server.planning.StillPlanning      a plan that takes longer; whoever asks again gets it
+    ├── protocols.deploy.trial.TrialFailed            a short training for an estimate that did not end
     ├── bench.soak: SoakFailed, OpenedTwice           a training under faults that did not end as it must
     └── bench: MpSpdzError, SpuError (RuntimeError), NotThere   a peer system or data that is not installed
 """

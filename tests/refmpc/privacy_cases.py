@@ -86,7 +86,7 @@ CASES = {
         ("arithmetic",),
         ((1,), (-2,)),
         packed={63: 5, 45: 5, 12: 16},
-        rows_first=True,
+        beside=3,  # pairs
         shape=(3,),
         idle=TEST_MASKS,
     ),
@@ -95,7 +95,7 @@ CASES = {
         ("arithmetic",),
         ((1,), (-2,)),
         packed={63: 5, 45: 5, 12: 16},
-        rows_first=True,
+        beside=3,  # pairs
         shape=(3,),
         idle=TEST_MASKS,
     ),
@@ -104,7 +104,6 @@ CASES = {
         ("arithmetic",),
         ((1,), (-2,)),
         packed={12: 5, 9: 5, 6: 8},
-        rows_first=True,
         shape=(2,),
         idle=((2, 2, 1),),  # the scale, which three classes show
     ),
@@ -132,7 +131,7 @@ CASES = {
         lambda party, x: reached(party, x, False, 27),
         ("arithmetic",),
         ((20,), (-60,)),
-        packed=lambda name, bits: (2**27, False) if bits == 54 else (5, False),
+        packed=lambda name, bits: 2**27 if bits == 54 else 5,
     ),
     "clip_root": composed(lambda x: refmpc.clip_root(x, 1000.0), 0.5, 999.0),
     "clip_root that stops": composed(lambda x: refmpc.clip_root(x, 900.0, True), 0.5, 1499.0),

@@ -38,8 +38,8 @@ class Case:
 
     An input kind is "arithmetic", the width of a Boolean tensor, or ("private", owner) for a value that one party
     brings along. ``packed`` is the modulus of the values in packed messages, or the moduli by the bits that a message has for
-    one element, or a function of a message's name and these bits to both; values modulo a prime lie digit by digit, or element by
-    element if ``rows_first``. A ``composed`` protocol, made of
+    one element, or a function of a message's name and these bits; values modulo a prime lie digit by digit, in each line
+    ``beside`` of them for every element. A ``composed`` protocol, made of
     primitives that have cases of their own, is looked at more coarsely: each message for itself, packed ones byte by
     byte, at one dealer.
     """
@@ -47,8 +47,8 @@ class Case:
     call: Callable[..., Any]
     inputs: tuple[Any, ...]
     secrets: tuple[tuple[int, ...], tuple[int, ...]]
-    packed: int | dict[int, int] | Callable[[str, int], tuple[int, bool]] = 2
-    rows_first: bool = False
+    packed: int | dict[int, int] | Callable[[str, int], int] = 2
+    beside: int = 1
     composed: bool = False
     shape: tuple[int, ...] = ()  # of one element, when a case needs more than a number
     learns: tuple[int, ...] = ()  # parties that may learn the secret
@@ -241,9 +241,14 @@ def _word_blocks(name: str, values: np.ndarray, modulus: int) -> list[Block]:
         return [Block(name, bits.T.astype(np.uint64), 2)]
     if values.size % COUNT:
         return []  # packed random bits: seen through the shares they become
-    if values.ndim == 2 and values.shape[1] == COUNT != values.shape[0]:
-        values = values.T  # one row for each digit
+    if values.ndim == 2 and values.shape[1] % COUNT == 0 and values.shape[0] != COUNT:
+        values = _by_element(values, values.shape[1] // COUNT)
     return [Block(name, values.reshape(COUNT, -1).astype(np.uint64), modulus)]
+
+
+def _by_element(lines: np.ndarray, beside: int) -> np.ndarray:
+    """A row for each element, of values that lie in one line for each digit."""
+    return lines.reshape(-1, COUNT, beside).transpose(1, 0, 2).reshape(COUNT, -1)
 
 
 def _message_blocks(name: str, message: np.ndarray, case: Case) -> list[Block]:
@@ -254,17 +259,17 @@ def _message_blocks(name: str, message: np.ndarray, case: Case) -> list[Block]:
         return [Block(name, rows.astype(np.uint64), 256)]
     if message.size * 8 < COUNT:
         return []  # of no element: a sum over all of them
-    bits, rows_first = message.size * 8 // COUNT, case.rows_first
+    bits = message.size * 8 // COUNT
     if callable(case.packed):
-        packed, rows_first = case.packed(name, bits)
+        packed = case.packed(name, bits)
     else:
         packed = case.packed if isinstance(case.packed, int) else case.packed[bits]
     width = (packed - 1).bit_length()
     count = message.size * 8 // width
     assert count % COUNT == 0, f"{name}: {message.size} bytes are not values of {width} bits for {COUNT} elements"
     values = kernels.unpack_bits(message, width, count)
-    if packed & (packed - 1) and not rows_first:  # comparisons send their values modulo a prime digit by digit
-        return [Block(name, values.reshape(-1, COUNT).T, packed)]
+    if packed & (packed - 1):  # comparisons send their values modulo a prime digit by digit
+        return [Block(name, _by_element(values, case.beside), packed)]
     return [Block(name, values.reshape(COUNT, -1), packed)]
 
 
