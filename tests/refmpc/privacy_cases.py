@@ -131,7 +131,7 @@ CASES = {
         lambda party, x: reached(party, x, False, 27),
         ("arithmetic",),
         ((20,), (-60,)),
-        packed=lambda name, bits: 2**27 if bits == 54 else 5,
+        packed=lambda name, bits: (2**27 if bits == 54 else 5, 1),
     ),
     "clip_root": composed(lambda x: refmpc.clip_root(x, 1000.0), 0.5, 999.0),
     "clip_root that stops": composed(lambda x: refmpc.clip_root(x, 900.0, True), 0.5, 1499.0),

@@ -38,8 +38,8 @@ class Case:
 
     An input kind is "arithmetic", the width of a Boolean tensor, or ("private", owner) for a value that one party
     brings along. ``packed`` is the modulus of the values in packed messages, or the moduli by the bits that a message has for
-    one element, or a function of a message's name and these bits; values modulo a prime lie digit by digit, in each line
-    ``beside`` of them for every element. A ``composed`` protocol, made of
+    one element; values modulo a prime lie digit by digit, in each line ``beside`` of them for every element. It can also be a function of a
+    message's name and these bits that gives both. A ``composed`` protocol, made of
     primitives that have cases of their own, is looked at more coarsely: each message for itself, packed ones byte by
     byte, at one dealer.
     """
@@ -47,7 +47,7 @@ class Case:
     call: Callable[..., Any]
     inputs: tuple[Any, ...]
     secrets: tuple[tuple[int, ...], tuple[int, ...]]
-    packed: int | dict[int, int] | Callable[[str, int], int] = 2
+    packed: int | dict[int, int] | Callable[[str, int], tuple[int, int]] = 2
     beside: int = 1
     composed: bool = False
     shape: tuple[int, ...] = ()  # of one element, when a case needs more than a number
@@ -259,9 +259,9 @@ def _message_blocks(name: str, message: np.ndarray, case: Case) -> list[Block]:
         return [Block(name, rows.astype(np.uint64), 256)]
     if message.size * 8 < COUNT:
         return []  # of no element: a sum over all of them
-    bits = message.size * 8 // COUNT
+    bits, beside = message.size * 8 // COUNT, case.beside
     if callable(case.packed):
-        packed = case.packed(name, bits)
+        packed, beside = case.packed(name, bits)
     else:
         packed = case.packed if isinstance(case.packed, int) else case.packed[bits]
     width = (packed - 1).bit_length()
@@ -269,7 +269,7 @@ def _message_blocks(name: str, message: np.ndarray, case: Case) -> list[Block]:
     assert count % COUNT == 0, f"{name}: {message.size} bytes are not values of {width} bits for {COUNT} elements"
     values = kernels.unpack_bits(message, width, count)
     if packed & (packed - 1):  # comparisons send their values modulo a prime digit by digit
-        return [Block(name, _by_element(values, case.beside), packed)]
+        return [Block(name, _by_element(values, beside), packed)]
     return [Block(name, values.reshape(COUNT, -1), packed)]
 
 

@@ -89,11 +89,11 @@ CUTS = {16: 2**16, 36: 2**36, 37: 2**37, 111: 2**37, 75: 2**25, 41: 2**41}
 OTHERS = {24: 2**8, 8: 2**8, 6: 2, 12: 2, 32: 2**32, 2: 4}  # slots, the largest logit, digits of exp, octave of the sum
 
 
-def packing(name: str, bits: int) -> tuple[int, bool]:
-    """The modulus of the values in a packed message of these steps, and whether they lie element by element."""
+def packing(name: str, bits: int) -> tuple[int, int]:
+    """The modulus of the values in a packed message of these steps, and how many of a row lie beside each other."""
     if ": is_negative" in name:
-        return 11, False
-    return (TESTS_OF_ORDER | THERMOMETERS | CUTS | OTHERS)[bits], bits in TESTS_OF_ORDER
+        return 11, 1
+    return (TESTS_OF_ORDER | THERMOMETERS | CUTS | OTHERS)[bits], 3 if bits in TESTS_OF_ORDER else 1  # pairs
 
 
 # draws whose loss is seen in one message alone, (first party of the pair, operation, index); the others cover what earlier masks

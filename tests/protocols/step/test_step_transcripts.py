@@ -44,8 +44,8 @@ async def step(party: Any, rows: Any, label: Any, norm: Any) -> None:
     await refmpc.open_words(party, words.reshape(-1), PLAN.scales.truncated_bits, "example")
 
 
-def packing(name: str, bits: int) -> tuple[int, bool]:
-    """The modulus of the values in a packed message of this step, and whether they lie element by element."""
+def packing(name: str, bits: int) -> tuple[int, int]:
+    """The modulus of the values in a packed message of this step, and how many of a row lie beside each other."""
     moduli = {
         "largest_coarse": {117: 7, 81: 7, 24: 2**8},  # dealt digits, tests, and masked slots
         "exp_below": {6: 2, 8: 2**8, 12: 2},
@@ -56,7 +56,7 @@ def packing(name: str, bits: int) -> tuple[int, bool]:
     }
     _, rest = name.split(": ", 1)
     operation = rest.rsplit(" from ", 1)[0]
-    return moduli[operation][bits], operation == "largest_coarse"
+    return moduli[operation][bits], 3 if operation == "largest_coarse" else 1  # pairs
 
 
 CASE = Case(
