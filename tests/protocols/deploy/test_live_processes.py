@@ -112,8 +112,7 @@ def test_a_server_and_a_client_are_killed_and_each_step_is_released_once(tmp_pat
         for name in CLIENTS:
             start_client(run, name)
         for victim, attempt in (("server-1", 1), ("bank", 2)):
-            run.wait_for("server-0", "training begins", 60, count=attempt)
-            before = run.events("server-0")[-1]["step"]
+            before = run.wait_for("server-0", "training begins", 60, count=attempt)["step"]
             _wait_for_step(tmp_path, before + 20)
             run.kill(victim)
             run.wait_for("server-0", "the attempt failed, the servers will meet again", 60, count=attempt)

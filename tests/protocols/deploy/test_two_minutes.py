@@ -107,6 +107,7 @@ def test_a_full_disk_before_and_in_the_middle_of_the_training(tmp_path: Path, ho
             for name in SERVERS:
                 start(run, name)
             run.wait_for("server-1", "listening", 60)
+            run.wait_for("server-1", "kernels are loaded", 120)  # and the folder that this took is gone
             filler = fill_disk(state)
             for name in CLIENTS:
                 start(run, name)

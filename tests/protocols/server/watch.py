@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import defaultdict
 from pathlib import Path
@@ -100,9 +101,16 @@ class Watch:
                 receiver = "servers" if isinstance(peer, int) else peer
                 self.sent[party.id, step, receiver] += [part.copy() for part in parts]
         for server in range(3):
-            disk = OpenedSteps(self.run / f"server-{server}", np.uint32, 0, synced=False)
+            disk = self._disk(server)
             if disk.written <= step or (server == party.id and disk.marked <= step):
                 self.too_early.append(f"step {step} of server {party.id}: server {server} is not ready")
+
+    def _disk(self, server: int) -> OpenedSteps:
+        """What a server has on disk; it may begin a new file, and remove the old one, while we look."""
+        for _ in range(100):
+            with contextlib.suppress(FileNotFoundError):
+                return OpenedSteps(self.run / f"server-{server}", np.uint32, 0, synced=False)
+        raise AssertionError(f"server {server}: its files come and go")
 
     def two_values(self) -> list[tuple[Any, ...]]:
         return [key for key, found in self.sent.items() if any(not np.array_equal(found[0], more) for more in found)]
