@@ -168,6 +168,7 @@ class NoiseSource:
         self._filters = [
             NoiseFilter(factorisation, part.stop - part.start, self._sampler.largest) for part in self._slices
         ]
+        self.takes_blas = any(each.takes_blas for each in self._filters)  # products of the library, which may start threads
         self._num_steps = factorisation.num_steps
         replayed = start if factorisation.is_recursive else min(start, factorisation.bands - 1)
         self._drawn = start - replayed
@@ -198,11 +199,6 @@ class NoiseSource:
         if not len(self._sampling.rows):
             self._sampling = self._empty(min(self._block, self._num_steps - self._drawn))
         self._sample(1)
-
-    @property
-    def takes_blas(self) -> bool:
-        """Whether the work is products of the BLAS library, which may start threads."""
-        return any(each.takes_blas for each in self._filters)
 
     def _empty(self, rows: int = 0) -> _Block:
         return _Block(np.empty((rows, self._width), dtype=np.int64))
