@@ -168,7 +168,7 @@ class NoiseSource:
         self._filters = [
             NoiseFilter(factorisation, part.stop - part.start, self._sampler.largest) for part in self._slices
         ]
-        self.takes_blas = any(each.takes_blas for each in self._filters)  # products of the library, which may start threads
+        self.takes_blas = any(each.takes_blas for each in self._filters)  # which may start threads
         self._num_steps = factorisation.num_steps
         replayed = start if factorisation.is_recursive else min(start, factorisation.bands - 1)
         self._drawn = start - replayed
