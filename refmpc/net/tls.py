@@ -66,8 +66,12 @@ def secure(connection: socket.socket, credentials: Credentials, *, server_side: 
 
 
 def wrap_in_tls(connection: socket.socket, context: ssl.SSLContext, *, server_side: bool) -> ssl.SSLSocket:
-    """TLS around a connection, before its handshake."""
-    return context.wrap_socket(connection, server_side=server_side, do_handshake_on_connect=False)
+    """TLS around a connection, before its handshake. Python looks at the socket here: a peer that has hung up since it took
+    the connection (a server that stops, with callers in its queue) is noticed now."""
+    try:
+        return context.wrap_socket(connection, server_side=server_side, do_handshake_on_connect=False)
+    except OSError as error:
+        raise HandshakeError(f"the connection broke before the TLS handshake: {error}") from error
 
 
 def tls_context(credentials: Credentials, *, server_side: bool) -> ssl.SSLContext:

@@ -266,6 +266,9 @@ def call(
         if _is_refusal(error.__cause__):
             raise Refused(str(error)) from error
         raise PeerLost(str(error)) from error  # it died, or is too busy: worth another call
+    except OSError as error:
+        connection.close()
+        raise PeerLost(f"the connection to {name} broke: {error}") from error
     except BaseException:
         connection.close()
         raise

@@ -7,6 +7,7 @@ import itertools
 import json
 import resource
 import secrets
+import select
 import socket
 import ssl
 import struct
@@ -26,6 +27,7 @@ from hypothesis import strategies as st
 from accel.prg import KEY_BYTES
 from protocols.deploy.commands.server import Server
 from protocols.deploy.config.read import FederationConfig, load
+from protocols.deploy.net import wire
 from protocols.deploy.net.credentials import load_credentials
 from protocols.deploy.net.door import GUESTS, Door
 from protocols.deploy.net.wire import Channel, Identity, Refused, call
@@ -402,6 +404,23 @@ def test_plain_tcp_and_old_tls_are_not_spoken(besieged: Besieged) -> None:
     with socket.create_connection(besieged.address) as raw, pytest.raises(ssl.SSLError, match="(?i)version"):
         context.wrap_socket(raw)
     besieged.greet()
+
+
+def test_a_server_that_stops_with_callers_in_its_queue_may_be_called_again(
+    besieged: Besieged, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The connection is reset between the call and its TLS layer, where Python itself looks at the socket."""
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def stop(connection: socket.socket) -> None:
+        listener.close()
+        until_reset = select.poll()
+        until_reset.register(connection)
+        assert until_reset.poll(5000)  # the reset is here, and nobody has read it
+
+    monkeypatch.setattr(wire, "notice_silence", stop)
+    with pytest.raises(PeerLost, match="the connection broke before the TLS handshake"):
+        call(besieged.identity("bank"), 0, listener.getsockname(), "echo", timeout=5.0)
 
 
 def test_both_ends_of_a_call_notice_a_host_that_is_gone(besieged: Besieged) -> None:
