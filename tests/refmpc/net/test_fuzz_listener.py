@@ -136,8 +136,8 @@ def besieged(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[B
 
 
 def fuzz(address: tuple[str, int], stolen: Credentials | None, seconds: float, first_seed: int) -> int:
-    """Attack for so long; returns the number of attacks. Some connections stay open until the end."""
-    until, done = time.monotonic() + seconds, 0
+    """Attack for so long from the first attack on; returns the number of attacks. Some connections stay open until the end."""
+    until, done = float("inf"), 0
     staying: list[socket.socket] = []
     for number in itertools.count(first_seed):
 
@@ -145,8 +145,9 @@ def fuzz(address: tuple[str, int], stolen: Credentials | None, seconds: float, f
         @settings(max_examples=50, suppress_health_check=list(HealthCheck), deadline=None)
         @given(attacks())
         def attack_once(attack: Any) -> None:
-            nonlocal done
+            nonlocal done, until
             if time.monotonic() < until:
+                until = min(until, time.monotonic() + seconds)
                 staying.extend(perform(attack, address, stolen))
                 done += 1
 
@@ -170,13 +171,13 @@ def siege(besieged: tuple[Besieged, Credentials | None], seconds: float, allowed
             i: lambda i=i: fuzz(target.address, stolen, seconds * 3 / 4, 1000 + 10**6 * i)  # type: ignore[misc]
             for i in range(attackers)
         },
-        seconds + 60.0,
+        seconds + 120.0,
     )
     grown = target.memory() - before
     assert all(isinstance(count, int) and count > 0 for count in counts.values()), counts
     print(f"{sum(counts.values())} attacks, memory {before / 1e6:.1f} MB, then {grown / 1e6:+.1f} MB")
     assert grown < allowed, f"{grown / 1e6:.1f} MB more after {sum(counts.values())} attacks"
-    target.complete_the_run(within=20.0)
+    target.complete_the_run(within=60.0)
 
 
 def test_garbage_for_some_seconds(besieged: tuple[Besieged, Credentials | None]) -> None:
@@ -210,7 +211,7 @@ def test_the_run_takes_place_while_the_door_is_crowded(besieged: tuple[Besieged,
     thread.start()
     try:
         time.sleep(1.0)
-        target.complete_the_run(within=10.0)
+        target.complete_the_run(within=30.0)
     finally:
         stop.set()
         thread.join()
