@@ -114,7 +114,8 @@ def test_live_clients_train_what_the_twin_trains(federation: LiveFederation) -> 
     session, outcome = secrets.token_hex(16), dict[str, Any]()
     threads = [federation.stay("bank", session, outcome, on_model=federation.until_noise_is_kept)]
     server = federation.servers[0][0]
-    _wait(lambda: server._state_in_words().startswith("waiting for card since 20"))  # the bank was missed, too, before it came
+    # the bank was missed, too, before it came
+    _wait(lambda: server._state_in_words().startswith("waiting for card since 20"))
     threads.append(federation.stay("card", session, outcome))
     keep_noise(federation)
     finish(federation, threads, outcome)
