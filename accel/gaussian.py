@@ -43,7 +43,7 @@ LARGEST_STD = 2.0**52
 STRIPS = 512
 COLUMN_UNITS = 1 << 23  # coin of the alias table: 9 + 23 bits choose the strip, 32 bits are left to accept
 GUARD = 2.0**-12  # in units of the 32-bit acceptance coin; 16 times the error of the float64 evaluation
-_ATTEMPTS = 1 << 12  # at a time: their words stay in the first caches
+_ATTEMPTS = 1 << 15  # at a time: a row of noise in a call or two, as each takes the interpreter from the step
 
 
 @dataclass(frozen=True)
