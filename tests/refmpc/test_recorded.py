@@ -139,9 +139,15 @@ async def _opens_four_times(party, count):
 OPENED = [(300, 39, "sums"), (7, 39, "sums"), (300, 39, "others"), (300, 20, "sums")]  # each a program of its own
 
 
+def six(party, count):
+    """A column of 1 + 2 + 3."""
+    shares = [np.full((count, 1), place + 1, dtype=np.uint64) for place in (party.id, party.next)]
+    return refmpc.ArithmeticTensor(party, np.stack(shares), 0)
+
+
 def opens(party, around):
     """Openings of all kinds in turn, ``around`` each of them, between operations that draw."""
-    x = refmpc.ArithmeticTensor(party, np.full((2, 300, 1), 3 * party.id + 1, dtype=np.uint64), 0)
+    x = six(party, 300)
     results = []
     for turn in range(11):
         count, bits, release = OPENED[turn % len(OPENED)]
@@ -209,6 +215,34 @@ def test_an_undeclared_opening_is_refused_after_many_that_were_declared():
     with pytest.raises(PartyFailed, match="release 'others' .* was not declared") as failure:
         programs_of(program, {"sums": "a test"})
     assert isinstance(failure.value.__cause__, ReleaseRefused)
+
+
+@pytest.mark.parametrize("kind", ["product", "product and addend", "tensor"])
+@pytest.mark.parametrize("count", [1, 9, 300])
+def test_the_words_of_an_opening_have_a_new_zero_share_in_every_repetition(kind, count):
+    """No server's summand leaves as it is, not the last of them either, and none under the mask of another or an earlier one."""
+
+    def program(party):
+        x = six(party, count)
+        addend = np.full((count, 1), 7, dtype=np.uint64) if kind == "product and addend" else None
+
+        async def words(x, addend):
+            opening = (
+                refmpc.tensor_opening if kind == "tensor" else lambda x, *rest: refmpc.matmul_opening(x, x[:1], *rest)
+            )
+            return opening(x, 1, addend)
+
+        step = party.recorded(words)
+        found = [refmpc.unseal(party.complete(step(x, addend))).reshape(-1) for _ in range(CALLS)]
+        assert len(step._programs) == 1
+        return found
+
+    each = np.array(programs_of(program))
+    for server in each:
+        assert np.unique(server).size == server.size and np.count_nonzero(server >> np.uint64(32)) == server.size
+    factor = {"product": 36, "product and addend": 36 + 21, "tensor": 6}[kind]
+    total = each.sum(axis=0, dtype=np.uint64) << np.uint64(1)
+    assert np.all(total - np.uint64(factor - 3) <= np.uint64(6))  # each server cuts a bit
 
 
 @pytest.mark.parametrize("what", ["release", "bits", "count"])
