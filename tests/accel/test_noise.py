@@ -365,3 +365,8 @@ def test_the_filter_takes_rows_however_they_lie(name, order):
         ring[[19, 20, 0, 1]] = history
         accel.backend(name).fir_ring(ring, 2, laid, taps, out)
         assert np.array_equal(out, wanted)
+
+
+def test_a_reserve_has_no_reserve():
+    with pytest.raises(ValueError, match="a reserve has no reserve of its own"):
+        stream(1).reserve(16).reserve(16)
