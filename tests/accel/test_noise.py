@@ -367,6 +367,27 @@ def test_the_filter_takes_rows_however_they_lie(name, order):
         assert np.array_equal(out, wanted)
 
 
+class _Given(Stream):
+    __slots__ = ("given",)
+
+    def words(self, count):
+        return np.array(self.given, dtype=np.uint64)
+
+
+@pytest.mark.parametrize("strip", [3, 20, 200])
+def test_where_the_coin_ties_to_96_bits_further_bits_of_the_place_decide(strip):
+    """They are not the coin's: the same coin is kept at the beginning of a place of 63 bits and refused at its end."""
+    sampler, place = GridGaussian(STD), 2**62 + 12345
+    with decimal.localcontext() as context:
+        context.prec = 60
+        coin = int(sampler.acceptance(strip, Fraction(2 * place + 1, 2**64)) * 2**96)
+    words = np.array([((coin >> 64) << 32) | strip, place << 1], dtype=np.uint64)
+    source = _Given(bytes(32))
+    for further, kept in ((0, True), (2**64 - 1, False)):
+        source.given = [coin % 2**64, further]
+        assert sampler.settle(words, 0, source) is kept
+
+
 def test_a_reserve_has_no_reserve():
     with pytest.raises(ValueError, match="a reserve has no reserve of its own"):
         stream(1).reserve(16).reserve(16)
