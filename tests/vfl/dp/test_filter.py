@@ -126,8 +126,7 @@ def test_floats_in_a_ring_give_the_exact_integers_in_blocks_of_any_size(bands, w
         assert np.array_equal(rows, exact), sizes
 
 
-@pytest.mark.parametrize("bands", [1, 5, 90, 150])
-@pytest.mark.parametrize(("width", "block"), [(700, 8), (130, 64), (1100, 100), (16, 3)])
+@pytest.mark.parametrize(("width", "block", "bands"), [(700, 8, 90), (130, 64, 5), (1100, 100, 1), (16, 3, 150)])
 def test_slices_of_columns_and_shares_of_work_give_the_rows_of_one_filter(width, block, bands):
     """Filters of several slices, some as wide as tiles, whatever was done ahead; and resumed anywhere."""
     steps, std = 150, 2.0**31
@@ -138,7 +137,7 @@ def test_slices_of_columns_and_shares_of_work_give_the_rows_of_one_filter(width,
 
     z = np.stack([sample_grid_gaussian(open_stream(t), width, std) for t in range(steps)])
     wanted = NoiseFilter(f, width).next_block(z)
-    for start, shares in ((0, 0), (0, 1), (1, 3), (89, 1), (140, 2)):
+    for start, shares in ((0, 0), (1, 3), (89, 1), (140, 2)):
         source = NoiseSource(f, width, std, open_stream, start=start, block=block)
         assert all(each._fits_ring for each in source._filters)
         kept = []
