@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from scipy.linalg import toeplitz
 
+from accel.gaussian import GridGaussian
 from accel.prg import Stream
 from vfl.dp.factorisation import factorise
 from vfl.dp.filter import NoiseFilter, NoiseSource, sample_grid_gaussian
@@ -135,7 +136,8 @@ def test_slices_of_columns_and_shares_of_work_give_the_rows_of_one_filter(width,
     def open_stream(step):
         return Stream(bytes(32), step.to_bytes(8, "big"))
 
-    z = np.stack([sample_grid_gaussian(open_stream(t), width, std) for t in range(steps)])
+    sampler = GridGaussian(std)
+    z = np.stack([sampler.sample(open_stream(t), width) for t in range(steps)])
     wanted = NoiseFilter(f, width).next_block(z)
     for start, shares in ((0, 0), (1, 3), (89, 1), (140, 2)):
         source = NoiseSource(f, width, std, open_stream, start=start, block=block)
