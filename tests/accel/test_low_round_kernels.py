@@ -134,7 +134,8 @@ def test_every_test_that_the_dealer_of_order_gets_lies_under_a_mask_of_its_own(n
         moved, added = ([(each[turn].astype(int) - each[0]) % prime for turn in (1, 2)] for each in (messages, masks))
         sign = 1 if leads else -1
         # by pairs: columns go to the places of their slots, lines turn by the draw of the pair
-        columns, places = moved[0].shape[1], {}
+        columns = moved[0].shape[1]
+        places: dict[tuple[int, ...], list[int]] = {}
         for column in range(columns):
             key = tuple(np.roll(sign * np.stack(added)[:, :, column] % prime, given[5][column], axis=1).reshape(-1))
             places.setdefault(key, []).append(column)

@@ -266,6 +266,7 @@ class _Ties(Stream):
     """A stream in which the coins of many attempts tie with their acceptance, so that only further bits decide them."""
 
     __slots__ = ("sampler",)
+    sampler: GridGaussian
 
     def words(self, count):
         words = super().words(count)
@@ -333,7 +334,8 @@ def test_every_tie_is_settled_from_bits_that_serve_it_alone(std, guard):
 def test_a_second_draw_settles_from_reserves_of_its_own(name, monkeypatch):
     """No two attempts of a stream are given the same further bits, over several draws and fills."""
     monkeypatch.setattr(gaussian, "_ATTEMPTS", 16)
-    sampler, begun = GridGaussian(STD, accel.backend(name)), []
+    sampler = GridGaussian(STD, accel.backend(name))
+    begun: list[tuple[int, int]] = []
     settle = GridGaussian.settle
 
     def noted(self, words, attempt, stream):
@@ -369,6 +371,7 @@ def test_the_filter_takes_rows_however_they_lie(name, order):
 
 class _Given(Stream):
     __slots__ = ("given",)
+    given: list[int]
 
     def words(self, count):
         return np.array(self.given, dtype=np.uint64)

@@ -148,7 +148,7 @@ def six(party, count):
 def opens(party, around):
     """Openings of all kinds in turn, ``around`` each of them, between operations that draw."""
     x = six(party, 300)
-    results = []
+    results: list[Any] = []
     for turn in range(11):
         count, bits, release = OPENED[turn % len(OPENED)]
         party.step = turn // 3

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -93,7 +94,8 @@ def _signed(words, bits):
 
 def test_every_test_of_every_pair_has_a_mask_a_scale_and_a_turn_of_its_own(monkeypatch):
     """What both holders hand to the kernel, drawn alike: no line and no column is another one again, and every value comes up."""
-    given, call = {}, Dealing.call
+    given: dict[int, list[Any]] = {}
+    call = Dealing.call
 
     def watched(self, kernel, *arguments):
         if kernel == "order_reply":
