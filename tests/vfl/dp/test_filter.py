@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from scipy.linalg import toeplitz
 
+import accel
 from accel.gaussian import GridGaussian
 from accel.prg import Stream
 from vfl.dp.factorisation import factorise
@@ -139,13 +140,15 @@ def test_slices_of_columns_and_shares_of_work_give_the_rows_of_one_filter(width,
     sampler = GridGaussian(std)
     z = np.stack([sampler.sample(open_stream(t), width) for t in range(steps)])
     wanted = NoiseFilter(f, width).next_block(z)
-    for start, shares in ((0, 0), (1, 3), (89, 1), (140, 2)):
+    for start, shares in ((0, 0), (0, -1), (1, 3), (89, 1), (140, 2)):
         source = NoiseSource(f, width, std, open_stream, start=start, block=block)
         assert all(each._fits_ring for each in source._filters)
         kept = []
-        for _ in range(start, steps):
+        for step in range(start, steps):
             kept.append(source.next_row())
-            for _ in range(shares):
+            for _ in range(
+                shares if shares >= 0 else step % 20 == 0
+            ):  # the last one falls behind in the midst of a block
                 source.work()
         assert np.array_equal(kept, wanted[start:]), (start, shares)
     assert len(source._filters) > 1 or width < 32
@@ -157,3 +160,10 @@ def test_rows_may_lie_in_memory_as_they_like(order):
     z = np.random.default_rng(3).integers(-(2**20), 2**20, (40, 96))
     laid = np.asfortranarray(z) if order == "columns" else np.repeat(z, 2, axis=1)[:, ::2]
     assert np.array_equal(NoiseFilter(f, 96, 2**20).next_block(laid), NoiseFilter(f, 96).next_block(z))
+
+
+def test_samples_too_large_for_floats_are_filtered_exactly_all_the_same():
+    f, largest = factorise("bisr", 40, bands=5), 2**50
+    z = np.random.default_rng(4).choice([-largest, largest, largest - 1, 1], (40, 9))
+    wanted = accel.backend("numpy").fir_taps(np.zeros((4, 9), dtype=np.int64), z, f.integer_taps)
+    assert np.array_equal(NoiseFilter(f, 9, largest).next_block(z), wanted)
