@@ -110,6 +110,8 @@ class Stream:
     def reserve(self, begin: int) -> Stream:
         """Blocks of the same key and nonce that no draw reaches, for a draw that began at byte ``begin`` and needs more
         bytes than it took. So what follows it in the stream does not depend on how many it needs."""
+        if self._first:
+            raise InvalidArgument("a reserve has no reserve of its own: both would be the same blocks")
         return Stream(self._key, self._nonce, _RESERVE + (begin << 24))
 
     def words(self, count: int) -> np.ndarray:

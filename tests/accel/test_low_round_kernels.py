@@ -116,6 +116,34 @@ def test_numpy_and_numba_give_the_same_words(name):
             assert np.array_equal(one, other), (name, seed)
 
 
+@pytest.mark.parametrize("name", ["numpy", "numba"])
+def test_every_test_that_the_dealer_of_order_gets_lies_under_a_mask_of_its_own(name):
+    """Another mask is another message at one place, by as much, and every place has one: a one-time pad."""
+    kernel = backend(name).order_reply
+    for seed in range(4):
+        *given, out = case("order_reply", seed)
+        place, prime, leads = 4, given[7], given[8]
+        messages, masks = [], []
+        for turn in range(3):
+            masks.append(np.random.default_rng([seed, turn]).integers(0, prime, given[place].shape, dtype=np.uint8))
+            given[place] = masks[-1]
+            messages.append(np.full(out[1], 255, dtype=out[2]))
+            with np.errstate(over="ignore"):
+                kernel(*given, messages[-1])
+        assert max(message.max() for message in messages) < prime
+        moved, added = ([(each[turn].astype(int) - each[0]) % prime for turn in (1, 2)] for each in (messages, masks))
+        sign = 1 if leads else -1
+        # by pairs: columns go to the places of their slots, lines turn by the draw of the pair
+        columns = moved[0].shape[1]
+        places: dict[tuple[int, ...], list[int]] = {}
+        for column in range(columns):
+            key = tuple(np.roll(sign * np.stack(added)[:, :, column] % prime, given[5][column], axis=1).reshape(-1))
+            places.setdefault(key, []).append(column)
+        assert len(places) == columns  # masks of three columns of this length are never the same
+        reached = [places[tuple(np.stack(moved)[:, :, column].reshape(-1))] for column in range(columns)]
+        assert sorted(column for (column,) in reached) == list(range(columns))
+
+
 def test_two_kernels_of_one_name_are_refused(monkeypatch):
     import accel
     from accel.reference import order

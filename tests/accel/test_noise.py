@@ -7,11 +7,13 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
 import accel
+from accel import gaussian
 from accel.gaussian import COLUMN_UNITS, GUARD, SAMPLER_DISTANCE, STRIPS, GridGaussian
 from accel.prg import Stream
 from tests.gaussians import departures
@@ -258,3 +260,138 @@ def test_kernels_leave_their_arguments_alone():
         accel.backend(name).recursive_filter(history[:0], rows, np.array([4]), 2)
         accel.backend(name).fir_taps(history, rows, np.array([4, 2]))
         assert np.array_equal(rows, np.arange(12).reshape(6, 2)) and np.all(history == 1)
+
+
+class _Ties(Stream):
+    """A stream in which the coins of many attempts tie with their acceptance, so that only further bits decide them."""
+
+    __slots__ = ("sampler",)
+    sampler: GridGaussian
+
+    def words(self, count):
+        words = super().words(count)
+        for attempt in np.flatnonzero(words[1::2] % np.uint64(3) == 0):
+            strip = int(words[2 * attempt]) % 200  # below a column's threshold: its own strip
+            level = self.sampler.acceptance(strip, Fraction(int(words[2 * attempt + 1]) >> 1, 1 << 63))
+            words[2 * attempt] = (min(int(level * 2**32), 2**32 - 1) << 32) | strip
+        return words
+
+
+def ties(sampler, key):
+    stream = _Ties(key)
+    stream.sampler = sampler
+    return stream
+
+
+def further_words(key, attempt):
+    """The reserve of an attempt: blocks of its own, behind 2^63, 2^28 of them."""
+    nonce = bytes(8) + (2**63 + (16 * attempt << 24)).to_bytes(8, "big")
+    aes = Cipher(algorithms.AES(key), modes.CTR(nonce)).encryptor()
+    while True:
+        yield from np.frombuffer(aes.update(bytes(1 << 10)), dtype=np.uint64).tolist()
+
+
+def one_by_one(sampler, key, count):
+    """Samples by the definition: attempt after attempt, real coins and places compared bit by bit, further bits from its reserve."""
+    table, source, settled, attempt = sampler.table, ties(sampler, key), 0, -1
+    found: list[int] = []
+    with decimal.localcontext() as context:
+        context.prec = 120
+        while len(found) < count:
+            first, second = source.words(2).tolist()
+            column, attempt = first % STRIPS, attempt + 1
+            own = (first >> 9) % COLUMN_UNITS < int(table.thresholds[column])
+            strip = column if own else int(table.aliases[column])
+            coin, coin_bits, place, place_bits = first >> 32, 32, second >> 1, 63
+            more = further_words(key, attempt)
+            while True:
+                ends = [sampler.acceptance(strip, Fraction(place + step, 2**place_bits)) for step in (0, 1)]
+                if decimal.Decimal(coin + 1) / 2**coin_bits <= min(ends):
+                    half_units = (strip * 2**63 + (second >> 1)) * 2**table.strip_bits >> 63
+                    found.append(((half_units + 1) >> 1) * (-1 if second & 1 else 1))
+                    break
+                if decimal.Decimal(coin) / 2**coin_bits >= max(ends):
+                    break
+                settled += coin_bits == 32
+                coin, coin_bits = (coin << 64) | next(more), coin_bits + 64
+                place, place_bits = (place << 64) | next(more), place_bits + 64
+    return np.array(found), settled
+
+
+@pytest.mark.parametrize("std", [8.0, STD, 2.0**52])
+@pytest.mark.parametrize("guard", [GUARD, 2.0**28])
+def test_every_tie_is_settled_from_bits_that_serve_it_alone(std, guard):
+    """Both backends, wherever a draw ends, and with many decisions left to the exact path."""
+    for seed, count in ((1, 1), (2, 61), (3, 150)):
+        key = seed.to_bytes(32, "little")
+        samplers = [GridGaussian(std, accel.backend(name), guard=guard) for name in BACKENDS]
+        wanted, settled = one_by_one(samplers[0], key, count)
+        assert settled >= count // 6
+        for sampler in samplers:
+            assert np.array_equal(sampler.sample(ties(sampler, key), count), wanted)
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_a_second_draw_settles_from_reserves_of_its_own(name, monkeypatch):
+    """No two attempts of a stream are given the same further bits, over several draws and fills."""
+    monkeypatch.setattr(gaussian, "_ATTEMPTS", 16)
+    sampler = GridGaussian(STD, accel.backend(name))
+    begun: list[tuple[int, int]] = []
+    settle = GridGaussian.settle
+
+    def noted(self, words, attempt, stream):
+        begun.append((int(words[2 * attempt]), stream._first))
+        return settle(self, words, attempt, stream)
+
+    monkeypatch.setattr(GridGaussian, "settle", noted)
+    source = ties(sampler, bytes(32))
+    rows = [sampler.sample(source, 40) for _ in range(3)]
+    places = [(first - 2**63) / 2**28 for _, first in begun]
+    assert len(set(places)) == len(places) > 40 and places == sorted(places)
+    assert source.position <= (places[-1] + 17) * 16
+    again = ties(sampler, bytes(32)).words(2 * int(places[-1] + 1))
+    assert [int(again[2 * int(place)]) for place in places] == [word for word, _ in begun]
+    assert len(set(map(bytes, rows))) == 3
+
+
+@pytest.mark.parametrize("order", ["rows", "columns", "apart"])
+@pytest.mark.parametrize("name", BACKENDS)
+def test_the_filter_takes_rows_however_they_lie(name, order):
+    """Enough rows and columns for tiles, which take neighbours in a row for neighbours in memory."""
+    rng = np.random.default_rng(6)
+    z, taps = rng.integers(-(2**30), 2**30, (20, 150)), rng.integers(-(2**16), 2**16, 5)
+    history, rows = z[:4], z[4:]
+    laid = {"rows": rows.copy(), "columns": np.asfortranarray(rows), "apart": np.repeat(rows, 2, axis=1)[:, ::2]}[order]
+    wanted = accel.backend("numpy").fir_taps(history, rows, taps)
+    for out in (np.empty_like(rows), laid):
+        ring = np.zeros((21, 150))
+        ring[[19, 20, 0, 1]] = history
+        accel.backend(name).fir_ring(ring, 2, laid, taps, out)
+        assert np.array_equal(out, wanted)
+
+
+class _Given(Stream):
+    __slots__ = ("given",)
+    given: list[int]
+
+    def words(self, count):
+        return np.array(self.given, dtype=np.uint64)
+
+
+@pytest.mark.parametrize("strip", [3, 20, 200])
+def test_where_the_coin_ties_to_96_bits_further_bits_of_the_place_decide(strip):
+    """They are not the coin's: the same coin is kept at the beginning of a place of 63 bits and refused at its end."""
+    sampler, place = GridGaussian(STD), 2**62 + 12345
+    with decimal.localcontext() as context:
+        context.prec = 60
+        coin = int(sampler.acceptance(strip, Fraction(2 * place + 1, 2**64)) * 2**96)
+    words = np.array([((coin >> 64) << 32) | strip, place << 1], dtype=np.uint64)
+    source = _Given(bytes(32))
+    for further, kept in ((0, True), (2**64 - 1, False)):
+        source.given = [coin % 2**64, further]
+        assert sampler.settle(words, 0, source) is kept
+
+
+def test_a_reserve_has_no_reserve():
+    with pytest.raises(ValueError, match="a reserve has no reserve of its own"):
+        stream(1).reserve(16).reserve(16)

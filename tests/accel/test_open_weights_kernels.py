@@ -43,13 +43,26 @@ def test_opened_words_are_added_up_as_signed_numbers(kernels, seed, width, count
     assert out.tolist() == want
 
 
+@given(width=st.integers(1, 64), count=st.integers(1, 70))
+def test_packed_words_are_read_inside_their_bytes_and_every_one_by_some_call(width, count):
+    compiled = backend("numba")
+    packed = np.zeros(compiled.packed_size(count, width), dtype=np.uint8)
+    mine, out = np.zeros(count, dtype=np.uint64), np.zeros(count, dtype=np.int64)
+    (_, quick), (_, rest) = compiled.add_packed.calls(mine, packed, packed, width, out)
+    read = quick[4].size
+    assert len(quick[0]) == read and rest[6] == read and rest[7].size == count
+    if read:
+        assert (read - 1) * width // 8 + 8 <= packed.size
+
+
 @both
-@given(seed=seeds, bits=st.integers(1, 62))
-def test_summands_are_cut(kernels, seed, bits):
-    z, plus, minus, own = (words(seed + place, 9) for place in range(4))
+@given(seed=seeds, bits=st.integers(1, 62), count=st.integers(0, 70))
+def test_summands_are_cut(kernels, seed, bits, count):
+    """All of them, with both halves of the zero share, however many there are beside whole vectors."""
+    z, plus, minus, own = (words(seed + place, count) for place in range(4))
     kind = np.uint32 if bits >= 32 else np.uint64
     for addend in (own, None):
-        out = np.full(9, 5, dtype=kind)
+        out = np.full(count, 5, dtype=kind)
         kernels.cut_words(z, plus, minus, addend, bits, out)
         parts = zip(z.tolist(), plus.tolist(), minus.tolist(), own.tolist(), strict=True)
         sums = [a + b - c + (d if addend is not None else 0) for a, b, c, d in parts]

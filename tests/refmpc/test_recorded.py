@@ -1,5 +1,6 @@
 """Recorded steps: every byte that is sent, and every result, is that of the same call without recording."""
 
+import contextlib
 import queue
 from typing import Any
 
@@ -11,6 +12,7 @@ import refmpc.core.party as party_module
 import refmpc.core.program as program_module
 from accel.prg import StreamKey
 from refmpc import PROTOCOLS, NotRecordable, OutOfStep, PartyFailed
+from refmpc.core.errors import ReleaseRefused
 from refmpc.core.party import SMALL
 from refmpc.net.framing import ThreadTransport
 from tests.refmpc.harness import Secret, packed, random_signed
@@ -134,6 +136,144 @@ async def _opens_four_times(party, count):
     return np.stack(sums), opened, (after.rounds - before.rounds, after.bytes_sent - before.bytes_sent)
 
 
+OPENED = [(300, 39, "sums"), (7, 39, "sums"), (300, 39, "others"), (300, 20, "sums")]  # each a program of its own
+
+
+def six(party, count):
+    """A column of 1 + 2 + 3."""
+    shares = [np.full((count, 1), place + 1, dtype=np.uint64) for place in (party.id, party.next)]
+    return refmpc.ArithmeticTensor(party, np.stack(shares), 0)
+
+
+def opens(party, around):
+    """Openings of all kinds in turn, ``around`` each of them, between operations that draw."""
+    x = six(party, 300)
+    results: list[Any] = []
+    for turn in range(11):
+        count, bits, release = OPENED[turn % len(OPENED)]
+        party.step = turn // 3
+        words = refmpc.matmul_opening(x[:count], x[:1], bits)
+        with around(party):
+            opened = party.complete(refmpc.open_words(party, words.reshape(-1), bits, release))
+        x = party.complete(refmpc.multiply(x, x))
+        results += [opened, packed(x)]
+    programs = [len(step._programs) for step in party._repeated.values()]
+    releases = [(release.name, release.elements, release.receiver) for release in party.ledger.releases]
+    return results, party.operations, releases, programs, id(party.transport)
+
+
+@contextlib.contextmanager
+def _nothing(party):
+    yield
+
+
+def test_openings_of_several_kinds_send_and_leave_behind_what_they_do_without_recording(sent, monkeypatch):
+    found = []
+    for recording in ("0", "1"):
+        monkeypatch.setenv("REFMPC_RECORD", recording)
+        sent.clear()
+        with pytest.warns(UserWarning, match="insecure_seed"):
+            declared = {"sums": "a test", "others": "a test"}
+            result = refmpc.run(opens, [_nothing] * 3, insecure_seed=4, releases=declared, timeout=20)
+        for results, operations, releases, programs, transport in result.outputs:
+            assert releases == [(OPENED[turn % 4][2], OPENED[turn % 4][0], "all servers") for turn in range(11)]
+            assert programs == [4 if recording == "1" else 0]
+            found.append((results, operations, sent[transport]))
+    for eager, recorded in zip(found[:3], found[3:], strict=True):
+        assert same(eager[0], recorded[0]) and eager[1] == recorded[1]
+        assert eager[2] == recorded[2], "other messages"
+
+
+def test_an_opening_is_on_the_ledger_before_anything_of_it_is_sent(monkeypatch):
+    """Also when it is repeated: whoever is stopped while it sends has noted what it was about to release."""
+    exchange = ThreadTransport.exchange
+
+    def watched(self, operation, sends, receives, code=0):
+        if operation == "open_words" and sends:
+            self.noted.append(len(self.ledger.releases))
+        exchange(self, operation, sends, receives, code)
+
+    @contextlib.contextmanager
+    def around(party):
+        transport: Any = party.transport
+        transport.noted, transport.ledger, before = [], party.ledger, len(party.ledger.releases)
+        yield
+        assert transport.noted == [before + 1]
+
+    monkeypatch.setattr(ThreadTransport, "exchange", watched)
+    refmpc.run(opens, [around] * 3, releases={"sums": "a test", "others": "a test"}, timeout=20)
+
+
+def test_an_undeclared_opening_is_refused_after_many_that_were_declared():
+    def program(party):
+        for turn in range(5):
+            before = party.transport.frames_sent
+            words = refmpc.seal(np.zeros(5, dtype=np.uint32))
+            party.complete(refmpc.open_words(party, words, 39, "sums" if turn < 4 else "others"))
+            assert party.transport.frames_sent > before
+
+    with pytest.raises(PartyFailed, match="release 'others' .* was not declared") as failure:
+        programs_of(program, {"sums": "a test"})
+    assert isinstance(failure.value.__cause__, ReleaseRefused)
+
+
+@pytest.mark.parametrize("kind", ["product", "product and addend", "tensor"])
+@pytest.mark.parametrize("count", [1, 9, 300])
+def test_the_words_of_an_opening_have_a_new_zero_share_in_every_repetition(kind, count):
+    """No server's summand leaves as it is, not the last of them either, and none under the mask of another or an earlier one."""
+
+    def program(party):
+        x = six(party, count)
+        addend = np.full((count, 1), 7, dtype=np.uint64) if kind == "product and addend" else None
+
+        async def words(x, addend):
+            opening = (
+                refmpc.tensor_opening if kind == "tensor" else lambda x, *rest: refmpc.matmul_opening(x, x[:1], *rest)
+            )
+            return opening(x, 1, addend)
+
+        step = party.recorded(words)
+        found = [refmpc.unseal(party.complete(step(x, addend))).reshape(-1) for _ in range(CALLS)]
+        assert len(step._programs) == 1
+        return found
+
+    each = np.array(programs_of(program))
+    for server in each:
+        assert np.unique(server).size == server.size and np.count_nonzero(server >> np.uint64(32)) == server.size
+    factor = {"product": 36, "product and addend": 36 + 21, "tensor": 6}[kind]
+    total = each.sum(axis=0, dtype=np.uint64) << np.uint64(1)
+    assert np.all(total - np.uint64(factor - 3) <= np.uint64(6))  # each server cuts a bit
+
+
+@pytest.mark.parametrize("what", ["release", "bits", "count"])
+def test_parties_that_open_something_else_notice_in_a_repetition(what):
+    kinds = {"release": (7, 39, "others"), "bits": (7, 38, "sums"), "count": (8, 39, "sums")}
+
+    def program(party):
+        for turn in range(6):
+            odd = turn % 2 if turn < 4 else party.id == 1
+            count, bits, release = kinds[what] if odd else (7, 39, "sums")
+            party.complete(refmpc.open_words(party, refmpc.seal(np.zeros(count, dtype=np.uint32)), bits, release))
+
+    with pytest.raises(PartyFailed, match="open_words") as failure:
+        programs_of(program, {"sums": "a test", "others": "a test"})
+    assert isinstance(failure.value.__cause__, OutOfStep)
+
+
+def test_debug_modes_see_every_opening():
+    def program(party):
+        for _ in range(4):
+            words = refmpc.seal(np.full(5, party.id, dtype=np.uint32))
+            party.complete(refmpc.open_words(party, words, 39, "sums"))
+        return [len(step._programs) for step in party._repeated.values()]
+
+    with pytest.warns(UserWarning, match="insecure_record"):
+        result = refmpc.run(program, insecure_record=True, releases={"sums": "a test"}, timeout=20)
+    assert result.outputs == [[0]] * 3
+    for transcript in result.transcripts:
+        assert sum(operation == "open_words" for operation, *_ in transcript) == 2 * 4
+
+
 def numbers(*shape, bits=16):
     return Secret(random_signed(len(shape), shape, bits=20), bits)
 
@@ -242,6 +382,14 @@ def test_a_step_that_would_keep_too_much_memory_runs_as_it_is(monkeypatch):
 
 REFUSED: dict[str, tuple[Any, str]] = {
     "a release": (lambda party, x: refmpc.reveal(x, release="test"), "the release 'test' inside a recorded step"),
+    "an opening": (
+        lambda party, x: refmpc.open_words(party, refmpc.tensor_opening(x, 40), 40, "test"),
+        "the release 'test' inside a recorded step",
+    ),
+    "an opening to a client": (
+        lambda party, x: _opened_to_client(party, refmpc.tensor_opening(x, 40)),
+        "the release 'test' inside a recorded step",
+    ),
     "an input": (lambda party, x: refmpc.input_from_party(party, 0, [1.0], (1,)), "an input inside a recorded step"),
     "joint noise": (lambda party, x: refmpc.joint_gaussian(party, (3,)), "inside a recorded step"),
     "own noise": (lambda party, x: _now(party.private_stream("noise")), "a private stream .* inside a recorded step"),
@@ -263,6 +411,10 @@ REFUSED: dict[str, tuple[Any, str]] = {
 
 async def _now(value):
     return value
+
+
+async def _opened_to_client(party, words):
+    refmpc.open_to_client(party, words, "bank", "test")
 
 
 @pytest.mark.parametrize("what", REFUSED)

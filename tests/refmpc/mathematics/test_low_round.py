@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from refmpc.mathematics.clipping import ClipConstants
 from refmpc.mathematics.exp_below import digit_sizes
 from refmpc.mathematics.octave import octave_top
 from refmpc.mathematics.probabilities import high_bits, order_width
-from refmpc.primitives.dealing import at_holders, row_segments, row_sizes, summands
+from refmpc.primitives.dealing import Dealing, at_holders, row_segments, row_sizes, summands
 from tests.refmpc.harness import Secret, evaluate, opened
 from tests.refmpc.rounding import down, forced, forced_openings, up
 
@@ -89,6 +90,34 @@ def _deals(shares, dealer, at):
 
 def _signed(words, bits):
     return (words << np.uint64(64 - bits)).view(np.int64) >> (64 - bits)
+
+
+def test_every_test_of_every_pair_has_a_mask_a_scale_and_a_turn_of_its_own(monkeypatch):
+    """What both holders hand to the kernel, drawn alike: no line and no column is another one again, and every value comes up."""
+    given: dict[int, list[Any]] = {}
+    call = Dealing.call
+
+    def watched(self, kernel, *arguments):
+        if kernel == "order_reply":
+            drawn = [np.array(refmpc.unseal(each)) for each in arguments[3:6]]
+            given.setdefault(self.operation.number, []).append((drawn, arguments[7]))
+        call(self, kernel, *arguments)
+
+    async def program(party, x):
+        return (await refmpc.largest_coarse(x, 0, 18))[1]
+
+    monkeypatch.setattr(Dealing, "call", watched)
+    opened(program, Secret(np.random.default_rng(1).integers(0, 2**17, (400, 3))))
+    for (one, prime), (other, _) in given.values():
+        assert all(np.array_equal(*both) for both in zip(one, other, strict=True))
+        scale, mask, turn = one
+        for lines, bound in ((scale, prime - 1), (mask, prime), (turn[None], len(mask))):
+            often = np.bincount(lines.reshape(-1), minlength=bound) / lines.size
+            assert len(often) == bound and np.abs(often - 1 / bound).max() < 6 / np.sqrt(bound * lines.size)
+            pairs = [(lines[s], lines[t]) for s, t in itertools.combinations(range(len(lines)), 2)]
+            for left, right in [*pairs, (lines[:, 1:], lines[:, :-1]), (lines[:, 3:], lines[:, :-3])]:
+                assert abs(np.mean(left == right) - 1 / bound) < 6 / np.sqrt(bound * left.size)
+    assert sum(masks.shape[1] for ((_, masks, _), _), _ in given.values()) == 400 * 3
 
 
 @pytest.mark.parametrize("width", [1, 2, 3, 7, 18, 40, 59])

@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 from scipy.linalg import toeplitz
 
+import accel
+from accel.gaussian import GridGaussian
 from accel.prg import Stream
 from vfl.dp.factorisation import factorise
 from vfl.dp.filter import NoiseFilter, NoiseSource, sample_grid_gaussian
@@ -102,3 +104,66 @@ def test_one_filter_is_integer_or_float():
     noise.next_block(np.zeros((1, 2), dtype=np.int64))
     with pytest.raises(ValueError, match="int64, as before"):
         noise.next_block_float(np.zeros((1, 2)))
+
+
+SIZES = ([230], [1] * 230, [64, 64, 64, 38], [3, 100, 0, 65, 62])
+
+
+@pytest.mark.parametrize("bands", [1, 2, 70, 230])
+@pytest.mark.parametrize("width", [7, 130])
+def test_floats_in_a_ring_give_the_exact_integers_in_blocks_of_any_size(bands, width):
+    """Around the end of the ring several times, in place and not, also with as many taps as steps."""
+    f = factorise("bisr", 230, momentum=0.5, bands=bands)
+    largest = 2**33
+    z = np.random.default_rng(bands).choice([-largest, largest, 1, largest - 1], (230, width))
+    exact = NoiseFilter(f, width).next_block(z)
+    for sizes in SIZES:
+        ring = NoiseFilter(f, width, largest)
+        assert ring._fits_ring
+        rows, start = z.copy(), 0
+        for turn, size in enumerate(sizes):
+            piece = rows[start : start + size]
+            piece[:] = ring.next_block(piece, out=piece if turn % 2 else None)
+            start += size
+        assert np.array_equal(rows, exact), sizes
+
+
+@pytest.mark.parametrize(("width", "block", "bands"), [(700, 8, 90), (130, 64, 5), (1100, 100, 1), (16, 3, 150)])
+def test_slices_of_columns_and_shares_of_work_give_the_rows_of_one_filter(width, block, bands):
+    """Filters of several slices, some as wide as tiles, whatever was done ahead; and resumed anywhere."""
+    steps, std = 150, 2.0**31
+    f = factorise("bisr", steps, bands=bands)
+
+    def open_stream(step):
+        return Stream(bytes(32), step.to_bytes(8, "big"))
+
+    sampler = GridGaussian(std)
+    z = np.stack([sampler.sample(open_stream(t), width) for t in range(steps)])
+    wanted = NoiseFilter(f, width).next_block(z)
+    for start, shares in ((0, 0), (0, -1), (1, 3), (89, 1), (140, 2)):
+        source = NoiseSource(f, width, std, open_stream, start=start, block=block)
+        assert all(each._fits_ring for each in source._filters)
+        kept = []
+        for step in range(start, steps):
+            kept.append(source.next_row())
+            for _ in range(
+                shares if shares >= 0 else step % 20 == 0
+            ):  # the last one falls behind in the midst of a block
+                source.work()
+        assert np.array_equal(kept, wanted[start:]), (start, shares)
+    assert len(source._filters) > 1 or width < 32
+
+
+@pytest.mark.parametrize("order", ["columns", "apart"])
+def test_rows_may_lie_in_memory_as_they_like(order):
+    f = factorise("bisr", 40, bands=5)
+    z = np.random.default_rng(3).integers(-(2**20), 2**20, (40, 96))
+    laid = np.asfortranarray(z) if order == "columns" else np.repeat(z, 2, axis=1)[:, ::2]
+    assert np.array_equal(NoiseFilter(f, 96, 2**20).next_block(laid), NoiseFilter(f, 96).next_block(z))
+
+
+def test_samples_too_large_for_floats_are_filtered_exactly_all_the_same():
+    f, largest = factorise("bisr", 40, bands=5), 2**50
+    z = np.random.default_rng(4).choice([-largest, largest, largest - 1, 1], (40, 9))
+    wanted = accel.backend("numpy").fir_taps(np.zeros((4, 9), dtype=np.int64), z, f.integer_taps)
+    assert np.array_equal(NoiseFilter(f, 9, largest).next_block(z), wanted)
