@@ -116,7 +116,8 @@ async def receive_rows(
         for chunk in _chunks(plan):
             _receive_chunk(party, plan, chunk, held)
             party.report({"phase": "upload", "done": chunk.stop, "total": plan.schedule.num_samples})
-    held.write_dummies(ones=True)
+        held.write_dummies(ones=True)
+        held.finish()
     squares = None
     if plan.row_tests:
         with party.phase("verification"):
@@ -168,6 +169,12 @@ class _Table:
                 held.write(rows, words)
             else:
                 refmpc.unseal(held.shares)[:, rows] = refmpc.unseal(words)
+
+    def finish(self) -> None:
+        """Files are on the disk when this returns, so that what comes next has the disk to itself."""
+        for held in (self.embeddings, self.labels):
+            if isinstance(held, StoredTensor):
+                held.finish()
 
     def write_dummies(self, *, ones: bool) -> None:
         """Zeros in every column; with ``ones``, as long as norms are computed, in all but the last."""

@@ -110,7 +110,11 @@ class Aligner:
             agreed = self._align(advance)
             self._save(agreed)
             self._announce(agreed)
-        self._agreed = agreed
+        with self._changed:
+            self._agreed = agreed
+            late, self._arrived = self._arrived, {}
+        for channel in late.values():  # it lost its connection after all were matched: it calls again, and is told so
+            channel.close()
         if not len(agreed.rows):
             self.forget()  # other files may have rows in common
             raise InvalidArgument(
@@ -168,8 +172,10 @@ class Aligner:
             )
             return
         channel.answer(ok=True)
-        self._door.keep(channel)
         with self._changed:
+            if self._agreed is not None:  # meanwhile: it hangs up, and the next call is told so
+                return
+            self._door.keep(channel)
             earlier = self._arrived.pop(name, None)
             self._arrived[name] = channel
             self._changed.notify_all()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import socket
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +82,48 @@ def test_a_client_that_lost_its_alignment_is_told_what_to_do(config: FederationC
             pytest.raises(HandshakeError, match="start all clients with --align-again"),
         ):
             bank.agree(lambda count: None)
+
+
+def test_a_client_that_comes_back_too_late_is_not_left_waiting(config: FederationConfig, tmp_path: Path) -> None:
+    """It is killed when all are matched, and calls again before the label client has noticed: it sat there for ten minutes, and
+    no line said so."""
+    ids = {name: [f"p{i}" for i in range(5)] for name in WIDTHS}
+    met, back = threading.Event(), threading.Event()
+
+    def matched(name: str) -> Any:
+        mine = aligner(config, tmp_path, name, ids[name])
+        if name == "bank":  # it dies with what it was told: nothing is kept
+            mine._save = lambda agreed: (_ for _ in ()).throw(KeyboardInterrupt)  # type: ignore[method-assign]
+        else:
+            announce = mine._announce
+
+            def slowly(agreed: Any) -> None:
+                met.set()
+                announce(agreed)
+                assert back.wait(10)
+
+            mine._announce = slowly  # type: ignore[method-assign]
+        with mine.open():
+            if name == "card":
+                mine.agree(lambda count: None)
+                assert not mine._arrived
+                return over.wait(20)
+            with pytest.raises(KeyboardInterrupt):
+                mine.agree(lambda count: None)
+        again, arrived = aligner(config, tmp_path, "bank", ids["bank"]), threading.Timer(1.0, back.set)
+        assert met.wait(10)
+        arrived.start()
+        begun = time.monotonic()
+        try:
+            with again.open(), pytest.raises(HandshakeError, match="start all clients with --align-again"):
+                again.agree(lambda count: None)
+        finally:
+            over.set()
+        return time.monotonic() - begun
+
+    over = threading.Event()
+    found = together({name: lambda name=name: matched(name) for name in ids})
+    assert found["card"] is True and 0.5 < found["bank"] < 10
 
 
 def test_the_number_of_rows_is_hidden_only_if_all_agree_to_it(config: FederationConfig, tmp_path: Path) -> None:
