@@ -233,7 +233,7 @@ def _hello(**fields: Any) -> bytes:
     return struct.pack("<I", len(words)) + words
 
 
-RIGHT = {"version": 1, "from": "bank", "to": "server-0", "purpose": "echo"}
+RIGHT = {"version": wire.VERSION, "from": "bank", "to": "server-0", "purpose": "echo"}
 
 
 @settings(max_examples=60)
