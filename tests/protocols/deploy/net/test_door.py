@@ -317,7 +317,7 @@ def _fuzz(address: tuple[str, int], bank: Identity, seconds: float, first: int) 
         @given(attacks())
         def attack_once(attack: Attack) -> None:
             nonlocal done
-            if time.monotonic() < until:
+            if not done or time.monotonic() < until:  # on a busy machine, one
                 staying.extend(perform(attack, address, bank.credentials))
                 done += 1
 

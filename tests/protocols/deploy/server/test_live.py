@@ -29,7 +29,7 @@ from refmpc.core.errors import HandshakeError, PeerLost
 from tests.protocols.deploy.client.meetings import together
 from tests.protocols.deploy.federations import free_ports
 from tests.protocols.deploy.server.live_runs import NAMES, ROWS, WEAK_NOISE, LiveFederation
-from tests.protocols.deploy.server.threads import PATIENCE
+from tests.protocols.deploy.server.threads import PATIENCE, _wait
 from tests.protocols.deploy.wiretap import Relay
 from tests.protocols.gl_runs import parameter_bound
 from tests.protocols.secure_runs import noise_of_the_servers
@@ -113,8 +113,8 @@ def test_live_clients_train_what_the_twin_trains(federation: LiveFederation) -> 
         federation.start(number)
     session, outcome = secrets.token_hex(16), dict[str, Any]()
     threads = [federation.stay("bank", session, outcome, on_model=federation.until_noise_is_kept)]
-    federation.wait_for("server-0", "waiting")
-    assert federation.servers[0][0]._state_in_words().startswith("waiting for card since 20")
+    server, _ = federation.servers[0]
+    _wait(lambda: server._state_in_words().startswith("waiting for card since 20"))  # and no longer for bank
     threads.append(federation.stay("card", session, outcome))
     keep_noise(federation)
     finish(federation, threads, outcome)
