@@ -158,7 +158,8 @@ class _Table:
 
     def _made(self, name: str, shape: tuple[int, int], bits: int) -> ArithmeticTensor | StoredTensor:
         if self._folder is not None:
-            return self._folder.tensor(self._party, name, shape, bits)
+            shuffled = self._plan.protocol == "g_shuff" or self._plan.secret_order
+            return self._folder.tensor(self._party, name, shape, bits, shuffled=shuffled)
         return ArithmeticTensor(self._party, np.zeros((2, *shape), dtype=np.uint64), bits)
 
     def write(self, rows: slice, embeddings: Words, labels: Words | None = None) -> None:

@@ -40,7 +40,7 @@ from protocols.deploy.net.credentials import load_credentials, make_key, read_ce
 from protocols.deploy.net.wire import Identity
 from protocols.deploy.records.log import Log
 from protocols.deploy.server.tasks import Task, TrainingTask
-from protocols.local.calibration import MEMORY, SENDING
+from protocols.local.calibration import MEMORY, SENDING, elapsed
 from protocols.plan.run_plan import Plan
 from protocols.server.stored_rows import IN_MEMORY
 from refmpc.net.certificates import fingerprint_of
@@ -96,7 +96,7 @@ def measure_trials(
     config: FederationConfig, rows: int, shortened: Sequence[Plan], directory: Path | None = None
 ) -> list[dict[str, float]]:
     """Seconds of each of the ``shortened`` plans, one after the other: by phase of the servers' ledger, and from aligned rows until
-    all servers have everything (``SENDING``); of the slowest participant. ``MEMORY`` as in ``protocols.local.calibration``. ``rows`` are those of the run itself. The first training begins as one of ``ppvfl``, with
+    all servers have everything (``SENDING``); of the slowest client. ``MEMORY`` as in ``protocols.local.calibration``. ``rows`` are those of the run itself. The first training begins as one of ``ppvfl``, with
     kernels just loaded, and the others find everything warm.
 
     ``directory``: where a folder is made, and removed (default: that of temporary files). Raises ``TrialFailed``."""
@@ -190,11 +190,12 @@ def _seconds(config: FederationConfig, trial: _Trial) -> dict[str, float]:
     clients = [trial.said(client.name) for client in config.clients]
     begun = (trial.folder / _GO).stat().st_mtime
     found = {SENDING: max(said[_UPLOADED] for said in clients) - begun}
+    servers = []
     for server in config.servers:
         (file,) = (trial.folder / server.name).glob("*/training-*/ledger.json")
-        for phase, counters in json.loads(file.read_text())["phases"].items():
-            found[phase] = max(found.get(phase, 0.0), counters["seconds"])
-    return found
+        phases = json.loads(file.read_text())["phases"]
+        servers.append({phase: counters["seconds"] for phase, counters in phases.items()})
+    return found | elapsed(servers)
 
 
 # a participant -----------------------------------------------------------------------------------

@@ -75,8 +75,9 @@ class _WriteBack:
 class StoredTensor:
     """A secret tensor of many rows whose shares lie in a file: cut by rows, it is an ``ArithmeticTensor`` in memory.
 
-    Two shares one after the other, each in chunks of columns (``refmpc.column_chunks``), each chunk row by row: so both some rows, and
-    the columns that are shuffled at a time, are read in long pieces. Made by ``RowFolder.tensor``, with zeros.
+    Two shares one after the other, each row by row. What is to be shuffled lies in chunks of columns (``refmpc.column_chunks``), each
+    row by row: so the columns that are shuffled at a time are read in long pieces, and some rows in many short ones, the shorter the
+    more rows there are. Made by ``RowFolder.tensor``, with zeros.
     """
 
     def __init__(
@@ -87,10 +88,13 @@ class StoredTensor:
         shape: tuple[int, ...],
         fraction_bits: int,
         write_back: _WriteBack,
+        *,
+        shuffled: bool,
     ):
         self.party, self.shape, self.fraction_bits = party, shape, fraction_bits
         self._file, self._descriptor, self._write_back = file, descriptor, write_back
-        self._chunks, self._width = refmpc.column_chunks(shape), int(np.prod(shape[1:]))
+        self._width = int(np.prod(shape[1:]))
+        self._chunks = refmpc.column_chunks(shape) if shuffled else [slice(0, self._width)]
         self.like = self._view(None)
         self.bytes_read = 0
 
@@ -108,7 +112,10 @@ class StoredTensor:
         start, stop = self._bounds(rows)
         words = np.empty((2, stop - start, self._width), dtype=np.uint64)
         for share, columns in product(range(2), self._chunks):
-            words[share, :, columns] = self._read(share, columns, start, stop)
+            if len(self._chunks) == 1:
+                self._transfer(os.preadv, words[share], share, columns, start)
+            else:
+                words[share, :, columns] = self._read(share, columns, start, stop)
         self.bytes_read += words.nbytes
         return ArithmeticTensor(self.party, words.reshape(2, -1, *self.shape[1:]), self.fraction_bits, like.history)
 
@@ -129,13 +136,18 @@ class StoredTensor:
     # by columns: refmpc.ColumnStore ----------------------------------------------------------------
 
     def read_columns(self, columns: slice) -> Words:
-        """Both shares of one chunk of columns, all rows, flat: (2, rows, columns), sealed."""
+        """Both shares of one chunk of columns, all rows, flat: (2, rows, columns), sealed. Only of what is to be shuffled."""
+        self._require_chunk(columns)
         return seal(np.stack([self._read(share, columns, 0, len(self)) for share in range(2)]))
 
     def write_columns(self, columns: slice, words: Words) -> None:
         """Replace them."""
+        self._require_chunk(columns)
         for share, part in enumerate(unseal(words)):
             self._transfer(os.pwritev, np.ascontiguousarray(part), share, columns, 0)
+
+    def _require_chunk(self, columns: slice) -> None:
+        require(columns in self._chunks, "columns", columns, "a chunk of a tensor that is to be shuffled")
 
     def replaced(self, history: int) -> None:
         """All rows hold something else now."""
@@ -238,8 +250,11 @@ class RowFolder:
         """Whether shares of ``size`` bytes in all belong into files."""
         return size > self._in_memory
 
-    def tensor(self, party: Party, name: str, shape: tuple[int, ...], fraction_bits: int) -> StoredTensor:
-        """Zeros of this shape in a fresh file; what an attempt that died has left there is overwritten."""
+    def tensor(
+        self, party: Party, name: str, shape: tuple[int, ...], fraction_bits: int, *, shuffled: bool = True
+    ) -> StoredTensor:
+        """Zeros of this shape in a fresh file; what an attempt that died has left there is overwritten. ``shuffled``: it may be,
+        and takes longer to read by rows."""
         file = self._directory / f"rows-{name}.shares"
         require(file not in self._open, "name", name, "that of a new tensor")
         descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
@@ -251,7 +266,7 @@ class RowFolder:
                 os.posix_fallocate(descriptor, 0, size)
         except OSError as error:
             raise OSError(error.errno, error.strerror, str(file)) from error
-        return StoredTensor(party, file, descriptor, shape, fraction_bits, write_back)
+        return StoredTensor(party, file, descriptor, shape, fraction_bits, write_back, shuffled=shuffled)
 
     def store(self, party: Party, name: str, x: ArithmeticTensor) -> StoredTensor:
         """A tensor in memory, moved into a file."""
