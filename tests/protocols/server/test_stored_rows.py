@@ -87,6 +87,7 @@ def test_a_step_reads_its_own_rows_and_no_others(tmp_path: Path) -> None:
             with training_run(party, job) as run, RowFolder(run.directory.path, in_memory=0) as folder:
                 held = await receive_rows(party, job.plan, folder, run.directory)
                 assert isinstance(held, StoredRows)
+                assert len(held.embeddings._chunks) == 1  # never shuffled
                 files = list(run.directory.path.glob("*.shares"))
                 assert sum(file.stat().st_size for file in files) == shares_of_rows(job.plan)
                 assert {stat.S_IMODE(file.stat().st_mode) for file in files} == {0o600}
