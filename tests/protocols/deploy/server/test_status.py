@@ -9,6 +9,7 @@ import secrets
 import socket
 import struct
 import subprocess
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -118,6 +119,7 @@ def test_what_is_no_request_is_not_worth_a_line(federation: Federation, capsys: 
             while stranger.recv(4096):
                 pass
     assert get(federation, "/healthz") == (200, "ok\n")
+    _wait(lambda: not any("process_request" in thread.name for thread in threading.enumerate()))
     assert "Traceback" not in capsys.readouterr().err
 
 
