@@ -77,8 +77,9 @@ def test_files_give_the_same_model_at_the_same_cost(
     assert not list(tmp_path.glob("**/*.shares"))  # removed at the end
 
 
-def test_a_step_reads_its_own_rows_and_no_others(tmp_path: Path) -> None:
+def test_a_step_reads_its_own_rows_and_no_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Bytes read from files in every step, for two numbers of rows: the same, and those of one batch."""
+    monkeypatch.setattr(sys.modules["refmpc.primitives.shuffle"], "CHUNK", 512)
     batch = 32 * 16 * (sum(WIDTHS) + 1 + 3 + 1)
     for rows in (96, 960):
         plan = make_plan(rows)
