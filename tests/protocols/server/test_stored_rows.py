@@ -142,7 +142,12 @@ def test_rows_that_are_not_shuffled_lie_together(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(sys.modules["refmpc.primitives.shuffle"], "CHUNK", 20)  # two columns of ten rows
     reads: list[int] = []
     read = os.preadv
-    monkeypatch.setattr("os.preadv", lambda *words: (reads.append(1), read(*words))[1])
+
+    def counted(*words: Any) -> int:
+        reads.append(1)
+        return read(*words)
+
+    monkeypatch.setattr("os.preadv", counted)
     words = np.random.default_rng(3).integers(0, 2**64, size=(2, 10, 5), dtype=np.uint64)
 
     async def program(party: Party, own: Any) -> None:
