@@ -37,7 +37,7 @@ from protocols.deploy.config.public_plan import plan_for
 from protocols.deploy.config.read import FederationConfig, load
 from protocols.deploy.config.template import federation_text
 from protocols.deploy.trial import measure_trials
-from protocols.local.calibration import PHASES, calibrate, forecast
+from protocols.local.calibration import PHASES, calibrate, elapsed, forecast
 from protocols.local.report import estimate, size_in_words
 
 __all__ = ["SERVERS", "Phase", "Scale", "beside_estimate", "beside_forecast", "main", "measure"]
@@ -197,11 +197,12 @@ def _phases(
     ledgers = [json.loads(_ledger(directory, name).read_text())["phases"] for name in SERVERS]
     at = last("all servers agree", SERVERS)
     found.append(phase("meet", uploaded, at))
+    taken = elapsed([{part: counters["seconds"] for part, counters in ledger.items()} for ledger in ledgers])
     for name, parts in _SERVER_PHASES.items():
         counters = [[ledger[part] for part in parts if part in ledger] for ledger in ledgers]
         if not counters[0]:
             continue
-        seconds = max(sum(part["seconds"] for part in own) for own in counters)
+        seconds = sum(taken.get(part, 0.0) for part in parts)
         rounds = sum(part["rounds"] for part in counters[0])
         size = sum(part["bytes_sent"] for own in counters for part in own)
         found.append(phase(name, at, at + seconds, rounds, size))

@@ -46,7 +46,7 @@ from bench.soak.federation import (
     start,
     write_columns,
 )
-from bench.soak.hosts import Host, Processes, can_make_namespaces, loopback, namespaces
+from bench.soak.hosts import Host, Processes, awake, can_make_namespaces, loopback, namespaces
 from bench.soak.watch import Memory, SentWords
 from protocols.deploy.config.public_plan import plan_for
 from protocols.inference.model_file import read_model
@@ -130,14 +130,14 @@ def _lap(directory: Path, hosts: Mapping[str, Host], epochs: int, faults: Iterat
             shutil.copytree(server_folder(place, name) or place, directory / "noise" / name)
         _copy(place, reference)
         console.print(f"{plan.schedule.num_steps} steps; first without faults", highlight=False)
-        begun = time.monotonic()
+        begun = awake()
         _train(reference, hosts, plan, iter(()), Memory(), console)
-        reference_minutes = (time.monotonic() - begun) / 60
+        reference_minutes = (awake() - begun) / 60
         console.print(f"without faults: {reference_minutes:.1f} minutes; now with them", highlight=False)
         memory = Memory()
-        begun = time.monotonic()
+        begun = awake()
         done, words = _train(place, hosts, plan, faults, memory, console, own_disks=own_disks)
-        taken = (time.monotonic() - begun) / 60
+        taken = (awake() - begun) / 60
     memory.plot(directory / "memory.png", done)
     difference, largest = _compare_models(place, reference)
     return Lap(
@@ -196,14 +196,14 @@ def _choose_epochs(place: Path, hosts: Mapping[str, Host], minutes: float, conso
         for name in PARTICIPANTS:
             start(run, name)
         run.wait_for(SERVERS[0], "all servers agree", 120)
-        deadline = time.monotonic() + 120
+        deadline = awake() + 120
         while watch.look() < 50:
-            if time.monotonic() > deadline:
+            if awake() > deadline:
                 raise SoakFailed("the trial made no steps in two minutes")
             time.sleep(0.2)
-        first, begun = watch.look(), time.monotonic()
+        first, begun = watch.look(), awake()
         time.sleep(6.0)
-        rate = (watch.look() - first) / (time.monotonic() - begun)
+        rate = (watch.look() - first) / (awake() - begun)
     console.print(f"{rate:.0f} steps a second", highlight=False)
     return max(5, round(rate * 60 * minutes * UPTIME / plan.schedule.num_batches))
 
@@ -214,9 +214,9 @@ def _begin_and_stop(place: Path, hosts: Mapping[str, Host]) -> None:
         for name in PARTICIPANTS:
             start(run, name)
         run.wait_for(SERVERS[0], "all servers agree", 120)
-        deadline = time.monotonic() + 60
+        deadline = awake() + 60
         while not all(_has_begun(place, name) for name in SERVERS):
-            if time.monotonic() > deadline:
+            if awake() > deadline:
                 raise SoakFailed("the servers did not begin to train within a minute")
             time.sleep(0.1)
         for name in SERVERS:
@@ -253,11 +253,11 @@ def _train(
             start(run, name)
         breaking = Faults(run, place, hosts, own_disks=own_disks)
         happened: list[tuple[float, str]] = []
-        begun = moved = time.monotonic()
+        begun = moved = awake()
         last, coming = -1, next(faults, None)
         try:
             while any(run.is_running(name) for name in PARTICIPANTS) or breaking.active:
-                now = time.monotonic()
+                now = awake()
                 breaking.end()
                 while coming is not None and now - begun >= coming.at:
                     if breaking.begin(coming):

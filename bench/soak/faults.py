@@ -17,13 +17,12 @@ import resource
 import shutil
 import signal
 import subprocess
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from bench.soak.federation import PARTICIPANTS, SERVERS, start
-from bench.soak.hosts import Host, Processes, plug
+from bench.soak.hosts import Host, Processes, awake, plug
 
 __all__ = ["KINDS", "Fault", "Faults", "fill_disk", "planned", "small_disks"]
 
@@ -116,7 +115,7 @@ class Faults:
             fill_disk(self._state(name))
         else:
             _allow_writing(run.pid(name), False)
-        self._over[name] = time.monotonic() + fault.seconds, fault
+        self._over[name] = awake() + fault.seconds, fault
         self.done.append(fault)
         return True
 
@@ -124,7 +123,7 @@ class Faults:
         """Undo what is over."""
         ended = []
         for name, (when, fault) in list(self._over.items()):
-            if not everything and time.monotonic() < when:
+            if not everything and awake() < when:
                 continue
             if fault.kind == "restart" and self._run.is_running(name):
                 continue  # it is still ending: it stays a victim until it has, and is started then

@@ -15,9 +15,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["ROOT", "Host", "Processes", "can_make_namespaces", "loopback", "namespaces", "plug"]
+__all__ = ["ROOT", "Host", "Processes", "awake", "can_make_namespaces", "loopback", "namespaces", "plug"]
 
 ROOT = Path(__file__).resolve().parents[2]
+_STOPPED = 5.0  # seconds without a look at the clock, after which this process was not running
+
+
+class _AwakeClock:
+    """Seconds in which this process ran. Where it was stopped, and the federation with it (SIGSTOP, a machine that slept), the clock
+    stood still: nobody is late on that account. Only for loops that look at it all the time."""
+
+    def __init__(self) -> None:
+        self._looked, self._slept = time.monotonic(), 0.0
+
+    def __call__(self) -> float:
+        looked, self._looked = self._looked, time.monotonic()
+        if self._looked - looked > _STOPPED:
+            self._slept += self._looked - looked - _STOPPED
+        return self._looked - self._slept
+
+
+awake = _AwakeClock()
 
 
 @dataclass(frozen=True)
@@ -125,7 +143,10 @@ class Processes:
 
     def wait(self, name: str, timeout: float = 60.0) -> str:
         """Wait until a process has ended well; returns its output."""
-        code = self._running[name].wait(timeout)
+        until = awake() + timeout
+        while (code := self._running[name].poll()) is None:
+            assert awake() < until, f"{name} did not end in {timeout:g} s\n{self._tails()}"
+            time.sleep(0.02)
         output = self.output(name)
         assert code == 0, f"{name} ended with {code}:\n{output[-3000:]}\n{self._tails()}"
         return output
@@ -162,8 +183,8 @@ class Processes:
         self, name: str, event: str, timeout: float = 60.0, count: int = 1, reason: str = ""
     ) -> dict[str, Any]:
         """Wait until a participant has logged an event (for the ``count``-th time; with this in its ``reason``)."""
-        until = time.monotonic() + timeout
-        while time.monotonic() < until:
+        until = awake() + timeout
+        while awake() < until:
             found = [r for r in self.events(name) if r["event"] == event and reason in str(r.get("reason", ""))]
             if len(found) >= count:
                 return found[count - 1]

@@ -116,7 +116,8 @@ async def receive_rows(
         for chunk in _chunks(plan):
             _receive_chunk(party, plan, chunk, held)
             party.report({"phase": "upload", "done": chunk.stop, "total": plan.schedule.num_samples})
-    held.write_dummies(ones=True)
+        held.write_dummies(ones=True)
+        held.finish()
     squares = None
     if plan.row_tests:
         with party.phase("verification"):
@@ -157,7 +158,8 @@ class _Table:
 
     def _made(self, name: str, shape: tuple[int, int], bits: int) -> ArithmeticTensor | StoredTensor:
         if self._folder is not None:
-            return self._folder.tensor(self._party, name, shape, bits)
+            shuffled = self._plan.protocol == "g_shuff" or self._plan.secret_order
+            return self._folder.tensor(self._party, name, shape, bits, shuffled=shuffled)
         return ArithmeticTensor(self._party, np.zeros((2, *shape), dtype=np.uint64), bits)
 
     def write(self, rows: slice, embeddings: Words, labels: Words | None = None) -> None:
@@ -168,6 +170,12 @@ class _Table:
                 held.write(rows, words)
             else:
                 refmpc.unseal(held.shares)[:, rows] = refmpc.unseal(words)
+
+    def finish(self) -> None:
+        """Files are on the disk when this returns, so that what comes next has the disk to itself."""
+        for held in (self.embeddings, self.labels):
+            if isinstance(held, StoredTensor):
+                held.finish()
 
     def write_dummies(self, *, ones: bool) -> None:
         """Zeros in every column; with ``ones``, as long as norms are computed, in all but the last."""

@@ -18,7 +18,6 @@ import secrets
 import socket
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -41,7 +40,7 @@ from protocols.deploy.net.credentials import load_credentials, make_key, read_ce
 from protocols.deploy.net.wire import Identity
 from protocols.deploy.records.log import Log
 from protocols.deploy.server.tasks import Task, TrainingTask
-from protocols.local.calibration import MEMORY, SENDING
+from protocols.local.calibration import MEMORY, SENDING, elapsed
 from protocols.plan.run_plan import Plan
 from protocols.server.stored_rows import IN_MEMORY
 from refmpc.net.certificates import fingerprint_of
@@ -56,7 +55,6 @@ _TRIALS = "trials.pickle"
 _READY, _UPLOADED = "rows are there", "upload complete, all servers have it"
 _LISTENING = "listening"
 _LOOK = 0.1  # seconds between two looks whether everybody is there: rare, because looking takes the servers' time
-_WRITE_BACK = 0.3  # seconds between two times that files are written to the disk
 _FILES = 4  # times the shares of all rows at a server: files of three servers, and what clients have sent
 _PIECE, _FEWEST = 1 << 22, 16
 _PATIENCE = 600.0  # for each: kernels may have to be compiled first
@@ -98,7 +96,7 @@ def measure_trials(
     config: FederationConfig, rows: int, shortened: Sequence[Plan], directory: Path | None = None
 ) -> list[dict[str, float]]:
     """Seconds of each of the ``shortened`` plans, one after the other: by phase of the servers' ledger, and from aligned rows until
-    all servers have everything (``SENDING``); of the slowest participant. ``MEMORY`` as in ``protocols.local.calibration``. ``rows`` are those of the run itself. The first training begins as one of ``ppvfl``, with
+    all servers have everything (``SENDING``); of the slowest client. ``MEMORY`` as in ``protocols.local.calibration``. ``rows`` are those of the run itself. The first training begins as one of ``ppvfl``, with
     kernels just loaded, and the others find everything warm.
 
     ``directory``: where a folder is made, and removed (default: that of temporary files). Raises ``TrialFailed``."""
@@ -118,7 +116,7 @@ def measure_trials(
             memory: list[float] = []
             for trial in trials:
                 _wait(running, root, partial(_everybody_is_there, local, trial))
-                with _as_in_a_long_run(root / "ballast", trial) as new_memory:
+                with _memory_taken(root / "ballast", trial) as new_memory:
                     (trial.folder / _GO).touch()
                     _wait(running, root, partial(_everybody_is_done, local, trial))
                 memory.append(new_memory)
@@ -147,35 +145,25 @@ def _on_this_machine(config: FederationConfig, root: Path) -> FederationConfig:
 
 
 @contextlib.contextmanager
-def _as_in_a_long_run(file: Path, trial: _Trial) -> Iterator[float]:
-    """Where rows lie in files: these are written to the disk while the run goes on, so in a short run the disk is told to write.
-
-    They also take memory that was not in use before, which a virtual machine may have to be given by its host first: ten times slower
-    than memory that somebody has just freed, and a short run gets some of each. So a file as large as those of this trial is written
-    first; gives the seconds that memory new to the machine takes more for it than used memory."""
+def _memory_taken(file: Path, trial: _Trial) -> Iterator[float]:
+    """Rows in files take memory that was not in use before, which a virtual machine may have to be given by its host first: ten times
+    slower than memory that somebody has just freed, and a short run gets some of each. So a file as large as those of this trial is
+    written first, and synced: the disk shall have nothing to do but what the trial gives it. Gives the seconds that memory new to the
+    machine takes more for it than used memory."""
     if trial.in_memory:
         yield 0.0
         return
-    piece, over = bytes(_PIECE), threading.Event()
-
-    def write_back() -> None:
-        while not over.wait(_WRITE_BACK):
-            os.sync()
-
-    taken = []
+    piece, taken = bytes(_PIECE), []
     with file.open("wb", buffering=0) as handle:
         for _ in range(max(_FEWEST, _FILES * shares_of_rows(trial.plan) // _PIECE)):
             begun = time.perf_counter()
             handle.write(piece)
             taken.append(time.perf_counter() - begun)
+        os.fsync(handle.fileno())
     used, new = np.quantile(taken, (0.1, 0.9))
-    thread = threading.Thread(target=write_back)
-    thread.start()
     try:
         yield float(new - used) * len(taken)
     finally:
-        over.set()
-        thread.join()
         file.unlink()
 
 
@@ -202,11 +190,12 @@ def _seconds(config: FederationConfig, trial: _Trial) -> dict[str, float]:
     clients = [trial.said(client.name) for client in config.clients]
     begun = (trial.folder / _GO).stat().st_mtime
     found = {SENDING: max(said[_UPLOADED] for said in clients) - begun}
+    servers = []
     for server in config.servers:
         (file,) = (trial.folder / server.name).glob("*/training-*/ledger.json")
-        for phase, counters in json.loads(file.read_text())["phases"].items():
-            found[phase] = max(found.get(phase, 0.0), counters["seconds"])
-    return found
+        phases = json.loads(file.read_text())["phases"]
+        servers.append({phase: counters["seconds"] for phase, counters in phases.items()})
+    return found | elapsed(servers)
 
 
 # a participant -----------------------------------------------------------------------------------

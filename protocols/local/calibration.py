@@ -42,6 +42,7 @@ __all__ = [
     "Line",
     "Measure",
     "calibrate",
+    "elapsed",
     "forecast",
     "measure_here",
     "print_forecast",
@@ -167,7 +168,7 @@ def measure_here(checkpoint_every: int = 100, *, synced: bool = True, tls: bool 
 
 
 def _measure(plan: Plan, every: int, synced: bool, tls: bool) -> dict[str, float]:
-    """Seconds of every phase of the ledger, with random rows; of the slowest server."""
+    """Seconds of every phase of the ledger, with random rows."""
     random = np.random.default_rng(0)
     count, clients = plan.schedule.num_samples, {}
     for name, width, bound in zip(plan.client_names, plan.client_widths, plan.client_bounds, strict=True):
@@ -185,10 +186,18 @@ def _measure(plan: Plan, every: int, synced: bool, tls: bool) -> dict[str, float
         result = refmpc.run(
             program, jobs, clients=clients, parties="processes", tls=tls, releases=plan.releases, timeout=_TIMEOUT
         )
-    phases = dict.fromkeys(name for ledger in result.ledgers for name in ledger.phases)
-    return {
-        name: max(ledger.phases[name].seconds for ledger in result.ledgers if name in ledger.phases) for name in phases
-    }
+    return elapsed([{name: phase.seconds for name, phase in ledger.phases.items()} for ledger in result.ledgers])
+
+
+def elapsed(servers: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Seconds of each phase, from those of the servers one after the other: from the moment at which the last server has ended the one
+    before. Whoever was early waits for the others, and that wait is no work of the phase in which it happens."""
+    found, ends = dict[str, float](), [0.0] * len(servers)
+    for phase in dict.fromkeys(name for own in servers for name in own):
+        before = max(ends)
+        ends = [end + own.get(phase, 0.0) for end, own in zip(ends, servers, strict=True)]
+        found[phase] = max(ends) - before
+    return found
 
 
 def _measure_ids() -> float:

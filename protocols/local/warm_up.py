@@ -6,7 +6,10 @@ the uploads and in the first step, while the others wait. Rows are zeros, files 
 
 from __future__ import annotations
 
+import contextlib
+import shutil
 import tempfile
+import time
 from pathlib import Path
 
 import numpy as np
@@ -18,10 +21,11 @@ from protocols.registry import protocol
 from protocols.server.training import ServerJob
 from vfl.training import TrainingConfig
 
-__all__ = ["warm_up"]
+__all__ = ["forget_earlier", "warm_up"]
 
 _ROWS, _BATCH, _WIDTH = 16, 8, 4  # small: kernels are the same for every size
 _TIMEOUT = 300.0  # where nothing was compiled yet
+_FOLDER = "warm-up-"
 
 
 def warm_up(training: TrainingConfig, classes: int, directory: Path | None = None) -> None:
@@ -41,7 +45,7 @@ def warm_up(training: TrainingConfig, classes: int, directory: Path | None = Non
     plan = plan_run("g_bmf", PublicFederation((PublicClient("client", _WIDTH),), _ROWS, classes, 1.0, ()), small)
     labels = plan.labels_to_share(np.zeros(_ROWS) if training.task == "regression" else np.zeros(_ROWS, dtype=np.int64))
     job = ClientJob(plan, np.zeros((_ROWS, _WIDTH)), labels)
-    with tempfile.TemporaryDirectory(prefix="warm-up-", dir=directory) as folder:
+    with tempfile.TemporaryDirectory(prefix=_FOLDER, dir=directory) as folder:
         servers = [ServerJob(plan, Path(folder) / f"server-{i}", 1, synced=False) for i in range(3)]
         refmpc.run(
             protocol("g_bmf").servers,
@@ -50,3 +54,11 @@ def warm_up(training: TrainingConfig, classes: int, directory: Path | None = Non
             releases=plan.releases,
             timeout=_TIMEOUT,
         )
+
+
+def forget_earlier(directory: Path) -> None:
+    """Remove the folders of processes that ended while they warmed up: they are older than any warm-up takes."""
+    for folder in directory.glob(f"{_FOLDER}*"):
+        with contextlib.suppress(OSError):
+            if time.time() - folder.stat().st_mtime > 2 * _TIMEOUT:
+                shutil.rmtree(folder)

@@ -325,15 +325,15 @@ class _Meeting:
     def _call(self, peer: int, address: Address) -> None:
         with _Door(self, peer) as door:
             connection = door.enter(self._reach(peer, address))
-            set_socket_options(connection)
-            connection.settimeout(max(0.05, self._deadline - time.monotonic()))
-            if self._credentials is not None:
-                connection = door.enter(secure(connection, self._credentials, server_side=False))
-                shake_hands(connection, title(peer))
-                wrong = wrong_pin(connection, self._credentials, peer)
-                if wrong:
-                    raise HandshakeError(wrong)
             try:
+                set_socket_options(connection)
+                connection.settimeout(max(0.05, self._deadline - time.monotonic()))
+                if self._credentials is not None:
+                    connection = door.enter(secure(connection, self._credentials, server_side=False))
+                    shake_hands(connection, title(peer))
+                    wrong = wrong_pin(connection, self._credentials, peer)
+                    if wrong:
+                        raise HandshakeError(wrong)
                 send(connection, self._greeting.words(self._me, peer), self._deadline)
                 theirs = parse(receive(connection, title(peer), self._deadline), title(peer))
             except OSError as error:

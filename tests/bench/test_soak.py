@@ -14,6 +14,7 @@ import pytest
 from rich.console import Console
 
 from bench.soak import __main__ as command
+from bench.soak import hosts
 from bench.soak.__main__ import Lap, Soak, main
 from bench.soak.faults import KINDS, SURVIVOR, planned
 from bench.soak.federation import PARTICIPANTS, SERVERS
@@ -121,3 +122,14 @@ def test_the_watch_sees_every_step_and_a_second_value(tmp_path: Path) -> None:
         watch.look()
     for server in opened:
         server.close()
+
+
+def test_nobody_is_late_because_everything_was_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr("bench.soak.hosts.time.monotonic", lambda: now[0])
+    clock = hosts._AwakeClock()
+    begun = clock()
+    for seconds in (0.5, 4.0, 300.0, 0.5):  # the third: stopped, most likely
+        now[0] += seconds
+        clock()
+    assert clock() - begun == pytest.approx(0.5 + 4.0 + 5.0 + 0.5)

@@ -37,6 +37,10 @@ __all__ = ["Agreed", "Aligner"]
 
 _PATIENCE = 600.0  # seconds for one message of the intersection: long lists take time to blind
 _ATTEMPTS = 5
+_SIGN, _SILENCE = (
+    1.0,
+    60.0,
+)  # seconds between two signs of life of the leader while clients are missing; without one, it is gone
 
 Advance = Callable[[int], None]
 
@@ -110,7 +114,11 @@ class Aligner:
             agreed = self._align(advance)
             self._save(agreed)
             self._announce(agreed)
-        self._agreed = agreed
+        with self._changed:
+            self._agreed = agreed
+            late, self._arrived = self._arrived, {}
+        for channel in late.values():  # it lost its connection after all were matched: it calls again, and is told so
+            channel.close()
         if not len(agreed.rows):
             self.forget()  # other files may have rows in common
             raise InvalidArgument(
@@ -168,8 +176,10 @@ class Aligner:
             )
             return
         channel.answer(ok=True)
-        self._door.keep(channel)
         with self._changed:
+            if self._agreed is not None:  # meanwhile: it hangs up, and the next call is told so
+                return
+            self._door.keep(channel)
             earlier = self._arrived.pop(name, None)
             self._arrived[name] = channel
             self._changed.notify_all()
@@ -182,16 +192,28 @@ class Aligner:
             while missing := [name for name in members if name not in self._arrived]:
                 for name in missing:
                     self._waiting.on(name, "to align rows")
-                self._changed.wait(1.0)
+                self._tell_who_is_missing(missing)
+                self._changed.wait(_SIGN)
             self._waiting.over()
             self._members = {name: self._arrived.pop(name) for name in members}
         try:
+            for channel in self._members.values():
+                channel.send({"begin": True})
             links = {name: channel.connection for name, channel in self._members.items()}
             name = self._identity.name
             return align_as_leader(self._ids, links, name=name, pad_to=self._pad_to, timeout=_PATIENCE, advance=advance)
         except BaseException:
             self._hang_up()
             raise
+
+    def _tell_who_is_missing(self, missing: list[str]) -> None:
+        """To those who are here: they wait, too. Whoever is gone again has to call once more."""
+        for name, channel in list(self._arrived.items()):
+            try:
+                channel.send({"missing": missing})
+            except RefmpcError:
+                channel.close()
+                del self._arrived[name]
 
     def _announce(self, agreed: Agreed) -> None:
         if len(self._names) == 1 or self._identity.name != self._leader.name:
@@ -212,6 +234,7 @@ class Aligner:
 
     def _follow(self, advance: Advance) -> Agreed:
         with self._call_leader() as channel:
+            self._wait_for_all(channel)
             name = self._identity.name
             link = channel.connection
             aligned = align_as_member(
@@ -223,6 +246,19 @@ class Aligner:
             self._save(agreed)
             channel.send({"ok": True})
             return agreed
+
+    def _wait_for_all(self, channel: Channel) -> None:
+        """Until every client has called the leader, which says meanwhile who has not."""
+        while True:
+            message, _ = channel.receive(timeout=_SILENCE)
+            missing = [name for name in self._names if name in (message.get("missing") or ())]
+            for wait in self._waiting.now:
+                if wait.whom not in missing:
+                    self._waiting.over(wait.whom)
+            if message.get("begin") is True:
+                return
+            for name in missing:
+                self._waiting.on(name, "to align rows")
 
     def _meeting_place(self) -> tuple[str, int]:
         """Where the leading client listens."""

@@ -45,7 +45,7 @@ from protocols.deploy.server.spool import SpoolTransport
 from protocols.deploy.server.status import StatusSource
 from protocols.deploy.server.tasks import MakeTask, TrainingTask, make_task
 from protocols.local.progress import ProgressBars
-from protocols.local.warm_up import warm_up
+from protocols.local.warm_up import forget_earlier, warm_up
 from protocols.plan.possible import Impossible
 from protocols.server.checkpoint import CannotResume
 from protocols.server.gl_training import GREETING
@@ -116,6 +116,7 @@ def load_kernels(config: FederationConfig, state: Path, log: Log) -> None:
     begun = time.monotonic()
     try:
         state.mkdir(parents=True, exist_ok=True, mode=0o700)
+        forget_earlier(state)
         warm_up(config.run.training, len(config.run.classes) or 1, state)
         log.info("kernels are loaded", seconds=round(time.monotonic() - begun, 2))
     except Exception as error:  # of no importance to the training
@@ -216,7 +217,10 @@ class Server:
         self._meeting.close()
         if self.page is not None:
             self.page.close()
-        self._audit.append("stopped" if self.stop.is_set() else "finished")
+        try:
+            self._audit.append("stopped" if self.stop.is_set() else "finished")
+        except OSError as error:  # the work is done, or will be taken up again: a record less does not make it fail
+            self._log.error("the audit log lacks its last record", **explain(error))
         self._audit.close()
         return 0
 

@@ -258,6 +258,7 @@ class _Visit:
         self._timeout = timeout
         self._transfer = min(transfer, MAX_TRANSFER)
         self._connection: socket.socket | None = None
+        self._certificate = b""
 
     def close(self) -> None:
         if self._connection is not None:
@@ -267,8 +268,7 @@ class _Visit:
         yield self._resolve()
         yield self._open()
         yield self._shake_hands()
-        assert isinstance(self._connection, ssl.SSLSocket)
-        der = self._connection.getpeercert(binary_form=True) or b""
+        der = self._certificate
         yield self._pin(hashlib.sha256(der).hexdigest())
         certificate = x509.load_der_x509_certificate(der)  # the pinned one: safe to look into
         yield _validity(self._entry.name, "certificate valid", certificate)
@@ -310,7 +310,8 @@ class _Visit:
             return self._failed("port open", f"{host}:{port} does not answer in {self._timeout:g} s", way_out)
         except OSError as error:
             return self._failed("port open", f"{host}:{port}: {error.strerror or error}", "check route and address")
-        set_socket_options(self._connection)
+        with contextlib.suppress(OSError):  # it has hung up already: the handshake says so
+            set_socket_options(self._connection)
         return self._ok("port open", f"{host}:{port}")
 
     def _shake_hands(self) -> Finding:
@@ -324,7 +325,8 @@ class _Visit:
         assert self._connection is not None
         try:
             self._connection = context.wrap_socket(self._connection)
-        except OSError as error:
+            self._certificate = self._connection.getpeercert(binary_form=True) or b""
+        except (OSError, ValueError) as error:  # ValueError: Python's word for a peer that hung up in the middle
             reason = getattr(error, "reason", None) or error
             way_out = "something else listens on this port, or a proxy between the hosts does not pass TLS 1.3 on"
             return self._failed("TLS handshake", f"failed: {reason}", way_out)

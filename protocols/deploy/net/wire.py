@@ -40,7 +40,7 @@ from refmpc.net.tls import (
 
 __all__ = ["VERSION", "Channel", "Identity", "Refused", "call", "caller_of", "notice_silence"]
 
-VERSION = 1  # of the messages between participants
+VERSION = 2  # of the messages between participants; since 2: who aligns is told whom everybody waits for
 _FRAME = struct.Struct("<IQ")
 _CALL = 10.0  # seconds for a connection, its TLS handshake and the first two messages
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import json
 import sys
@@ -24,7 +25,8 @@ class Log:
     """Lines go to ``file`` as JSON if given; otherwise to stderr, as JSON, or readable if that is a terminal.
 
     Callers pass names, counts, addresses and reasons; never a value, a share or a key. A stranger who knocks a thousand
-    times does not fill the disk: lines of one kind are limited, and their number is logged afterwards.
+    times does not fill the disk: lines of one kind are limited, and their number is logged afterwards. A line that cannot be written
+    anywhere (a full disk under stderr too, a pipe that nobody reads) is lost, and whoever logs goes on.
     """
 
     def __init__(self, who: str, file: Path | None = None):
@@ -77,12 +79,15 @@ class Log:
                     with self._file.open("a", encoding="utf-8") as file:  # opened for every line: it may be rotated
                         file.write(words + "\n")
                 except OSError as error:  # a full disk: whoever looks at stderr shall know, and work goes on
-                    print(f"{words} (not in the log file: {error})", file=sys.stderr, flush=True)
+                    _to_stderr(f"{words} (not in the log file: {error})")
             if self._console.is_terminal:
                 rest = ", ".join(f"{name} {value}" for name, value in facts.items())
-                self._console.print(Text(f"{now:%H:%M:%S} {event}{': ' if rest else ''}{rest}", style=_STYLES[level]))
+                with contextlib.suppress(OSError, ValueError):
+                    self._console.print(
+                        Text(f"{now:%H:%M:%S} {event}{': ' if rest else ''}{rest}", style=_STYLES[level])
+                    )
             elif self._file is None:
-                print(words, file=sys.stderr, flush=True)
+                _to_stderr(words)
 
     def _limit(self, level: str, event: str, minute: int) -> int | None:
         """How many like it were left out in the minute before, or None if this one is left out."""
@@ -93,3 +98,8 @@ class Log:
         count = 1 if last != minute else count + 1
         self._minute[event] = minute, count
         return None if count > _BURST else left_out
+
+
+def _to_stderr(line: str) -> None:
+    with contextlib.suppress(OSError, ValueError):  # ValueError: it was closed
+        print(line, file=sys.stderr, flush=True)

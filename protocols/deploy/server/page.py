@@ -44,7 +44,7 @@ class StatusPage:
             server_version, sys_version = "ppvfl", ""
 
             def do_GET(self) -> None:
-                with contextlib.suppress(OSError):
+                with contextlib.suppress(OSError, ValueError):  # ValueError: a path or Host that is no address
                     if places.acquire(blocking=False):
                         try:
                             page.answer(self, source)
@@ -58,6 +58,10 @@ class StatusPage:
 
         class Listener(ThreadingHTTPServer):
             daemon_threads = True
+
+            def handle_error(self, *words: Any) -> None:
+                """Nothing: what strangers send, or leave half sent, is not worth a line each."""
+
             address_family = ThreadingHTTPServer.address_family if ":" not in address[0] else 10
 
         self._listener = Listener(address, Handler)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime
+import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -53,6 +55,24 @@ def test_every_phase_is_measured_and_nothing_stays(
         assert (seconds[MEMORY] > 0) == in_files
     assert not list(own.iterdir())
     assert not (tmp_path / "federation" / "server-0").exists()  # the federation's own places are not used
+
+
+def test_the_last_participant_counts_and_nobodys_wait(tmp_path: Path) -> None:
+    config, plan = federation(tmp_path / "federation")
+    trial_ = trial._Trial(tmp_path, plan, "session", ROWS, 0)
+    (tmp_path / trial._GO).touch()
+    begun = (tmp_path / trial._GO).stat().st_mtime
+    for place, client in enumerate(config.clients):
+        at = datetime.datetime.fromtimestamp(begun + 2 + place, datetime.UTC).isoformat(timespec="milliseconds")
+        words = json.dumps({"time": at, "event": trial._UPLOADED}) + '\n{"time": "2026-'  # a line that is being written
+        (tmp_path / f"{client.name}.log").write_text(words)
+    for place, server in enumerate(config.servers):
+        kept = tmp_path / server.name / "0123" / "training-0123"
+        kept.mkdir(parents=True)
+        phases = {"verification": {"seconds": 1.0 + place}, "norms": {"seconds": 3.0 - place}}
+        (kept / "ledger.json").write_text(json.dumps({"phases": phases}))
+    found = trial._seconds(config, trial_)
+    assert found == {SENDING: pytest.approx(3.0, abs=0.01), "verification": 3.0, "norms": 1.0}
 
 
 @pytest.mark.heavy

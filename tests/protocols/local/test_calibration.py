@@ -14,7 +14,7 @@ import pytest
 
 from protocols.deploy.cli import main as ppvfl
 from protocols.local import calibration
-from protocols.local.calibration import MEMORY, SENDING, Calibration, Line, calibrate, forecast, measure_here
+from protocols.local.calibration import MEMORY, SENDING, Calibration, Line, calibrate, elapsed, forecast, measure_here
 from protocols.local.phase_costs import phase_costs
 from protocols.plan.run_plan import Plan
 from tests.protocols.deploy.federations import make_federation
@@ -71,6 +71,12 @@ def test_everybody_here_and_a_host_each() -> None:
     said = " ".join(apart.assumptions)
     for words in ("64 rows and 20 steps", "latency 20 ms, 200 Mbit/s", "not counted: starting, reading files"):
         assert words in said
+
+
+def test_who_is_early_waits_and_that_is_no_work_of_the_next_phase() -> None:
+    """A server that had taken rows in two seconds earlier waited in the tests of them, which counted as theirs."""
+    servers = [{"upload": 6.5, "verification": 8.8}, {"upload": 8.5, "verification": 6.8, "checkpoint": 0.5}]
+    assert elapsed(servers) == pytest.approx({"upload": 8.5, "verification": 6.8, "checkpoint": 0.5})
 
 
 def test_where_memory_must_be_found_the_upload_has_a_range() -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from protocols.local.warm_up import forget_earlier
 
 pytest.importorskip("numba")
 
@@ -55,6 +58,16 @@ def loaded_late(directory: Path, *words: object) -> tuple[list[str], list[str]]:
 def test_a_training_finds_its_kernels_loaded(tmp_path: Path, kind: tuple[str, str, int]) -> None:
     left, late = loaded_late(tmp_path, *kind, True)
     assert left == [] and set(late) <= FILTERS
+
+
+def test_what_a_killed_process_has_left_is_removed_and_nothing_else(tmp_path: Path) -> None:
+    old, new, other = (tmp_path / name for name in ("warm-up-old", "warm-up-new", "9a3f"))
+    for folder in (old, new, other):
+        (folder / "server-0").mkdir(parents=True)
+    for folder in (old, other):
+        os.utime(folder, (1e9, 1e9))
+    forget_earlier(tmp_path)
+    assert not old.exists() and new.exists() and other.exists()
 
 
 def test_a_cold_one_loads_them_itself(tmp_path: Path) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import stat
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,7 @@ import refmpc
 from protocols import g_bmf, g_shuff
 from protocols.client.upload import ClientJob, client_program, receive_rows, shares_of_rows
 from protocols.plan.run_plan import Plan, PublicClient, PublicFederation, plan_run
+from protocols.server import stored_rows
 from protocols.server.open_training import training_run
 from protocols.server.stored_rows import RowFolder, StoredRows
 from protocols.server.training import ServerJob
@@ -73,8 +77,9 @@ def test_files_give_the_same_model_at_the_same_cost(
     assert not list(tmp_path.glob("**/*.shares"))  # removed at the end
 
 
-def test_a_step_reads_its_own_rows_and_no_others(tmp_path: Path) -> None:
+def test_a_step_reads_its_own_rows_and_no_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Bytes read from files in every step, for two numbers of rows: the same, and those of one batch."""
+    monkeypatch.setattr(sys.modules["refmpc.primitives.shuffle"], "CHUNK", 512)
     batch = 32 * 16 * (sum(WIDTHS) + 1 + 3 + 1)
     for rows in (96, 960):
         plan = make_plan(rows)
@@ -83,6 +88,7 @@ def test_a_step_reads_its_own_rows_and_no_others(tmp_path: Path) -> None:
             with training_run(party, job) as run, RowFolder(run.directory.path, in_memory=0) as folder:
                 held = await receive_rows(party, job.plan, folder, run.directory)
                 assert isinstance(held, StoredRows)
+                assert len(held.embeddings._chunks) == 1  # never shuffled
                 files = list(run.directory.path.glob("*.shares"))
                 assert sum(file.stat().st_size for file in files) == shares_of_rows(job.plan)
                 assert {stat.S_IMODE(file.stat().st_mode) for file in files} == {0o600}
@@ -129,6 +135,121 @@ def test_what_is_written_is_read_back_sealed(tmp_path: Path) -> None:
 
     refmpc.run(program, [None] * 3)
     assert not list(tmp_path.glob("**/*.shares"))
+
+
+def test_rows_that_are_not_shuffled_lie_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In chunks of columns, a row of a million was read in 26 pieces a share, and its tests took twice as long a row."""
+    monkeypatch.setattr(sys.modules["refmpc.primitives.shuffle"], "CHUNK", 20)  # two columns of ten rows
+    reads: list[int] = []
+    read = os.preadv
+
+    def counted(*words: Any) -> int:
+        reads.append(1)
+        return read(*words)
+
+    monkeypatch.setattr("os.preadv", counted)
+    words = np.random.default_rng(3).integers(0, 2**64, size=(2, 10, 5), dtype=np.uint64)
+
+    async def program(party: Party, own: Any) -> None:
+        if party.id:
+            return
+        with RowFolder(tmp_path) as folder:
+            for shuffled, pieces in ((True, 6), (False, 2)):
+                held = folder.tensor(party, f"x-{shuffled}", (10, 5), 7, shuffled=shuffled)
+                held.write(slice(0, 10), refmpc.seal(words))
+                reads.clear()
+                assert np.array_equal(refmpc.unseal(held[2:9].shares), words[:, 2:9])
+                assert len(reads) == pieces
+            with pytest.raises(ValueError, match="a chunk of a tensor that is to be shuffled"):
+                held.read_columns(slice(0, 2))
+
+    refmpc.run(program, [None] * 3)
+
+
+def test_the_disk_gets_rows_while_they_are_taken_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At most 2·AHEAD bytes of a file wait for it, and none when all are there."""
+    monkeypatch.setattr(stored_rows, "AHEAD", 400)
+    synced: list[tuple[str, int]] = []
+
+    def sync(descriptor: int) -> None:
+        name = Path(os.readlink(f"/proc/self/fd/{descriptor}")).name
+        synced.append((name, threading.get_ident()))
+
+    monkeypatch.setattr(stored_rows, "_to_disk", sync)
+
+    async def program(party: Party, own: Any) -> None:
+        with RowFolder(tmp_path) as folder:
+            held = folder.tensor(party, f"x-{party.id}", (100, 3), 0)
+            for start in range(0, 95, 5):  # 240 bytes each
+                held.write(slice(start, start + 5), refmpc.seal(np.ones((2, 5, 3), dtype=np.uint64)))
+            held.finish()
+            own = [thread for name, thread in synced if name == f"rows-x-{party.id}.shares"]
+            assert (
+                len(own) == 10 and own.index(threading.get_ident()) == 9
+            )  # of 480 bytes each in another thread, and the rest
+            held.finish()  # nothing new
+            assert len([name for name, _ in synced if name == f"rows-x-{party.id}.shares"]) == 10
+
+    refmpc.run(program, [None] * 3)
+
+
+def test_rows_wait_for_a_disk_that_is_slower(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever takes in goes on until as much waits as is under way, and its file stays open until the disk has it."""
+    monkeypatch.setattr(stored_rows, "AHEAD", 200)
+    go_on, open_then = threading.Event(), list[bool]()
+
+    def slow(descriptor: int) -> None:
+        assert go_on.wait(30)
+        open_then.append(Path(f"/proc/self/fd/{descriptor}").exists())
+
+    monkeypatch.setattr(stored_rows, "_to_disk", slow)
+
+    async def program(party: Party, own: Any) -> None:
+        if party.id:
+            return
+        with RowFolder(tmp_path) as folder:
+            held, rows = folder.tensor(party, "x", (100, 3), 0), []
+
+            def take_in() -> None:
+                for start in range(0, 100, 5):  # 240 bytes each
+                    held.write(slice(start, start + 5), refmpc.seal(np.ones((2, 5, 3), dtype=np.uint64)))
+                    rows.append(start)
+
+            thread = threading.Thread(target=take_in)
+            thread.start()
+            thread.join(0.5)
+            assert thread.is_alive() and rows == [0]  # the second piece has been written, and waits
+            go_on.set()
+            thread.join(30)
+            assert not thread.is_alive()
+            go_on.clear()
+            threading.Timer(0.2, go_on.set).start()  # the last piece is under way when the folder is left
+        assert len(open_then) == 20 and all(open_then)
+
+    refmpc.run(program, [None] * 3)
+
+
+def test_what_the_disk_says_of_rows_is_raised_with_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel tells of a write that failed once, to whoever syncs; whoever only reads may get what was never there."""
+    monkeypatch.setattr(stored_rows, "AHEAD", 100)
+
+    def broken(descriptor: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(stored_rows, "_to_disk", broken)
+
+    async def program(party: Party, own: Any) -> None:
+        with RowFolder(tmp_path) as folder:
+            held = folder.tensor(party, f"x-{party.id}", (10, 3), 0)
+            held.write(slice(0, 10), refmpc.seal(np.ones((2, 10, 3), dtype=np.uint64)))
+            with pytest.raises(OSError, match=r"Input/output error.*rows-x-\d.shares"):
+                held.finish()
+
+    refmpc.run(program, [None] * 3)
+    plan = make_plan()
+    monkeypatch.setattr(RowFolder, "keeps", lambda folder, size: True)
+    with pytest.raises(refmpc.PartyFailed, match="Input/output error.*rows-embeddings.shares"):
+        train(plan, tmp_path / "run", g_bmf.servers)
 
 
 def test_a_disk_without_room_is_noticed_when_the_file_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -71,6 +71,22 @@ def test_three_parties_and_a_client_are_connected_with_each_other(some_credentia
     close_all(met)
 
 
+@pytest.mark.parametrize("moment", ["set_socket_options", "wrong_pin"])
+def test_a_connection_that_breaks_at_any_moment_is_told_in_a_sentence(credentials, monkeypatch, moment):
+    """Whatever looks at a socket that was reset raises an error of the system."""
+    original = getattr(rendezvous, moment)
+
+    def reset(connection, *more):
+        if threading.current_thread().name == "refmpc greeting" and len(more) < 3:
+            raise ConnectionResetError("reset by the peer")
+        return original(connection, *more)
+
+    monkeypatch.setattr(rendezvous, moment, reset)
+    greetings = dict.fromkeys((*PARTIES, "bank"), SAME)
+    met = meet(greetings, credentials=credentials, clients=("bank",), timeout=3.0)
+    assert any("closed the connection during the greeting" in words for words in sentences(met).values())
+
+
 # different parties ------------------------------------------------------------------------------
 
 

@@ -7,6 +7,8 @@ from typing import Any
 
 __all__ = ["together"]
 
+PATIENCE = 120.0  # seconds for what takes one: the machine may have other work
+
 
 def together(work: dict[str, Any]) -> dict[str, Any]:
     """Run one function per client, side by side; what each returned or raised."""
@@ -22,6 +24,6 @@ def together(work: dict[str, Any]) -> dict[str, Any]:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(PATIENCE)
         assert not thread.is_alive()
     return found

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import csv
+import json
 import socket
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +20,11 @@ from protocols.deploy.cli import main, make_parser
 from protocols.deploy.client.align import Aligner
 from protocols.deploy.client.columns import read_columns
 from protocols.deploy.commands.client import released
+from protocols.deploy.commands.init import initialise
 from protocols.deploy.commands.predict import read_own_model
 from protocols.deploy.config.public_plan import plan_for
 from protocols.deploy.config.read import ClientEntry, FederationConfig, load
+from protocols.deploy.config.template import federation_text
 from protocols.deploy.net.credentials import load_credentials
 from protocols.deploy.net.wire import Identity
 from protocols.deploy.records.log import Log
@@ -80,6 +85,75 @@ def test_a_client_that_lost_its_alignment_is_told_what_to_do(config: FederationC
             pytest.raises(HandshakeError, match="start all clients with --align-again"),
         ):
             bank.agree(lambda count: None)
+
+
+def test_a_client_that_comes_back_too_late_is_not_left_waiting(config: FederationConfig, tmp_path: Path) -> None:
+    """It is killed when all are matched, and calls again before the label client has noticed: it sat there for ten minutes, and
+    no line said so."""
+    ids = {name: [f"p{i}" for i in range(5)] for name in WIDTHS}
+    met, back = threading.Event(), threading.Event()
+
+    def matched(name: str) -> Any:
+        mine = aligner(config, tmp_path, name, ids[name])
+        if name == "bank":  # it dies with what it was told: nothing is kept
+            mine._save = lambda agreed: (_ for _ in ()).throw(KeyboardInterrupt)  # type: ignore[method-assign]
+        else:
+            announce = mine._announce
+
+            def slowly(agreed: Any) -> None:
+                met.set()
+                announce(agreed)
+                assert back.wait(10)
+
+            mine._announce = slowly  # type: ignore[method-assign]
+        with mine.open():
+            if name == "card":
+                mine.agree(lambda count: None)
+                assert not mine._arrived
+                return over.wait(20)
+            with pytest.raises(KeyboardInterrupt):
+                mine.agree(lambda count: None)
+        again, arrived = aligner(config, tmp_path, "bank", ids["bank"]), threading.Timer(1.0, back.set)
+        assert met.wait(10)
+        arrived.start()
+        begun = time.monotonic()
+        try:
+            with again.open(), pytest.raises(HandshakeError, match="start all clients with --align-again"):
+                again.agree(lambda count: None)
+        finally:
+            over.set()
+        return time.monotonic() - begun
+
+    over = threading.Event()
+    found = together({name: lambda name=name: matched(name) for name in ids})
+    assert found["card"] is True and 0.5 < found["bank"] < 10
+
+
+def test_of_three_clients_those_who_are_early_say_whom_they_wait_for(tmp_path: Path) -> None:
+    """The first to call the label client sat there without a line until the other had come, and gave up after five times ten
+    minutes. It may also go away meanwhile."""
+    servers, meeting = [("127.0.0.1", port) for port in free_ports(3)], f"127.0.0.1:{free_ports(1)[0]}"
+    clients = [("bank", 4, ""), ("shop", 2, ""), ("card", 3, meeting)]
+    config = initialise(federation_text("test", servers, clients, 2), tmp_path, keys="certificates")
+    ids = [f"p{i}" for i in range(9)]
+
+    def agreed(name: str) -> Any:
+        if name == "shop":
+            other = aligner(config, tmp_path / "before", "bank", ids)  # it has called, and is killed
+            other._call_leader().close()
+            until = time.monotonic() + 60
+            while not any(line["event"] == "waiting" and line["peer"] == "shop" for line in events("bank")):
+                assert time.monotonic() < until
+                time.sleep(0.05)
+        with aligner(config, tmp_path, name, ids).open() as mine:
+            return mine.agree(lambda count: None)
+
+    def events(name: str) -> list[dict[str, Any]]:
+        log = tmp_path / f"{name}.log"
+        return [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+
+    found = together({name: lambda name=name: agreed(name) for name in ("bank", "card", "shop")})
+    assert {len(each.rows) for each in found.values()} == {9} and len({each.session for each in found.values()}) == 1
 
 
 def test_the_number_of_rows_is_hidden_only_if_all_agree_to_it(config: FederationConfig, tmp_path: Path) -> None:

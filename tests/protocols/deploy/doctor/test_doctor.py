@@ -22,8 +22,9 @@ import pytest
 from protocols.deploy.cli import main
 from protocols.deploy.commands.doctor import examine
 from protocols.deploy.config.read import FederationConfig, load
+from protocols.deploy.doctor import checks
 from protocols.deploy.doctor.answerer import MAX_TRANSFER
-from protocols.deploy.doctor.checks import PEER_CHECKS, Finding, check_own_files
+from protocols.deploy.doctor.checks import PEER_CHECKS, Finding, check_own_files, check_peer
 from protocols.deploy.net.credentials import load_credentials
 from protocols.version import software_version
 from refmpc.net.tls import LENGTH, MAX_MESSAGE, Credentials, parse, receive, secure, send
@@ -268,6 +269,25 @@ def test_planted_misconfigurations_are_found_and_named(tmp_path: Path, planted: 
     if planted.status == "failed" and planted.check in PEER_CHECKS[:4]:
         later = PEER_CHECKS[PEER_CHECKS.index(planted.check) + 1 :]
         assert [f.check for f in findings if f.subject == planted.subject and f.status == "skipped"] == list(later)
+
+
+@pytest.mark.parametrize("moment", ["set_socket_options", "getpeercert"])
+def test_a_peer_that_hangs_up_at_once_is_a_finding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """Python looks at the socket in many places; a connection that was reset ended the doctor."""
+
+    def reset(*_: Any, **__: Any) -> bytes:
+        raise ConnectionResetError("reset by the peer")
+
+    config = make_federation(tmp_path)
+    server = config.servers[0]
+    with answering(config, "server-0"):
+        owner = checks if moment == "set_socket_options" else ssl.SSLSocket
+        monkeypatch.setattr(owner, moment, reset)
+        found = list(check_peer(config, "bank", server, (server.host, server.port)))
+    wrong = [finding.check for finding in failed(found)]
+    assert wrong == ([] if moment == "set_socket_options" else ["TLS handshake"])
 
 
 def test_one_fault_is_reported_once(tmp_path: Path):

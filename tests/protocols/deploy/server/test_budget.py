@@ -19,7 +19,7 @@ from protocols.deploy.doctor.checks import check_budget
 from protocols.deploy.records.budget import BUDGET, Budgets
 from refmpc.core.errors import HandshakeError
 from tests.protocols.deploy.federations import make_federation
-from tests.protocols.deploy.server.threads import ROWS, Federation
+from tests.protocols.deploy.server.threads import PATIENCE, ROWS, Federation
 from vfl.dp.budget import BudgetExceededError, composed_epsilon
 
 LIMIT = "\n[budget]\nepsilon = 4.0\ndelta = 1e-5\n"
@@ -31,7 +31,7 @@ def train(federation: Federation) -> dict[str, Any]:
     session = secrets.token_hex(16)
     outcome: dict[str, Any] = {}
     for thread in [federation.client(name, session, outcome) for name in ("bank", "card")]:
-        thread.join(60)
+        thread.join(PATIENCE)
     federation.stop()
     return outcome
 

@@ -29,7 +29,7 @@ from refmpc.core.errors import HandshakeError, PeerLost
 from tests.protocols.deploy.client.meetings import together
 from tests.protocols.deploy.federations import free_ports
 from tests.protocols.deploy.server.live_runs import NAMES, ROWS, WEAK_NOISE, LiveFederation
-from tests.protocols.deploy.server.threads import _wait
+from tests.protocols.deploy.server.threads import PATIENCE, _wait
 from tests.protocols.deploy.wiretap import Relay
 from tests.protocols.gl_runs import parameter_bound
 from tests.protocols.secure_runs import noise_of_the_servers
@@ -46,7 +46,7 @@ def federation(tmp_path: Path) -> Iterator[LiveFederation]:
 
 def finish(federation: LiveFederation, threads: list[threading.Thread], outcome: dict[str, Any]) -> None:
     for thread in threads:
-        thread.join(90)
+        thread.join(PATIENCE)
         assert not thread.is_alive()
     assert all(isinstance(found, TrainedClient) for found in outcome.values()), outcome
     assert np.array_equal(outcome["bank"].model, outcome["card"].model)
@@ -113,9 +113,8 @@ def test_live_clients_train_what_the_twin_trains(federation: LiveFederation) -> 
         federation.start(number)
     session, outcome = secrets.token_hex(16), dict[str, Any]()
     threads = [federation.stay("bank", session, outcome, on_model=federation.until_noise_is_kept)]
-    server = federation.servers[0][0]
-    # the bank was missed, too, before it came
-    _wait(lambda: server._state_in_words().startswith("waiting for card since 20"))
+    server, _ = federation.servers[0]
+    _wait(lambda: server._state_in_words().startswith("waiting for card since 20"))  # and no longer for bank
     threads.append(federation.stay("card", session, outcome))
     keep_noise(federation)
     finish(federation, threads, outcome)
@@ -146,7 +145,7 @@ def test_whatever_breaks_training_goes_on_where_it_was(federation: LiveFederatio
     ]
     keep_noise(federation)
     assert stopped.wait(60)
-    federation.servers[2][1].join(30)
+    federation.servers[2][1].join(PATIENCE)
     federation.start(2)
     finish(federation, threads, outcome)
     relay.close()
@@ -171,9 +170,9 @@ def test_a_client_that_comes_back_with_other_columns_is_refused_and_the_others_w
 
     first = federation.stay("bank", session, outcome, on_step=die)
     threads = [federation.stay("card", session, outcome)]
-    first.join(60)
+    first.join(PATIENCE)
     assert str(outcome.pop("bank")) == "killed"
-    federation.stay("bank", session, outcome, scale=0.5).join(60)
+    federation.stay("bank", session, outcome, scale=0.5).join(PATIENCE)
     changed = outcome.pop("bank")
     assert isinstance(changed, ColumnsChanged) and "client 'bank' came back with different columns" in str(changed)
     threads.append(federation.stay("bank", session, outcome))
@@ -199,7 +198,7 @@ def test_a_client_that_was_away_at_the_end_fetches_its_last_gradient_and_the_mod
         federation.stay("card", session, outcome),
     ]
     for thread in threads:
-        thread.join(60)
+        thread.join(PATIENCE)
     assert isinstance(outcome.pop("bank"), OSError) and isinstance(outcome["card"], TrainedClient)
     shutil.copy(federation.directory / "adapters.npz", state)  # as if it had died before the last gradient was on disk
     again: list[TrainedClient] = []
@@ -286,7 +285,7 @@ def test_a_client_with_another_plan_shares_nothing(federation: LiveFederation) -
         federation.start(number)
     federation.plan = layer_plan_for(federation.config, ROWS // 2)
     outcome: dict[str, Any] = {}
-    federation.stay("bank", secrets.token_hex(16), outcome).join(30)
+    federation.stay("bank", secrets.token_hex(16), outcome).join(PATIENCE)
     assert isinstance(outcome["bank"], HandshakeError) and "they must agree" in str(outcome["bank"]), outcome
 
 

@@ -14,12 +14,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from protocols.deploy.commands import server as server_command
 from protocols.deploy.net.wire import Refused, call
+from protocols.deploy.records.audit import AuditLog
+from protocols.deploy.records.log import Log
 from protocols.deploy.server import meeting
 from protocols.deploy.server.sessions import Session
 from protocols.deploy.server.tasks import make_task
 from refmpc.core.errors import HandshakeError
-from tests.protocols.deploy.server.threads import ROWS, Federation, _wait, train_until_a_checkpoint
+from tests.protocols.deploy.server.threads import PATIENCE, ROWS, Federation, _wait, train_until_a_checkpoint
 from tests.protocols.deploy.wiretap import Relay
 
 
@@ -51,10 +54,45 @@ def test_a_client_that_waits_notices_a_server_that_fell_silent(federation: Feder
     _wait(lambda: any(e["event"] == "waiting" and e["peer"] == "card" for e in _events(federation, "bank")))
     relay.stall()
     _wait(lambda: any("server-1 sent nothing for 3 s" in why for why in reasons(federation, "bank", "waiting")))
-    federation.client("card", session, outcome).join(60)
-    bank.join(60)
+    federation.client("card", session, outcome).join(PATIENCE)
+    bank.join(PATIENCE)
     relay.close()
     assert np.array_equal(outcome["bank"][0], outcome["card"][0])
+
+
+def test_kernels_that_cannot_be_loaded_ahead_are_a_line(
+    federation: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread that loads them says so when it fails: without them the training is a second slower."""
+
+    def broken(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(server_command, "warm_up", broken)
+    log = Log("server-0", federation.directory / "server-0.log")
+    server_command.load_kernels(federation.config, federation.directory / "state", log)
+    (line,) = federation.events("server-0")
+    assert line["event"] == "kernels were not loaded ahead" and line["reason"] == "OSError"
+
+
+def test_a_server_on_a_full_disk_stops_when_it_is_asked_to(
+    federation: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = federation.start(0)
+    _wait(lambda: any(e["event"] == "listening" for e in federation.events("server-0")))
+    append = AuditLog.append
+
+    def full(log: AuditLog, event: str, **facts: Any) -> Any:
+        if event == "stopped":
+            raise OSError(errno.ENOSPC, "No space left on device", "audit.jsonl")
+        return append(log, event, **facts)
+
+    monkeypatch.setattr(AuditLog, "append", full)
+    server.stop.set()
+    _, thread = federation.servers[0]
+    thread.join(PATIENCE)
+    line = next(e for e in federation.events("server-0") if "audit log" in e["event"])
+    assert line["errno"] == "ENOSPC" and line["path"] == "audit.jsonl"
 
 
 def test_an_upload_that_is_a_column_short_is_refused_by_name(
@@ -72,7 +110,7 @@ def test_an_upload_that_is_a_column_short_is_refused_by_name(
 
     monkeypatch.setattr("protocols.deploy.commands.client.share_columns", short)
     outcome: dict[str, Any] = {}
-    federation.client("bank", secrets.token_hex(16), outcome).join(30)
+    federation.client("bank", secrets.token_hex(16), outcome).join(PATIENCE)
     assert isinstance(outcome["bank"], Refused)
     assert "bank sent something that does not fit" in str(outcome["bank"]) and "96 rows of 4 columns" in str(
         outcome["bank"]
@@ -131,7 +169,7 @@ def test_a_full_disk_is_a_pause_and_a_sentence(federation: Federation, monkeypat
     assert not list(federation.directory.glob("server-*/state/*/training-*/upload/*/*.message"))
     full.clear()
     for thread in threads:
-        thread.join(60)
+        thread.join(PATIENCE)
     assert np.array_equal(outcome["bank"][0], outcome["card"][0])
 
 
@@ -151,7 +189,7 @@ def test_a_server_survives_its_own_full_disk(federation: Federation, monkeypatch
     session = secrets.token_hex(16)
     outcome: dict[str, Any] = {}
     for thread in [federation.client(name, session, outcome) for name in ("bank", "card")]:
-        thread.join(60)
+        thread.join(PATIENCE)
     assert np.array_equal(outcome["bank"][0], outcome["card"][0])
     (line,) = [e for e in federation.events("server-1") if "the attempt failed" in e["event"]]
     assert line["errno"] == "ENOSPC" and line["path"].endswith("results") and line["pause"] > 0
@@ -169,7 +207,7 @@ def test_lost_state_is_told_with_the_way_out(federation: Federation) -> None:
     thread.join(10)
     shutil.rmtree(federation.directory / "server-1" / "state")
     federation.start(1)
-    bank.join(30)
+    bank.join(PATIENCE)
     assert isinstance(outcome["bank"], HandshakeError)
     assert "its state was lost" in str(outcome["bank"]) and "begin a new run" in str(outcome["bank"])
 
@@ -191,7 +229,7 @@ def test_servers_wait_for_the_one_that_is_missing_and_for_nobody_else(
         assert federation.servers[number][0]._state_in_words().startswith("waiting for server-2 since 20")
     federation.start(2)
     for thread in threads:
-        thread.join(60)
+        thread.join(PATIENCE)
     assert np.array_equal(outcome["bank"][0], outcome["card"][0])
     federation.stop()
 
@@ -204,12 +242,12 @@ def test_a_client_that_voids_the_others_guarantee_is_refused_by_name(federation:
     outcome: dict[str, Any] = {}
     threads = [federation.client("bank", session, outcome, scale=1000.0), federation.client("card", session, outcome)]
     for thread in threads:
-        thread.join(60)
+        thread.join(PATIENCE)
     for found in outcome.values():
         assert isinstance(found, HandshakeError) and "client 'bank' shared rows beyond the row bound" in str(found)
     assert not list(federation.directory.glob("server-*/state/*/training-*/done.json"))
     session = secrets.token_hex(16)  # aligned again
     threads = [federation.client(name, session, outcome) for name in ("bank", "card")]
     for thread in threads:
-        thread.join(60)
+        thread.join(PATIENCE)
     assert np.array_equal(outcome["bank"][0], outcome["card"][0])

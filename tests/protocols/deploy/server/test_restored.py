@@ -13,7 +13,7 @@ import pytest
 from protocols.deploy.server.sessions import Session
 from refmpc.core.errors import PeerLost
 from tests.protocols.deploy.server.live_runs import NAMES, WEAK_NOISE, LiveFederation
-from tests.protocols.deploy.server.threads import Federation, _wait, train_until_a_checkpoint
+from tests.protocols.deploy.server.threads import PATIENCE, Federation, _wait, train_until_a_checkpoint
 
 
 def lose_the_last_checkpoint(monkeypatch: pytest.MonkeyPatch, server: str) -> list[Path]:
@@ -59,7 +59,7 @@ def test_an_old_backup_does_not_make_the_servers_release_a_second_model(
     _wait(lambda: len(models(tmp_path)) >= 2)
     before = models(tmp_path)
     for thread in threads:
-        thread.join(60)
+        thread.join(PATIENCE)
         assert not thread.is_alive()
     for found in outcome.values():
         assert "server-1 no longer has the state after step 3, which was released" in str(found)
@@ -79,7 +79,7 @@ def test_an_old_backup_ends_gl_bmf_with_a_sentence_to_everybody(
     session, outcome = secrets.token_hex(16), dict[str, Any]()
     threads = [federation.stay(name, session, outcome) for name in NAMES]
     for thread in threads:
-        thread.join(60)
+        thread.join(PATIENCE)
         assert not thread.is_alive()
     sentence = f"server-1 no longer has the state after step {steps}, which was released"
     assert all(sentence in str(found) for found in outcome.values()), outcome
@@ -99,7 +99,7 @@ def test_servers_with_another_plan_than_the_training_was_begun_with_refuse(tmp_p
     for number in range(3):
         federation.start(number)
     for thread in threads:
-        thread.join(60)
+        thread.join(PATIENCE)
         assert not thread.is_alive()
     assert all("another plan: clip_norm was 7.0 and is 1.0" in str(found) for found in outcome.values()), outcome
     assert not models(tmp_path) and not any(isinstance(found, np.ndarray) for found in outcome.values())

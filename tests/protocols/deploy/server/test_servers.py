@@ -25,7 +25,7 @@ from protocols.server.open_training import OpenTrainingRun
 from protocols.server.shuffled_rows import shuffle_rows
 from protocols.step.cost import step_cost
 from refmpc.core.errors import HandshakeError, PeerLost
-from tests.protocols.deploy.server.threads import ROWS, Federation, _wait, train_until_a_checkpoint
+from tests.protocols.deploy.server.threads import PATIENCE, ROWS, Federation, _wait, train_until_a_checkpoint
 from tests.protocols.deploy.wiretap import APPLICATION, HANDSHAKE, Relay, record_types
 
 
@@ -39,7 +39,7 @@ def federation(tmp_path: Path) -> Iterator[Federation]:
 def train(federation: Federation, session: str, rows: int = ROWS) -> np.ndarray:
     outcome: dict[str, Any] = {}
     for thread in [federation.client(name, session, outcome, rows) for name in ("bank", "card")]:
-        thread.join(90)
+        thread.join(PATIENCE)
         assert not thread.is_alive()
     assert all(isinstance(found, list) for found in outcome.values()), outcome
     assert np.array_equal(outcome["bank"][0], outcome["card"][0])
@@ -109,7 +109,7 @@ def test_a_server_that_is_stopped_resumes_from_its_checkpoint(tmp_path: Path) ->
     assert not thread.is_alive()
     federation.start(1)
     for thread in threads:
-        thread.join(60)
+        thread.join(PATIENCE)
     assert np.array_equal(outcome["bank"][0], outcome["card"][0])
     for number in range(3):
         events = federation.events(f"server-{number}")
@@ -175,7 +175,7 @@ def test_a_second_training_of_a_configuration_is_refused(federation: Federation)
     outcome: dict[str, Any] = {}
     threads = [federation.client("bank", session, outcome)]
     _wait(lambda: any("upload complete" in e["event"] for e in federation.events("server-0")))
-    federation.client("card", session, outcome, rows=64).join(30)
+    federation.client("card", session, outcome, rows=64).join(PATIENCE)
     refused = outcome.pop("card")
     assert isinstance(refused, Refused) and "as another client says" in str(refused)
     threads.append(federation.client("card", session, outcome))
@@ -185,7 +185,7 @@ def test_a_second_training_of_a_configuration_is_refused(federation: Federation)
         address = federation.config.addresses[0]
         call(federation.identity("bank"), 0, address, "upload", timeout=5.0, **facts)[0].close()
     for thread in threads:
-        thread.join(60)
+        thread.join(PATIENCE)
     assert np.array_equal(outcome["bank"][0], outcome["card"][0])
 
 
@@ -197,10 +197,10 @@ def test_a_client_with_other_columns_than_it_shared_is_refused(federation: Feder
     first = federation.client("bank", session, outcome)
     _wait(lambda: any("upload complete" in e["event"] for e in federation.events("server-2")))
     for _ in range(2):  # however often it tries
-        federation.client("bank", session, changed := dict[str, Any](), scale=0.5).join(30)
+        federation.client("bank", session, changed := dict[str, Any](), scale=0.5).join(PATIENCE)
         assert isinstance(changed["bank"], HandshakeError) and "other columns than those shared" in str(changed["bank"])
-    federation.client("card", session, outcome).join(60)
-    first.join(60)
+    federation.client("card", session, outcome).join(PATIENCE)
+    first.join(PATIENCE)
     assert np.array_equal(outcome["bank"][0], outcome["card"][0])
 
 
@@ -217,7 +217,7 @@ def test_servers_that_do_not_agree_say_so_and_stay(federation: Federation, monke
         federation.start(number)
     session, outcome = secrets.token_hex(16), dict[str, Any]()
     for thread in [federation.client(name, session, outcome) for name in ("bank", "card")]:
-        thread.join(60)
+        thread.join(PATIENCE)
     for found in outcome.values():
         assert isinstance(found, HandshakeError) and "clip_norm" in str(found)
     assert all(thread.is_alive() for _, thread in federation.servers.values())

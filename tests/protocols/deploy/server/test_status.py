@@ -6,8 +6,10 @@ import http.client
 import json
 import re
 import secrets
+import socket
 import struct
 import subprocess
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ import pytest
 from protocols.deploy.cli import main
 from protocols.deploy.server.page import TOKEN, duration
 from protocols.deploy.server.status import COVERED
-from tests.protocols.deploy.server.threads import ROWS, Federation, _wait
+from tests.protocols.deploy.server.threads import PATIENCE, ROWS, Federation, _wait
 
 SAMPLE = re.compile(r'ppvfl_[a-z_]+\{([a-z]+="(?:[^"\\]|\\.)*",?)*\} [0-9.e+-]+')
 
@@ -52,7 +54,7 @@ def trained(federation: Federation) -> None:
     assert "Waiting for" in text and re.search(
         r"<td data-name='whom'>card<td data-name='since'>20\d\d-\S+ \S+ UTC", text
     )
-    federation.client("card", session, outcome).join(60)
+    federation.client("card", session, outcome).join(PATIENCE)
     _wait(lambda: isinstance(outcome.get("bank"), list))
 
 
@@ -101,6 +103,24 @@ def test_who_may_look_and_that_nothing_can_be_changed(federation: Federation) ->
         connection.request(method, "/")
         assert connection.getresponse().status == 501
         connection.close()
+
+
+def test_what_is_no_request_is_not_worth_a_line(federation: Federation, capsys: pytest.CaptureFixture[str]) -> None:
+    page = federation.servers[0][0].page
+    assert page is not None
+    garbage = [b"GET //[ HTTP/1.1\r\n\r\n", b"GET / HTTP/1.1\r\nHost: [::1\r\n\r\n", b"\x16\x03\x01\r\n\r\n", b""]
+    for words in garbage:
+        with socket.create_connection(page.address, timeout=10) as stranger:
+            if not words:  # it is reset in the middle of its request
+                stranger.sendall(b"GET / HT")
+                stranger.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                continue
+            stranger.sendall(words)
+            while stranger.recv(4096):
+                pass
+    assert get(federation, "/healthz") == (200, "ok\n")
+    _wait(lambda: not any("process_request" in thread.name for thread in threading.enumerate()))
+    assert "Traceback" not in capsys.readouterr().err
 
 
 def test_the_learning_curve_on_public_rows_is_drawn_while_there_is_one(federation: Federation) -> None:

@@ -18,7 +18,7 @@ from protocols.deploy.records.budget import BUDGET, Budgets
 from protocols.deploy.server import meeting
 from protocols.server.begun import BEGUN
 from refmpc.core.errors import RefmpcError
-from tests.protocols.deploy.server.threads import Federation, _wait, train_until_a_checkpoint
+from tests.protocols.deploy.server.threads import PATIENCE, Federation, _wait, train_until_a_checkpoint
 
 
 def waits(federation: Federation, name: str) -> list[str]:
@@ -55,7 +55,7 @@ def test_servers_go_on_when_all_three_have_the_new_version(tmp_path: Path, monke
     stop(federation, 2)
     federation.start(2)
     for thread in threads:
-        thread.join(90)
+        thread.join(PATIENCE)
     assert np.array_equal(outcome["bank"][0], outcome["card"][0])
     (computed,) = (event for event in federation.events("server-1") if event["event"] == "computed and released")
     assert agreements(federation) == before + 1 and computed["rows"] == 96
@@ -81,7 +81,7 @@ def test_the_state_of_an_earlier_version_is_read(tmp_path: Path, capsys: pytest.
     for number in range(3):
         federation.start(number)
     for thread in threads:
-        thread.join(90)
+        thread.join(PATIENCE)
     assert np.array_equal(outcome["bank"][0], outcome["card"][0])
     federation.stop()
     for number in range(3):
@@ -117,11 +117,11 @@ def test_certificates_are_replaced_in_the_middle_of_a_training(
     for number in range(3):
         federation.start(number, predictions=True)
     for thread in threads:
-        thread.join(60)  # clients with the earlier file are refused in words, and end
+        thread.join(PATIENCE)  # clients with the earlier file are refused in words, and end
     assert all("configuration hash" in str(found) or "certificate" in str(found) for found in outcome.values()), outcome
     again: dict[str, Any] = {}
     for thread in [federation.client(name, session, again) for name in ("bank", "card")]:
-        thread.join(90)
+        thread.join(PATIENCE)
     assert np.array_equal(again["bank"][0], again["card"][0])
     for old in (old_server, old_client):  # whoever stole an old key comes no further than the handshake
         with pytest.raises(RefmpcError):
@@ -135,7 +135,7 @@ def test_certificates_are_replaced_in_the_middle_of_a_training(
     other = dict[str, Any]()
     for number in range(3):
         federation.start(number, predictions=True)
-    federation.client("bank", secrets.token_hex(16), other).join(60)
+    federation.client("bank", secrets.token_hex(16), other).join(PATIENCE)
     assert "trained" in str(other["bank"])  # once is once, whatever the certificates are
     federation.stop()
     capsys.readouterr()

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from bench.soak.hosts import awake
 from protocols.deploy.client.columns import OwnColumns
 from protocols.deploy.commands.client import take_part
 from protocols.deploy.commands.server import Server
@@ -25,9 +26,10 @@ from tests.protocols.deploy.federations import make_federation
 from vfl.data.columns import ClientTable
 from vfl.data.scaling import RowBound
 
-__all__ = ["ROWS", "Federation", "train_until_a_checkpoint"]
+__all__ = ["PATIENCE", "ROWS", "Federation", "train_until_a_checkpoint"]
 
 ROWS = 96
+PATIENCE = 120.0  # seconds for what takes one: the machine may have other work
 
 
 class Federation:
@@ -107,12 +109,12 @@ def train_until_a_checkpoint(directory: Path) -> tuple[Federation, list[threadin
     outcome: dict[str, Any] = {}
     session = secrets.token_hex(16)
     threads = [federation.client(name, session, outcome) for name in ("bank", "card")]
-    _wait(lambda: list(directory.glob("server-1/state/*/training-*/server/opened-000000[1-9]0.log")), 60.0)
+    _wait(lambda: list(directory.glob("server-1/state/*/training-*/server/opened-000000[1-9]0.log")))
     return federation, threads, outcome
 
 
-def _wait(condition: Any, timeout: float = 30.0) -> None:
-    until = time.monotonic() + timeout
+def _wait(condition: Any, timeout: float = PATIENCE) -> None:
+    until = awake() + timeout
     while not condition():
-        assert time.monotonic() < until
+        assert awake() < until
         time.sleep(0.02)
