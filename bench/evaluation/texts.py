@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-__all__ = ["ADAPTERS", "ATTACK", "BASELINES", "CHOICE", "NOISE", "SECURE", "earlier"]
+from collections.abc import Sequence
+
+__all__ = ["ADAPTERS", "ATTACK", "BASELINES", "CHOICE", "NOISE", "SECURE", "earlier", "own_weights"]
 
 CHOICE = (
     "On public data only: ten superclasses of CIFAR-100 stand in for the private task, the projection is fitted "
@@ -56,4 +58,12 @@ def earlier(date: str) -> str:
     return (
         f"‡ From the report of {date}, which prints the same settings; not run again since, and the code behind it has changed: "
         "compare with care."
+    )
+
+
+def own_weights(digests: Sequence[str]) -> str:
+    """The note below a table with lines of our own network."""
+    return (
+        "Our own small network: the file that `python -m vfl.local.pretrain` wrote, with SHA-256 "
+        f"{' and '.join(digest[:16] for digest in digests)}; docs/paper-evaluation.md says how to make it again."
     )

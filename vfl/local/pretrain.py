@@ -74,6 +74,7 @@ def pretrain(
     learning_rate: float = 0.1,
     shift: int = 0,
     every_row: bool = False,
+    hold: int = 0,
     minutes: float | None = None,
     resume: bool = False,
     seed: int = 0,
@@ -83,14 +84,16 @@ def pretrain(
     middle of one when ``minutes`` are over; with ``resume`` training goes on from there, to the bit as if it had not stopped.
 
     A tenth of the images (not of the strips) is kept for validation. Random horizontal flips, shifts by up to ``shift`` pixels
-    (margins are zero), both drawn once a batch, or for every row of it (``every_row``); SGD with momentum 0.9, cosine schedule.
+    (margins are zero), both drawn once a batch, or for every row of it (``every_row``); SGD with momentum 0.9, at
+    its full rate for ``hold`` epochs, then along a cosine.
     """
     require_integer("epochs", epochs, 1)
     require_integer("batch_size", batch_size, 1)
     require_real("learning_rate", learning_rate, 0.0, open_low=True)
     require_integer("shift", shift, 0)
+    require_integer("hold", hold, 0, epochs - 1)
     train, held_out = _deal(images, labels, num_clients, strip, seed)
-    run = _Run(config, train, held_out, epochs, batch_size, learning_rate, shift, every_row, seed)
+    run = _Run(config, train, held_out, epochs, batch_size, learning_rate, shift, every_row, hold, seed)
     if resume and out.exists():
         run.load(out)
     end = None if minutes is None else time.monotonic() + 60 * minutes
@@ -136,10 +139,11 @@ class _Run:
         learning_rate: float,
         shift: int,
         every_row: bool,
+        hold: int,
         seed: int,
     ) -> None:
         self.config, self.epochs, self.batch_size, self.learning_rate = config, epochs, batch_size, learning_rate
-        self.shift, self.every_row = shift, every_row
+        self.shift, self.every_row, self.hold = shift, every_row, hold
         self.rows, self.labels = train[0], torch.from_numpy(train[1])
         self.held_out = held_out
         self.model = build_local_model(config, self.rows.shape[1:])
@@ -164,12 +168,14 @@ class _Run:
             "epochs": self.epochs, "batch_size": self.batch_size, "learning_rate": self.learning_rate, "shift": self.shift,
         }  # fmt: skip
         chosen |= {"every_row": True} if self.every_row else {}
+        chosen |= {"hold": self.hold} if self.hold else {}
         return json.dumps({**dataclasses.asdict(self.config), **chosen, "rows": len(self.labels)})
 
     def train_epoch(self, end: float | None, advance: Callable[[int], object]) -> bool:
         """The rest of the epoch; False if time was over before its end."""
+        gone = max(0, self.epoch - self.hold) / (self.epochs - self.hold)
         for group in self.optimiser.param_groups:
-            group["lr"] = self.learning_rate * 0.5 * (1 + math.cos(math.pi * self.epoch / self.epochs))
+            group["lr"] = self.learning_rate * 0.5 * (1 + math.cos(math.pi * gone))
         if self.batch == 0:
             self.order, self.loss_sum = torch.randperm(len(self.labels), generator=self.generator), 0.0
         with self.model.pretraining():
@@ -289,6 +295,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--batch-size", type=int, default=128)
     parser.add_argument("--learning-rate", type=float, default=0.05)
+    parser.add_argument("--hold", type=int, default=0, help="epochs at the full rate, before it falls along a cosine")
     parser.add_argument("--shift", type=int, default=0, help="random shifts by up to this many pixels")
     parser.add_argument(
         "--every-row", action="store_true", help="draw flips and shifts for every row, not once a batch"
@@ -329,6 +336,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         learning_rate=options.learning_rate,
         shift=options.shift,
         every_row=options.every_row,
+        hold=options.hold,
         minutes=options.minutes,
         resume=options.resume,
         seed=options.seed,

@@ -259,6 +259,13 @@ def test_pretraining_stops_within_an_epoch_and_goes_on_exactly(tmp_path, monkeyp
     options["every_row"] = True
     whole, before = module.pretrain(images, labels, config, tmp_path / "whole.pth", **options), whole
     assert before["history"] != whole["history"]
+    # the full rate is held: the epochs before it falls are those of a longer run
+    held = [
+        module.pretrain(images, labels, config, tmp_path / f"{n}.pth", **{**options, "epochs": n, "hold": 1})["history"]
+        for n in (2, 3)
+    ]
+    assert held[0][0] == held[1][0] == whole["history"][0] and held[0][1] != whole["history"][1]
+    assert held[0][1] == held[1][1] and len(held[1]) == 3
     file, pieces, ticks = tmp_path / "pieces.pth", 0, iter(range(10**6))
     monkeypatch.setattr("vfl.local.pretrain.time.monotonic", lambda: float(next(ticks)))
     found: dict[str, Any] = {"finished": False}
