@@ -62,8 +62,11 @@ def earlier(date: str) -> str:
 
 
 def own_weights(digests: Sequence[str]) -> str:
-    """The note below a table with lines of our own network."""
+    """The note below a table with lines of our own network; a digest that is none: the report these lines are from had none."""
+    files = [
+        f"of the file with SHA-256 {d[:16]}" if len(d) == 64 else "of a file whose digest was not kept" for d in digests
+    ]
     return (
-        "Our own small network: the file that `python -m vfl.local.pretrain` wrote, with SHA-256 "
-        f"{' and '.join(digest[:16] for digest in digests)}; docs/paper-evaluation.md says how to make it again."
+        f"Our own small network, lines {' and '.join(files)}: weights that `python -m vfl.local.pretrain` wrote; "
+        "docs/paper-evaluation.md says more."
     )

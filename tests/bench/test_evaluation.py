@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from bench.evaluation import plots
+from bench.evaluation import plots, texts
 from bench.evaluation.cache import ResultCache
 from bench.evaluation.cells import Cell, group_cells, run_cells
 from bench.evaluation.compose import compose, preset_table, secure_cells, secure_view
@@ -289,8 +289,9 @@ def test_cells_whose_files_are_not_here_are_carried_on(tmp_path, monkeypatch, ca
         assert found == entry and "1 of them from a report whose files" in stored["facts"]["This command"]
         assert stored["search"] == search
         digest = hashlib.sha256(b"weights").hexdigest()  # the page says which file its lines are of
-        assert sum(f"SHA-256 {digest[:16]};" in note for view in stored["tables"] for note in view["notes"]) == 1
+        assert sum(f"SHA-256 {digest[:16]}: " in note for view in stored["tables"] for note in view["notes"]) == 1
         assert any(view["title"].startswith("The search on the stand-in") for view in stored["tables"])
+    assert texts.own_weights(["unknown"]).count("of a file whose digest was not kept") == 1
     # other settings: no longer what the tables speak of
     monkeypatch.setitem(PRESETS, "ours", dataclasses.replace(PRESETS["ours"], projection=7))
     assert taken(NOWHERE) == Taken(0, 0, 1)
