@@ -168,6 +168,15 @@ def _of_data(lines: Sequence[Line]) -> dict[tuple[str, str], list[Line]]:
     return out
 
 
+def _own_weights(lines: Sequence[Line], results: Results, about_cell: Callable[[Cell], dict[str, Any]]) -> list[str]:
+    """Which file the lines of our own network are of: that of the last digest of a cell."""
+    cells = (cell for line in lines if line.pretraining == "own" for entry in line.entries for cell in entry.cells)
+    files = {
+        (about_cell(cell).get("files") or ["unknown"])[-1] for cell in cells if isinstance(results.get(cell), dict)
+    }
+    return [texts.own_weights(sorted(files))] if files else []
+
+
 def _adapters(
     lines: Sequence[Line], results: Results, epsilons: Sequence[float], earlier: EarlierPage | None
 ) -> Section:
@@ -346,6 +355,7 @@ def compose(
         section = Section(_TITLES[number], tables=[view(number, lines, results)])
         if earlier is not None and any(text.endswith(EARLIER) for _, row in section.tables[0].rows for text in row):
             section.tables[0].notes.append(texts.earlier(earlier.date))
+        section.tables[0].notes += _own_weights(lines, results, about_cell)
         sections.append(section)
         epsilons = sorted({e.epsilon for line in lines for e in line.entries if e.epsilon is not None})
         if number == 4:

@@ -154,6 +154,9 @@ def plot_noise(num_samples: int, epsilons: Sequence[float], epochs: int = 20) ->
         )
     axis.set(xscale="log", yscale="log", xlabel="ε", ylabel="noise : largest signal")
     axis.set_xticks(epsilons, [f"{e:g}" for e in epsilons])
+    low, high = axis.get_ylim()
+    ticks = [t for k in range(-12, 3) for d in (1, 2, 5) if low <= (t := d * 10.0**k) <= high]
+    axis.set_yticks(ticks, [f"{t:.0e}".replace("e-0", "e-") for t in ticks])  # one power of ten would say little
     axis.minorticks_off()
     axis.grid(alpha=0.25)
     axis.legend(fontsize=6.5, frameon=False)

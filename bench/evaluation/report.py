@@ -124,6 +124,11 @@ figcaption, .note { color: var(--faint); font-size: .82rem; max-width: 50rem; }
   dl { display: block; } dd { margin: 0 0 .4rem; }
   th:first-child, tr:not(.heading) td:first-child { min-width: 6.5rem; }
   tr:not(.heading) td:nth-child(2) { white-space: normal; min-width: 7.5rem; }
+  tr.heading span { position: sticky; left: .45rem; display: inline-block; white-space: normal;
+    max-width: calc(100vw - 3rem); }
+  .stacked th:nth-child(2), .stacked tr:not(.heading) td:nth-child(2) { display: none; }
+  .stacked td:first-child::after { content: attr(data-under); display: block; color: var(--faint); font-size: .92em; }
+  .stacked th:first-child, .stacked tr:not(.heading) td:first-child { min-width: 8.2rem; max-width: 8.2rem; }
   .picture { overflow-x: auto; } .picture svg { max-width: none; width: auto; }
 }
 @media print {
@@ -145,18 +150,22 @@ def _text(value: str) -> str:
 def _html_table(view: TableView) -> str:
     head = "".join(f"<th>{_text(column)}</th>" for column in view.columns)
     body, previous = [], ""
+    stacked = view.columns[1:2] in (["source"], ["local update"])
     for kind, row in view.rows:
         if kind == "heading":
-            body.append(f'<tr class="heading"><td colspan="{len(view.columns)}">{_text(row[0])}</td></tr>')
+            title = f"<span>{_text(row[0])}</span>"
+            body.append(f'<tr class="heading"><td colspan="{len(view.columns)}">{title}</td></tr>')
             continue
         name, previous = ("" if row[0] == previous else row[0]), row[0]
         cells = "".join(
             f'<td class="missing">{_text(cell)}</td>' if cell == NOT_RUN else f"<td>{_text(cell)}</td>"
-            for cell in (name, *row[1:])
+            for cell in row[1:]
         )
-        body.append(f'<tr class="{kind}">{cells}</tr>')
+        under = f' data-under="{html.escape(row[1])}"' if stacked else ""
+        body.append(f'<tr class="{kind}"><td{under}>{_text(name)}</td>{cells}</tr>')
     notes = "".join(f'<p class="note">{_text(note)}</p>' for note in view.notes)
-    kind, title = ' class="words"' if view.words else "", _text(view.title)
+    kind = ' class="words"' if view.words else ' class="stacked"' if stacked else ""
+    title = _text(view.title)
     if not view.rows:
         return f"<h3>{title}</h3>{notes}"
     table = f"<table{kind}><thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table>"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-__all__ = ["ADAPTERS", "ATTACK", "BASELINES", "CHOICE", "NOISE", "SECURE", "earlier"]
+from collections.abc import Sequence
+
+__all__ = ["ADAPTERS", "ATTACK", "BASELINES", "CHOICE", "NOISE", "SECURE", "earlier", "own_weights"]
 
 CHOICE = (
     "On public data only: ten superclasses of CIFAR-100 stand in for the private task, the projection is fitted "
@@ -56,4 +58,15 @@ def earlier(date: str) -> str:
     return (
         f"‡ From the report of {date}, which prints the same settings; not run again since, and the code behind it has changed: "
         "compare with care."
+    )
+
+
+def own_weights(digests: Sequence[str]) -> str:
+    """The note below a table with lines of our own network; a digest that is none: the report these lines are from had none."""
+    files = [
+        f"of the file with SHA-256 {d[:16]}" if len(d) == 64 else "of a file whose digest was not kept" for d in digests
+    ]
+    return (
+        f"Our own small network, lines {' and '.join(files)}: weights that `python -m vfl.local.pretrain` wrote; "
+        "docs/paper-evaluation.md says more."
     )

@@ -1,6 +1,7 @@
 """The evaluation: kept results continue, cells that were not run say so, one cell from data to report."""
 
 import dataclasses
+import hashlib
 import importlib.util
 import io
 import json
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from bench.evaluation import plots
+from bench.evaluation import plots, texts
 from bench.evaluation.cache import ResultCache
 from bench.evaluation.cells import Cell, group_cells, run_cells
 from bench.evaluation.compose import compose, preset_table, secure_cells, secure_view
@@ -182,6 +183,7 @@ def test_the_command_writes_one_page(tmp_path, capsys):
     text = capsys.readouterr().out
     assert "GL-BMF (Setting 2," in text and "estimated)" in text and "points at the same ε" in text
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert '<td data-under="ours, our settings">' in page  # what a phone shows below the name
     assert page.count("<svg") == 1 and not re.search(r'(src|href)="http|<script|<link', page)
     stored = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
     assert len(stored["cells"]) == 2 * (1 + 6 * 2) and all(c["result"]["accuracy"] > 0.3 for c in stored["cells"])
@@ -286,7 +288,10 @@ def test_cells_whose_files_are_not_here_are_carried_on(tmp_path, monkeypatch, ca
         (found,) = (each for each in stored["cells"] if isinstance(each["result"], dict))
         assert found == entry and "1 of them from a report whose files" in stored["facts"]["This command"]
         assert stored["search"] == search
+        digest = hashlib.sha256(b"weights").hexdigest()  # the page says which file its lines are of
+        assert sum(f"SHA-256 {digest[:16]}: " in note for view in stored["tables"] for note in view["notes"]) == 1
         assert any(view["title"].startswith("The search on the stand-in") for view in stored["tables"])
+    assert texts.own_weights(["unknown"]).count("of a file whose digest was not kept") == 1
     # other settings: no longer what the tables speak of
     monkeypatch.setitem(PRESETS, "ours", dataclasses.replace(PRESETS["ours"], projection=7))
     assert taken(NOWHERE) == Taken(0, 0, 1)

@@ -73,6 +73,8 @@ def pretrain(
     batch_size: int = 128,
     learning_rate: float = 0.1,
     shift: int = 0,
+    every_row: bool = False,
+    hold: int = 0,
     minutes: float | None = None,
     resume: bool = False,
     seed: int = 0,
@@ -82,14 +84,16 @@ def pretrain(
     middle of one when ``minutes`` are over; with ``resume`` training goes on from there, to the bit as if it had not stopped.
 
     A tenth of the images (not of the strips) is kept for validation. Random horizontal flips, shifts by up to ``shift`` pixels
-    (margins are zero), both drawn once a batch; SGD with momentum 0.9, cosine schedule.
+    (margins are zero), both drawn once a batch, or for every row of it (``every_row``); SGD with momentum 0.9, at
+    its full rate for ``hold`` epochs, then along a cosine.
     """
     require_integer("epochs", epochs, 1)
     require_integer("batch_size", batch_size, 1)
     require_real("learning_rate", learning_rate, 0.0, open_low=True)
     require_integer("shift", shift, 0)
+    require_integer("hold", hold, 0, epochs - 1)
     train, held_out = _deal(images, labels, num_clients, strip, seed)
-    run = _Run(config, train, held_out, epochs, batch_size, learning_rate, shift, seed)
+    run = _Run(config, train, held_out, epochs, batch_size, learning_rate, shift, every_row, hold, seed)
     if resume and out.exists():
         run.load(out)
     end = None if minutes is None else time.monotonic() + 60 * minutes
@@ -134,10 +138,12 @@ class _Run:
         batch_size: int,
         learning_rate: float,
         shift: int,
+        every_row: bool,
+        hold: int,
         seed: int,
     ) -> None:
         self.config, self.epochs, self.batch_size, self.learning_rate = config, epochs, batch_size, learning_rate
-        self.shift = shift
+        self.shift, self.every_row, self.hold = shift, every_row, hold
         self.rows, self.labels = train[0], torch.from_numpy(train[1])
         self.held_out = held_out
         self.model = build_local_model(config, self.rows.shape[1:])
@@ -161,12 +167,15 @@ class _Run:
         chosen: dict[str, Any] = {
             "epochs": self.epochs, "batch_size": self.batch_size, "learning_rate": self.learning_rate, "shift": self.shift,
         }  # fmt: skip
+        chosen |= {"every_row": True} if self.every_row else {}
+        chosen |= {"hold": self.hold} if self.hold else {}
         return json.dumps({**dataclasses.asdict(self.config), **chosen, "rows": len(self.labels)})
 
     def train_epoch(self, end: float | None, advance: Callable[[int], object]) -> bool:
         """The rest of the epoch; False if time was over before its end."""
+        gone = max(0, self.epoch - self.hold) / (self.epochs - self.hold)
         for group in self.optimiser.param_groups:
-            group["lr"] = self.learning_rate * 0.5 * (1 + math.cos(math.pi * self.epoch / self.epochs))
+            group["lr"] = self.learning_rate * 0.5 * (1 + math.cos(math.pi * gone))
         if self.batch == 0:
             self.order, self.loss_sum = torch.randperm(len(self.labels), generator=self.generator), 0.0
         with self.model.pretraining():
@@ -186,12 +195,8 @@ class _Run:
         if len(rows) < 2:  # batch norm needs two rows
             return
         x = to_tensor(self.rows[rows.numpy()], self.config)
-        if x.ndim == 4 and torch.rand(1, generator=self.generator) < 0.5:
-            x = x.flip(3)
-        if x.ndim == 4 and self.shift:
-            top, left = torch.randint(0, 2 * self.shift + 1, (2,), generator=self.generator).tolist()
-            height, width = x.shape[2:]
-            x = nn.functional.pad(x, [self.shift] * 4)[:, :, top : top + height, left : left + width]
+        if x.ndim == 4:
+            x = _moved_rows(x, self.shift, self.generator) if self.every_row else _moved(x, self.shift, self.generator)
         loss = nn.functional.cross_entropy(self.head(self.model(x)), self.labels[rows])
         self.optimiser.zero_grad()
         loss.backward()
@@ -214,6 +219,29 @@ class _Run:
         self.generator.set_state(state["generator"])
         self.epoch, self.batch, self.loss_sum = state["epoch"], state["batch"], state["loss_sum"]
         self.order, self.history = state["order"], json.loads(state["history"])
+
+
+def _moved(x: torch.Tensor, shift: int, generator: torch.Generator) -> torch.Tensor:
+    """The batch, flipped or not and shifted, all rows alike."""
+    if torch.rand(1, generator=generator) < 0.5:
+        x = x.flip(3)
+    if not shift:
+        return x
+    top, left = torch.randint(0, 2 * shift + 1, (2,), generator=generator).tolist()
+    height, width = x.shape[2:]
+    return nn.functional.pad(x, [shift] * 4)[:, :, top : top + height, left : left + width]
+
+
+def _moved_rows(x: torch.Tensor, shift: int, generator: torch.Generator) -> torch.Tensor:
+    """The batch, each row flipped or not and shifted on its own."""
+    rows, _, height, width = x.shape
+    flips = torch.rand(rows, generator=generator) < 0.5
+    top, left = torch.randint(0, 2 * shift + 1, (2, rows, 1), generator=generator)
+    across = torch.arange(width)
+    across = torch.where(flips[:, None], across.flip(0), across) + left
+    down = torch.arange(height) + top
+    padded = nn.functional.pad(x, [shift] * 4)
+    return padded[torch.arange(rows)[:, None, None], :, down[:, :, None], across[:, None, :]].permute(0, 3, 1, 2)
 
 
 def _validate(
@@ -267,7 +295,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--batch-size", type=int, default=128)
     parser.add_argument("--learning-rate", type=float, default=0.05)
+    parser.add_argument("--hold", type=int, default=0, help="epochs at the full rate, before it falls along a cosine")
     parser.add_argument("--shift", type=int, default=0, help="random shifts by up to this many pixels")
+    parser.add_argument(
+        "--every-row", action="store_true", help="draw flips and shifts for every row, not once a batch"
+    )
     parser.add_argument("--max-rows", type=int, help="use the first rows only")
     parser.add_argument("--threads", type=int, help="torch threads")
     parser.add_argument("--seed", type=int, default=0)
@@ -303,6 +335,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         batch_size=options.batch_size,
         learning_rate=options.learning_rate,
         shift=options.shift,
+        every_row=options.every_row,
+        hold=options.hold,
         minutes=options.minutes,
         resume=options.resume,
         seed=options.seed,

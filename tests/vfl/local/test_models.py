@@ -256,6 +256,16 @@ def test_pretraining_stops_within_an_epoch_and_goes_on_exactly(tmp_path, monkeyp
     whole = module.pretrain(images, labels, config, tmp_path / "whole.pth", **options)
     still = module.pretrain(images, labels, config, tmp_path / "still.pth", **{**options, "shift": 0})
     assert still["history"] != whole["history"]
+    options["every_row"] = True
+    whole, before = module.pretrain(images, labels, config, tmp_path / "whole.pth", **options), whole
+    assert before["history"] != whole["history"]
+    # the full rate is held: the epochs before it falls are those of a longer run
+    held = [
+        module.pretrain(images, labels, config, tmp_path / f"{n}.pth", **{**options, "epochs": n, "hold": 1})["history"]
+        for n in (2, 3)
+    ]
+    assert held[0][0] == held[1][0] == whole["history"][0] and held[0][1] != whole["history"][1]
+    assert held[0][1] == held[1][1] and len(held[1]) == 3
     file, pieces, ticks = tmp_path / "pieces.pth", 0, iter(range(10**6))
     monkeypatch.setattr("vfl.local.pretrain.time.monotonic", lambda: float(next(ticks)))
     found: dict[str, Any] = {"finished": False}
@@ -265,6 +275,31 @@ def test_pretraining_stops_within_an_epoch_and_goes_on_exactly(tmp_path, monkeyp
     assert pieces > 2 and found["history"] == whole["history"] and whole["finished"]
     one, two = (torch.load(f, weights_only=True)["model"] for f in (tmp_path / "whole.pth", file))
     assert all(torch.equal(one[k], two[k]) for k in one)
+
+
+def test_every_row_is_flipped_and_shifted_on_its_own():
+    from vfl.local.pretrain import _moved, _moved_rows
+
+    x, shift = torch.arange(1.0, 1 + 40 * 2 * 5 * 3).reshape(40, 2, 5, 3), 2
+    out = _moved_rows(x, shift, torch.Generator().manual_seed(3))
+    assert out.shape == x.shape
+    padded = torch.nn.functional.pad(torch.stack([x, x.flip(3)]), [shift] * 4)
+    drawn = []
+    for row in range(len(x)):
+        drawn += [
+            (flip, top, left)
+            for flip in range(2) for top in range(2 * shift + 1) for left in range(2 * shift + 1)
+            if torch.equal(padded[flip, row, :, top : top + 5, left : left + 3], out[row])
+        ]  # fmt: skip
+    assert len(drawn) == len(x)
+    for values, count in zip(zip(*drawn, strict=True), (2, 5, 5), strict=True):
+        assert set(values) == set(range(count))
+    # without shifts, rows or their mirror images; once a batch, all of them alike
+    still = _moved_rows(x, 0, torch.Generator().manual_seed(3))
+    mirrored = [torch.equal(a, b.flip(2)) for a, b in zip(still, x, strict=True)]
+    assert len(set(mirrored)) == 2 and torch.equal(still[~torch.tensor(mirrored)], x[~torch.tensor(mirrored)])
+    together = _moved(x, 0, torch.Generator().manual_seed(3))
+    assert torch.equal(together, x) or torch.equal(together, x.flip(3))
 
 
 def test_public_images_are_read_from_sheets(tmp_path):
