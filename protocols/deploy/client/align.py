@@ -37,10 +37,8 @@ __all__ = ["Agreed", "Aligner"]
 
 _PATIENCE = 600.0  # seconds for one message of the intersection: long lists take time to blind
 _ATTEMPTS = 5
-_SIGN, _SILENCE = (
-    1.0,
-    60.0,
-)  # seconds between two signs of life of the leader while clients are missing; without one, it is gone
+_SIGN = 1.0  # seconds between two signs of life of the leader while clients are missing
+_SILENCE = 60.0  # seconds without one after which it is gone
 
 Advance = Callable[[int], None]
 
