@@ -31,7 +31,7 @@ from vfl.local.config import LocalModelConfig
 from vfl.local.models import build_local_model, to_tensor
 from vfl.progress import progress_bar
 
-__all__ = ["load_public_images", "main", "pretrain"]
+__all__ = ["load_public_images", "main", "moved_batch", "moved_rows", "pretrain"]
 
 
 def load_public_images(
@@ -196,7 +196,11 @@ class _Run:
             return
         x = to_tensor(self.rows[rows.numpy()], self.config)
         if x.ndim == 4:
-            x = _moved_rows(x, self.shift, self.generator) if self.every_row else _moved(x, self.shift, self.generator)
+            x = (
+                moved_rows(x, self.shift, self.generator)
+                if self.every_row
+                else moved_batch(x, self.shift, self.generator)
+            )
         loss = nn.functional.cross_entropy(self.head(self.model(x)), self.labels[rows])
         self.optimiser.zero_grad()
         loss.backward()
@@ -221,7 +225,7 @@ class _Run:
         self.order, self.history = state["order"], json.loads(state["history"])
 
 
-def _moved(x: torch.Tensor, shift: int, generator: torch.Generator) -> torch.Tensor:
+def moved_batch(x: torch.Tensor, shift: int, generator: torch.Generator) -> torch.Tensor:
     """The batch, flipped or not and shifted, all rows alike."""
     if torch.rand(1, generator=generator) < 0.5:
         x = x.flip(3)
@@ -232,7 +236,7 @@ def _moved(x: torch.Tensor, shift: int, generator: torch.Generator) -> torch.Ten
     return nn.functional.pad(x, [shift] * 4)[:, :, top : top + height, left : left + width]
 
 
-def _moved_rows(x: torch.Tensor, shift: int, generator: torch.Generator) -> torch.Tensor:
+def moved_rows(x: torch.Tensor, shift: int, generator: torch.Generator) -> torch.Tensor:
     """The batch, each row flipped or not and shifted on its own."""
     rows, _, height, width = x.shape
     flips = torch.rand(rows, generator=generator) < 0.5

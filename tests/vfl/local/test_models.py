@@ -278,10 +278,10 @@ def test_pretraining_stops_within_an_epoch_and_goes_on_exactly(tmp_path, monkeyp
 
 
 def test_every_row_is_flipped_and_shifted_on_its_own():
-    from vfl.local.pretrain import _moved, _moved_rows
+    from vfl.local.pretrain import moved_batch, moved_rows
 
     x, shift = torch.arange(1.0, 1 + 40 * 2 * 5 * 3).reshape(40, 2, 5, 3), 2
-    out = _moved_rows(x, shift, torch.Generator().manual_seed(3))
+    out = moved_rows(x, shift, torch.Generator().manual_seed(3))
     assert out.shape == x.shape
     padded = torch.nn.functional.pad(torch.stack([x, x.flip(3)]), [shift] * 4)
     drawn = []
@@ -295,10 +295,10 @@ def test_every_row_is_flipped_and_shifted_on_its_own():
     for values, count in zip(zip(*drawn, strict=True), (2, 5, 5), strict=True):
         assert set(values) == set(range(count))
     # without shifts, rows or their mirror images; once a batch, all of them alike
-    still = _moved_rows(x, 0, torch.Generator().manual_seed(3))
+    still = moved_rows(x, 0, torch.Generator().manual_seed(3))
     mirrored = [torch.equal(a, b.flip(2)) for a, b in zip(still, x, strict=True)]
     assert len(set(mirrored)) == 2 and torch.equal(still[~torch.tensor(mirrored)], x[~torch.tensor(mirrored)])
-    together = _moved(x, 0, torch.Generator().manual_seed(3))
+    together = moved_batch(x, 0, torch.Generator().manual_seed(3))
     assert torch.equal(together, x) or torch.equal(together, x.flip(3))
 
 
