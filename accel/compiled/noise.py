@@ -117,9 +117,7 @@ def fir_ring(ring: np.ndarray, position: int, rows: np.ndarray, taps: np.ndarray
     depth, steps, around = len(taps) - 1, len(rows), len(ring)
     _into_ring(rows, ring, position)
     start = (position - depth) % around
-    beside = (
-        rows.strides[1] == out.strides[1] == rows.itemsize
-    )  # a tile takes neighbours in a row for neighbours in memory
+    beside = rows.strides[1] == out.strides[1] == rows.itemsize  # as a tile takes neighbours in a row to be
     if beside and fir.is_worth_it(*rows.shape):
         fir.filter_by_tiles(_kept_taps(taps.tobytes()), taps[0], ring, start, rows, out)
         return
