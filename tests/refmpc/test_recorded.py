@@ -1,6 +1,5 @@
 """Recorded steps: every byte that is sent, and every result, is that of the same call without recording."""
 
-import contextlib
 import queue
 from typing import Any
 
@@ -12,10 +11,10 @@ import refmpc.core.party as party_module
 import refmpc.core.program as program_module
 from accel.prg import StreamKey
 from refmpc import PROTOCOLS, NotRecordable, OutOfStep, PartyFailed
-from refmpc.core.errors import ReleaseRefused
 from refmpc.core.party import SMALL
 from refmpc.net.framing import ThreadTransport
-from tests.refmpc.harness import Secret, packed, random_signed
+from tests.refmpc.harness import Secret, outputs_of, packed, random_signed
+from tests.refmpc.openings import OPENED, OPENS_RELEASES, nothing, opens
 from tests.refmpc.test_cost import EXAMPLES
 
 CALLS = 4  # the first is recorded, at whatever place in the rotation of dealers it begins
@@ -103,78 +102,13 @@ def test_a_recorded_primitive_sends_and_computes_what_it_does_otherwise(name, se
         assert_same_with_and_without(sent, function, secrets, monkeypatch)
 
 
-@pytest.mark.parametrize("parties", ["threads", "processes"])
-@pytest.mark.parametrize("count", [1, 7, 300])
-def test_an_opening_is_repeated_with_new_words_and_is_a_release_every_time(count, parties, monkeypatch):
-    """The same sums with and without recording, in memory that no later opening writes to, and as many releases."""
-    found = []
-    for recording in ("0", "1"):
-        monkeypatch.setenv("REFMPC_RECORD", recording)
-        result = refmpc.run(_opens_four_times, [count] * 3, parties=parties, releases={"sums": "a test"}, timeout=20)
-        for sums, releases, counters in result.outputs:
-            words = np.stack([[_words_of(server, turn, count) for turn in range(CALLS)] for server in range(3)])
-            expected = words.astype(np.int64).sum(axis=0)
-            assert np.array_equal(sums, (expected + 2**24) % 2**25 - 2**24)
-            assert releases == CALLS * count
-            assert counters[0] == CALLS
-            found.append(counters)
-    assert found[:3] == found[3:]
-
-
-def _words_of(server, turn, count):
-    return np.random.default_rng([server, turn]).integers(0, 2**25, count, dtype=np.uint32)
-
-
-async def _opens_four_times(party, count):
-    before, sums = party.ledger.total(), []
-    for turn in range(CALLS):
-        words = _words_of(party.id, turn, count)
-        sums.append(await refmpc.open_words(party, words, 39, "sums"))
-        words[:] = 0  # the caller's again
-    after = party.ledger.total()
-    opened = sum(release.elements for release in party.ledger.releases if release.name == "sums")
-    return np.stack(sums), opened, (after.rounds - before.rounds, after.bytes_sent - before.bytes_sent)
-
-
-OPENED = [(300, 39, "sums"), (7, 39, "sums"), (300, 39, "others"), (300, 20, "sums")]  # each a program of its own
-
-
-def six(party, count):
-    """A column of 1 + 2 + 3."""
-    shares = [np.full((count, 1), place + 1, dtype=np.uint64) for place in (party.id, party.next)]
-    return refmpc.ArithmeticTensor(party, np.stack(shares), 0)
-
-
-def opens(party, around):
-    """Openings of all kinds in turn, ``around`` each of them, between operations that draw."""
-    x = six(party, 300)
-    results: list[Any] = []
-    for turn in range(11):
-        count, bits, release = OPENED[turn % len(OPENED)]
-        party.step = turn // 3
-        words = refmpc.matmul_opening(x[:count], x[:1], bits)
-        with around(party):
-            opened = party.complete(refmpc.open_words(party, words.reshape(-1), bits, release))
-        x = party.complete(refmpc.multiply(x, x))
-        results += [opened, packed(x)]
-    programs = [len(step._programs) for step in party._repeated.values()]
-    releases = [(release.name, release.elements, release.receiver) for release in party.ledger.releases]
-    return results, party.operations, releases, programs, id(party.transport)
-
-
-@contextlib.contextmanager
-def _nothing(party):
-    yield
-
-
 def test_openings_of_several_kinds_send_and_leave_behind_what_they_do_without_recording(sent, monkeypatch):
     found = []
     for recording in ("0", "1"):
         monkeypatch.setenv("REFMPC_RECORD", recording)
         sent.clear()
         with pytest.warns(UserWarning, match="insecure_seed"):
-            declared = {"sums": "a test", "others": "a test"}
-            result = refmpc.run(opens, [_nothing] * 3, insecure_seed=4, releases=declared, timeout=20)
+            result = refmpc.run(opens, [nothing] * 3, insecure_seed=4, releases=OPENS_RELEASES, timeout=20)
         for results, operations, releases, programs, transport in result.outputs:
             assert releases == [(OPENED[turn % 4][2], OPENED[turn % 4][0], "all servers") for turn in range(11)]
             assert programs == [4 if recording == "1" else 0]
@@ -182,96 +116,6 @@ def test_openings_of_several_kinds_send_and_leave_behind_what_they_do_without_re
     for eager, recorded in zip(found[:3], found[3:], strict=True):
         assert same(eager[0], recorded[0]) and eager[1] == recorded[1]
         assert eager[2] == recorded[2], "other messages"
-
-
-def test_an_opening_is_on_the_ledger_before_anything_of_it_is_sent(monkeypatch):
-    """Also when it is repeated: whoever is stopped while it sends has noted what it was about to release."""
-    exchange = ThreadTransport.exchange
-
-    def watched(self, operation, sends, receives, code=0):
-        if operation == "open_words" and sends:
-            self.noted.append(len(self.ledger.releases))
-        exchange(self, operation, sends, receives, code)
-
-    @contextlib.contextmanager
-    def around(party):
-        transport: Any = party.transport
-        transport.noted, transport.ledger, before = [], party.ledger, len(party.ledger.releases)
-        yield
-        assert transport.noted == [before + 1]
-
-    monkeypatch.setattr(ThreadTransport, "exchange", watched)
-    refmpc.run(opens, [around] * 3, releases={"sums": "a test", "others": "a test"}, timeout=20)
-
-
-def test_an_undeclared_opening_is_refused_after_many_that_were_declared():
-    def program(party):
-        for turn in range(5):
-            before = party.transport.frames_sent
-            words = refmpc.seal(np.zeros(5, dtype=np.uint32))
-            party.complete(refmpc.open_words(party, words, 39, "sums" if turn < 4 else "others"))
-            assert party.transport.frames_sent > before
-
-    with pytest.raises(PartyFailed, match="release 'others' .* was not declared") as failure:
-        programs_of(program, {"sums": "a test"})
-    assert isinstance(failure.value.__cause__, ReleaseRefused)
-
-
-@pytest.mark.parametrize("kind", ["product", "product and addend", "tensor"])
-@pytest.mark.parametrize("count", [1, 9, 300])
-def test_the_words_of_an_opening_have_a_new_zero_share_in_every_repetition(kind, count):
-    """No server's summand leaves as it is, not the last of them either, and none under the mask of another or an earlier one."""
-
-    def program(party):
-        x = six(party, count)
-        addend = np.full((count, 1), 7, dtype=np.uint64) if kind == "product and addend" else None
-
-        async def words(x, addend):
-            opening = (
-                refmpc.tensor_opening if kind == "tensor" else lambda x, *rest: refmpc.matmul_opening(x, x[:1], *rest)
-            )
-            return opening(x, 1, addend)
-
-        step = party.recorded(words)
-        found = [refmpc.unseal(party.complete(step(x, addend))).reshape(-1) for _ in range(CALLS)]
-        assert len(step._programs) == 1
-        return found
-
-    each = np.array(programs_of(program))
-    for server in each:
-        assert np.unique(server).size == server.size and np.count_nonzero(server >> np.uint64(32)) == server.size
-    factor = {"product": 36, "product and addend": 36 + 21, "tensor": 6}[kind]
-    total = each.sum(axis=0, dtype=np.uint64) << np.uint64(1)
-    assert np.all(total - np.uint64(factor - 3) <= np.uint64(6))  # each server cuts a bit
-
-
-@pytest.mark.parametrize("what", ["release", "bits", "count"])
-def test_parties_that_open_something_else_notice_in_a_repetition(what):
-    kinds = {"release": (7, 39, "others"), "bits": (7, 38, "sums"), "count": (8, 39, "sums")}
-
-    def program(party):
-        for turn in range(6):
-            odd = turn % 2 if turn < 4 else party.id == 1
-            count, bits, release = kinds[what] if odd else (7, 39, "sums")
-            party.complete(refmpc.open_words(party, refmpc.seal(np.zeros(count, dtype=np.uint32)), bits, release))
-
-    with pytest.raises(PartyFailed, match="open_words") as failure:
-        programs_of(program, {"sums": "a test", "others": "a test"})
-    assert isinstance(failure.value.__cause__, OutOfStep)
-
-
-def test_debug_modes_see_every_opening():
-    def program(party):
-        for _ in range(4):
-            words = refmpc.seal(np.full(5, party.id, dtype=np.uint32))
-            party.complete(refmpc.open_words(party, words, 39, "sums"))
-        return [len(step._programs) for step in party._repeated.values()]
-
-    with pytest.warns(UserWarning, match="insecure_record"):
-        result = refmpc.run(program, insecure_record=True, releases={"sums": "a test"}, timeout=20)
-    assert result.outputs == [[0]] * 3
-    for transcript in result.transcripts:
-        assert sum(operation == "open_words" for operation, *_ in transcript) == 2 * 4
 
 
 def numbers(*shape, bits=16):
@@ -307,11 +151,6 @@ def test_inputs_of_any_size_and_layout_are_taken_where_they_lie(layout, count, s
     assert_same_with_and_without(sent, function, secrets, monkeypatch, calls=5)
 
 
-def programs_of(call, releases=None, **options):
-    """Run ``call(party, step-maker)`` at three parties; what it returns."""
-    return refmpc.run(call, timeout=20, releases=releases or {}, **options).outputs
-
-
 def shared(party, values, bits=16):
     return party.complete(refmpc.input_from_party(party, 0, values if party.id == 0 else None, np.shape(values), bits))
 
@@ -327,7 +166,7 @@ def test_results_are_not_overwritten_by_later_calls():
         results = [party.complete(step(x + float(i))) for i in range(8)]
         return [party.complete(refmpc.reveal(result, release="test")) for result in results]
 
-    for opened in programs_of(program, {"test": "none"}):
+    for opened in outputs_of(program, {"test": "none"}):
         for i, values in enumerate(opened):
             assert np.abs(values - (np.arange(5.0) + i) ** 2).max() < 2.0**-15
 
@@ -344,7 +183,7 @@ def test_the_same_array_twice_and_two_arrays_are_different_programs():
         results = [party.complete(step(*pair)) for pair in pairs]
         return [float(party.complete(refmpc.reveal(each, release="test"))[0]) for each in results]
 
-    for opened in programs_of(program, {"test": "none"}):
+    for opened in outputs_of(program, {"test": "none"}):
         assert np.abs(np.array(opened) - [9, 15, 25, 15, 9, 15]).max() < 2.0**-15
 
 
@@ -359,7 +198,7 @@ def test_inputs_that_overlap_in_part_run_as_they_are():
         result = party.complete(step(x[:4], x[2:]))
         return party.complete(refmpc.reveal(result, release="test")), len(step._programs)
 
-    for values, programs in programs_of(program, {"test": "none"}):
+    for values, programs in outputs_of(program, {"test": "none"}):
         assert np.abs(values - np.arange(4) * np.arange(2, 6)).max() < 2.0**-15 and programs == 0
 
 
@@ -377,7 +216,7 @@ def test_a_step_that_would_keep_too_much_memory_runs_as_it_is(monkeypatch):
         kept = [each for each in step._programs.values() if each is not None]
         return [float(party.complete(refmpc.reveal(each, release="test"))[7]) for each in results], len(kept)
 
-    assert programs_of(program, {"test": "none"}) == [([1.0] * 4, 0)] * 3
+    assert outputs_of(program, {"test": "none"}) == [([1.0] * 4, 0)] * 3
 
 
 REFUSED: dict[str, tuple[Any, str]] = {
@@ -429,7 +268,7 @@ def test_what_must_happen_anew_is_refused_in_a_recorded_step(what):
         party.complete(party.recorded(lambda x: function(party, x))(x))
 
     with pytest.raises(PartyFailed, match=sentence) as failure:
-        programs_of(program, {"test": "none"})
+        outputs_of(program, {"test": "none"})
     assert isinstance(failure.value.__cause__, TypeError if function is None else NotRecordable)
 
 
@@ -443,7 +282,7 @@ def test_debug_modes_run_as_they_are(option):
         return len(step._programs)
 
     with pytest.warns(UserWarning, match=option):
-        assert programs_of(program, **{option: True}) == [0, 0, 0]
+        assert outputs_of(program, **{option: True}) == [0, 0, 0]
 
 
 @pytest.mark.parametrize("what", ["a public input", "the order of inputs", "the step"])
@@ -462,7 +301,7 @@ def test_parties_that_differ_in_what_is_public_notice_in_a_repetition(what):
             party.complete(step(*((y, x) if odd and what == "the order of inputs" else (x, y)), factor))
 
     with pytest.raises(PartyFailed, match="its step, its number of operations or its public arguments") as failure:
-        programs_of(program)
+        outputs_of(program)
     assert isinstance(failure.value.__cause__, OutOfStep)
     assert "here this is step 7, operation" in str(failure.value) or what == "the step"
 
@@ -499,7 +338,7 @@ def test_no_mask_is_drawn_twice_over_recorded_steps(monkeypatch):
 
     monkeypatch.setattr(StreamKey, "encrypt", noted_encrypt)
     monkeypatch.setattr(StreamKey, "blocks", noted_blocks)
-    for calls in programs_of(program):
+    for calls in outputs_of(program):
         nonces = [{(who, int(nonce)) for who, numbered in drawn for nonce in numbered[:, 0]} for drawn in calls]
         assert len(nonces[0]) > 20 and all(nonces)
         assert sum(map(len, nonces)) == len(set().union(*nonces)), "two calls drew under one nonce"
