@@ -197,7 +197,7 @@ def write_report(report: Report, folder: Path) -> dict[str, Path]:
     tables = [asdict(view) for section in report.sections for view in section.tables]
     data = {"title": report.title, "facts": dict(report.facts), "tables": tables, "cells": report.cells}
     data |= {"search": report.search} if report.search else {}
-    contents = {"md": _markdown(report), "json": json.dumps(data, indent=1, ensure_ascii=False), "html": _html(report)}
+    contents = {"md": _markdown(report), "json": json.dumps(data, indent=0, ensure_ascii=False), "html": _html(report)}
     paths = {}
     for kind, text in contents.items():
         paths[kind] = folder / f"report.{kind}"
