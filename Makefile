@@ -13,7 +13,17 @@ print(f"coverage: {100 * found['covered_lines'] / lines:.1f} % of {lines} lines 
 endef
 export COVERAGE
 
-.PHONY: run test test-all lint format docs clean
+# Names the tests that failed, for `test-again`; many failures are no accident and are not tried again.
+define FAILED
+import json, sys
+failed = sorted(json.load(open(".pytest_cache/v/cache/lastfailed")))
+if len(failed) > 3:
+    sys.exit(f"{len(failed)} tests failed: they are not run again")
+print("failed, and run once more, alone:", *failed, sep="\n  ")
+endef
+export FAILED
+
+.PHONY: run test test-again test-all lint format docs clean
 
 run: $(VENV)/.installed-run
 	$(BIN)/python -m protocols.g_bmf --twin
@@ -22,6 +32,10 @@ test: $(VENV)/.installed-test
 	mkdir -p build
 	$(BIN)/python -m slipcover --json --out build/coverage.json -m pytest -n 2
 	@$(BIN)/python -c "$$COVERAGE"
+
+test-again:
+	@$(BIN)/python -c "$$FAILED"
+	$(BIN)/python -m pytest --last-failed --last-failed-no-failures none
 
 test-all: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -n 2 -m "heavy or not heavy" --timeout 3600

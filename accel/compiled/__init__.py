@@ -4,6 +4,11 @@ Compiled code is kept, so that the second start compiles nothing: beside the sou
 installed by root, run by a service without a home) in a directory of this user alone under the system's temporary one. numba
 looks only at the file of a function itself, not at what it calls in others, so after a change elsewhere old machine code would run
 without a word. Therefore the directory has the name of everything that is compiled here.
+
+Machine code is linked by names, and numba makes a name of module, function, argument types and the function's number in its process. Two
+processes that compile in another order give one number to two functions; if both are made by one factory, their names are the same, and a third
+process, which finds what both have kept, runs one in place of the other (numba issue 10486). So functions have random numbers here,
+and what is made by a factory has a name of its own.
 """
 
 from __future__ import annotations
@@ -16,8 +21,19 @@ import tempfile
 from pathlib import Path
 
 from numba.core import config
+from numba.core.bytecode import FunctionIdentity
 
 __all__: list[str] = []
+
+
+class _UnlikeOthers:
+    """Numbers of functions, none of which another process has given, nor a fork of this one will."""
+
+    def __next__(self) -> int:
+        return int.from_bytes(os.urandom(8))
+
+
+FunctionIdentity._unique_ids = _UnlikeOthers()  # type: ignore[attr-defined]
 
 
 def _is_own(directory: Path) -> bool:
@@ -57,7 +73,7 @@ def _cache_directory() -> str:
 def _remove_old(directory: Path) -> None:
     """What earlier versions of this package have left beside the source."""
     for other in Path(__file__).parent.glob("__pycache__/ppvfl-kernels-*"):
-        if other != directory:
+        if other.name != directory.name:
             shutil.rmtree(other, ignore_errors=True)
 
 

@@ -235,7 +235,6 @@ def sum_by_rows(x0, x1, y, out):
 
 
 def _panel(columns: int, tile: Any, shallow: Any) -> Any:
-    @njit(cache=True, nogil=True)
     def add_panel(x0_transposed, x1_transposed, y, out, left, right, j, sums, fresh):
         """The sums of ``columns`` columns from j on and all whole vectors of the rows left to right."""
         inner = x0_transposed.shape[0]
@@ -253,7 +252,8 @@ def _panel(columns: int, tile: Any, shallow: Any) -> Any:
             for c in range(columns):
                 out[i, j + c] = sums[c, i - left] if fresh else out[i, j + c] + sums[c, i - left]
 
-    return add_panel
+    add_panel.__qualname__ = f"add_panel_of_{columns}"  # part of the name that machine code is linked by
+    return njit(cache=True, nogil=True)(add_panel)
 
 
 _add_wide = _panel(WIDE, _wide, _wide_shallow)

@@ -1,5 +1,7 @@
 """Compiled kernels are kept, whoever the user is."""
 
+import importlib
+import json
 import os
 import shutil
 import subprocess
@@ -7,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from numba.core.dispatcher import Dispatcher
 
 import accel
 
@@ -76,3 +79,45 @@ def test_a_change_in_any_file_compiles_everything_anew_and_removes_what_was_kept
     with (tmp_path / "accel" / "compiled" / "tiles.py").open("a") as file:
         file.write("\n# changed\n")
     assert run()[0] == "compiled" and run() != again
+
+
+OTHER_ORDER = """
+import hashlib, json, re, sys
+import numpy as np, accel
+from accel.compiled import ring
+from numba import njit
+for _ in range(int(sys.argv[1])):
+    njit(lambda: 1)()  # what this process has compiled before
+x = np.ones((2, 8, 16), dtype=np.uint64).transpose(0, 2, 1)
+accel.kernels.matmul_pair(x, np.ones((2, 8, 10), dtype=np.uint64), None, np.empty((16, 10), dtype=np.uint64))
+((_, compiled),) = ring._pair_by_columns.overloads.items()
+code = re.findall(r'^define [^@]*@"?([^"(]+)"?(.*?)^}', compiled.library.get_llvm_str(), re.MULTILINE | re.DOTALL)
+print(json.dumps({name: hashlib.sha256(body.encode()).hexdigest() for name, body in code}))
+"""
+
+
+def _machine_code(cache, compiled_before):
+    done = subprocess.run(
+        [sys.executable, "-c", OTHER_ORDER, str(compiled_before)],
+        env={**os.environ, "NUMBA_CACHE_DIR": str(cache)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_machine_code_of_two_processes_has_no_name_in_common_unless_it_is_the_same(tmp_path):
+    """A third process that loads what both have kept links by names: a tile of ten columns was once taken for one of five, and
+    a training's gradients were garbage, without a word."""
+    one, other = (_machine_code(tmp_path / f"cache {shift}", shift) for shift in range(2))
+    assert any("add_panel" in name for name in one) and len(one) > 3
+    assert {name for name in one.keys() & other.keys() if one[name] != other[name]} == set()
+
+
+def test_no_two_kernels_have_one_name():
+    package = Path(accel.__file__).parent / "compiled"
+    modules = [importlib.import_module(f"accel.compiled.{path.stem}") for path in package.glob("[a-z]*.py")]
+    kernels = {value for module in modules for value in vars(module).values() if isinstance(value, Dispatcher)}
+    names = [(kernel.py_func.__module__, kernel.py_func.__qualname__) for kernel in kernels]
+    assert len(names) > 100 and sorted(names) == sorted(set(names))
