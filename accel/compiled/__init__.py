@@ -33,7 +33,7 @@ class _UnlikeOthers:
         return int.from_bytes(os.urandom(8))
 
 
-FunctionIdentity._unique_ids = _UnlikeOthers()  # type: ignore[attr-defined]
+FunctionIdentity._unique_ids = _UnlikeOthers()  # type: ignore[assignment]
 
 
 def _is_own(directory: Path) -> bool:
