@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 
 import numpy as np
 from threadpoolctl import ThreadpoolController
 
 from accel.prg import Stream
+from protocols.noise.spare_time import SpareTime
 from protocols.plan.run_plan import Plan
 from protocols.plan.scales import GRADIENT_BITS
 from vfl.dp import NoiseSource
@@ -22,14 +23,14 @@ BLOCK = 64
 class NoiseAhead:
     """Rows of filtered noise at the gradient's scale; a step's share of later rows is computed beside that step.
 
-    In a thread, whose kernels run without the interpreter lock, and on one core: what is needed only later must neither
-    take the cores that the present step waits for nor come in a burst.
+    In a thread, whose kernels run without the interpreter lock, on one core and behind all else: what is needed only later
+    must neither take the cores that the present step waits for nor come in a burst.
     """
 
     def __init__(self, plan: Plan, open_stream: Callable[[int], Stream], start: int = 0):
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="noise")
+        self._thread = SpareTime("noise")
         self._libraries = ThreadpoolController()
-        self._source = self._pool.submit(
+        self._source = self._thread.submit(
             NoiseSource,
             plan.factorisation,
             plan.parameters,
@@ -38,7 +39,7 @@ class NoiseAhead:
             start=start,
             block=BLOCK,
         )
-        self._row: Future[np.ndarray] = self._pool.submit(self._first_row)
+        self._row: Future[np.ndarray] = self._thread.submit(self._first_row)
 
     def _first_row(self) -> np.ndarray:
         source = self._source.result()
@@ -60,17 +61,17 @@ class NoiseAhead:
 
     def next_row(self) -> np.ndarray:
         """The noise of the next step, int64 at 46 bits."""
-        row = self._row.result()
-        self._row = self._pool.submit(self._next_row)
+        row: np.ndarray = self._thread.wait_for(self._row)
+        self._row = self._thread.submit(self._next_row)
         return row
 
     def wait(self) -> None:
         """Until this step's share of the work is done, for a measurement that counts it."""
-        self._row.result()
+        self._thread.wait_for(self._row)
 
     def close(self) -> None:
         """End the thread."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._thread.close()
 
 
 def insecure_total_noise(plan: Plan, streams: Sequence[Callable[[int], Stream]]) -> Callable[[int], np.ndarray]:
