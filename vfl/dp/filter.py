@@ -33,12 +33,15 @@ class NoiseFilter:
 
     Integers (``next_block``): rows at scale f_z in, filtered rows at scale f_z + tap_bits out, exact
     modulo 2^64. Floats (``next_block_float``): the same filter for the plaintext twin. One filter does
-    one of the two. ``largest`` is a public bound of the integers. Memory: (bands−1)·width words. Cost: one float64
+    one of the two. ``largest`` is a public bound of the integers. Memory: (bands−1)·width words, and 64·width more where floats
+    are enough for the integers; those are kept in ``memory``, zeros, if it is given. Cost: one float64
     matrix product of bands+63 terms an entry where Σ|taps|·largest ≤ 2^53 without the first tap, else two; blocks of 64
     rows are the cheapest, single rows pay a copy of the history.
     """
 
-    def __init__(self, factorisation: Factorisation, width: int, largest: int = 1 << 63):
+    def __init__(
+        self, factorisation: Factorisation, width: int, largest: int = 1 << 63, memory: np.ndarray | None = None
+    ):
         self.factorisation = factorisation
         self.width = require_integer("width", width, 1)
         self._largest = require_integer("largest", largest, 1)
@@ -49,6 +52,8 @@ class NoiseFilter:
         self._ring: np.ndarray | None = None  # the history as floats, and room for a block
         taps = factorisation.integer_taps
         self._fits_ring = taps is not None and accel.kernels.fir_fits_ring(taps, self._largest)
+        if self._fits_ring and memory is not None:
+            self._ring = memory.reshape(self._depth + _BLOCK, self.width)
 
     def next_block(self, z_rows: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
         """Filter the next rows of int64 noise; the result is at scale f_z + tap_bits (in ``out``, which may be ``z_rows``)."""
@@ -165,9 +170,9 @@ class NoiseSource:
         self._width = require_integer("width", width, 1)
         ends = [width * part // self._block // _COLUMNS * _COLUMNS for part in range(self._block)] + [width]
         self._slices = [slice(left, right) for left, right in pairwise(ends) if left < right]
-        self._filters = [
-            NoiseFilter(factorisation, part.stop - part.start, self._sampler.largest) for part in self._slices
-        ]
+        # of all filters in one piece: small ones are touched page by page, each of which takes the system longer than filtering it
+        memory = np.zeros((factorisation.bands - 1 + _BLOCK) * width)
+        self._filters = [self._filter_of(part, factorisation, memory) for part in self._slices]
         self.takes_blas = any(each.takes_blas for each in self._filters)  # which may start threads
         self._num_steps = factorisation.num_steps
         replayed = start if factorisation.is_recursive else min(start, factorisation.bands - 1)
@@ -177,6 +182,11 @@ class NoiseSource:
         self._ready = self._filtering = self._sampling = self._empty()
         while self._drawn < start:
             self._filter_rest(self._sampled_block(start))
+
+    def _filter_of(self, part: slice, factorisation: Factorisation, memory: np.ndarray) -> NoiseFilter:
+        rows = factorisation.bands - 1 + _BLOCK
+        own = memory[rows * part.start : rows * part.stop]
+        return NoiseFilter(factorisation, part.stop - part.start, self._sampler.largest, own)
 
     def next_row(self) -> np.ndarray:
         """The filtered noise of the next step, int64 of length ``width``."""
