@@ -30,7 +30,7 @@ class NoiseAhead:
     def __init__(self, plan: Plan, open_stream: Callable[[int], Stream], start: int = 0):
         self._thread = SpareTime("noise")
         self._libraries = ThreadpoolController()
-        self._source = self._thread.submit(
+        self._source: Future[NoiseSource] = self._thread.submit(
             NoiseSource,
             plan.factorisation,
             plan.parameters,

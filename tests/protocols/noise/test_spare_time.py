@@ -7,6 +7,7 @@ import threading
 import time
 
 import pytest
+
 from protocols.noise.spare_time import SpareTime
 
 has_policy = hasattr(os, "SCHED_IDLE")
