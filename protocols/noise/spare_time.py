@@ -17,16 +17,15 @@ class SpareTime:
     Three servers on one machine share its cores, and a step of theirs is a chain of rounds: what is needed later, on a core that
     the present round waits for, makes the step longer. Linux has a policy for that, SCHED_IDLE. Under it alone a busy machine
     could keep the thread waiting for seconds; so whoever waits for its work puts it among the others until it is done.
-    Where the system has no such policy, or does not let an ordinary user's thread back out of it, the thread runs like any other.
+    Where the system has no such policy, or does not let an ordinary user's thread back out of it, or the process was given
+    another policy than the usual one, the thread runs like any other.
     """
 
     def __init__(self, name: str):
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix=name, initializer=self._begin)
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix=name)
         self._thread = 0  # its number, if it steps behind the others
-
-    def _begin(self) -> None:
         if _can_step_behind_and_back():
-            self._thread = threading.get_native_id()
+            self._thread = self._pool.submit(threading.get_native_id).result()
             _step_behind(self._thread)
 
     def submit(self, work: Callable[..., Any], *arguments: Any, **named: Any) -> Future[Any]:
@@ -63,11 +62,12 @@ def _can_step_behind_and_back() -> bool:
     def attempt() -> None:
         thread = threading.get_native_id()
         try:
-            _step_behind(thread)
-            _step_back(thread)
+            if os.sched_getscheduler(thread) == os.SCHED_OTHER:
+                _step_behind(thread)
+                _step_back(thread)
+                found.append(thread)
         except (AttributeError, OSError):
-            return
-        found.append(thread)
+            pass
 
     trial = threading.Thread(target=attempt, name="a trial of priorities")
     trial.start()
