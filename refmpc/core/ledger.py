@@ -27,7 +27,7 @@ class Counters:
     seconds_waiting: float = 0.0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)  # one a step, where weights are open
 class Release:
     """One opened value: its name, number of elements, receiver and the claim that covers it."""
 
