@@ -124,7 +124,7 @@ def test_a_full_disk_before_and_in_the_middle_of_the_training(tmp_path: Path, ho
             time.sleep(4.0)
             before = len(run.events("server-1"))
             filler = fill_disk(state)
-            run.wait_for("server-0", "the attempt failed, the servers will meet again", 60)
+            run.wait_for("server-0", "the attempt failed, the servers will meet again", 120)
             time.sleep(15.0)
             said = [event for event in run.events("server-1")[before:] if event.get("errno")]
             assert said and all(event["errno"] == "ENOSPC" and str(state) in event["path"] for event in said), said
