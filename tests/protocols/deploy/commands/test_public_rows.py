@@ -81,9 +81,12 @@ def test_every_client_gets_the_curve_with_the_model(tmp_path, patience, capsys):
     assert curve == bank.model_.curve and [point[0] for point in curve] == list(range(1, len(curve) + 1))
     assert len(curve) == EPOCHS if not patience else 2 <= len(curve) <= EPOCHS
     embeddings = rows.words[:, :-1] * 2.0**-14
-    right = GlobalModel(list(card.layers_)).accuracy(embeddings, rows.labels, "binary")
+    released = GlobalModel(list(card.layers_))
+    right = released.accuracy(embeddings, rows.labels, "binary")
     wanted = max(accuracy for _, accuracy, _ in curve) if patience else curve[-1][1]
-    assert right == pytest.approx(wanted, abs=1e-5)  # of the model that was released: the best, or the last
+    # of the model that was released: the best, or the last; servers measure with weights rounded as a step uses them
+    undecided = int((abs(released.logits(embeddings)) < 0.01).sum())
+    assert right == pytest.approx(wanted, abs=undecided / len(embeddings) + 1e-5)
     assert "300 labelled rows are public and take no part in the training" in card.claim_.paragraph()
     if patience:
         assert "stops when 1 epochs have not raised it" in card.claim_.paragraph()
