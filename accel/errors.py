@@ -10,8 +10,8 @@ with its traceback. ::
     │   │   └── protocols …net.credentials.RoleError      a certificate of somebody else
     │   ├── protocols …records.audit.AuditError       an audit log that is not what was written
     │   ├── protocols.client.commitment.ColumnsChanged    a client came back with different columns
-    │   ├── protocols.client.verification.UploadRefused   rows or labels that the claim does not cover
-    │   └── protocols.server.checkpoint.CannotResume  going on would release something twice
+    │   ├── protocols.server.verification.UploadRefused   rows or labels that the claim does not cover
+    │   └── protocols.state.checkpoint.CannotResume  going on would release something twice
     ├── refmpc.RefmpcError (RuntimeError)   what happens between parties; it may work the next time
     │   ├── PeerLost, PeerTimeout, PeerAborted, OutOfStep
     │   ├── HandshakeError                  refused before anything secret was sent
@@ -22,10 +22,10 @@ with its traceback. ::
     ├── vfl.tables.cells.Misread            a cell of a table; shown as a ColumnsError, which names file and column
     ├── vfl.alignment.AlignmentError (RuntimeError)   a client that does not follow the alignment, or went away
     ├── vfl.dp.BudgetExceededError (RuntimeError)     the run would spend more than the ledger allows
-    ├── protocols.plan.possible.Impossible            something was opened that clip, noise and steps do not allow
+    ├── protocols.plan.plausibility.Impossible            something was opened that clip, noise and steps do not allow
     ├── protocols …records.disk.NoRoom (OSError)      a disk that is as good as full; it may work later
     ├── protocols …server.planning.StillPlanning      a plan that takes longer; whoever asks again gets it
-    ├── protocols.deploy.trial.TrialFailed            a short training for an estimate that did not end
+    ├── protocols.run.timing_run.TrialFailed            a short training for an estimate that did not end
     ├── bench.soak: SoakFailed, OpenedTwice           a training under faults that did not end as it must
     └── bench: MpSpdzError, SpuError (RuntimeError), NotThere   a peer system or data that is not installed
 """

@@ -25,8 +25,8 @@ from accel.validate import require_choice
 from vfl.data.sets import VerticalData, load_data
 from vfl.defaults import table_row_bound, training_defaults
 from vfl.federation import Federation, build_federation
+from vfl.losses import probabilities
 from vfl.tables import apply_schema, fit_schema
-from vfl.tasks import probabilities
 from vfl.training import TrainingConfig
 from vfl.twins import train_g_bmf
 

@@ -23,9 +23,9 @@ import refmpc
 from accel.validate import require_integer
 from bench.comparison.systems import machine
 from protocols.plan.scales import EMBEDDING_BITS
-from protocols.server.shuffled_rows import shuffle_rows
-from protocols.server.stored_rows import RowFolder, StoredRows
-from protocols.step.global_step import SharedRows
+from protocols.state.shuffled_rows import shuffle_rows
+from protocols.state.stored_rows import RowFolder, StoredRows
+from protocols.step.secret_step import SharedRows
 from refmpc import ArithmeticTensor, Party, unseal
 
 __all__ = ["EpochShuffle", "measure"]

@@ -23,9 +23,9 @@ from rich.table import Table
 import refmpc
 from bench.comparison.systems import machine
 from bench.shapes import StepShape
-from protocols import gl_bmf
-from protocols.local.gl_launch import client_jobs, layer_estimate, server_jobs
+from protocols.methods import gl_bmf
 from protocols.plan.gl_plan import LayerPlan, plan_layer_run
+from protocols.run.gl_launch import client_jobs, layer_estimate, server_jobs
 from vfl.data.scaling import RowBound
 from vfl.federation import Federation
 from vfl.local.client import make_clients

@@ -23,8 +23,8 @@ import refmpc
 from accel.validate import require_integer
 from bench.comparison.systems import machine
 from protocols.client.upload import ClientJob, receive_rows, share_columns
-from protocols.local.report import size_in_words
 from protocols.plan.run_plan import Plan, PublicClient, PublicFederation, plan_run
+from protocols.run.report import size_in_words
 from refmpc import Client, Party
 from vfl.defaults import table_row_bound
 from vfl.training import TrainingConfig

@@ -1,48 +1,11 @@
-"""G-BMF: train the global model on frozen local models with matrix-factorisation noise (paper, second protocol).
-
-    python -m protocols.g_bmf
-
-Correlated noise; batches in a fixed order that everybody knows, or (``--order secret``) in one that is shuffled once, in secret,
-and needs less noise.
-"""
+"""The command ``python -m protocols.g_bmf``; the method is ``protocols.methods.g_bmf``."""
 
 from __future__ import annotations
 
-import numpy as np
+from protocols.methods import g_bmf
+from protocols.run.launch import main
 
-from protocols.client.upload import receive_rows
-from protocols.server.open_training import training_run
-from protocols.server.shuffled_rows import shuffle_rows
-from protocols.server.stored_rows import RowFolder, StoredRows
-from protocols.server.training import ServerJob, TrainingRun
-from protocols.step.global_step import SharedRows
-from refmpc import Party
-
-__all__ = ["servers", "train"]
-
-
-async def servers(party: Party, job: ServerJob) -> list[np.ndarray]:
-    """What each server runs."""
-    with training_run(party, job) as run, RowFolder(run.directory.path) as folder:
-        return await train(run, await receive_rows(party, job.plan, folder, run.directory))
-
-
-async def train(run: TrainingRun, rows: SharedRows | StoredRows) -> list[np.ndarray]:
-    """Train on rows that are shared, and release the model."""
-    plan = run.plan
-    for step in run.steps():
-        if plan.secret_order and step == run.first_step:
-            if step:  # its order is drawn once
-                rows = run.kept_shuffled(0, rows)
-            else:
-                with run.party.phase("shuffle"):
-                    rows = await shuffle_rows(rows)
-                run.keep_shuffled(0, rows)
-        await run.gradient_step(rows.batch(plan.schedule.rows(step)))
-    return await run.release()
-
+__all__: list[str] = []
 
 if __name__ == "__main__":
-    from protocols.local.launch import main
-
-    main("g_bmf", __doc__)
+    main("g_bmf", g_bmf.__doc__)

@@ -7,7 +7,7 @@ Labels stay at the label client, who trains the model on everybody's noised rows
 
 from __future__ import annotations
 
-from protocols.local.launch import main_in_the_clear
+from protocols.run.launch import main_in_the_clear
 from vfl.twins import train_ldp_g
 
 __all__: list[str] = []

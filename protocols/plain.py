@@ -7,7 +7,7 @@ Same data, same command line as the secure protocols; prints no claim, because t
 
 from __future__ import annotations
 
-from protocols.local.launch import main_in_the_clear
+from protocols.run.launch import main_in_the_clear
 from vfl.twins import train_plain
 
 __all__: list[str] = []

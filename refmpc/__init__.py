@@ -24,7 +24,7 @@ from refmpc.core.errors import (
 from refmpc.core.fixed import DEFAULT_FRACTION_BITS, decode, encode, largest_value
 from refmpc.core.ledger import Ledger, Release
 from refmpc.core.party import Party
-from refmpc.core.protocol import PROTOCOLS, Cost
+from refmpc.core.primitive import PROTOCOLS, Cost
 from refmpc.core.rounds import gather
 from refmpc.core.tensor import ArithmeticTensor, BooleanTensor, concatenate, stack
 from refmpc.core.words import Words, seal, unseal

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from accel.validate import require, require_choice, require_integer, require_real
-from vfl.tasks import errors_and_losses, score, softmax
+from vfl.losses import errors_and_losses, score, softmax
 
 __all__ = [
     "Adapter",
@@ -220,7 +220,7 @@ def clipped_gradient(
     ``clip_norm=None`` does not clip. ``input_squared_norms`` (‖h_j‖²+1) may be given when the embeddings are
     frozen, so that it is computed once. ``rows_with_one`` must be of shape (B, d + 1), its last column one.
     ``norm_limit``: a sample with hidden activations or errors of a larger norm contributes nothing, as in the secure
-    protocols, whose fixed-point ranges need it. ``task`` and ``class_weights``: see ``vfl.tasks``.
+    protocols, whose fixed-point ranges need it. ``task`` and ``class_weights``: see ``vfl.losses``.
     """
     require_choice("gradients", method, ("factored", "explicit"))
     if clip_norm is not None:

@@ -13,7 +13,7 @@ from accel.validate import require, require_choice, require_integer, require_rea
 from vfl.data.sets import usable_rows
 from vfl.dp.factorisation import KINDS
 from vfl.dp.random_allocation.allocation import padding
-from vfl.tasks import check_task
+from vfl.losses import check_task
 
 __all__ = [
     "AVERAGES",
@@ -51,7 +51,7 @@ class TrainingConfig:
     ``federation.toml`` say ``open``.
     ``average``: which model a run gives: the last one (``none``), the mean of those of the last fifth of all steps (``fifth``), or
     an ``exponential`` average. It is post-processing; secure runs do it with open weights.
-    ``task`` and ``class_weights`` (public, one for each class, of its rows' gradients before the clip): ``vfl.tasks``.
+    ``task`` and ``class_weights`` (public, one for each class, of its rows' gradients before the clip): ``vfl.losses``.
     """
 
     epochs: int = 40

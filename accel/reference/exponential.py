@@ -1,7 +1,7 @@
 """Local steps of the exponential: the dealer's e^−ρ_low at the place of its digit, the holders' weights.
 
 Both holders must come to the same weights to the last bit: only table look-ups and single additions, multiplications,
-divisions and roundings of IEEE doubles are used for them, in this order (``refmpc.core.exact``).
+divisions and roundings of IEEE doubles are used for them, in this order (``refmpc.core.integer_logs``).
 """
 
 from __future__ import annotations

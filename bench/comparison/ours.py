@@ -23,13 +23,13 @@ from accel.validate import require_choice
 from bench.comparison.workloads import Workload
 from bench.measure import in_step
 from bench.shapes import step_plan
-from protocols.noise.server_noise import NoiseAhead
 from protocols.plan.run_plan import Plan
 from protocols.plan.scales import EMBEDDING_BITS, GRADIENT_BITS
 from protocols.server.open_training import own_addend, public_inputs
-from protocols.step.global_step import SharedRows, Weights, gradient_step, rate_input, squared_norms
+from protocols.server.server_noise import NoiseAhead
 from protocols.step.open_step import step_words
 from protocols.step.public_weights import Head, PublicLayer, moved
+from protocols.step.secret_step import SharedRows, Weights, gradient_step, rate_input, squared_norms
 from refmpc import ArithmeticTensor, Party, Words
 
 __all__ = ["OurResult", "measure_ours"]

@@ -14,9 +14,9 @@ import numpy as np
 from accel.validate import require
 from bench.mpspdz.runner import MpSpdz
 from bench.shapes import public_norms
-from protocols.noise.server_noise import insecure_total_noise
 from protocols.plan.run_plan import Plan
-from protocols.server.checkpoint import ServerDirectory
+from protocols.server.server_noise import insecure_total_noise
+from protocols.state.checkpoint import ServerDirectory
 from vfl.federation import Federation
 
 __all__ = ["MOST_STEPS", "MpSpdzTraining", "noise_of_the_servers", "require_small", "train_with_mpspdz"]

@@ -31,14 +31,14 @@ from rich.table import Table
 from accel.errors import PpvflError
 from bench.scale.memory import MemoryRecorder
 from bench.scale.tables import CLIENTS, ID, LABEL, make_tables
-from protocols.deploy.commands.init import initialise
-from protocols.deploy.commands.run import processes
-from protocols.deploy.config.public_plan import plan_for
-from protocols.deploy.config.read import FederationConfig, load
-from protocols.deploy.config.template import federation_text
-from protocols.deploy.trial import measure_trials
-from protocols.local.calibration import PHASES, calibrate, elapsed, forecast
-from protocols.local.report import estimate, size_in_words
+from protocols.cli.init import initialise
+from protocols.cli.run import processes
+from protocols.federation.public_plan import plan_for
+from protocols.federation.read import FederationConfig, load
+from protocols.federation.template import federation_text
+from protocols.run.calibration import PHASES, calibrate, elapsed, forecast
+from protocols.run.report import estimate, size_in_words
+from protocols.run.timing_run import measure_trials
 
 __all__ = ["SERVERS", "Phase", "Scale", "beside_estimate", "beside_forecast", "main", "measure"]
 

@@ -48,11 +48,11 @@ from bench.soak.federation import (
 )
 from bench.soak.hosts import Host, Processes, awake, can_make_namespaces, loopback, namespaces
 from bench.soak.watch import Memory, SentWords
-from protocols.deploy.config.public_plan import plan_for
-from protocols.inference.model_file import read_model
-from protocols.noise.server_noise import insecure_total_noise
+from protocols.federation.public_plan import plan_for
 from protocols.plan.run_plan import Plan
-from protocols.server.checkpoint import ServerDirectory
+from protocols.server.server_noise import insecure_total_noise
+from protocols.state.checkpoint import ServerDirectory
+from protocols.state.model_file import read_model
 
 __all__ = ["Lap", "Soak", "main", "soak"]
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 
 from bench.soak.hosts import Host, Processes
-from protocols.deploy.commands.init import initialise
-from protocols.deploy.config.read import FederationConfig
-from protocols.deploy.config.template import federation_text
+from protocols.cli.init import initialise
+from protocols.federation.read import FederationConfig
+from protocols.federation.template import federation_text
 
 __all__ = ["CLIENTS", "PARTICIPANTS", "ROWS", "SERVERS", "make_federation", "server_folder", "start", "write_columns"]
 

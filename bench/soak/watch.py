@@ -16,7 +16,7 @@ from accel.errors import PpvflError
 from bench.soak.federation import SERVERS, server_folder
 from bench.soak.hosts import Processes
 from protocols.plan.run_plan import Plan
-from protocols.server.opened import OpenedSteps
+from protocols.state.step_log import OpenedSteps
 from refmpc.primitives.opening import added_words, word_type
 
 __all__ = ["Memory", "OpenedTwice", "SentWords"]

@@ -13,9 +13,9 @@ from typing import Any
 from accel.errors import PpvflError
 from bench.comparison.relay import free_ports
 from bench.tabular.tables import TARGET, Task
-from protocols.deploy.commands.init import initialise
-from protocols.deploy.commands.run import processes
-from protocols.deploy.config.template import federation_text
+from protocols.cli.init import initialise
+from protocols.cli.run import processes
+from protocols.federation.template import federation_text
 from vfl.tables import apply_schema, write_schema
 
 __all__ = ["deployed_score"]

@@ -13,7 +13,7 @@ from sklearn.metrics import r2_score, roc_auc_score
 from accel.validate import require
 from bench.tabular.deployed import deployed_score
 from bench.tabular.tables import FILES, TABLES, Task, table_from_file
-from protocols import VerticalRegressor
+from ppvfl import VerticalRegressor
 
 __all__ = ["main", "measure", "non_private"]
 

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from accel.validate import require
-from protocols import VerticalClassifier, VerticalRegressor
+from ppvfl import VerticalClassifier, VerticalRegressor
 from vfl.tables import Label, Schema, apply_schema, fit_schema
 
 __all__ = ["FILES", "TABLES", "TARGET", "Task", "mixed_tables", "table_from_file"]

@@ -6,11 +6,11 @@ import numpy as np
 
 import refmpc
 from refmpc import ArithmeticTensor, Cost
-from refmpc.core.protocol import protocol
+from refmpc.core.primitive import primitive
 
 
 # --8<-- [start:square]
-@protocol(cost=lambda x: Cost(1, 24 * x.size), source="Araki et al. 2016, with both factors equal")
+@primitive(cost=lambda x: Cost(1, 24 * x.size), source="Araki et al. 2016, with both factors equal")
 async def square(x: ArithmeticTensor) -> ArithmeticTensor:
     """x² element by element; the scale doubles.
 
@@ -39,7 +39,7 @@ def _absolute_cost(x: ArithmeticTensor, high_bit: int = 63) -> Cost:
     return refmpc.is_negative.cost(x, 0, high_bit) + Cost(2, 32 * x.size)  # 32: what select declares
 
 
-@protocol(cost=_absolute_cost, source="is_negative, select")
+@primitive(cost=_absolute_cost, source="is_negative, select")
 async def absolute(x: ArithmeticTensor, high_bit: int = 63) -> ArithmeticTensor:
     """|x|. 4 rounds, the bytes of ``is_negative`` and 32. Exact for |x| < 2^high_bit in the ring.
 

@@ -11,8 +11,8 @@ import numpy as np
 
 import refmpc
 from protocols.client.upload import ClientJob, client_program
+from protocols.methods import protocol
 from protocols.plan.run_plan import Plan
-from protocols.registry import protocol
 from protocols.server.training import ServerJob
 from vfl.dp import Claim
 from vfl.federation import Federation

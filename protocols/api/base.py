@@ -20,7 +20,7 @@ from accel.validate import require, require_choice
 from protocols.api.backends import BACKENDS, train
 from protocols.api.estimate import Estimate, estimate_of
 from protocols.api.inputs import Blocks, Columns, is_blocks, learn_columns
-from protocols.inference.prediction import OUTPUTS
+from protocols.methods.prediction import OUTPUTS
 from protocols.plan.run_plan import Plan, plan_run
 from vfl.data.scaling import RowBound, split_row_bound
 from vfl.defaults import AUTOMATIC, table_row_bound, training_defaults

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from protocols.local.report import estimate as estimated
-from protocols.local.report import size_in_words
 from protocols.plan.run_plan import Plan
+from protocols.run.report import estimate as estimated
+from protocols.run.report import size_in_words
 
 __all__ = ["Estimate", "estimate_of"]
 

@@ -1,6 +1,6 @@
 """``VerticalClassifier`` and ``VerticalRegressor``: a model on columns that several parties hold, by scikit-learn's conventions.
 
-    from protocols import VerticalClassifier
+    from ppvfl import VerticalClassifier
 
     model = VerticalClassifier(epsilon=3.0, public={"bank": public_bank, "card": public_card}, id_column="customer_id")
     print(model.estimate(tables, y="defaulted"))         # cost and claim; runs nothing
@@ -26,8 +26,8 @@ from sklearn.utils.validation import check_array, column_or_1d
 
 from accel.validate import require
 from protocols.api.base import VerticalEstimator
+from vfl.losses import probabilities, scaled_targets, unscaled_targets
 from vfl.tables import Label, Schema
-from vfl.tasks import probabilities, scaled_targets, unscaled_targets
 
 __all__ = ["VerticalClassifier", "VerticalRegressor"]
 

@@ -14,7 +14,7 @@ import numpy as np
 from accel.files import write_text
 from accel.validate import require
 from protocols.api.inputs import ROW, Columns
-from protocols.inference.model_file import ReleasedModel, read_model, write_model
+from protocols.state.model_file import ReleasedModel, read_model, write_model
 
 __all__ = ["KeptClaim", "adopt_files", "load", "save"]
 

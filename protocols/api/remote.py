@@ -16,12 +16,11 @@ import numpy as np
 from accel.validate import require
 from protocols.api.files import adopt_files
 from protocols.api.inputs import as_arrow
-from protocols.deploy.cli import make_parser
-from protocols.deploy.commands import client, predict
-from protocols.deploy.config.public_plan import plan_for
-from protocols.deploy.config.read import load
-from protocols.inference.model_file import read_model, write_model
+from protocols.cli import client, make_parser, predict
+from protocols.federation.public_plan import plan_for
+from protocols.federation.read import load
 from protocols.plan.run_plan import Plan
+from protocols.state.model_file import read_model, write_model
 from vfl.tables import Schema, read_table, write_schema
 
 __all__ = ["fit_in_federation", "join_in_federation", "planned_in_federation", "predict_in_federation"]

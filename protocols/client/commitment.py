@@ -25,7 +25,7 @@ import numpy as np
 
 from accel.errors import InvalidArgument
 from accel.files import read_arrays, write_arrays
-from protocols.server.checkpoint import ServerDirectory
+from protocols.state.checkpoint import ServerDirectory
 from refmpc import Client, Party
 from refmpc.core.rounds import Round
 from refmpc.net.framing import listed, title

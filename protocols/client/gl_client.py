@@ -20,7 +20,7 @@ from protocols.client.commitment import commit_to_columns
 from protocols.plan.gl_plan import LayerPlan
 from protocols.plan.gl_scales import FactorBounds
 from protocols.plan.gl_shapes import AdapterShape
-from protocols.plan.possible import require_possible_model
+from protocols.plan.plausibility import require_possible_model
 from protocols.plan.scales import EMBEDDING_BITS, RELEASE_BITS
 from refmpc import Client, receive_opening
 from refmpc.core.fixed import encode

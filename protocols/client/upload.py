@@ -10,14 +10,14 @@ import numpy as np
 
 import refmpc
 from protocols.client.commitment import check_columns, commit_to_columns
-from protocols.client.verification import verify_uploads
-from protocols.plan.possible import require_possible_model
+from protocols.plan.plausibility import require_possible_model
 from protocols.plan.run_plan import MODEL_RELEASE, Plan
 from protocols.plan.scales import EMBEDDING_BITS
-from protocols.server.checkpoint import ServerDirectory
-from protocols.server.stored_rows import RowFolder, StoredRows, StoredTensor
+from protocols.server.verification import verify_uploads
+from protocols.state.checkpoint import ServerDirectory
+from protocols.state.stored_rows import RowFolder, StoredRows, StoredTensor
 from protocols.step.clip import norms_of_squares, squared_norms
-from protocols.step.global_step import SharedRows
+from protocols.step.secret_step import SharedRows
 from refmpc import ArithmeticTensor, Client, Party, Words
 from refmpc.core.fixed import encode
 
@@ -46,7 +46,7 @@ class Embeddings(Protocol):
 
 @dataclass(frozen=True)
 class ClientJob:
-    """One client's own columns; nobody else receives this object. Labels (``vfl.tasks.shared_labels``) only at the label
+    """One client's own columns; nobody else receives this object. Labels (``vfl.losses.shared_labels``) only at the label
     client."""
 
     plan: Plan
@@ -101,7 +101,7 @@ def receive_model(client: Client, plan: Plan) -> list[np.ndarray]:
 async def receive_rows(
     party: Party, plan: Plan, folder: RowFolder | None = None, directory: ServerDirectory | None = None
 ) -> SharedRows | StoredRows:
-    """Take in all clients' columns side by side, test them (``protocols.client.verification``), append the column of ones,
+    """Take in all clients' columns side by side, test them (``protocols.server.verification``), append the column of ones,
     and compute the row norms.
 
     Many rows go into files of ``folder``, and memory stays at a few chunks; without it, or if they are few, all stay in memory, one

@@ -26,7 +26,7 @@ from accel.validate import require, require_integer, require_real
 from protocols.plan.scales import EMBEDDING_BITS, NOISE_DEVIATIONS, RELEASE_BITS, Scales
 from refmpc.mathematics.clipping import FACTOR_BITS, ClipConstants
 from refmpc.mathematics.probabilities import PROBABILITY_BITS, high_bits, order_width
-from vfl.tasks import WEIGHT_BITS
+from vfl.losses import WEIGHT_BITS
 from vfl.training import TrainingConfig
 
 __all__ = ["LowRoundScales", "plan_low_round", "with_low_round"]

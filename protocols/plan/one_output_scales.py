@@ -25,7 +25,7 @@ from fractions import Fraction
 
 from accel.validate import require
 from protocols.plan.scales import EMBEDDING_BITS, UPDATE_BITS, Scales
-from protocols.step.over_clip import OverClip
+from protocols.step.squared_norm_ratio import OverClip
 from refmpc.mathematics.normalise import MANTISSA_BITS
 from vfl.training import TrainingConfig
 

@@ -20,7 +20,7 @@ from protocols.plan.low_round_scales import with_low_round
 from protocols.plan.one_output_scales import plan_one_output
 from protocols.plan.row_test import FAULT_CLAIM, RowTest, row_test, upload_release
 from protocols.plan.scales import EMBEDDING_BITS, GRADIENT_BITS, RELEASE_BITS, Scales, plan_scales
-from protocols.step.over_clip import ROOM
+from protocols.step.squared_norm_ratio import ROOM
 from refmpc.mathematics.gaussian import (
     JOINT_DISTANCE,
     JOINT_FRACTION_BITS,
@@ -39,8 +39,8 @@ from vfl.dp import (
 )
 from vfl.dp.claim import ROW_BOUND_CHECKED, ROW_BOUND_TRUSTED
 from vfl.gradients import GlobalModel
+from vfl.losses import output_count, shared_labels
 from vfl.run_mechanism import calibrate_run, choose_factorisation, choose_schedule
-from vfl.tasks import output_count, shared_labels
 from vfl.training import Schedule, TrainingConfig
 
 if TYPE_CHECKING:
@@ -323,7 +323,7 @@ def joint_scale(target_std: float) -> tuple[int, int]:
 
 
 def joint_slope(target_std: float) -> float:
-    """The slope error of joint noise with this std; see ``protocols.noise.joint_noise`` for the further roundings."""
+    """The slope error of joint noise with this std; see ``protocols.server.joint_noise`` for the further roundings."""
     error = MAGNITUDE_ERROR + 2.0**-JOINT_FRACTION_BITS * (1 + 1 / target_std)
     return joint_slope_error() * error / MAGNITUDE_ERROR
 

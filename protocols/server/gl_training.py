@@ -12,18 +12,18 @@ import numpy as np
 
 import refmpc
 from protocols.client.commitment import check_columns
-from protocols.client.step_verification import verify_labels, verify_step
 from protocols.client.upload import with_ones_column
 from protocols.plan.gl_plan import EMBEDDINGS, PROJECTED, ROW_FACTORS, UP, LayerPlan, block, layer_release
 from protocols.plan.gl_shapes import AdapterShape, JacobianShape
 from protocols.plan.row_test import NormTest
 from protocols.plan.scales import EMBEDDING_BITS
 from protocols.server.open_training import STATE_EVERY, OpenTrainingRun, own_addend, public_inputs
+from protocols.server.step_verification import verify_labels, verify_step
 from protocols.server.training import ServerJob, TrainingRun
 from protocols.step.gl_step import BlockOutputs, ClientFactors, block_norms, layer_step
-from protocols.step.global_step import rate_input
 from protocols.step.jacobians import ClientJacobian
 from protocols.step.open_gl_step import PublicBlock, open_layer_step, public_block
+from protocols.step.secret_step import rate_input
 from refmpc import ArithmeticTensor, Party
 
 __all__ = ["GREETING", "LayerRun", "LayerServerJob", "OpenLayerRun", "SecretLayerRun", "layer_run"]
@@ -93,7 +93,7 @@ class LayerRun(TrainingRun):
 
     async def receive_batch(self, step: int) -> tuple[ArithmeticTensor, list[ClientFactors | ClientJacobian]]:
         """[H 1] of this step's rows and every client's factors (X when the batch comes up for the first time), or
-        Jacobians; all tested (``protocols.client.step_verification``)."""
+        Jacobians; all tested (``protocols.server.step_verification``)."""
         plan, batch = self.plan, step % self.plan.schedule.num_batches
         shares = np.zeros((2, plan.schedule.batch_size, plan.width + 1), dtype=np.uint64)
         clients: list[ClientFactors | ClientJacobian] = []
@@ -162,7 +162,7 @@ class SecretLayerRun(LayerRun):
     """GL-BMF with secret weights.
 
     With ``keep`` all three servers have written a release, and said so, before any of them sends its words
-    (``protocols.server.releases``): a server that dies with words of the others in hand finds the same words on all disks, and
+    (``protocols.state.releases``): a server that dies with words of the others in hand finds the same words on all disks, and
     they are sent again, never computed again. Without, a run is begun once and cannot be resumed.
     """
 
@@ -201,7 +201,7 @@ class SecretLayerRun(LayerRun):
 
 class OpenLayerRun(LayerRun, OpenTrainingRun):
     """GL-BMF with open weights: a step's words, of the global layer and of all clients' layers, are one record that all three
-    have written before any of them is sent, to the servers or to a client (``protocols.server.opened``)."""
+    have written before any of them is sent, to the servers or to a client (``protocols.state.step_log``)."""
 
     def __init__(self, party: Party, job: LayerServerJob):
         every = STATE_EVERY if job.keep else 0

@@ -1,6 +1,6 @@
 """The training run of one server with open weights: every step opens its noised gradient sums to all three servers.
 
-A run that keeps checkpoints keeps every step (``protocols.server.opened``), for one more round a step. A run that keeps none
+A run that keeps checkpoints keeps every step (``protocols.state.step_log``), for one more round a step. A run that keeps none
 cannot be resumed, because nobody would know what it has opened; when it is finished, its model can be handed over again.
 """
 
@@ -13,17 +13,17 @@ import numpy as np
 
 import refmpc
 from accel import kernels
-from protocols.noise.joint_noise import MOST_ROWS
-from protocols.plan.possible import require_possible_model, require_possible_sums
+from protocols.plan.plausibility import require_possible_model, require_possible_sums
 from protocols.plan.run_plan import MODEL_RELEASE, SUMS_RELEASE, Plan
-from protocols.server.checkpoint import confirm_on_disk
-from protocols.server.iterates import Iterates
-from protocols.server.opened import OpenedSteps, agree_on_opened
+from protocols.server.averaging import Iterates
+from protocols.server.joint_noise import MOST_ROWS
 from protocols.server.training import ServerJob, TrainingRun
-from protocols.step.global_step import SharedRows
+from protocols.state.checkpoint import confirm_on_disk
+from protocols.state.step_log import OpenedSteps, agree_on_opened
 from protocols.step.open_step import step_words
 from protocols.step.public_hidden import hidden_head
 from protocols.step.public_weights import Head, PublicLayer, moved, public_start, rounded_head
+from protocols.step.secret_step import SharedRows
 from refmpc import ArithmeticTensor, Party, Words
 from refmpc.core.words import seal, unseal
 from refmpc.primitives.opening import unbiased_addend, word_type

@@ -12,17 +12,17 @@ import numpy as np
 
 import refmpc
 from protocols.client.upload import release_model
-from protocols.noise.joint_noise import MOST_ROWS, JointNoise
-from protocols.noise.server_noise import NoiseAhead
-from protocols.plan.possible import require_possible_model
+from protocols.plan.plausibility import require_possible_model
 from protocols.plan.run_plan import Plan
 from protocols.plan.scales import RELEASE_BITS
-from protocols.server.begun import begin
-from protocols.server.checkpoint import ServerDirectory
-from protocols.server.releases import Releases, agree_on_step
-from protocols.server.shuffled_rows import ShuffledRows
-from protocols.server.stored_rows import StoredRows
-from protocols.step.global_step import SharedRows, Weights, gradient_step, rate_input
+from protocols.server.joint_noise import MOST_ROWS, JointNoise
+from protocols.server.server_noise import NoiseAhead
+from protocols.state.checkpoint import ServerDirectory
+from protocols.state.releases import Releases, agree_on_step
+from protocols.state.run_identity import begin
+from protocols.state.shuffled_rows import ShuffledRows
+from protocols.state.stored_rows import StoredRows
+from protocols.step.secret_step import SharedRows, Weights, gradient_step, rate_input
 from refmpc import ArithmeticTensor, Party, Words
 
 __all__ = ["ServerJob", "TrainingRun"]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from refmpc import ArithmeticTensor
-from vfl.tasks import WEIGHT_BITS, weight_words
+from vfl.losses import WEIGHT_BITS, weight_words
 
 __all__ = ["row_weights", "weighted_labels"]
 

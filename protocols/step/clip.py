@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 import refmpc
 from protocols.plan.scales import UPDATE_BITS, LayerScales, Scales
 from protocols.step.one_output import clip_bounds, clip_bounds_of_squares
-from protocols.step.over_clip import norms_over_clip, squares_over_clip
+from protocols.step.squared_norm_ratio import norms_over_clip, squares_over_clip
 from refmpc import ArithmeticTensor, TwoHolderBits
 from refmpc.mathematics.normalise import MANTISSA_BITS
 
 if TYPE_CHECKING:
-    from protocols.server.stored_rows import CutByRows
+    from protocols.state.stored_rows import CutByRows
 
 __all__ = ["clip_factors", "clipped_updates", "norms_of_squares", "squared_norms"]
 

@@ -12,12 +12,12 @@ from protocols.plan.gl_shapes import AdapterShape, JacobianShape
 from protocols.plan.run_plan import SUMS_RELEASE, Plan
 from protocols.plan.scales import EMBEDDING_BITS, RELEASE_BITS
 from protocols.step.gl_step import BlockOutputs, ClientFactors, layer_step
-from protocols.step.global_step import SharedRows, Weights, gradient_step
 from protocols.step.jacobians import ClientJacobian
 from protocols.step.open_gl_step import open_layer_step, public_block
 from protocols.step.open_step import step_words
 from protocols.step.public_hidden import widest_hidden_head
 from protocols.step.public_weights import Head, widest_head
+from protocols.step.secret_step import SharedRows, Weights, gradient_step
 from refmpc import ArithmeticTensor, Cost, Party
 from refmpc.core.words import seal, unseal
 

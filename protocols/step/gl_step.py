@@ -29,14 +29,6 @@ from protocols.plan.gl_scales import ROUND_UP, AdapterScales
 from protocols.plan.gl_shapes import AdapterShape
 from protocols.plan.scales import PROBABILITY_BITS, UPDATE_BITS
 from protocols.step.clip import clipped_updates
-from protocols.step.global_step import (
-    SharedRows,
-    Weights,
-    logit_errors,
-    own_addends,
-    squared_norms,
-    updated,
-)
 from protocols.step.jacobians import (
     ClientJacobian,
     Samples,
@@ -45,8 +37,16 @@ from protocols.step.jacobians import (
     layer_samples,
     sample_opening,
 )
-from protocols.step.over_clip import norms_over_clip
 from protocols.step.public_weights import PublicMatrix, times_weights
+from protocols.step.secret_step import (
+    SharedRows,
+    Weights,
+    logit_errors,
+    own_addends,
+    squared_norms,
+    updated,
+)
+from protocols.step.squared_norm_ratio import norms_over_clip
 from refmpc import ArithmeticTensor, Words, seal
 from refmpc.mathematics.normalise import MANTISSA_BITS
 

@@ -28,7 +28,7 @@ from protocols.plan.scales import EMBEDDING_BITS, RESOLUTION_BITS, Scales
 from protocols.step.public_hidden import HiddenHead
 from refmpc import Additive, ArithmeticTensor, Words
 from refmpc.core.digest import digest, mix
-from refmpc.core.exact import ceil_log2
+from refmpc.core.integer_logs import ceil_log2
 from refmpc.core.party import Segment
 from refmpc.mathematics.probabilities import PROBABILITY_BITS
 from refmpc.mathematics.scale_rows import begin_cut_and_square

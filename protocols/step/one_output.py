@@ -19,7 +19,7 @@ import refmpc
 from protocols.plan.one_output_scales import RESOLUTION_BITS, OneOutputScales
 from protocols.plan.scales import EMBEDDING_BITS, UPDATE_BITS, Scales
 from protocols.step.class_weights import row_weights, weighted_labels
-from protocols.step.over_clip import squares_over_clip
+from protocols.step.squared_norm_ratio import squares_over_clip
 from refmpc import Additive, ArithmeticTensor
 from refmpc.mathematics.normalise import MANTISSA_BITS
 from refmpc.primitives.arithmetic import matmul_summand

@@ -24,11 +24,11 @@ from protocols.step.gl_step import (
     openings,
     products_with_updates,
 )
-from protocols.step.global_step import squared_norms
 from protocols.step.jacobians import ClientJacobian, sample_opening
 from protocols.step.open_step import errors_from_logits
-from protocols.step.over_clip import norms_over_clip
 from protocols.step.public_weights import Head, PublicMatrix, centred, norm_above, rounded, times_weights
+from protocols.step.secret_step import squared_norms
+from protocols.step.squared_norm_ratio import norms_over_clip
 from refmpc import ArithmeticTensor, Words, seal
 
 __all__ = ["PublicBlock", "open_layer_step", "public_block"]

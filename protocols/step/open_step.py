@@ -20,9 +20,9 @@ import refmpc
 from protocols.plan.scales import EMBEDDING_BITS, PROBABILITY_BITS, LayerScales, Scales
 from protocols.step import low_round, one_output
 from protocols.step.clip import clip_factors, clipped_updates
-from protocols.step.global_step import SharedRows, explicit_clip
 from protocols.step.hidden_chain import open_hidden_updates
 from protocols.step.public_weights import Head
+from protocols.step.secret_step import SharedRows, explicit_clip
 from refmpc import ArithmeticTensor, TwoHolder, TwoHolderBits, Words
 from refmpc.core.words import seal
 from vfl.training import TrainingConfig

@@ -23,9 +23,9 @@ import refmpc
 from accel import kernels
 from accel.validate import require
 from protocols.plan.scales import DECAY_BITS, EMBEDDING_BITS, HEAD_BITS, Scales
-from protocols.step.over_clip import ROOM
+from protocols.step.squared_norm_ratio import ROOM
 from refmpc import ArithmeticTensor
-from refmpc.core.exact import ceil_log2
+from refmpc.core.integer_logs import ceil_log2
 from vfl.training import TrainingConfig
 
 if TYPE_CHECKING:

@@ -32,8 +32,8 @@ from refmpc.core.draws import Draws
 from refmpc.core.errors import NotRecordable
 from refmpc.core.machine import Machine, kernel_argument
 from refmpc.core.party import Operation, Party, fill_from_reserve, uniform_bytes
+from refmpc.core.pytree import Inputs, Leaf, rebuilt, regions
 from refmpc.core.rounds import Round, complete
-from refmpc.core.structure import Inputs, Leaf, rebuilt, regions
 from refmpc.core.words import Public, Words, seal, unseal
 from refmpc.net.prepared import PreparedRound
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from refmpc.core.ledger import Counters
-from refmpc.core.protocol import Cost
+from refmpc.core.primitive import Cost
 from refmpc.launch.participants import Options, play_party
 from refmpc.net.emulation import network_profile
 from refmpc.net.framing import Peer, as_bytes

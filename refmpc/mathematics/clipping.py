@@ -7,8 +7,8 @@ import math
 from dataclasses import dataclass
 
 from accel.validate import require, require_real
-from refmpc.core.exact import ceil_log2
-from refmpc.core.protocol import Cost, protocol
+from refmpc.core.integer_logs import ceil_log2
+from refmpc.core.primitive import Cost, primitive
 from refmpc.core.tensor import ArithmeticTensor
 from refmpc.mathematics.powers import Weights, weigh_reached
 from refmpc.mathematics.spline import ROOT_ERROR, SPLINE_BITS, spline_times
@@ -128,7 +128,7 @@ def _cost(q: Additive | ArithmeticTensor, high: float, stops: bool = False) -> C
     return weigh + Cost(1, 672 * q.shape[0])
 
 
-@protocol(cost=_cost, source="this project: thermometer of octaves, spline of the mantissa")
+@primitive(cost=_cost, source="this project: thermometer of octaves, spline of the mantissa")
 async def clip_root(q: Additive | ArithmeticTensor, high: float, stops: bool = False) -> Additive:
     """1/sqrt(max(1, q)) for −high ≤ q ≤ high at 62 bits, additive, *never above* the true factor. With ``stops`` exactly 0
     where 2^K, K = ``clip_octaves(high, True)``, was added to q ≥ 0, and nowhere else.

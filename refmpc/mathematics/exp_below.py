@@ -8,8 +8,8 @@ import numpy as np
 
 from accel import kernels
 from accel.validate import require, require_integer
-from refmpc.core.exact import agreed_exp_constant
-from refmpc.core.protocol import Cost, protocol
+from refmpc.core.integer_logs import agreed_exp_constant
+from refmpc.core.primitive import Cost, primitive
 from refmpc.primitives.dealing import (
     DEALER,
     FIRST,
@@ -66,7 +66,7 @@ def _cost(z: TwoHolder, largest: Additive, high_bits: int) -> Cost:
     return Cost(2, total)
 
 
-@protocol(
+@primitive(
     cost=_cost, source="this project: product of the two holders' exponentials, digits compared by one-hot vectors"
 )
 async def exp_below(z: TwoHolder, largest: Additive, high_bits: int) -> Additive:

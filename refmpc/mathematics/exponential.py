@@ -13,9 +13,9 @@ import math
 import numpy as np
 
 from accel.validate import require, require_integer, require_real
-from refmpc.core.exact import LOG2_E, LOG_4, agreed_exp_constant, exp_table
+from refmpc.core.integer_logs import LOG2_E, LOG_4, agreed_exp_constant, exp_table
 from refmpc.core.party import Segment
-from refmpc.core.protocol import Cost, protocol
+from refmpc.core.primitive import Cost, primitive
 from refmpc.core.rounds import gather
 from refmpc.core.tensor import ArithmeticTensor
 from refmpc.core.words import Words
@@ -95,7 +95,7 @@ def _exp_cost(
     return window.beside(is_negative.cost(x, *_range_bits(x, high_bit))) + Cost(2, 32 * x.size)
 
 
-@protocol(cost=_exp_cost, source="this project: product of the two holders' exponentials")
+@primitive(cost=_exp_cost, source="this project: product of the two holders' exponentials")
 async def exp(
     x: ArithmeticTensor, upper: float = 0.0, lower: float | None = None, fraction_bits: int = 22, high_bit: int = 61
 ) -> ArithmeticTensor:
@@ -132,7 +132,7 @@ def _log_cost(x: ArithmeticTensor, low: float, high: float) -> Cost:
     return normalise_cost(x, low, high, 1) + polynomial.cost(mantissa, [0.0] * (LOG_DEGREE + 1))
 
 
-@protocol(cost=_log_cost, source="this project: mantissa by a thermometer, minimax polynomial")
+@primitive(cost=_log_cost, source="this project: mantissa by a thermometer, minimax polynomial")
 async def log(x: ArithmeticTensor, low: float, high: float) -> ArithmeticTensor:
     """ln x at 26 bits for low ≤ x ≤ high (public positive bounds).
 
@@ -165,7 +165,7 @@ def _softmax_cost(logits: ArithmeticTensor, fraction_bits: int = 18, high_bit: i
     return probabilities.cost(rows, _spread(logits, high_bit)) + cut
 
 
-@protocol(cost=_softmax_cost, source="probabilities")
+@primitive(cost=_softmax_cost, source="probabilities")
 async def softmax(logits: ArithmeticTensor, fraction_bits: int = 18, high_bit: int | None = None) -> ArithmeticTensor:
     """Softmax along the last axis.
 

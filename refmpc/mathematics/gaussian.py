@@ -38,7 +38,7 @@ from accel.gaussian import GridGaussian
 from accel.prg import Stream
 from accel.validate import require_integer, require_real
 from refmpc.core.party import Operation, Party
-from refmpc.core.protocol import Cost, protocol
+from refmpc.core.primitive import Cost, primitive
 from refmpc.core.rounds import gather
 from refmpc.core.tensor import ArithmeticTensor, concatenate
 from refmpc.core.words import seal
@@ -190,7 +190,7 @@ def _joint_cost(party: Party, shape: tuple[int, ...], smoothing: float = SMOOTHI
     )
 
 
-@protocol(cost=_joint_cost, source="this project: inversion by segments of secret random bits; proofs §7.2")
+@primitive(cost=_joint_cost, source="this project: inversion by segments of secret random bits; proofs §7.2")
 async def joint_gaussian(party: Party, shape: tuple[int, ...], smoothing: float = SMOOTHING) -> ArithmeticTensor:
     """Standard normal samples at 30 bits that no server knows or chooses.
 

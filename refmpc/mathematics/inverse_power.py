@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, replace
 
 from accel.validate import require
-from refmpc.core.protocol import Cost
+from refmpc.core.primitive import Cost
 from refmpc.core.rounds import gather
 from refmpc.core.tensor import ArithmeticTensor
 from refmpc.mathematics.normalise import Exponents

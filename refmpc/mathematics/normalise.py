@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from accel.validate import require, require_real
-from refmpc.core.exact import ceil_log2, floor_log2
-from refmpc.core.protocol import Cost
+from refmpc.core.integer_logs import ceil_log2, floor_log2
+from refmpc.core.primitive import Cost
 from refmpc.core.tensor import ArithmeticTensor
 from refmpc.primitives.arithmetic import multiply_truncate
 from refmpc.primitives.comparison import thermometer

@@ -8,7 +8,7 @@ import numpy as np
 
 from accel import kernels
 from accel.validate import require, require_integer
-from refmpc.core.protocol import Cost, protocol
+from refmpc.core.primitive import Cost, primitive
 from refmpc.primitives.dealing import (
     DEALER,
     FIRST,
@@ -50,7 +50,7 @@ def _cost(s: Additive, most: int) -> Cost:
     return Cost(2, sum(each))
 
 
-@protocol(cost=_cost, source="this project: rotated one-hot vector over GF(2), bits under pads dealt beforehand")
+@primitive(cost=_cost, source="this project: rotated one-hot vector over GF(2), bits under pads dealt beforehand")
 async def octave(s: Additive, most: int) -> tuple[Additive, Additive]:
     """m = s/2^k exactly, and t = 2^-k, for 0.6 < s < most: k ≥ −1 is such that 1 ≤ m < 2.25.
 

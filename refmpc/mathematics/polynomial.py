@@ -8,7 +8,7 @@ import numpy as np
 
 from accel.validate import require, require_integer
 from refmpc.core.fixed import encode
-from refmpc.core.protocol import Cost, protocol
+from refmpc.core.primitive import Cost, primitive
 from refmpc.core.tensor import ArithmeticTensor, concatenate
 from refmpc.mathematics.coefficients import COEFFICIENT_BITS
 from refmpc.primitives.arithmetic import multiply_truncate
@@ -33,7 +33,7 @@ def _polynomial_cost(t: ArithmeticTensor, coefficients: Sequence[float]) -> Cost
     return total + truncate.cost(t, COEFFICIENT_BITS)
 
 
-@protocol(cost=_polynomial_cost, source="powers by doubling")
+@primitive(cost=_polynomial_cost, source="powers by doubling")
 async def polynomial(t: ArithmeticTensor, coefficients: Sequence[float]) -> ArithmeticTensor:
     """Σ coefficients[i]·t^i at the scale of t, for |t| of the order of 1.
 
@@ -41,7 +41,7 @@ async def polynomial(t: ArithmeticTensor, coefficients: Sequence[float]) -> Arit
     |t^i| with i ≥ 2 below 2^(62 − 2·fraction_bits), as products have twice the fraction bits (so at most 30 of them from
     degree 2 on), and the result below 2^(41 − fraction_bits); ``insecure_check_ranges`` finds what lies outside. Error
     for |t| ≤ 1: i − 1 units times coefficient i, 2^-21 for each coefficient (they are rounded to 20 bits), and one unit.
-    All servers must pass the same coefficients to the last bit (see ``refmpc.core.exact``).
+    All servers must pass the same coefficients to the last bit (see ``refmpc.core.integer_logs``).
     """
     bits = t.fraction_bits
     require(len(coefficients) >= 2, "coefficients", coefficients, "at least two (degree 1)")

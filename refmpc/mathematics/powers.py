@@ -8,7 +8,7 @@ import numpy as np
 
 from accel import kernels
 from accel.validate import require, require_integer
-from refmpc.core.protocol import Cost, protocol
+from refmpc.core.primitive import Cost, primitive
 from refmpc.core.tensor import ArithmeticTensor
 from refmpc.core.words import Words
 from refmpc.mathematics.octave import ring_words
@@ -49,7 +49,7 @@ def _cost(
     return Cost(3, total + (8 * len(thresholds) + opened) * rows)
 
 
-@protocol(cost=_cost, source="thermometer, with what depends on its bits dealt in one more round")
+@primitive(cost=_cost, source="thermometer, with what depends on its bits dealt in one more round")
 async def weigh_reached(
     x: Additive | ArithmeticTensor,
     thresholds: Sequence[int],

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from accel.validate import require, require_integer, require_real
-from refmpc.core.exact import ceil_log2
-from refmpc.core.protocol import Cost, protocol
+from refmpc.core.integer_logs import ceil_log2
+from refmpc.core.primitive import Cost, primitive
 from refmpc.core.rounds import gather
 from refmpc.core.tensor import ArithmeticTensor
 from refmpc.core.words import Words
@@ -54,7 +54,7 @@ def _cost(z: Logits, spread: float, columns: int | None = None, weights: Arithme
     )
 
 
-@protocol(cost=_cost, source="this project: order, exp_below, octave, spline_times, scale_rows")
+@primitive(cost=_cost, source="this project: order, exp_below, octave, spline_times, scale_rows")
 async def probabilities(
     z: Logits, spread: float, columns: int | None = None, weights: ArithmeticTensor | None = None
 ) -> Additive:

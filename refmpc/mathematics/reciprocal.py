@@ -7,8 +7,8 @@ import functools
 import numpy as np
 
 from accel.validate import require_integer, require_real
-from refmpc.core.exact import ceil_log2, reciprocal_start
-from refmpc.core.protocol import Cost, protocol
+from refmpc.core.integer_logs import ceil_log2, reciprocal_start
+from refmpc.core.primitive import Cost, primitive
 from refmpc.core.rounds import gather
 from refmpc.core.tensor import ArithmeticTensor
 from refmpc.mathematics.inverse_power import InversePlan, inverse_power, inverse_power_cost
@@ -43,7 +43,7 @@ def _reciprocal_cost(
     return inverse_power_cost(x, plan) + truncate_additive.cost(column, cut)
 
 
-@protocol(cost=_reciprocal_cost, source="this project: octaves by a thermometer, spline of the mantissa")
+@primitive(cost=_reciprocal_cost, source="this project: octaves by a thermometer, spline of the mantissa")
 async def reciprocal(
     x: ArithmeticTensor, low: float, high: float, fraction_bits: int = 26, signed: bool = False
 ) -> ArithmeticTensor:
@@ -95,7 +95,7 @@ def _narrow_cost(x: ArithmeticTensor, low: float, high: float) -> Cost:
     return total
 
 
-@protocol(cost=_narrow_cost, source="Goldschmidt's method from a minimax start")
+@primitive(cost=_narrow_cost, source="Goldschmidt's method from a minimax start")
 async def reciprocal_narrow(x: ArithmeticTensor, low: float, high: float) -> ArithmeticTensor:
     """1/x for low ≤ x ≤ high with a small ratio (such as the sum of a softmax): no comparison at all. The scale of the
     result is 26 + ⌈log2 high⌉.
@@ -135,7 +135,7 @@ def _divide_cost(
     return total + truncated_product_cost(outputs, INVERSE_BITS)
 
 
-@protocol(cost=_divide_cost, source="reciprocal")
+@primitive(cost=_divide_cost, source="reciprocal")
 async def divide(
     numerator: ArithmeticTensor, denominator: ArithmeticTensor, low: float, high: float, signed: bool = False
 ) -> ArithmeticTensor:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from accel.validate import require_integer
-from refmpc.core.exact import ceil_log2
-from refmpc.core.protocol import Cost, protocol
+from refmpc.core.integer_logs import ceil_log2
+from refmpc.core.primitive import Cost, primitive
 from refmpc.core.tensor import ArithmeticTensor
 from refmpc.mathematics.clipping import FACTOR_BITS, ClipConstants, clip_root
 from refmpc.mathematics.inverse_power import InversePlan, inverse_power, inverse_power_cost
@@ -31,7 +31,7 @@ def _inverse_sqrt_cost(x: ArithmeticTensor, low: float, high: float, fraction_bi
     return inverse_power_cost(x, plan) + truncate_additive.cost(column, cut)
 
 
-@protocol(cost=_inverse_sqrt_cost, source="this project: octaves by a thermometer, spline of the mantissa")
+@primitive(cost=_inverse_sqrt_cost, source="this project: octaves by a thermometer, spline of the mantissa")
 async def inverse_sqrt(x: ArithmeticTensor, low: float, high: float, fraction_bits: int = 26) -> ArithmeticTensor:
     """1/sqrt(x) for low ≤ x ≤ high (public bounds).
 
@@ -60,7 +60,7 @@ def _sqrt_cost(x: ArithmeticTensor, low: float, high: float, fraction_bits: int 
     return inverse_sqrt.cost(x, low, high) + truncated_product_cost(x.size, x.fraction_bits + 26 - fraction_bits)
 
 
-@protocol(cost=_sqrt_cost, source="x · inverse_sqrt(x)")
+@primitive(cost=_sqrt_cost, source="x · inverse_sqrt(x)")
 async def sqrt(x: ArithmeticTensor, low: float, high: float, fraction_bits: int = 16) -> ArithmeticTensor:
     """sqrt(x) for low ≤ x ≤ high, and exactly 0 for x = 0.
 
@@ -82,7 +82,7 @@ def _clip_cost(q: ArithmeticTensor, high: float) -> Cost:
     return clip_root.cost(q.reshape(q.size), high) + truncate_additive.cost(column, FACTOR_BITS - MANTISSA_BITS)
 
 
-@protocol(cost=_clip_cost, source="clip_root")
+@primitive(cost=_clip_cost, source="clip_root")
 async def clip_factor(q: ArithmeticTensor, high: float) -> ArithmeticTensor:
     """1/sqrt(max(1, q)) at 26 bits for q ≤ high, never more than that.
 

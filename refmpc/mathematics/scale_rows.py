@@ -7,7 +7,7 @@ from typing import Any
 
 from accel import kernels
 from accel.validate import require, require_integer
-from refmpc.core.protocol import Cost, protocol
+from refmpc.core.primitive import Cost, primitive
 from refmpc.core.rounds import Round, gather
 from refmpc.core.tensor import ArithmeticTensor
 from refmpc.primitives.dealing import (
@@ -30,7 +30,7 @@ def _scale_cost(v: Additive, x: ArithmeticTensor, bits: int, margin: int = 0) ->
     return Cost(1, (16 + 16) * len(v.words) + 16 * x.size)
 
 
-@protocol(cost=_scale_cost, source="this project: the quotient in two versions, one for each top bit of c")
+@primitive(cost=_scale_cost, source="this project: the quotient in two versions, one for each top bit of c")
 async def scale_rows(v: Additive, x: ArithmeticTensor, bits: int, margin: int = 0) -> Additive:
     """(⌊v/2^bits⌋ or one more, minus ``margin``)·x_i for every entry of a row, additive at the sum of both scales.
 
@@ -164,7 +164,7 @@ async def begin_cut_and_square(z: Additive, bits: int, weights: ArithmeticTensor
     return Additive(z.party, q, z.segments, scale, operation.history(1), dealer_adds=True), finish()
 
 
-@protocol(cost=_square_cost, source="this project: truncation of proofs §2.2; squares of c° − R in two versions")
+@primitive(cost=_square_cost, source="this project: truncation of proofs §2.2; squares of c° − R in two versions")
 async def cut_and_square(z: Additive, bits: int, weights: ArithmeticTensor) -> tuple[ArithmeticTensor, Additive]:
     """δ = z cut by ``bits`` (⌊z/2^bits⌋ or one more), replicated, and q = w·Σ_i δ_i² of every row, *exact*, additive.
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from accel import kernels
 from accel.validate import require, require_choice, require_integer
-from refmpc.core.protocol import Cost, protocol
+from refmpc.core.primitive import Cost, primitive
 from refmpc.core.words import Words
 from refmpc.primitives.dealing import (
     DEALER,
@@ -39,7 +39,7 @@ def _cost(m: Additive, t: Additive | None, function: str) -> Cost:
     return Cost(1, (16 + 8 * WORDS) * 2 * rows)
 
 
-@protocol(cost=_cost, source="this project: Taylor pieces with Chebyshev's economisation, powers dealt")
+@primitive(cost=_cost, source="this project: Taylor pieces with Chebyshev's economisation, powers dealt")
 async def spline_times(m: Additive, t: Additive | None, function: str) -> Additive:
     """f(m)·t for 15/16 ≤ m < 2.25 and any integer t, additive at 38 bits above the scale of t; f is 1/m ("reciprocal") or
     1/sqrt(m) ("root"). Without t, f(m) at 62 bits.

@@ -17,7 +17,7 @@ from accel.validate import require, require_integer
 from refmpc.core.digest import digest, mix, name_digest
 from refmpc.core.fixed import encode
 from refmpc.core.party import Operation
-from refmpc.core.protocol import Cost, protocol
+from refmpc.core.primitive import Cost, primitive
 from refmpc.core.tensor import ArithmeticTensor
 from refmpc.core.words import Words, seal
 from refmpc.primitives.dealing import TwoHolder, row_segments
@@ -196,25 +196,25 @@ def _matmul_outputs(x: ArithmeticTensor, y: ArithmeticTensor) -> int:
     return math.prod(matmul_shape(x, y))
 
 
-@protocol(cost=lambda x, y: Cost(1, 24 * _outputs(x, y)), source=SOURCE)
+@primitive(cost=lambda x, y: Cost(1, 24 * _outputs(x, y)), source=SOURCE)
 async def multiply(x: ArithmeticTensor, y: ArithmeticTensor) -> ArithmeticTensor:
     """x·y element by element; the scale is the sum of the scales. 1 round, 24 bytes. Exact modulo 2^64."""
     return await _plain("multiply", x, y, _shape(x, y), _product_summand)
 
 
-@protocol(cost=lambda x, y: Cost(1, 24 * _dot_outputs(x, y)), source=SOURCE)
+@primitive(cost=lambda x, y: Cost(1, 24 * _dot_outputs(x, y)), source=SOURCE)
 async def dot(x: ArithmeticTensor, y: ArithmeticTensor) -> ArithmeticTensor:
     """Σ x·y along the last axis. 1 round, 24 bytes an *output*. Exact modulo 2^64."""
     return await _plain("dot", x, y, _shape(x, y)[:-1], _dot_summand)
 
 
-@protocol(cost=lambda x, y: Cost(1, 24 * _matmul_outputs(x, y)), source=SOURCE)
+@primitive(cost=lambda x, y: Cost(1, 24 * _matmul_outputs(x, y)), source=SOURCE)
 async def matmul(x: ArithmeticTensor, y: ArithmeticTensor) -> ArithmeticTensor:
     """x@y as in numpy, batches included. 1 round, 24 bytes an *output*. Exact modulo 2^64."""
     return await _plain("matmul", x, y, matmul_shape(x, y), matmul_summand)
 
 
-@protocol(cost=lambda x, y, bits, addend=None: truncated_product_cost(_outputs(x, y), bits), source=SOURCE_TRUNCATED)
+@primitive(cost=lambda x, y, bits, addend=None: truncated_product_cost(_outputs(x, y), bits), source=SOURCE_TRUNCATED)
 async def multiply_truncate(
     x: ArithmeticTensor, y: ArithmeticTensor, bits: int, addend: np.ndarray | None = None
 ) -> ArithmeticTensor:
@@ -223,7 +223,7 @@ async def multiply_truncate(
     return await _truncated("multiply_truncate", x, y, _shape(x, y), _product_summand, bits, addend)
 
 
-@protocol(
+@primitive(
     cost=lambda x, y, bits, addend=None: truncated_product_cost(_dot_outputs(x, y), bits), source=SOURCE_TRUNCATED
 )
 async def dot_truncate(
@@ -234,7 +234,7 @@ async def dot_truncate(
     return await _truncated("dot_truncate", x, y, shape, _dot_summand, bits, addend)
 
 
-@protocol(
+@primitive(
     cost=lambda x, y, bits, addend=None: truncated_product_cost(_matmul_outputs(x, y), bits), source=SOURCE_TRUNCATED
 )
 async def matmul_truncate(

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from accel import kernels
 from accel.validate import require
 from refmpc.core.party import Operation
-from refmpc.core.protocol import Cost, protocol
+from refmpc.core.primitive import Cost, primitive
 from refmpc.core.tensor import ArithmeticTensor, BooleanTensor
 from refmpc.core.words import Words
 from refmpc.primitives.two_holder import TwoHolderBits, two_holder
@@ -50,7 +50,7 @@ def _and_words_cost(x: BooleanTensor, y: BooleanTensor) -> Cost:
     return Cost(1, 3 * kernels.packed_size(x.size, x.width))
 
 
-@protocol(cost=_and_words_cost, source="Araki, Furukawa, Lindell, Nof, Ohara, CCS 2016 (ePrint 2016/768)")
+@primitive(cost=_and_words_cost, source="Araki, Furukawa, Lindell, Nof, Ohara, CCS 2016 (ePrint 2016/768)")
 async def and_words(x: BooleanTensor, y: BooleanTensor) -> BooleanTensor:
     """x & y. 1 round, 3 bits for each bit."""
     require(x.shape == y.shape and x.width == y.width, "y", y, f"a Boolean tensor like x, {x!r}")
@@ -175,7 +175,7 @@ def _carry_sign_cost(x: ArithmeticTensor) -> Cost:
     return Cost(rounds + 2, 8 * x.size + 24 * (63 + planes) * plane_words(x.size))
 
 
-@protocol(cost=_carry_sign_cost, source=SOURCE_ADDER)
+@primitive(cost=_carry_sign_cost, source=SOURCE_ADDER)
 async def is_negative_by_carry_tree(x: ArithmeticTensor) -> TwoHolderBits:
     """[x < 0] for any x: 8 rounds, about 79 bytes. Exact. The reference for ``is_negative``."""
     operation = x.party.operation("is_negative_by_carry_tree", x)
@@ -226,7 +226,7 @@ def _a2b_cost(x: ArithmeticTensor) -> Cost:
     return Cost(1, 8 * x.size) + _adder_cost(x.size)
 
 
-@protocol(cost=_a2b_cost, source=SOURCE_ADDER)
+@primitive(cost=_a2b_cost, source=SOURCE_ADDER)
 async def arithmetic_to_boolean(x: ArithmeticTensor) -> BooleanTensor:
     """All 64 bits of x, XOR-shared. 8 rounds, about 170 bytes. Exact."""
     operation = x.party.operation("arithmetic_to_boolean", x)
@@ -240,7 +240,7 @@ def _b2a_cost(x: BooleanTensor, fraction_bits: int = 0) -> Cost:
     return Cost(2, 24 * x.size) + _adder_cost(x.size)
 
 
-@protocol(cost=_b2a_cost, source="Mohassel, Rindal, CCS 2018 (ABY3, ePrint 2018/403), §5.4")
+@primitive(cost=_b2a_cost, source="Mohassel, Rindal, CCS 2018 (ABY3, ePrint 2018/403), §5.4")
 async def boolean_to_arithmetic(x: BooleanTensor, fraction_bits: int = 0) -> ArithmeticTensor:
     """XOR-shared words as arithmetic shares. 9 rounds, about 185 bytes. Exact.
 
@@ -294,7 +294,7 @@ def _equal_cost(x: ArithmeticTensor, y: ArithmeticTensor | npt.ArrayLike) -> Cos
     return Cost(7, 8 * count + 24 * 63 * plane_words(count))
 
 
-@protocol(cost=_equal_cost, source="AND tree over the bits of c ⊕ ρ")
+@primitive(cost=_equal_cost, source="AND tree over the bits of c ⊕ ρ")
 async def equal(x: ArithmeticTensor, y: ArithmeticTensor | npt.ArrayLike) -> TwoHolderBits:
     """[x = y] in the ring; y may be public. 7 rounds, about 32 bytes. Exact: x − y = c − ρ is zero when all bits of c and
     ρ agree."""

@@ -19,7 +19,7 @@ import numpy as np
 from accel import kernels
 from accel.validate import require, require_integer
 from refmpc.core.party import Operation, Segment, segment_sizes
-from refmpc.core.protocol import Cost, protocol
+from refmpc.core.primitive import Cost, primitive
 from refmpc.core.tensor import ArithmeticTensor, concatenate
 from refmpc.core.words import Words
 from refmpc.primitives.two_holder import TwoHolderBits, select
@@ -155,7 +155,7 @@ def stretched(x: ArithmeticTensor, dealers: Sequence[Segment]) -> list[Segment]:
     return [Segment(s.dealer, s.slice.start * each, s.slice.stop * each) for s in dealers]
 
 
-@protocol(
+@primitive(
     cost=_is_negative_cost,
     source="Wagh, Gupta, Chandran, PoPETs 2019 (ePrint 2018/442), Alg. 3, with the changes of this file",
 )
@@ -205,7 +205,7 @@ def _thermometer_cost(x: ArithmeticTensor, thresholds: Sequence[int], low_bits: 
     return Cost(2, sum(each))
 
 
-@protocol(cost=_thermometer_cost, source="is_negative; thresholds share the dealer's message")
+@primitive(cost=_thermometer_cost, source="is_negative; thresholds share the dealer's message")
 async def thermometer(
     x: ArithmeticTensor, thresholds: Sequence[int], low_bits: Sequence[int], high_bit: int
 ) -> list[TwoHolderBits]:
@@ -234,7 +234,7 @@ def _relu_cost(x: ArithmeticTensor, low_bit: int = 0, high_bit: int = 63) -> Cos
     return is_negative.cost(x, low_bit, high_bit) + Cost(2, 32 * x.size)
 
 
-@protocol(cost=_relu_cost, source="is_negative, select")
+@primitive(cost=_relu_cost, source="is_negative, select")
 async def relu(x: ArithmeticTensor, low_bit: int = 0, high_bit: int = 63) -> ArithmeticTensor:
     """max(x, 0). 4 rounds; bytes of ``is_negative`` + 32. Exact for low_bit = 0, else off by at most 2^low_bit."""
     return await select(~await is_negative(x, low_bit, high_bit), x)
@@ -259,7 +259,7 @@ def _maximum_cost(x: ArithmeticTensor, axis: int = -1, low_bit: int = 0, high_bi
     return total
 
 
-@protocol(cost=_maximum_cost, source="is_negative, select")
+@primitive(cost=_maximum_cost, source="is_negative, select")
 async def maximum(x: ArithmeticTensor, axis: int = -1, low_bit: int = 0, high_bit: int = 63) -> ArithmeticTensor:
     """The largest entry along an axis, by a tournament of ⌈log2 n⌉ levels, 4 rounds each.
 

@@ -27,7 +27,7 @@ from accel import kernels
 from accel.validate import require, require_integer
 from refmpc.core.digest import digest, mix
 from refmpc.core.party import Operation, Segment
-from refmpc.core.protocol import Cost, protocol
+from refmpc.core.primitive import Cost, primitive
 from refmpc.core.rounds import Round, gather
 from refmpc.core.tensor import ArithmeticTensor
 from refmpc.core.words import Words
@@ -442,7 +442,7 @@ def _replicate_cost(z: Additive) -> Cost:
     return Cost(1, 16 * z.words.size)
 
 
-@protocol(cost=_replicate_cost, source="this project: the outer shares are masks of an opening")
+@primitive(cost=_replicate_cost, source="this project: the outer shares are masks of an opening")
 async def replicate(z: Additive) -> ArithmeticTensor:
     """Replicated shares of z. 1 round, 16 bytes. Exact.
 
@@ -479,7 +479,7 @@ def _truncate_cost(z: Additive, bits: int) -> Cost:
     return Cost(2, sum(24 * n * each + 3 * kernels.packed_size(n * each, bits) for n in row_sizes(len(z.words))))
 
 
-@protocol(cost=_truncate_cost, source="this project, proofs §2.2")
+@primitive(cost=_truncate_cost, source="this project, proofs §2.2")
 async def truncate_additive(z: Additive, bits: int) -> ArithmeticTensor:
     """Replicated shares of z/2^bits: ⌊z/2^bits⌋ or one more. 2 rounds, 24 + 3·bits/8 bytes. Domain −2^62 ≤ z < 2^62."""
     require(z.bits == 64, "z", z, "modulo 2^64")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from accel.validate import require
 from refmpc.core.party import Segment
-from refmpc.core.protocol import Cost, protocol
+from refmpc.core.primitive import Cost, primitive
 from refmpc.core.tensor import ArithmeticTensor
 from refmpc.primitives.dealing import (
     DEALER,
@@ -34,7 +34,7 @@ def _cost(bits: TwoHolderBits, d: ArithmeticTensor | Additive) -> Cost:
     return Cost(1, (16 + opened) * bits.size)
 
 
-@protocol(cost=_cost, source="select, without its second round; what is opened may be additive")
+@primitive(cost=_cost, source="select, without its second round; what is opened may be additive")
 async def gated(bits: TwoHolderBits, d: ArithmeticTensor | Additive) -> Additive:
     """bit·d element by element, rows first, additive at the two holders of each row. Exact modulo 2^64.
 

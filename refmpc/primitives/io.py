@@ -15,7 +15,7 @@ from accel.prg import KEY_BYTES, Stream
 from accel.validate import require, require_integer
 from refmpc.core.fixed import DEFAULT_FRACTION_BITS, decode, encode
 from refmpc.core.party import Operation, Party
-from refmpc.core.protocol import Cost, protocol
+from refmpc.core.primitive import Cost, primitive
 from refmpc.core.tensor import ArithmeticTensor, BooleanTensor, SecretTensor
 from refmpc.core.words import Words, seal, unseal
 from refmpc.net.framing import Peer, Transport, title
@@ -29,7 +29,7 @@ def _input_cost(party: Party, source: int, values: Any, shape: tuple[int, ...], 
     return Cost(1, 8 * int(np.prod(shape)))
 
 
-@protocol(cost=_input_cost, source=SOURCE_INPUT)
+@primitive(cost=_input_cost, source=SOURCE_INPUT)
 async def input_from_party(
     party: Party, source: int, values: Any, shape: tuple[int, ...], fraction_bits: int = DEFAULT_FRACTION_BITS
 ) -> ArithmeticTensor:
@@ -142,7 +142,7 @@ def _reveal_cost(x: SecretTensor, release: str, to: int | None = None) -> Cost:
     return Cost(1, (24 if to is None else 8) * x.size)
 
 
-@protocol(cost=_reveal_cost, source="Araki et al. 2016")
+@primitive(cost=_reveal_cost, source="Araki et al. 2016")
 async def reveal(x: SecretTensor, release: str, to: int | None = None) -> np.ndarray | None:
     """Open x to all servers, or to server ``to`` alone (the others get None). 1 round, 24 bytes or 8.
 

@@ -26,7 +26,7 @@ import numpy as np
 from accel import kernels
 from accel.validate import require, require_integer
 from refmpc.core.party import Party
-from refmpc.core.protocol import Cost, protocol
+from refmpc.core.primitive import Cost, primitive
 from refmpc.core.tensor import ArithmeticTensor
 from refmpc.core.words import Words, unseal
 from refmpc.net.framing import title
@@ -141,7 +141,7 @@ def _open_cost(party: Party, words: Words, bits: int, release: str) -> Cost:
     return Cost(1, 6 * kernels.packed_size(words.size, 64 - bits))
 
 
-@protocol(cost=_open_cost, source="this project; the sum of cut summands, as ``matmul_opening`` says")
+@primitive(cost=_open_cost, source="this project; the sum of cut summands, as ``matmul_opening`` says")
 async def open_words(party: Party, words: Words, bits: int, release: str) -> np.ndarray:
     """The opened numbers, signed integers, from all servers' words of products cut by ``bits``. 1 round, 6·(64 − bits)/8
     bytes a number.

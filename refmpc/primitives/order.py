@@ -14,7 +14,7 @@ import numpy as np
 
 from accel import kernels
 from accel.validate import require_integer
-from refmpc.core.protocol import Cost, protocol
+from refmpc.core.primitive import Cost, primitive
 from refmpc.core.tensor import ArithmeticTensor
 from refmpc.core.words import Words
 from refmpc.primitives.dealing import (
@@ -191,7 +191,7 @@ def _cost(z: Additive | ArithmeticTensor | TwoHolder, unit_bits: int, width: int
     return Cost(3 if len(groups) == 1 else 6, total)
 
 
-@protocol(cost=_cost, source="this project: all pairs under secret slots; digit tests as in is_negative")
+@primitive(cost=_cost, source="this project: all pairs under secret slots; digit tests as in is_negative")
 async def largest_coarse(
     z: Additive | ArithmeticTensor | TwoHolder, unit_bits: int, width: int
 ) -> tuple[TwoHolder, Additive]:

@@ -9,7 +9,7 @@ import numpy as np
 
 from accel.validate import require
 from refmpc.core.party import Operation
-from refmpc.core.protocol import Cost, protocol
+from refmpc.core.primitive import Cost, primitive
 from refmpc.core.rounds import gather
 from refmpc.core.tensor import BooleanTensor, SecretTensor
 from refmpc.core.words import Words
@@ -53,7 +53,7 @@ def _shuffle_cost(tensors: Sequence[SecretTensor]) -> Cost:
     return Cost(rounds, 32 * sum(tensor.size for tensor in tensors))
 
 
-@protocol(cost=_shuffle_cost, source="Chida et al. 2019 (ePrint 2019/695), Alg. 9")
+@primitive(cost=_shuffle_cost, source="Chida et al. 2019 (ePrint 2019/695), Alg. 9")
 async def shuffle(tensors: Sequence[SecretTensor]) -> list[SecretTensor]:
     """The rows of all tensors under one uniformly random permutation π02∘π12∘π01; each party knows two of the three.
 

@@ -12,7 +12,7 @@ from typing import Any
 from accel import kernels
 from accel.validate import require_integer
 from refmpc.core.party import Operation, Segment, segment_sizes
-from refmpc.core.protocol import Cost, protocol
+from refmpc.core.primitive import Cost, primitive
 from refmpc.core.tensor import ArithmeticTensor
 from refmpc.core.words import Words
 
@@ -84,7 +84,7 @@ def _truncate_cost(x: ArithmeticTensor, bits: int) -> Cost:
     return Cost(1, sum(8 * n + 6 * kernels.packed_size(n, bits) for n in segment_sizes(x.size)))
 
 
-@protocol(cost=_truncate_cost, source="this project, proofs §2.3")
+@primitive(cost=_truncate_cost, source="this project, proofs §2.3")
 async def truncate(x: ArithmeticTensor, bits: int) -> ArithmeticTensor:
     """x / 2^bits at the scale fraction_bits − bits.
 

@@ -16,7 +16,7 @@ from accel import kernels
 from accel.validate import require, require_choice
 from refmpc.core.digest import mix
 from refmpc.core.party import Operation, Segment, segment_sizes
-from refmpc.core.protocol import Cost, protocol
+from refmpc.core.primitive import Cost, primitive
 from refmpc.core.tensor import ArithmeticTensor, BooleanTensor
 from refmpc.core.words import Words, public_array, seal
 
@@ -191,7 +191,7 @@ async def deal_halves(
     return halves
 
 
-@protocol(cost=lambda bits, d: Cost(2, 32 * bits.size), source="this project, proofs §2.5")
+@primitive(cost=lambda bits, d: Cost(2, 32 * bits.size), source="this project, proofs §2.5")
 async def select(bits: TwoHolderBits, d: ArithmeticTensor) -> ArithmeticTensor:
     """bit·d element by element. 2 rounds, 32 bytes. Exact modulo 2^64.
 
@@ -226,7 +226,7 @@ def _where_cost(bits: TwoHolderBits, if_set: Any, if_clear: Any) -> Cost:
     return Cost(2, 32 * bits.size)
 
 
-@protocol(cost=_where_cost, source="select")
+@primitive(cost=_where_cost, source="select")
 async def where(bits: TwoHolderBits, if_set: Any, if_clear: Any) -> ArithmeticTensor:
     """``if_set`` where the bit is one, else ``if_clear``; one of them may be public. Cost of ``select``."""
     difference = if_set - if_clear
@@ -239,7 +239,7 @@ def _bit_to_arithmetic_cost(bits: TwoHolderBits, rounds: int = 1) -> Cost:
     return Cost(rounds, (48 if rounds == 1 else 24) * bits.size)
 
 
-@protocol(cost=_bit_to_arithmetic_cost, source="this project, proofs §2.5")
+@primitive(cost=_bit_to_arithmetic_cost, source="this project, proofs §2.5")
 async def bit_to_arithmetic(bits: TwoHolderBits, rounds: int = 1) -> ArithmeticTensor:
     """The bits as integers. 1 round and 48 bytes, or 2 rounds and 24 bytes. Exact.
 
@@ -306,7 +306,7 @@ def _weigh_bits_cost(bits: Sequence[TwoHolderBits], weights: np.ndarray, fractio
     return Cost(2, (8 * len(bits) + 16 * len(weights)) * bits[0].size)
 
 
-@protocol(cost=_weigh_bits_cost, source="this project: bit_to_arithmetic of a weighted sum")
+@primitive(cost=_weigh_bits_cost, source="this project: bit_to_arithmetic of a weighted sum")
 async def weigh_bits(bits: Sequence[TwoHolderBits], weights: np.ndarray, fraction_bits: int = 0) -> ArithmeticTensor:
     """Σ_k weights[o, k]·bit_k for each output o; the weights are public ring integers.
 
@@ -349,7 +349,7 @@ def _bits_to_boolean_cost(bits: TwoHolderBits) -> Cost:
     return Cost(1, sum(kernels.packed_size(n, 1) for n in segment_sizes(bits.size)))
 
 
-@protocol(cost=_bits_to_boolean_cost, source="this project")
+@primitive(cost=_bits_to_boolean_cost, source="this project")
 async def bits_to_boolean(bits: TwoHolderBits) -> BooleanTensor:
     """Two-holder bits as an XOR-shared tensor: the dealer sends one masked bit. 1 round, 1/8 byte."""
     operation = bits.party.operation("bits_to_boolean", bits)
@@ -383,7 +383,7 @@ def _lookup_cost(x: ArithmeticTensor, tables: np.ndarray, fraction_bits: int = 0
     return Cost(2, (8 * entries + 16 * rows) * x.size)
 
 
-@protocol(cost=_lookup_cost, source="this project, proofs §2.5")
+@primitive(cost=_lookup_cost, source="this project, proofs §2.5")
 async def lookup(x: ArithmeticTensor, tables: np.ndarray, fraction_bits: int = 0) -> ArithmeticTensor:
     """tables[:, x mod N] for secret integers x and public tables of N = 2^k words (one table: shape (N,)).
 

@@ -78,9 +78,9 @@ def test_no_other_module_writes_that_way():
     peers' compiler moves a folder."""
     homes = {
         "accel/files.py",
-        "protocols/deploy/records/audit.py",
-        "protocols/deploy/trial.py",
-        "protocols/server/opened.py",
+        "protocols/state/audit_log.py",
+        "protocols/run/timing_run.py",
+        "protocols/state/step_log.py",
     }
     wanted = re.compile(r"mkstemp|os\.replace|\.fsync\(|\.part\"")
     users = {

@@ -19,9 +19,9 @@ from bench.soak.__main__ import Lap, Soak, main
 from bench.soak.faults import KINDS, SURVIVOR, planned
 from bench.soak.federation import PARTICIPANTS, SERVERS
 from bench.soak.watch import OpenedTwice, SentWords
-from protocols.server.opened import OpenedSteps
+from protocols.state.step_log import OpenedSteps
 from refmpc.primitives.opening import added_words
-from tests.protocols.server.test_stored_rows import make_plan
+from tests.protocols.state.test_stored_rows import make_plan
 
 GOOD = Lap(2.0, 1000, dict.fromkeys(KINDS, 2), 9, 1.0, 990, 1e-5, 0.1, 3.0, {"server-0": (100.0, 200.0, 205.0, 210.0)})
 

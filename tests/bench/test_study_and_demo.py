@@ -8,7 +8,7 @@ import pytest
 
 from bench import demo, study
 from bench.evaluation.paper_tables import paper_accuracy
-from tests.present import present
+from tests.not_none import not_none
 from vfl.data.embeddings import ClientEmbeddings, apply_last_layer
 from vfl.data.sets import VerticalData, load_data, load_embeddings
 from vfl.federation import build_federation
@@ -125,7 +125,7 @@ def test_last_layer_on_precomputed_features(tmp_path):
     assert again[0].from_cache and not parts[0].from_cache
     np.testing.assert_array_equal(again[0].test, parts[0].test)
     federation = build_federation(data, embeddings=parts, lora=True)
-    assert federation.width == 12 and present(federation.clients[0].lora).layers[0].down.shape == (8, 4)
+    assert federation.width == 12 and not_none(federation.clients[0].lora).layers[0].down.shape == (8, 4)
 
 
 def test_paper_figures_are_those_of_table_1():
@@ -143,7 +143,7 @@ def test_paper_sized_g_bmf_run():
     data = VerticalData("random", 10, tuple(parts), labels, tuple(p[:500] for p in parts), labels[:500])
     federation = build_federation(data, embeddings=[ClientEmbeddings(p, p[:500]) for p in parts], dtype=np.float32)
     result = train_g_bmf(federation, TrainingConfig(epochs=20, dtype="float32"))
-    assert result.num_steps == 7800 and present(result.plan).factorisation.bands == 256
+    assert result.num_steps == 7800 and not_none(result.plan).factorisation.bands == 256
     assert np.isfinite(result.model.layers[0]).all() and result.test_accuracy < 0.2  # random labels teach nothing
 
 

@@ -11,8 +11,8 @@ import sys
 
 import pytest
 
-from protocols.deploy.cli import make_parser
-from protocols.local.options import parse_options
+from protocols.cli import make_parser
+from protocols.run.options import parse_options
 from tests.docs.pages import DOCS, ROOT
 from vfl.tables import read_table
 

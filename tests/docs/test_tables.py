@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from protocols import VerticalClassifier
-from protocols.inference.model_file import read_model
+from ppvfl import VerticalClassifier
+from protocols.state.model_file import read_model
 from tests.docs.pages import DOCS, ROOT
-from tests.protocols.deploy.federations import free_ports
+from tests.protocols.run.hosts.federations import free_ports
 
 PAGE = (DOCS / "tables.md").read_text()
 COMMANDS = re.findall(r"(?m)^    ((?:python docs/|ppvfl |sed ).*)$", PAGE)

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 import refmpc
-from protocols import gl_bmf
-from protocols.local.gl_launch import client_jobs, server_jobs
+from protocols.methods import gl_bmf
 from protocols.plan.gl_plan import LayerPlan, plan_layer_run
 from protocols.plan.scales import RELEASE_BITS
+from protocols.run.gl_launch import client_jobs, server_jobs
 from protocols.server import gl_training
 from tests.protocols.conftest import lora_federation
 from vfl.federation import Federation

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 
 import refmpc
-from protocols import g_bmf
 from protocols.client.upload import ClientJob, client_program
-from protocols.noise.server_noise import insecure_total_noise
+from protocols.methods import g_bmf
 from protocols.plan.run_plan import Plan
 from protocols.plan.scales import RELEASE_BITS
-from protocols.server.checkpoint import ServerDirectory
+from protocols.server.server_noise import insecure_total_noise
 from protocols.server.training import ServerJob
+from protocols.state.checkpoint import ServerDirectory
 from vfl.federation import Federation
 from vfl.training import TrainingConfig
 

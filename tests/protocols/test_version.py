@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from protocols.deploy import cli
-from protocols.local import predict
-from protocols.local.options import parse_options
+from protocols import cli
+from protocols.run import predict
+from protocols.run.options import parse_options
 
 COMMANDS: dict[str, Callable[[list[str]], Any]] = {
     "ppvfl": cli.main,

@@ -33,7 +33,7 @@ __all__ = ["AUDITORS", "ProtocolAudit", "ProtocolScores", "Scores", "find_audito
 
 GROUP = "ppvfl.audits"  # the entry points of packages that bring an auditor of their own
 # ours: also found where the package runs from its source and has no entry points
-AUDITORS = dict.fromkeys(("g_bmf", "g_shuff", "gl_bmf"), "protocols.local.audit:protocol_scores")
+AUDITORS = dict.fromkeys(("g_bmf", "g_shuff", "gl_bmf"), "protocols.methods.audit:protocol_scores")
 LEAST_TRIALS = 400
 
 

@@ -21,8 +21,8 @@ from accel.validate import require
 from vfl.federation import Federation
 from vfl.gradients import GlobalModel, clipped_gradient, with_ones
 from vfl.local.client import Client
+from vfl.losses import output_count, score
 from vfl.progress import progress_bar
-from vfl.tasks import output_count, score
 from vfl.training import Schedule, TrainingConfig, averaging_share
 from vfl.twins.mechanisms import NoisePlan
 from vfl.twins.noise import StepNoise

@@ -16,9 +16,9 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer
 from sklearn.utils.estimator_checks import check_estimator
 
-from protocols import VerticalClassifier, VerticalRegressor
+from ppvfl import VerticalClassifier, VerticalRegressor
 from protocols.api.inputs import split_widths
-from tests.present import present
+from tests.not_none import not_none
 from tests.protocols.api.tables import BANK, CARD, make_tables
 from vfl.tables import Label, fit_schema
 from vfl.twins import train_g_bmf
@@ -82,7 +82,7 @@ def test_a_regression_in_threads_is_as_good_as_its_twin():
     ]
     assert min(scores) > 0.35, scores
     predicted = VerticalRegressor(target_range=(25, 346)).fit(x, y).predict(x)
-    assert 25 < np.median(present(predicted)) < 346
+    assert 25 < np.median(not_none(predicted)) < 346
 
 
 def test_g_shuff_hidden_layers_and_three_classes():
@@ -91,7 +91,7 @@ def test_g_shuff_hidden_layers_and_three_classes():
     x = np.column_stack([target, tables["card"][list(CARD)].to_numpy(float)])
     for changes in ({"protocol": "g_shuff"}, {"hidden": (6,)}, {"class_weight": {0: 0.5, 2: 2.0}}):
         model = VerticalClassifier(epsilon=8.0, **changes).fit(x, y)
-        assert present(model.predict_proba(x)).shape == (400, 3) and model.score(x, y) > 0.4, changes
+        assert not_none(model.predict_proba(x)).shape == (400, 3) and model.score(x, y) > 0.4, changes
 
 
 # tables -------------------------------------------------------------------------------------------
@@ -137,8 +137,8 @@ def test_numeric_frames_without_a_schema_are_found_by_name_too():
     left = pandas.DataFrame(x[:, :3], columns=["a", "b", "c"])
     right = pandas.DataFrame(x[:, 3:6], columns=["d", "e", "f"])
     model = VerticalClassifier().fit([left, right], y)
-    shares = present(model.predict_proba([left, right]))
-    assert np.array_equal(present(model.predict_proba([left[["c", "a", "b"]], right])), shares)
+    shares = not_none(model.predict_proba([left, right]))
+    assert np.array_equal(not_none(model.predict_proba([left[["c", "a", "b"]], right])), shares)
     with pytest.raises(ValueError, match="party 1: columns = 'without b'"):
         model.predict([left.rename(columns={"b": "beta"}), right])
     with pytest.raises(ValueError, match="party 1: table .*numbers only; text, dates and gaps need schemas="):
@@ -169,7 +169,7 @@ def test_a_saved_estimator_predicts_the_same(tmp_path):
     model = mixed().fit(training, y="defaulted")
     again = VerticalClassifier.load(model.save(tmp_path / "kept"))
     new = {"bank": tables["bank"], "card": tables["card"][["customer", *CARD]]}
-    assert np.array_equal(present(again.predict(new)), present(model.predict(new)))
+    assert np.array_equal(not_none(again.predict(new)), not_none(model.predict(new)))
     assert again.claim_.paragraph() == model.claim_.paragraph()
     assert (tmp_path / "kept" / "model-bank.npz").stat().st_mode & 0o077 == 0
     with pytest.raises(ValueError, match="path = 'a VerticalClassifier': must be a VerticalRegressor"):
@@ -177,7 +177,7 @@ def test_a_saved_estimator_predicts_the_same(tmp_path):
     x, y = scaled_cancer()
     for kind, wanted in ((VerticalClassifier(), y), (VerticalRegressor(target_range=(0, 1)), y)):
         kept = kind.fit(x, wanted).save(tmp_path / type(kind).__name__)
-        assert np.array_equal(present(type(kind).load(kept).predict(x)), present(kind.predict(x)))
+        assert np.array_equal(not_none(type(kind).load(kept).predict(x)), not_none(kind.predict(x)))
 
 
 def test_it_works_in_pipelines_and_searches():
@@ -235,5 +235,5 @@ def test_columns_of_a_matrix_are_split_as_equally_as_can_be():
 
 
 def test_the_api_imports_no_torch():
-    words = "import sys; from protocols import VerticalClassifier; assert not {'torch', 'bench'} & set(sys.modules)"
+    words = "import sys; from ppvfl import VerticalClassifier; assert not {'torch', 'bench'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", words], check=True, timeout=60)

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from protocols import VerticalClassifier, VerticalRegressor
-from protocols.deploy.config.read import load
+from ppvfl import VerticalClassifier, VerticalRegressor
+from protocols.federation.read import load
 from tests.protocols.api.tables import CARD, make_tables
-from tests.protocols.deploy.federations import free_ports
-from tests.protocols.deploy.server.threads import Federation
+from tests.protocols.run.hosts.federations import free_ports
+from tests.protocols.run.hosts.threads import Federation
 
 PUBLIC = make_tables(300, 9)[0]
 

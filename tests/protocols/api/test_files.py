@@ -10,9 +10,9 @@ import numpy as np
 import pandas
 import pytest
 
-from protocols import VerticalClassifier, VerticalRegressor
-from protocols.inference.model_file import read_model, write_model
-from tests.present import present
+from ppvfl import VerticalClassifier, VerticalRegressor
+from protocols.state.model_file import read_model, write_model
+from tests.not_none import not_none
 from tests.protocols.api.tables import CARD, make_tables
 
 PUBLIC = {
@@ -33,7 +33,7 @@ def test_a_folder_of_every_partys_file_reads_raw_tables(trained):
     model.save(folder / "all")
     (folder / "all" / "estimator.json").unlink()  # what `ppvfl run` leaves has none
     again = VerticalClassifier.load(folder / "all")
-    assert np.allclose(present(again.predict_proba(new)), present(model.predict_proba(new)))
+    assert np.allclose(not_none(again.predict_proba(new)), not_none(model.predict_proba(new)))
     assert again.id_column == "customer" and again.claim_.paragraph() == model.claim_.paragraph()
     turned = {name: table[table.columns[::-1]] for name, table in new.items()}
     assert np.array_equal(again.predict(turned), model.predict(new))
@@ -47,9 +47,9 @@ def test_one_partys_file_scales_its_own_table_and_takes_the_others_as_scaled(tra
     again = VerticalClassifier.load(file)
     assert np.allclose(again.row_bounds_, model.row_bounds_)
     blocks = model.columns_.read(new)
-    card = new["card"].set_index("customer").loc[list(present(blocks.ids))].reset_index()
+    card = new["card"].set_index("customer").loc[list(not_none(blocks.ids))].reset_index()
     found = again.predict_proba({"bank": blocks.features[0], "card": card})
-    assert np.allclose(present(found), present(model.predict_proba(new)))
+    assert np.allclose(not_none(found), not_none(model.predict_proba(new)))
     with pytest.raises(
         ValueError, match="card: the .*column.* is missing"
     ):  # scaled numbers are no table of this party
@@ -64,7 +64,7 @@ def test_a_file_without_a_schema_opens_too(tmp_path):
     parts, y = [x[:, :2], x[:, 2:]], (x.sum(axis=1) > 0).astype(int)
     model = VerticalClassifier(epsilon=8.0).fit(parts, y)
     again = VerticalClassifier.load(model.save(tmp_path) / "model-party-1.npz")
-    assert np.allclose(present(again.predict_proba(parts)), present(model.predict_proba(parts)))
+    assert np.allclose(not_none(again.predict_proba(parts)), not_none(model.predict_proba(parts)))
 
 
 def test_files_that_do_not_belong_together_are_refused(trained):

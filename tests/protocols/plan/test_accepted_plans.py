@@ -23,11 +23,11 @@ from hypothesis import strategies as st
 from scipy.linalg import toeplitz
 
 import refmpc
-from protocols import g_bmf, g_shuff
-from protocols.local.options import parse_options
+from protocols.methods import g_bmf, g_shuff
 from protocols.plan.gl_plan import LayerPlan, plan_layer_run
 from protocols.plan.run_plan import Plan, plan_run
 from protocols.plan.scales import EMBEDDING_BITS
+from protocols.run.options import parse_options
 from refmpc.mathematics.gaussian import SMOOTHING
 from tests.protocols.conftest import lora_federation, small_federation
 from tests.protocols.secure_runs import noise_of_the_servers, run_secure

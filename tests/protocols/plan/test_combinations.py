@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from protocols import g_bmf, g_shuff
-from protocols.deploy.config.read import parse
-from protocols.deploy.config.template import federation_text
-from protocols.local.options import parse_options
+from protocols.federation.read import parse
+from protocols.federation.template import federation_text
+from protocols.methods import g_bmf, g_shuff
 from protocols.plan.gl_plan import plan_layer_run
 from protocols.plan.run_plan import Plan, plan_run
-from protocols.server.shuffled_rows import ShuffledRows
+from protocols.run.options import parse_options
+from protocols.state.shuffled_rows import ShuffledRows
 from tests.protocols import gl_runs
 from tests.protocols.conftest import lora_federation, small_federation
 from tests.protocols.secure_runs import noise_of_the_servers, run_secure, weight_bound

@@ -7,9 +7,9 @@ from itertools import product
 import pytest
 
 from bench.shapes import StepShape, step_plan
-from protocols.local.options import parse_options
 from protocols.plan.gl_plan import plan_layer_run
 from protocols.plan.run_plan import Plan, plan_run
+from protocols.run.options import parse_options
 from tests.protocols.conftest import lora_federation, small_federation
 from vfl.dp.factorisation import KINDS
 from vfl.training import TrainingConfig

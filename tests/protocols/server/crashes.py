@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import refmpc
-from protocols import g_bmf
+from protocols.methods import g_bmf
 from protocols.server.open_training import OpenTrainingRun
 from protocols.server.training import ServerJob, TrainingRun
 from tests.protocols.secure_runs import run_secure

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import refmpc
-from protocols import g_bmf, gl_bmf
 from protocols.client import gl_client, upload
-from protocols.server.checkpoint import ServerDirectory
-from protocols.server.opened import OpenedSteps
+from protocols.methods import g_bmf, gl_bmf
+from protocols.state.checkpoint import ServerDirectory
+from protocols.state.step_log import OpenedSteps
 
 PROGRAMS: dict[str, Callable[..., Any]] = {"g_bmf": upload.client_program, "gl_bmf": gl_client.client_program}
 

@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from protocols import g_bmf, g_shuff, gl_bmf
-from protocols.local.gl_launch import client_jobs, server_jobs
+from protocols.methods import g_bmf, g_shuff, gl_bmf
 from protocols.plan.run_plan import Plan, plan_run
+from protocols.run.gl_launch import client_jobs, server_jobs
 from refmpc import run
 from refmpc.core.errors import PartyFailed
 from tests.protocols.conftest import small_federation

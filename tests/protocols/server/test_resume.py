@@ -9,11 +9,11 @@ import pytest
 
 import refmpc
 from accel.gaussian import SAMPLER_VERSION
-from protocols import g_shuff
 from protocols.client import upload
+from protocols.methods import g_shuff
 from protocols.plan.run_plan import plan_run
-from protocols.server import begun
-from protocols.server.checkpoint import ServerDirectory
+from protocols.state import run_identity
+from protocols.state.checkpoint import ServerDirectory
 from tests.protocols.secure_runs import noise_of_the_servers, run_secure, small_training, weight_bound
 from tests.protocols.server.crashes import run_until_crash
 from vfl.twins import train_g_bmf
@@ -47,9 +47,9 @@ def test_servers_one_checkpoint_apart_agree_on_the_older(federation, tmp_path, m
 def test_a_run_whose_noise_was_sampled_otherwise_is_refused(federation, tmp_path, monkeypatch):
     """Noise of earlier steps is drawn again when a run goes on: another sampler would not give the same."""
     plan = plan_run("g_bmf", federation, small_training(epochs=2, learning_rate=0.2))
-    monkeypatch.setattr(begun, "SAMPLER_VERSION", 1)
+    monkeypatch.setattr(run_identity, "SAMPLER_VERSION", 1)
     run_until_crash(plan, federation, tmp_path, monkeypatch, 4)
-    monkeypatch.setattr(begun, "SAMPLER_VERSION", SAMPLER_VERSION)
+    monkeypatch.setattr(run_identity, "SAMPLER_VERSION", SAMPLER_VERSION)
     with pytest.raises(
         refmpc.PartyFailed, match="another plan: sampler of the noise was 1 and is 2; .*start a new run"
     ):

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 import refmpc
-from protocols import g_bmf
 from protocols.client.gl_client import client_program as gl_program
 from protocols.client.upload import ClientJob, client_program
-from protocols.local.gl_launch import client_jobs
+from protocols.methods import g_bmf
 from protocols.plan.run_plan import plan_run
+from protocols.run.gl_launch import client_jobs
 from protocols.server.training import ServerJob
-from tests.present import present
+from tests.not_none import not_none
 from tests.protocols.gl_runs import make
 from tests.protocols.gl_runs import run_secure as run_gl
 from tests.protocols.secure_runs import run_secure, small_training
@@ -111,7 +111,7 @@ def test_gl_bmf_refuses_other_columns_too(tmp_path, part):
     elif part == "blocks":
         who.block_outputs = [x[::-1] for x in who.block_outputs]
     else:
-        who.labels = (present(who.labels) + 1) % plan.classes
+        who.labels = (not_none(who.labels) + 1) % plan.classes
     jobs = {name: (watched, job) for name, (_, job) in client_jobs(plan, changed, tmp_path).items()}
     SHARED.clear()
     with pytest.raises(refmpc.PartyFailed, match=f"client '{who.name}' came back with different columns"):

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from protocols.inference.model_file import MODEL, read_model
-from protocols.local import gl_launch, launch
-from protocols.registry import PROTOCOLS
+from protocols.methods import PROTOCOLS
+from protocols.run import gl_launch, launch
+from protocols.state.model_file import MODEL, read_model
 from tests.protocols.server.killed import killed_client, killed_gl_server, killed_server
 
 # A killed peer is noticed by its closed connection. The time-out only bounds the start of five interpreters.

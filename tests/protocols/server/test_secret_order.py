@@ -7,13 +7,13 @@ import pytest
 from scipy.stats import chisquare
 
 import refmpc
-from protocols import g_bmf, g_shuff
+from protocols.methods import g_bmf, g_shuff
 from protocols.plan.run_plan import plan_run
 from protocols.plan.scales import EMBEDDING_BITS
-from protocols.server.checkpoint import CannotResume
-from protocols.server.shuffled_rows import ShuffledRows
+from protocols.state.checkpoint import CannotResume
+from protocols.state.shuffled_rows import ShuffledRows
 from refmpc.primitives import shuffle as shuffle_module
-from tests.present import present
+from tests.not_none import not_none
 from tests.protocols.conftest import lora_federation, small_federation
 from tests.protocols.secure_runs import noise_of_the_servers, run_secure, small_training, weight_bound
 from tests.protocols.server.crashes import run_until_crash
@@ -134,7 +134,7 @@ def test_a_records_batch_is_uniform_to_each_server(monkeypatch):
         places = []
         for _ in range(SHUFFLES):
             (shuffled,) = await refmpc.shuffle([ids])
-            places.append(present(await refmpc.reveal(shuffled, release="order")))
+            places.append(not_none(await refmpc.reveal(shuffled, release="order")))
         return np.stack(places)[:, :, 0]
 
     orders = refmpc.run(program, [None] * 3, releases={"order": "a test"}).outputs[0]

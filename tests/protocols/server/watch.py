@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from protocols.server.opened import OpenedSteps
-from protocols.server.shuffled_rows import ShuffledRows
+from protocols.state.shuffled_rows import ShuffledRows
+from protocols.state.step_log import OpenedSteps
 from refmpc.core.party import Party
 
 __all__ = ["Crash", "Watch"]

@@ -11,7 +11,7 @@ from protocols.plan.scales import EMBEDDING_BITS, RELEASE_BITS
 from tests.protocols.step.gl_inputs import rounded_up
 from vfl.federation import Federation
 from vfl.gradients import GlobalModel, clipped_gradient, with_ones
-from vfl.tasks import errors_and_losses
+from vfl.losses import errors_and_losses
 
 __all__ = ["assert_agrees", "entry_error", "factor_loss", "twin_and_bound"]
 

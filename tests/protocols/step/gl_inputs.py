@@ -17,10 +17,10 @@ from protocols.step.gl_step import (
     block_norms,
     layer_step,
 )
-from protocols.step.global_step import Weights
 from protocols.step.open_gl_step import open_layer_step, public_block
-from protocols.step.over_clip import OverClip
 from protocols.step.public_weights import rounded_head
+from protocols.step.secret_step import Weights
+from protocols.step.squared_norm_ratio import OverClip
 from refmpc import ArithmeticTensor
 from vfl.gradients import with_ones
 

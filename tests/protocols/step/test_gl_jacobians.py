@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 import refmpc
-from protocols.local.gl_launch import client_jobs, layer_estimate, main
 from protocols.plan.gl_plan import LayerPlan, plan_layer_run
 from protocols.plan.gl_shapes import JacobianShape
 from protocols.plan.scales import EMBEDDING_BITS, RELEASE_BITS
+from protocols.run.gl_launch import client_jobs, layer_estimate, main
 from protocols.step.cost import step_cost
 from protocols.step.gl_step import clip_factors, layer_step, weight_products
-from protocols.step.global_step import SharedRows, Weights, logit_errors
 from protocols.step.jacobians import ClientJacobian, global_samples, layer_samples
+from protocols.step.secret_step import SharedRows, Weights, logit_errors
 from refmpc.core.errors import PartyFailed
 from tests.protocols.conftest import lora_federation
 from tests.protocols.gl_runs import BLOCKS, CLASSES, WIDTHS, crash_once, difference, make, run_secure, trained

@@ -18,8 +18,8 @@ from protocols.plan.gl_scales import AdapterScales
 from protocols.plan.scales import EMBEDDING_BITS, RELEASE_BITS
 from protocols.step.cost import step_cost
 from protocols.step.gl_step import clip_factors, weight_products
-from protocols.step.global_step import SharedRows, logit_errors, squared_norms
 from protocols.step.public_weights import rounded_head
+from protocols.step.secret_step import SharedRows, logit_errors, squared_norms
 from tests.protocols.conftest import lora_federation
 from tests.protocols.step.gl_inputs import (
     Inputs,

@@ -16,7 +16,7 @@ from protocols.step.hidden_chain import open_hidden_updates, secret_hidden_updat
 from protocols.step.public_hidden import hidden_head
 from protocols.step.public_weights import PublicLayer
 from refmpc.mathematics.scale_rows import begin_cut_and_square
-from tests.present import present
+from tests.not_none import not_none
 from tests.protocols.conftest import small_federation
 from tests.protocols.secure_runs import small_training
 from tests.refmpc.harness import Secret, evaluate
@@ -57,7 +57,7 @@ def run(
     def program(party, embeddings, one_hot, *shared):
         norms = party.complete(squared_norms(embeddings, scales))
         if plan.opens_sums:
-            head = present(hidden_head([PublicLayer(own, None) for own in integers], scales))
+            head = not_none(hidden_head([PublicLayer(own, None) for own in integers], scales))
             found = open_hidden_updates(embeddings, one_hot, norms, head, scales)
         else:
             found = secret_hidden_updates(embeddings, one_hot, norms, shared, scales)
@@ -117,7 +117,7 @@ def contributions(plan: Plan, rows: np.ndarray, found: tuple[np.ndarray, np.ndar
     """‖[h 1]‖²·‖u_1‖² + ‖[a 1]‖²·‖u_2‖² over γ², exactly."""
     outputs, first, last = found
     total = squares(rows) * squares(first) + squares(outputs) * squares(last)
-    gamma = Fraction(plan.training.clip_norm) ** 2 * 4 ** present(plan.scales.hidden_chain).gradient_bits
+    gamma = Fraction(plan.training.clip_norm) ** 2 * 4 ** not_none(plan.scales.hidden_chain).gradient_bits
     return np.array([Fraction(int(each)) / gamma for each in total], dtype=object)
 
 
@@ -149,7 +149,7 @@ def test_the_clip_holds_where_a_unit_of_the_factor_counts(choose, monkeypatch):
     forced(monkeypatch, choose)
     forced_openings(monkeypatch, choose is up)
     plan = make_plan("secret", 0.05, 4.0, epsilon=0.002)
-    assert present(plan.scales.hidden_chain).clip_bits == 21
+    assert not_none(plan.scales.hidden_chain).clip_bits == 21
     rows, labels, layers = drawn(plan, 0.4)
     part = contributions(plan, rows, run(plan, rows, labels, layers))
     assert 0.98 < part.max() <= 1
@@ -159,7 +159,7 @@ def test_the_clip_holds_where_a_unit_of_the_factor_counts(choose, monkeypatch):
 def test_a_sample_beyond_the_norm_limit_contributes_nothing_and_harms_nobody(times):
     """Also one whose ‖[a 1]‖²·‖δ_2‖²/γ² alone would leave the ring."""
     plan = make_plan("open", 1.0, 1.0)
-    limit = present(plan.scales.norm_limit)
+    limit = not_none(plan.scales.norm_limit)
     rows, labels, layers = drawn(plan, 0.05)
     rows[:, 0] = 0
     rows[::3, :-1] = 0
@@ -177,7 +177,7 @@ def test_a_sample_beyond_the_norm_limit_contributes_nothing_and_harms_nobody(tim
 def test_everybody_within_the_norm_limit_counts():
     """Also those whose norm is so close to it that a comparison may say either."""
     plan = make_plan("open", 1.0, 1.0)
-    limit = present(plan.scales.norm_limit)
+    limit = not_none(plan.scales.norm_limit)
     rows, labels, layers = drawn(plan, 0.05)
     rows[:, :-1] = 0
     rows[:, 0] = words(np.linspace(0.99, 0.9999, ROWS), EMBEDDING_BITS)
@@ -194,10 +194,10 @@ def test_a_long_gradient_is_not_taken_for_one_beyond_the_limit():
     clip_norm = 1.2
     for _ in range(2):
         plan = make_plan("open", clip_norm, 16.0)
-        bound = present(plan.scales.hidden_chain).clip_bound
+        bound = not_none(plan.scales.hidden_chain).clip_bound
         octave = 2.0 ** np.round(np.log2(bound))
         clip_norm *= float(np.sqrt(bound / (0.995 * octave)))
-    chain = present(plan.scales.hidden_chain)
+    chain = not_none(plan.scales.hidden_chain)
     assert 0.99 < chain.clip_bound / octave < 1
     rows, labels = np.zeros((ROWS, WIDTH + 1)), np.ones(ROWS, dtype=np.int64)
     rows[:, 0], rows[:, -1] = 15.99, 1.0
@@ -236,7 +236,7 @@ def test_q_is_made_of_the_very_integers_that_are_scaled(weights, growth, choose,
     assert (spy.q == exact).all()
     unit = Fraction(plan.training.clip_norm) ** 2 * 4**EMBEDDING_BITS
     for found, true in ((first, squares(rows)), (second, squares(outputs))):
-        scale = 2 ** present(plan.scales.hidden_chain).norms.bits
+        scale = 2 ** not_none(plan.scales.hidden_chain).norms.bits
         assert all(Fraction(int(t)) * scale <= int(n) * unit for n, t in zip(found, true, strict=True))
         assert (found * float(unit) <= true.astype(float) * scale * 1.04 + 4 * float(unit)).all()
 

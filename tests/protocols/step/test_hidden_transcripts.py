@@ -18,7 +18,7 @@ from protocols.step.hidden_chain import open_hidden_updates, secret_hidden_updat
 from protocols.step.public_hidden import HiddenHead, hidden_head
 from protocols.step.public_weights import PublicLayer
 from refmpc.primitives import dealing
-from tests.present import present
+from tests.not_none import not_none
 from tests.protocols.conftest import small_federation
 from tests.protocols.secure_runs import small_training
 from tests.refmpc.transcripts import Case, draws, finds_a_leak, leaks, watch_streams
@@ -37,7 +37,7 @@ SECOND = np.array([[0.6, -0.2, 0.1], [0.05, 0.0, -0.1]])
 def public_head() -> HiddenHead:
     scales = PLANS["open"].scales
     layers = [np.rint(layer * 2.0**scales.weight_bits).astype(np.int64) for layer in (FIRST, SECOND)]
-    return present(hidden_head([PublicLayer(layer, None) for layer in layers], scales))
+    return not_none(hidden_head([PublicLayer(layer, None) for layer in layers], scales))
 
 
 def batch(rows: Any, label: Any, norm: Any, plan: Plan) -> tuple[Any, Any, Any]:

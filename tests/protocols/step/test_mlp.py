@@ -10,16 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import refmpc
-from protocols import g_shuff
-from protocols.local.launch import make_federation
-from protocols.local.options import RunOptions, parse_options
-from protocols.local.report import estimate
+from protocols.methods import g_shuff
 from protocols.plan.run_plan import Plan, plan_run
 from protocols.plan.scales import EMBEDDING_BITS, RELEASE_BITS
+from protocols.run.launch import make_federation
+from protocols.run.options import RunOptions, parse_options
+from protocols.run.report import estimate
 from protocols.step.cost import step_cost
-from protocols.step.global_step import SharedRows, Weights, gradient_step, squared_norms
+from protocols.step.secret_step import SharedRows, Weights, gradient_step, squared_norms
 from refmpc import ArithmeticTensor
-from tests.present import present
+from tests.not_none import not_none
 from tests.protocols.conftest import small_federation
 from tests.protocols.secure_runs import noise_of_the_servers, run_secure, small_training
 from tests.protocols.server.crashes import run_until_crash
@@ -141,7 +141,7 @@ async def one_step(party, job):
     ]
     noise = np.zeros(plan.parameters, dtype=np.int64)
     after = await gradient_step(SharedRows(embeddings, one_hot, norms), before, noise, 1.0, plan.training, plan.scales)
-    return [await refmpc.reveal(present(layer.velocity), release="test") for layer in after]
+    return [await refmpc.reveal(not_none(layer.velocity), release="test") for layer in after]
 
 
 def nothing(party, shape) -> ArithmeticTensor:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import refmpc
-from protocols import g_shuff
+from protocols.methods import g_shuff
 from protocols.plan.gl_plan import plan_layer_run
 from protocols.plan.run_plan import plan_run
 from protocols.plan.scales import EMBEDDING_BITS, UPDATE_BITS
@@ -18,13 +18,13 @@ from protocols.step.cost import step_cost
 from protocols.step.one_output import clamped_updates, clip_bounds
 from refmpc import Cost
 from refmpc.mathematics.normalise import MANTISSA_BITS
-from tests.present import present
+from tests.not_none import not_none
 from tests.protocols.conftest import lora_federation, small_federation
 from tests.protocols.secure_runs import noise_of_the_servers, run_secure, small_training
 from tests.protocols.step.agreement import assert_agrees
 from tests.refmpc.harness import Secret, evaluate
 from tests.refmpc.rounding import down, forced, forced_openings, up
-from vfl.tasks import weight_words
+from vfl.losses import weight_words
 from vfl.twins import train_g_bmf, train_g_shuff
 
 CLASSES = {"binary": 2, "regression": 1}
@@ -121,7 +121,7 @@ def test_weights_of_rows_and_labels_are_local_and_exact(shape):
     def program(party, y):
         with party.phase("counted"):
             return refmpc.concatenate(
-                [present(row_weights(y, weights)).reshape(-1, 1), weighted_labels(y, weights)], axis=1
+                [not_none(row_weights(y, weights)).reshape(-1, 1), weighted_labels(y, weights)], axis=1
             )
 
     result = evaluate(program, Secret(shared))
@@ -249,6 +249,6 @@ def test_dummies_of_a_secret_order_stay_in_every_domain(tmp_path, task):
     assert plan.schedule.num_rows > plan.schedule.num_samples
     with pytest.warns(UserWarning, match="insecure_"):
         run_secure(plan, federation, tmp_path, insecure_check_ranges=True)
-    zeros, scales = np.zeros((3, plan.width + 1), dtype=np.int64), present(plan.scales.one_output)
+    zeros, scales = np.zeros((3, plan.width + 1), dtype=np.int64), not_none(plan.scales.one_output)
     bounds = evaluate(lambda party, x: clip_bounds(x, scales), Secret(zeros, EMBEDDING_BITS)).opened
     assert (bounds.value > 0).all() and (bounds.value <= plan.training.clip_norm).all()

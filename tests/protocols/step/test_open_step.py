@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import refmpc
-from protocols import g_bmf, g_shuff
+from protocols.methods import g_bmf, g_shuff
 from protocols.plan.run_plan import Plan, plan_run
 from protocols.plan.scales import EMBEDDING_BITS, RELEASE_BITS
 from protocols.server.open_training import OpenTrainingRun
@@ -19,7 +19,7 @@ from protocols.step.cost import step_cost
 from protocols.step.public_hidden import hidden_head
 from protocols.step.public_weights import Head, PublicLayer, moved, norm_above, public_start, rounded_head
 from refmpc.core.words import unseal
-from tests.present import present
+from tests.not_none import not_none
 from tests.protocols.conftest import small_federation
 from tests.protocols.secure_runs import noise_of_the_servers, run_secure, small_training, weight_bound
 from vfl.gradients import GlobalModel, clipped_gradient, with_ones
@@ -244,9 +244,9 @@ def test_a_step_of_public_weights_is_exact_integer_arithmetic():
     after = moved([layer], [sums], 12345, training)[0]
     beta, alpha = round(0.9 * 2**20), round(0.999 * 2**16)
     for index in np.ndindex(4, 3):
-        w, v, y = int(layer.values[index]), int(present(layer.velocity)[index]), int(sums[index])
+        w, v, y = int(layer.values[index]), int(not_none(layer.velocity)[index]), int(sums[index])
         velocity = (beta * v + 2**19 >> 20) + y
-        assert int(present(after.velocity)[index]) == velocity
+        assert int(not_none(after.velocity)[index]) == velocity
         assert int(after.values[index]) == (alpha * w + 2**15 >> 16) - 12345 * velocity
 
 

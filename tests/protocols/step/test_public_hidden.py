@@ -9,10 +9,10 @@ import pytest
 
 from protocols.plan.run_plan import Plan, plan_run
 from protocols.plan.scales import EMBEDDING_BITS
-from protocols.step.over_clip import ERROR_NORM
 from protocols.step.public_hidden import HiddenHead, hidden_head
 from protocols.step.public_weights import PublicLayer
-from tests.present import present
+from protocols.step.squared_norm_ratio import ERROR_NORM
+from tests.not_none import not_none
 from tests.protocols.conftest import small_federation
 from tests.protocols.secure_runs import small_training
 from tests.protocols.step.test_hidden_chain import CLASSES, HIDDEN, make_plan, words
@@ -47,7 +47,7 @@ def test_bounds_hold_for_the_longest_rows(scale, row_bound):
     last = head.head.words * 2.0**-head.head.bits
     assert np.abs(longest_rows(last, head.output_bound + 1.0) @ last).max() <= head.head.logit_bound
     back = head.back * 2.0**-head.back_bits
-    assert ERROR_NORM * np.linalg.norm(back, 2) <= present(plan.scales.hidden_chain).error_limit
+    assert ERROR_NORM * np.linalg.norm(back, 2) <= not_none(plan.scales.hidden_chain).error_limit
     assert head.logit_bits + math.log2(head.head.logit_bound) <= 61
 
 
@@ -58,7 +58,7 @@ def test_the_bound_of_sums_is_that_of_the_rounded_weights():
     first = np.full((inputs, 2), 1 << (bits - 13))
     second = np.zeros((3, CLASSES), dtype=np.int64)
     second[-1, 0] = 1 << (bits + 19)  # a bias that leaves W_1 as few bits as it may have
-    head = present(hidden_head([PublicLayer(first, None), PublicLayer(second, None)], plan.scales))
+    head = not_none(hidden_head([PublicLayer(first, None), PublicLayer(second, None)], plan.scales))
     assert head.bits == 12 and (head.words == 1).all()
     assert reach * math.sqrt(inputs) * 2.0**-head.bits <= head.sum_bound
 
@@ -78,12 +78,12 @@ def test_rounding_the_first_layer_takes_nobody_beyond_the_bound_of_norms():
             break
     assert 0.5 < units % 1 < 0.55
     layers = [np.full((width + 1, HIDDEN), units * 2.0**-16), np.full((HIDDEN + 1, CLASSES), 0.1)]
-    head = present(head_of(plan, layers))
+    head = not_none(head_of(plan, layers))
     assert head.bits == 16 and np.linalg.norm(layers[0], 2) <= first.weight_bound
     rows = np.ones(width + 1)
     assert np.linalg.norm(rows) <= first.reach
     outputs = rows @ (head.words * 2.0**-head.bits) + 2.0**-EMBEDDING_BITS  # cut, one more
-    assert np.linalg.norm([*outputs, 1.0]) <= present(plan.scales.hidden_chain).norms.bound
+    assert np.linalg.norm([*outputs, 1.0]) <= not_none(plan.scales.hidden_chain).norms.bound
 
 
 def test_weights_whose_outputs_or_logits_outgrow_the_ring_take_the_longer_way():

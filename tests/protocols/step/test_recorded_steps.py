@@ -15,7 +15,7 @@ from protocols.plan.gl_plan import plan_layer_run
 from protocols.plan.run_plan import plan_run
 from protocols.plan.scales import EMBEDDING_BITS, RELEASE_BITS
 from protocols.step.gl_step import layer_step
-from protocols.step.global_step import SharedRows, Weights, gradient_step, rate_input, squared_norms
+from protocols.step.secret_step import SharedRows, Weights, gradient_step, rate_input, squared_norms
 from refmpc import ArithmeticTensor
 from tests.protocols.conftest import lora_federation, small_federation
 from tests.protocols.step.gl_inputs import make_inputs, shared_inputs

@@ -16,9 +16,9 @@ import pytest
 import refmpc
 from protocols.plan.run_plan import plan_run
 from protocols.plan.scales import EMBEDDING_BITS
-from protocols.step.global_step import SharedRows
 from protocols.step.open_step import step_words
 from protocols.step.public_weights import Head, rounded_head
+from protocols.step.secret_step import SharedRows
 from refmpc.primitives import dealing
 from tests.protocols.conftest import small_federation
 from tests.protocols.secure_runs import small_training

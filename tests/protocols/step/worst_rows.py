@@ -13,7 +13,7 @@ import refmpc
 from protocols.plan.run_plan import Plan
 from protocols.plan.scales import EMBEDDING_BITS, RELEASE_BITS
 from protocols.step.clip import clip_factors, clipped_updates
-from protocols.step.global_step import (
+from protocols.step.secret_step import (
     SharedRows,
     Weights,
     explicit_clip,

@@ -20,7 +20,7 @@ import refmpc
 from refmpc.core.errors import PartyFailed
 from refmpc.launch import processes
 from refmpc.net import certificates
-from tests.present import present
+from tests.not_none import not_none
 
 TIMEOUT = 1.0
 
@@ -213,7 +213,7 @@ def start_caller(folder, tmp_path_factory):
     until = time.monotonic() + 30
     while len(list(folder.glob("*.pid"))) < 3:
         assert time.monotonic() < until
-        assert caller.poll() is None, present(caller.stderr).read()
+        assert caller.poll() is None, not_none(caller.stderr).read()
         time.sleep(0.05)
     return caller
 

@@ -30,8 +30,8 @@ from refmpc.net.framing import FRAME_OVERHEAD, HEADER
 from refmpc.net.greeting import Greeting
 from refmpc.net.rendezvous import Credentials, connect_client, connect_party, listen
 from refmpc.net.sockets import SocketTransport
+from tests.refmpc.listener_attacks import attacks, perform
 from tests.refmpc.participants import all_end
-from tests.refmpc.strangers import attacks, perform
 
 GREETING = Greeting("the run that is besieged", {"rows": 10})
 VALUES = [1.0, -2.0, 3.5]

@@ -5,7 +5,7 @@ import csv
 import numpy as np
 import pytest
 
-from tests.present import present
+from tests.not_none import not_none
 from vfl.data.columns import align, alignment_order, load_columns, read_client_file
 
 
@@ -34,10 +34,10 @@ def test_rows_of_one_person_meet(two_files):
     data, report = load_columns(two_files, public_fraction=0.2)
     assert report.matched == 27 and "3 without a partner" in str(report)
     assert "only-here" not in str(report)  # ids are private
-    parts: list[tuple[np.ndarray, ...]] = [data.train, present(data.public), data.test]
+    parts: list[tuple[np.ndarray, ...]] = [data.train, not_none(data.public), data.test]
     for part in parts:
         np.testing.assert_allclose(part[0][:, 0] * 10, part[1][:, 0])
-    assert len(data.train_labels) + len(data.test_labels) + len(present(data.public_labels)) == 27
+    assert len(data.train_labels) + len(data.test_labels) + len(not_none(data.public_labels)) == 27
     assert data.notes[0].startswith("classes: no, yes")
     even = data.train[0][:, 0].astype(int) % 2 == 0
     np.testing.assert_array_equal(data.train_labels == 1, even)

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from accel.errors import InvalidArgument
-from tests.present import present
+from tests.not_none import not_none
 from vfl.data.scaling import PublicScaling, RowBound, bound_rows, row_bound_from_public, split_row_bound
 from vfl.data.sets import DATA_SETS, load_data, load_embeddings, split_columns, usable_rows
 
@@ -42,7 +42,7 @@ def test_digits_are_dealt_by_seed_alone():
 
 def test_public_rows_are_disjoint_from_private_rows():
     data = load_data("breast_cancer", num_clients=3)
-    assert data.public is not None and len(present(data.public_labels)) == 57
+    assert data.public is not None and len(not_none(data.public_labels)) == 57
     assert [a.shape[1] for a in data.train] == [10, 10, 10]
     rows = [np.concatenate(p, axis=1) for p in (data.train, data.test, data.public)]
     everything = np.concatenate(rows)
@@ -107,7 +107,7 @@ def test_emnist_letters_from_original_idx_files(tmp_path):
         write_idx(raw / f"emnist-letters-{part}-labels-idx1-ubyte.gz", 1 + np.arange(len(array)) % 26)
     data = load_data("emnist", num_clients=2, data_root=tmp_path, public_fraction=0.25)
     assert data.classes == 26 and data.train_labels.min() == 0 and data.test_labels.max() == 25
-    assert len(data.train_labels) == 39 and len(present(data.public_labels)) == 13
+    assert len(data.train_labels) == 39 and len(not_none(data.public_labels)) == 13
     whole = np.concatenate(data.test, axis=2)
     np.testing.assert_array_equal(whole[..., 0], images["test"].transpose(0, 2, 1))
 

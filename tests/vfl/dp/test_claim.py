@@ -9,7 +9,7 @@ import sys
 import pytest
 from scipy.stats import binom
 
-from tests.present import present
+from tests.not_none import not_none
 from vfl.dp import (
     Claim,
     DeltaWarning,
@@ -149,7 +149,7 @@ def test_a_shuffled_claim_carries_both_numbers():
     fixed = calibrate(factorisation=factorise("identity", RUN.num_steps))
     assert proven.target_std == pytest.approx(fixed.target_std, rel=1e-6)
     # against a corrupted server too: the outsiders' figure (17.6) never stands in for it
-    epsilon, delta = present(paper.claim.proven_pair())
+    epsilon, delta = not_none(paper.claim.proven_pair())
     assert epsilon == pytest.approx(23.0, abs=0.1) and delta == 1e-5
 
 
@@ -199,7 +199,7 @@ def test_baseline_claims_name_their_caveats():
     assert labels.proven_epsilon == pytest.approx(
         any_order_epsilon(0.5, 5e-6, max(1, int(binom.isf(5e-6, 7800, 128 / 50_000))))
     )
-    assert present(labels.proven_epsilon) > 2 * present(sampled.proven_epsilon)
+    assert not_none(labels.proven_epsilon) > 2 * not_none(sampled.proven_epsilon)
     trained = ldp_claim(gaussian_sigma(1, 1e-5), 1e-5, 1.0, 1, 4, frozen=False)
     assert not trained.proven and trained.proven_epsilon is None and trained.gaussian_multiplier is None
     assert composed_epsilon([trained], 1e-5) == math.inf  # no budget takes it

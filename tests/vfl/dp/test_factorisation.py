@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.linalg import toeplitz
 
-from tests.present import present
+from tests.not_none import not_none
 from vfl.dp.factorisation import default_bands, factorise, root_coefficients
 
 SETTINGS = [(1.0, 0.0), (1.0, 0.9), (0.999, 0.5), (0.9, 0.3)]
@@ -149,7 +149,7 @@ def test_taps_that_round_to_zero_are_dropped():
 def test_arrays_cannot_be_changed_and_equality_is_by_parameters():
     f = factorise("bisr", 10, bands=4)
     with pytest.raises(ValueError):
-        present(f.integer_taps)[0] = 1
+        not_none(f.integer_taps)[0] = 1
     assert f == factorise("bisr", 10, bands=4)
     assert f != factorise("bisr", 10, bands=5)
 

@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from accel.prg import Stream
-from tests.present import present
+from tests.not_none import not_none
 from vfl.dp.factorisation import factorise
 from vfl.dp.filter import NoiseFilter, sample_grid_gaussian
 from vfl.dp.slack import FixedPointSlack
@@ -68,7 +68,7 @@ def test_the_coupling_of_the_theorem(kind, bands, beta):
     bound = slack.sensitivity(
         f.sensitivity(kappa, b), clip_norm, strategy_norm=f.strategy_norm, affected_steps=affected
     )
-    taps, cut = present(f.integer_taps), g + 3
+    taps, cut = not_none(f.integer_taps), g + 3
     needed = 0.0
     for _ in range(60):
         one, other = neighbours(rng, f, kappa, b, width, clip_norm, 2.0 ** (noise_bits + g))
@@ -102,7 +102,7 @@ def test_the_coupling_of_the_recursion_with_two_servers(beta):
     f = factorise("bsr", steps, momentum=beta, bands=6, tap_bits=g, strategy_bits=bits)
     slack = FixedPointSlack(1.0, 1, 1, steps, noise_bits=noise_bits, coordinates=width, clip_rounding=0.0)
     bound = slack.sensitivity(f.sensitivity(kappa, b), clip_norm, strategy_norm=f.strategy_norm, recursive=True)
-    c = present(f.integer_strategy)
+    c = not_none(f.integer_strategy)
 
     def inverse(y):
         """z that makes the recursion give y: z_t = y_t + round(Σ c_j y_{t−j})."""

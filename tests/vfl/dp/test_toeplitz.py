@@ -14,7 +14,7 @@ from scipy.linalg import toeplitz
 from scipy.optimize import approx_fprime
 
 from accel.prg import KEY_BYTES, Stream
-from tests.present import present
+from tests.not_none import not_none
 from vfl.dp import (
     NoiseFilter,
     NoiseSource,
@@ -136,13 +136,13 @@ def test_integers_run_exactly(linear):
     z = np.random.default_rng(0).integers(-(2**40), 2**40, (60, 3))
     out = NoiseFilter(f, 3).next_block(z)
     if linear:
-        taps = present(f.integer_taps)
+        taps = not_none(f.integer_taps)
         assert taps[0] == 2**16 and np.all(taps[1:] <= 0) and taps[-1] < 0
         for t in range(60):
             want = [sum(int(taps[k]) * int(z[t - k, j]) for k in range(min(t + 1, f.bands))) for j in range(3)]
             assert out[t].tolist() == want
     else:
-        strategy = present(f.integer_strategy)
+        strategy = not_none(f.integer_strategy)
         assert strategy[0] == 2**20 and np.all(strategy >= 0)
         released = (out >> f.tap_bits).astype(object)
         for t in range(60):

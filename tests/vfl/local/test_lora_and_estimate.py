@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from accel.errors import InvalidArgument
-from tests.present import present
+from tests.not_none import not_none
 from vfl.data.scaling import RowBound
 from vfl.gradients import GlobalModel, clipped_gradient, per_sample_gradients, with_ones
 from vfl.local.client import LocalUpdate, concatenate, make_clients
@@ -29,7 +29,7 @@ def small_federation(row_norm=1e9, update=None, seed=0):
         embeddings, labels, [RowBound(row_norm)] * 2, block_outputs=blocks, rank=2, update=update, seed=seed
     )
     for client in clients:
-        for layer in present(client.lora).layers:
+        for layer in not_none(client.lora).layers:
             layer.up[...] = random.normal(size=layer.up.shape)
     return clients, labels
 

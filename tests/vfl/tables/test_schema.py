@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from sklearn.preprocessing import MinMaxScaler, OneHotEncoder, QuantileTransformer, StandardScaler
 
 from accel.errors import InvalidArgument
-from tests.present import present
+from tests.not_none import not_none
 from vfl.tables import (
     Boolean,
     Category,
@@ -310,6 +310,6 @@ def test_times_count_in_utc_and_forms_of_dates_are_stated():
 def test_targets_are_numbers_within_their_public_range():
     schema = Schema((Number("x", range=(0, 1)),), label=Label("y", "number", range=(0.0, 10.0)))
     table, _ = apply_schema(schema, pa.table({"id": [1, 2, 3], "x": [0, 1, 0], "y": [5, 99, -1]}))
-    assert table.labels is None and present(table.targets).tolist() == [5.0, 10.0, 0.0]
+    assert table.labels is None and not_none(table.targets).tolist() == [5.0, 10.0, 0.0]
     new, _ = apply_schema(schema, pa.table({"id": [1], "x": [0]}), with_label=False)
     assert new.targets is None

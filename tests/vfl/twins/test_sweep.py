@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.present import present
+from tests.not_none import not_none
 from vfl.data.scaling import PublicProjection
 from vfl.data.sets import load_data
 from vfl.dp import NoiseFilter, factorise
@@ -27,7 +27,7 @@ def test_every_run_is_its_twin(method, train):
     for run, epsilon in zip(train_at_every_epsilon(method, federation, config, [1.0, 8.0]), (1.0, 8.0), strict=True):
         alone = train(federation, config.with_(epsilon=epsilon))
         np.testing.assert_allclose(run.model.layers[0], alone.model.layers[0], atol=1e-12)
-        assert run.test_accuracy == alone.test_accuracy and present(run.plan).claim == present(alone.plan).claim
+        assert run.test_accuracy == alone.test_accuracy and not_none(run.plan).claim == not_none(alone.plan).claim
         assert run.clipped_share == pytest.approx(alone.clipped_share)
 
 
@@ -40,10 +40,10 @@ def test_every_run_with_adapters_is_its_twin(kind):
         alone = train_gl_bmf(federation, config.with_(epsilon=epsilon))
         np.testing.assert_allclose(run.model.layers[0], alone.model.layers[0], rtol=1e-5, atol=1e-6)
         for mine, other in zip(run.clients, alone.clients, strict=True):
-            assert np.abs(present(mine.lora).layers[0].up).max() > 0
-            own, twins = (present(client.lora).layers[0].up for client in (mine, other))
+            assert np.abs(not_none(mine.lora).layers[0].up).max() > 0
+            own, twins = (not_none(client.lora).layers[0].up for client in (mine, other))
             np.testing.assert_allclose(own, twins, rtol=1e-5, atol=1e-6)
-        assert present(run.plan).claim == present(alone.plan).claim
+        assert not_none(run.plan).claim == not_none(alone.plan).claim
 
 
 @pytest.mark.parametrize("kind", ["fifth", "exponential"])
@@ -62,7 +62,7 @@ def test_noise_from_outside_takes_the_place_of_the_calibrated_one():
     federation = build_federation(load_data("digits"), progress=False)
     config = TrainingConfig(epochs=1, batch_size=128)
     (own,) = train_at_every_epsilon("g_bmf", federation, config, [1.0])
-    less = replace(present(own.plan), std=0.0)
+    less = replace(not_none(own.plan), std=0.0)
     (exact,) = train_at_every_epsilon("g_bmf", federation, config, [1.0], plans=[less])
     (weak,) = train_at_every_epsilon("g_bmf", federation, config, [100.0])
     gaps = [np.abs(run.model.layers[0] - exact.model.layers[0]).max() for run in (weak, own)]

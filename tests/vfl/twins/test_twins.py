@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.present import present
+from tests.not_none import not_none
 from vfl.data.sets import load_data
 from vfl.federation import build_federation
 from vfl.gradients import GlobalModel, per_sample_gradients, with_ones
@@ -130,8 +130,8 @@ def test_explicit_and_factored_gl_bmf_agree(digits_lora, digits_estimated, updat
     two = train_gl_bmf(federation, config.with_(gradients="explicit"), num_steps=6)
     np.testing.assert_allclose(one.model.flatten(), two.model.flatten(), atol=1e-9)
     for a, b in zip(one.clients, two.clients, strict=True):
-        np.testing.assert_allclose(present(a.lora).layers[0].up, present(b.lora).layers[0].up, atol=1e-9)
-        assert np.abs(present(a.lora).layers[0].up).max() > 0
+        np.testing.assert_allclose(not_none(a.lora).layers[0].up, not_none(b.lora).layers[0].up, atol=1e-9)
+        assert np.abs(not_none(a.lora).layers[0].up).max() > 0
 
 
 def test_gl_bmf_leaves_the_federation_alone_and_takes_noise(digits_lora):
@@ -171,22 +171,22 @@ def test_filtered_noise_has_the_planned_deviation_and_correlation(setting):
 
 
 def test_noise_split_and_claims(digits):
-    joint = present(train_g_bmf(digits, QUICK.with_(noise="joint"), num_steps=1).plan)
-    spread = present(train_g_bmf(digits, QUICK, num_steps=1).plan)
+    joint = not_none(train_g_bmf(digits, QUICK.with_(noise="joint"), num_steps=1).plan)
+    spread = not_none(train_g_bmf(digits, QUICK, num_steps=1).plan)
     assert spread.std == pytest.approx(joint.std * 1.5**0.5)
     assert spread.claim.epsilon <= 8.0 * (1 + 1e-6)
     assert spread.claim.row_bound == 1.0 and any("stated range 0..16" in p for p in spread.claim.public)
     assert spread.std == pytest.approx(1.5**0.5 * spread.noise_multiplier * spread.sensitivity)
-    shuffled = present(train_g_shuff(digits, QUICK.with_(accounting="paper"), num_steps=1).plan)
+    shuffled = not_none(train_g_shuff(digits, QUICK.with_(accounting="paper"), num_steps=1).plan)
     assert not shuffled.claim.proven and any(f.proven and f.epsilon > 8 for f in shuffled.claim.figures)
-    proven = present(train_g_shuff(digits, QUICK, num_steps=1).plan)
+    proven = not_none(train_g_shuff(digits, QUICK, num_steps=1).plan)
     assert proven.claim.proven and proven.std > 1.3 * shuffled.std
 
 
 def test_estimated_updates_claim_labels_only(digits_lora, digits_estimated):
-    assert present(train_gl_bmf(digits_lora, QUICK, num_steps=1).plan).claim.covers == "features and labels"
+    assert not_none(train_gl_bmf(digits_lora, QUICK, num_steps=1).plan).claim.covers == "features and labels"
     estimated = train_gl_bmf(digits_estimated, QUICK, num_steps=3)
-    plan = present(estimated.plan)
+    plan = not_none(estimated.plan)
     assert plan.claim.covers == "labels only"
     log = estimated.clients[0].estimate_log
     assert [r.step for r in log] == [0, 1, 2]
@@ -206,9 +206,9 @@ def test_ldp_noise_is_calibrated(digits):
     assert gaussian_epsilon(std / digits.row_bound, config.delta) == pytest.approx(2.0, rel=0.02)
     assert np.abs(np.corrcoef(noise[:, :32].ravel(), noise[:, 32:].ravel())[0, 1]) < 0.02
     assert ldp_sigma(config, 2, 9) == pytest.approx(3 * sigma)
-    claim = present(train_ldp_g(digits, config).plan).claim
+    claim = not_none(train_ldp_g(digits, config).plan).claim
     assert claim.epsilon == pytest.approx(2.0, rel=1e-3)
-    local = present(train_ldp_gl(build_federation(load_data("digits"), lora=True), config.with_(epochs=4)).plan)
+    local = not_none(train_ldp_gl(build_federation(load_data("digits"), lora=True), config.with_(epochs=4)).plan)
     assert local.noise_multiplier == pytest.approx(2 * sigma)
     assert claim.proven and not local.claim.proven and local.claim.proven_epsilon is None
 
@@ -244,7 +244,7 @@ def test_ldp_gl_moves_the_rows_of_others(monkeypatch):
             result = train(federation, config)
             runs.append(np.concatenate(sent))
         moved[train] = np.linalg.norm(runs[0] - runs[1])
-        claim = present(result.plan).claim
+        claim = not_none(result.plan).claim
     allowed = 2 * federation.row_bound * np.sqrt(config.epochs)  # all that the record's own rows may move
     assert moved[train_ldp_g] == 0 and moved[train_ldp_gl] > allowed
     assert "OTHER rows" in claim.paragraph()

@@ -1,1 +1,0 @@
-"""A client between organisations: its columns, alignment, uploads, live training."""

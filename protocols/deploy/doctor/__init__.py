@@ -1,1 +1,0 @@
-"""What ``ppvfl doctor`` checks, and who answers it."""

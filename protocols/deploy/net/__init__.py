@@ -1,1 +1,0 @@
-"""Connections between participants: credentials, the door, one TLS channel."""

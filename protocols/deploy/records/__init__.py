@@ -1,1 +1,0 @@
-"""What a server writes down: the audit log and structured logs."""

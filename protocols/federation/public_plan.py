@@ -1,0 +1,140 @@
+"""What all participants know of a run before anything is shared: from federation.toml, and the number of aligned rows.
+
+Each participant makes the whole plan (calibration, scales, releases) from this by itself, and all compare the result.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from accel.validate import require
+from protocols.federation.public_rows import public_rows_of
+from protocols.federation.read import FederationConfig, LayersConfig
+from protocols.log import Log
+from protocols.plan.gl_plan import LayerPlan, plan_from_facts
+from protocols.plan.gl_shapes import AdapterShape, LayerFacts, PublicLayers, start_digest
+from protocols.plan.public_rows import with_public_rows
+from protocols.plan.run_plan import Plan, PublicClient, PublicFederation, plan_run
+from vfl.data.scaling import split_row_bound
+from vfl.defaults import averaging_fits, training_defaults
+from vfl.dp.claim import WARNING, Claim
+from vfl.local.client import LocalUpdate, initial_layers
+from vfl.local.lora import ParallelLora
+from vfl.training import TrainingConfig
+
+__all__ = [
+    "client_bounds",
+    "held_out_rows",
+    "layer_plan_for",
+    "local_update",
+    "log_claim",
+    "plan_for",
+    "starting_layers",
+    "training_for",
+]
+
+_PUBLIC_INPUTS = ("each client states that its scaling and its local model come from public data only",)
+
+
+def plan_for(config: FederationConfig, rows: int) -> Plan:
+    """The plan of this federation's run on ``rows`` aligned rows; or refuse."""
+    run = config.run
+    if run.layers is not None:
+        return layer_plan_for(config, rows)
+    public = PublicFederation(
+        clients=tuple(
+            PublicClient(client.name, client.width, bound)
+            for client, bound in zip(config.ordered_clients, client_bounds(config), strict=True)
+        ),
+        num_samples=rows - held_out_rows(config, rows),
+        classes=len(run.classes) or 1,
+        row_bound=run.row_bound,
+        public_inputs=_PUBLIC_INPUTS,
+    )
+    plan, measured = plan_run(run.protocol, public, training_for(config, rows)), public_rows_of(config)
+    return plan if measured is None else with_public_rows(plan, measured)
+
+
+def held_out_rows(config: FederationConfig, rows: int) -> int:
+    """How many of the common rows, the last of the aligned order, take no part in the training. Public: it looks at no value."""
+    return int(config.run.held_out * rows)
+
+
+def training_for(config: FederationConfig, rows: int) -> TrainingConfig:
+    """The parameters of a training on ``rows`` common rows: what the file leaves open follows from public sizes."""
+    run = config.run
+    if not run.automatic:
+        return run.training
+    used = rows - held_out_rows(config, rows)
+    hidden, regression = bool(run.training.hidden), run.target_range is not None
+    averaging = (
+        averaging_fits(run.protocol, run.training.weights)
+        and {"learning_rate", "average"} <= set(run.automatic)
+        and not run.patience  # the last fifth is not known before the end
+    )
+    chosen = training_defaults(used, run.training.epsilon, hidden=hidden, regression=regression, averaging=averaging)
+    if "batch_size" not in run.automatic and "epochs" in run.automatic:  # as many steps, in batches as stated
+        steps = int(chosen["epochs"]) * (used // int(chosen["batch_size"]))
+        chosen["epochs"] = max(1, round(steps / max(1, used // run.training.batch_size)))
+    return run.training.with_(**{name: chosen[name] for name in run.automatic})
+
+
+def client_bounds(config: FederationConfig) -> tuple[float, ...]:
+    """The parts of the row bound, in the order of the columns: by width with ``clip``, the same for all with ``normalise``."""
+    clients = config.ordered_clients
+    widths = [client.width for client in clients] if config.run.row_rule == "clip" else None
+    return tuple(split_row_bound(config.run.row_bound, len(clients), widths))
+
+
+def log_claim(log: Log, claim: Claim) -> None:
+    """What a run will claim, and a warning if that is not proven, or says little because δ is large."""
+    log.info("privacy", claim=claim.headline())
+    if not claim.proven:
+        log.warning("the epsilon that was asked for is not proven", claim=claim.headline())
+    for caveat in claim.caveats:
+        if caveat.startswith(WARNING):
+            log.warning("the privacy parameters say little", reason=caveat.removeprefix(WARNING))
+
+
+# GL-BMF ------------------------------------------------------------------------------------------
+
+
+def layer_plan_for(config: FederationConfig, rows: int) -> LayerPlan:
+    """``plan_for`` with protocol gl_bmf: each client has one LoRA layer, on its scaled columns."""
+    run, clients, start = config.run, [], 0
+    update = local_update(config)
+    for place, client in enumerate(config.ordered_clients):
+        columns = slice(start, start := start + client.width)
+        lora = starting_layers(config, place)
+        shape = AdapterShape(columns, (client.width,), _layers(config).rank, update.parts == "UV")
+        digest = start_digest([(layer.up, layer.down) for layer in lora.layers])
+        layers = PublicLayers(client.name, columns, run.row_rule, shape.parameters, shape, lora.scale, digest)
+        clients.append(replace(layers, bound=client_bounds(config)[place]))
+    used = rows - held_out_rows(config, rows)
+    facts = LayerFacts(tuple(clients), used, len(run.classes), run.row_bound, update, _PUBLIC_INPUTS)
+    return plan_from_facts(facts, training_for(config, rows))
+
+
+def local_update(config: FederationConfig) -> LocalUpdate:
+    """What every client does with its gradient."""
+    layers, training = _layers(config), config.run.training
+    return LocalUpdate(
+        layers.local_update,
+        learning_rate=layers.local_learning_rate,
+        momentum=training.momentum,
+        weight_decay=training.weight_decay,
+    )
+
+
+def starting_layers(config: FederationConfig, place: int) -> ParallelLora:
+    """The layer that the client at this place of the columns begins with. Public: from sizes and the public seed."""
+    layers, width = _layers(config), config.ordered_clients[place].width
+    seed = config.run.training.seed
+    return initial_layers([width], width, place, rank=layers.rank, alpha=layers.lora_alpha, seed=seed)
+
+
+def _layers(config: FederationConfig) -> LayersConfig:
+    layers = config.run.layers
+    require(layers is not None, "[run] protocol", config.run.protocol, "'gl_bmf', where clients train layers")
+    assert layers is not None
+    return layers

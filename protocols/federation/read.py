@@ -1,0 +1,447 @@
+"""``federation.toml``: who takes part, how they are reached and recognised, and what they run together.
+
+One file, the same at every participant; where somebody keeps their key and their columns is said on the command line.
+``configuration_hash`` covers what all must agree on. It leaves out how a peer is reached (host, port, time-out): these
+may differ behind a firewall, and a peer is recognised by its pinned certificate wherever it is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, fields, replace
+from pathlib import Path
+from typing import Any
+
+from accel.errors import InvalidArgument
+from accel.validate import require, require_choice, require_integer, require_real
+from protocols.federation.schema import (
+    HOST,
+    BudgetConfig,
+    ClientEntry,
+    ConfigurationError,
+    FederationConfig,
+    LayersConfig,
+    PredictConfig,
+    RunConfig,
+    ServerEntry,
+    did_you_mean,
+    split_address,
+)
+from protocols.plan.combinations import refuse_combination
+from vfl.defaults import AUTOMATIC, table_row_bound
+from vfl.losses import output_count
+from vfl.training import TrainingConfig
+
+__all__ = [
+    "FORMAT",
+    "PROTOCOLS",
+    "ClientEntry",
+    "ConfigurationError",
+    "FederationConfig",
+    "LayersConfig",
+    "PredictConfig",
+    "RunConfig",
+    "ServerEntry",
+    "agreed_values",
+    "configuration_hash",
+    "lasting_hash",
+    "load",
+    "parse",
+    "split_address",
+]
+
+FORMAT = 1  # of the file; raised when an older version could misread it
+PROTOCOLS = ("g_bmf", "g_shuff", "gl_bmf")
+AUTO = "auto"  # a value that follows from public sizes
+_NAME = re.compile(r"[a-z][a-z0-9_-]{0,31}")
+_RESERVED = re.compile(r"server-?\d*|federation|certificates?|run|runs")
+# what the plaintext twins and single-machine runs need, and a federation does not
+_NOT_SHARED = ("seed", "dtype", "accountant")
+
+
+def agreed_values(config: FederationConfig) -> dict[str, Any]:
+    """Everything that participants must agree on, by key: plain values, public among them."""
+    training = asdict(config.run.training)
+    values: dict[str, Any] = {"[federation] version": FORMAT, "[federation] name": config.name}
+    for server in config.servers:
+        values[f"{server.name}: fingerprint"] = server.fingerprint
+    for place, client in enumerate(config.ordered_clients):
+        values[f"{client.name}: place"] = place
+        for name in ("width", "label", "fingerprint"):
+            values[f"{client.name}: {name}"] = getattr(client, name)
+    apart = ("training", "timeout", "layers", "automatic")
+    run = {name: value for name, value in asdict(config.run).items() if name not in apart}
+    for name in ("public_rows", "patience"):  # files without them agree with those of before there were any
+        run = run if run[name] else {key: value for key, value in run.items() if key != name}
+    run |= asdict(config.run.layers) if config.run.layers is not None else {}
+    shared = {name: value for name, value in training.items() if name not in _NOT_SHARED}
+    shared |= dict.fromkeys(config.run.automatic, AUTO)
+    values |= {f"[run] {name}": value for name, value in (run | shared).items()}
+    values |= {f"[budget] {name}": value for name, value in (asdict(config.budget) if config.budget else {}).items()}
+    values |= {f"[predict] {name}": value for name, value in asdict(config.predict).items()}
+    plain: dict[str, Any] = json.loads(json.dumps(values))
+    return plain
+
+
+def configuration_hash(config: FederationConfig) -> str:
+    """SHA-256 over ``agreed_values`` in a canonical form (keys sorted, floats in their shortest exact form)."""
+    return _hash(agreed_values(config))
+
+
+def lasting_hash(config: FederationConfig) -> str:
+    """``configuration_hash`` without the certificates: what is kept under it stays where it is when these are replaced."""
+    return _hash({name: value for name, value in agreed_values(config).items() if not name.endswith(": fingerprint")})
+
+
+def _hash(values: dict[str, Any]) -> str:
+    words = json.dumps(values, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(words.encode()).hexdigest()
+
+
+def load(path: str | Path, *, pinned: bool = True) -> FederationConfig:
+    """Read the file; with ``pinned`` (default) every participant must have its fingerprint."""
+    file = Path(path)
+    try:
+        text = file.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigurationError(f"{file} does not exist: give --config FILE, or write one with `ppvfl init`") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"{file} cannot be read: {error}") from None
+    return parse(text, str(file), pinned=pinned)
+
+
+def parse(text: str, source: str = "federation.toml", *, pinned: bool = True) -> FederationConfig:
+    """``load`` for text."""
+    try:
+        config = _Reader(tomllib.loads(text), source).config()
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigurationError(f"{source} is not valid TOML: {error}; text goes into quotes") from None
+    except ConfigurationError:
+        raise
+    except InvalidArgument as error:
+        raise ConfigurationError(f"{source}: {error}") from None
+    missing = [entry.name for entry in config.participants if not entry.fingerprint]
+    if pinned and missing:
+        raise ConfigurationError(
+            f"{source}: no fingerprint for {', '.join(missing)}: nobody could recognise it; "
+            f"run `ppvfl pin --participant {missing[0]} --certificate FILE` with its signed certificate"
+        )
+    return config
+
+
+# reading -----------------------------------------------------------------------------------------
+
+
+class _Reader:
+    """Checks of one file. Every error says where: section, number of the entry, key."""
+
+    def __init__(self, document: dict[str, Any], source: str):
+        self._document = document
+        self._source = source
+
+    def config(self) -> FederationConfig:
+        document = self._document
+        self._known(
+            "the file", document, ("federation", "server", "client", "run", "predict", "budget", "certificates")
+        )
+        head = self._table("federation")
+        self._known("[federation]", head, ("name", "version"))
+        require_integer("[federation] version", head.get("version"), FORMAT, FORMAT, "this software reads version 1")
+        servers = tuple(self._server(entry, i) for i, entry in enumerate(self._tables("server")))
+        require(
+            [server.id for server in servers] == [0, 1, 2],
+            "[[server]] id",
+            [server.id for server in servers],
+            "0, 1 and 2, in this order",
+            "the computation needs exactly three servers",
+        )
+        clients = tuple(self._client(entry, i) for i, entry in enumerate(self._tables("client")))
+        self._together(servers, clients)
+        run = self._run(self._table("run"), sum(client.width for client in clients))
+        predict = self._table("predict", optional=True)
+        self._known("[predict]", predict, ("receiver", "maximum_rows"))
+        label = next(client.name for client in clients if client.label)
+        receiver = self._choice("[predict] receiver", predict.get("receiver", label), [c.name for c in clients])
+        rows = require_integer("[predict] maximum_rows", predict.get("maximum_rows", 100_000), 1, 10**9)
+        config = FederationConfig(
+            name=self._text("[federation] name", head.get("name"), "a short name of the federation"),
+            servers=servers,
+            clients=clients,
+            run=run,
+            predict=PredictConfig(receiver, rows),
+            budget=self._budget(run),
+            source=self._source,
+        )
+        return replace(config, certificates=self._certificates(config))
+
+    def _budget(self, run: RunConfig) -> BudgetConfig | None:
+        table = self._table("budget", optional=True)
+        if not table:
+            return None
+        self._known("[budget]", table, tuple(f.name for f in fields(BudgetConfig)))
+        epsilon = self._real("[budget] epsilon", table.get("epsilon"))
+        delta = self._real("[budget] delta", table.get("delta", run.training.delta))
+        return BudgetConfig(
+            epsilon=require_real("[budget] epsilon", epsilon, 0.0, open_low=True),
+            delta=require_real("[budget] delta", delta, 0.0, 1.0, open_low=True, open_high=True),
+            people=self._text(
+                "[budget] people", table.get("people", BudgetConfig.people), "whose data it is, in words"
+            ),
+        )
+
+    def _server(self, entry: Mapping[str, Any], index: int) -> ServerEntry:
+        where = f"[[server]] {index}"
+        self._known(where, entry, ("id", "host", "port", "fingerprint"))
+        host = self._text(f"{where}: host", entry.get("host"), "a host name or an IP address")
+        require(bool(HOST.fullmatch(host)), f"{where}: host", host, "a host name or an IP address", "without the port")
+        return ServerEntry(
+            id=require_integer(f"{where}: id", entry.get("id"), 0, 2),
+            host=host,
+            port=require_integer(f"{where}: port", entry.get("port"), 1, 65535),
+            fingerprint=self._fingerprint(where, entry),
+        )
+
+    def _client(self, entry: Mapping[str, Any], index: int) -> ClientEntry:
+        where = f"[[client]] {index}"
+        self._known(where, entry, tuple(f.name for f in fields(ClientEntry)))
+        name = self._text(f"{where}: name", entry.get("name"), "a short name")
+        require(
+            bool(_NAME.fullmatch(name)) and not _RESERVED.fullmatch(name),
+            f"{where}: name",
+            name,
+            "a lower-case letter, then at most 31 of a-z, 0-9, - and _, and no reserved word such as server-0",
+        )
+        alignment = entry.get("alignment", "")
+        require(isinstance(alignment, str), f"{where}: alignment", alignment, 'text such as "bank.example:7100"')
+        if alignment:
+            split_address(alignment, f"{where}: alignment")
+        return ClientEntry(
+            name=name,
+            width=require_integer(
+                f"{where}: width", entry.get("width"), 1, 1 << 20, "the number of columns that this client shares"
+            ),
+            fingerprint=self._fingerprint(where, entry),
+            label=self._boolean(f"{where}: label", entry.get("label", False)),
+            alignment=alignment,
+        )
+
+    def _fingerprint(self, where: str, entry: Mapping[str, Any]) -> str:
+        given = entry.get("fingerprint", "")
+        text = given.replace(":", "").lower() if isinstance(given, str) else ""
+        require(
+            isinstance(given, str) and bool(re.fullmatch(r"([0-9a-f]{64})?", text)),
+            f"{where}: fingerprint",
+            given,
+            "64 hexadecimal digits, the SHA-256 of the certificate",
+            "`ppvfl pin` writes it, `openssl x509 -noout -fingerprint -sha256 -in FILE` prints it",
+        )
+        return text
+
+    def _together(self, servers: Iterable[ServerEntry], clients: tuple[ClientEntry, ...]) -> None:
+        names = [client.name for client in clients]
+        require(len(clients) >= 1, "[[client]]", "none", "at least one client")
+        require(len(set(names)) == len(names), "[[client]] name", names, "all different")
+        labels = [client.name for client in clients if client.label]
+        require(len(labels) == 1, "[[client]] label = true", labels, "set for exactly one client, who has the labels")
+        leader = next(client for client in clients if client.label)
+        require(
+            bool(leader.alignment) or len(clients) == 1,
+            f"alignment of {leader.name}",
+            leader.alignment,
+            "host:port, where the label client listens for the other clients while ids are matched",
+        )
+        seen: dict[str, str] = {}
+        everybody: list[ServerEntry | ClientEntry] = [*servers, *clients]
+        for entry in everybody:
+            other = seen.setdefault(entry.fingerprint or entry.name, entry.name)
+            require(
+                other == entry.name,
+                f"fingerprint of {entry.name}",
+                entry.fingerprint[:16] + "…",
+                f"another one than that of {other}",
+                "each participant needs a key of its own, or one could act as the other",
+            )
+        places: dict[tuple[str, int], int] = {}
+        for server in servers:
+            first = places.setdefault((server.host.lower(), server.port), server.id)
+            require(
+                first == server.id,
+                f"[[server]] {server.id}: port",
+                server.port,
+                f"another host or port than server-{first}'s",
+            )
+
+    def _run(self, table: Mapping[str, Any], width: int) -> RunConfig:
+        names = {f.name: f for f in fields(TrainingConfig) if f.name not in _NOT_SHARED}
+        own = [f.name for f in fields(RunConfig) if f.name not in ("training", "layers", "automatic")]
+        own += [f.name for f in fields(LayersConfig)]
+        self._known("[run]", table, (*own, *names))
+        default = TrainingConfig()
+        given: dict[str, Any] = {}
+        automatic = tuple(name for name in AUTOMATIC if table.get(name, AUTO) == AUTO)
+        for name in (names.keys() & table.keys()) - set(automatic):
+            value, usual = table[name], getattr(default, name)
+            where = f"[run] {name}"
+            if isinstance(usual, float):
+                given[name] = self._real(where, value)
+            elif isinstance(usual, str):
+                given[name] = self._text(where, value, f"text such as {usual!r}")
+            elif name == "class_weights":
+                require(isinstance(value, list), where, value, "a list of weights, one for each class, such as [1, 3]")
+                given[name] = tuple(self._real(where, weight) for weight in value)
+            elif isinstance(usual, tuple):
+                require(isinstance(value, list), where, value, "a list of widths such as [64]")
+                given[name] = tuple(require_integer(where, width, 1) for width in value)
+            else:
+                given[name] = require_integer(where, value, 1)
+        protocol = self._choice("[run] protocol", table.get("protocol", "g_bmf"), PROTOCOLS)
+        given.setdefault("weights", "open")
+        regression = given.get("task") == "regression"
+        classes = () if regression else self._classes(table.get("classes"))
+        require(
+            not regression or "classes" not in table,
+            "[run] classes",
+            table.get("classes"),
+            "absent in a regression, whose label is a number",
+            "give target_range = [lowest, highest] instead",
+        )
+        one_layer = not given.get("hidden") and given.get("gradients", "factored") == "factored"
+        if len(classes) == 2 and one_layer and protocol != "gl_bmf":
+            given.setdefault("task", "binary")  # one logit says the same as two, in half the bytes
+        try:
+            training = TrainingConfig(**given)
+            if classes:
+                output_count(training.task, len(classes), training.class_weights)
+            self._choice("noise", training.noise, ("distributed",))  # joint noise is not built for deployments yet
+            refuse_combination(protocol, training)
+        except InvalidArgument as error:
+            raise InvalidArgument(f"[run] {error}") from None
+        usual = 0 if protocol == "gl_bmf" else RunConfig.checkpoint_every
+        every = require_integer("[run] checkpoint_every", table.get("checkpoint_every", usual), 0)
+        rule = self._choice("[run] row_rule", table.get("row_rule", "clip"), ("clip", "normalise"))
+        return RunConfig(
+            training=training,
+            classes=classes,
+            target_range=self._target_range(table.get("target_range"), regression),
+            protocol=protocol,
+            row_bound=self._row_bound(table.get("row_bound", AUTO), rule, width),
+            row_rule=rule,
+            held_out=require_real("[run] held_out", self._real("[run] held_out", table.get("held_out", 0.0)), 0.0, 0.5),
+            checkpoint_every=every,
+            timeout=require_real(
+                "[run] timeout", self._real("[run] timeout", table.get("timeout", 60.0)), 1.0, 86400.0
+            ),
+            layers=self._layers(table, protocol, training, every),
+            automatic=automatic,
+            **self._public_rows(table, protocol, training),
+        )
+
+    def _public_rows(self, table: Mapping[str, Any], protocol: str, training: TrainingConfig) -> dict[str, Any]:
+        digest, patience = table.get("public_rows", ""), require_integer("[run] patience", table.get("patience", 0), 0)
+        way_out = "`ppvfl public-rows` writes it, and the rows"
+        good = isinstance(digest, str) and bool(re.fullmatch(r"([0-9a-f]{64})?", digest))
+        require(good, "[run] public_rows", digest, "64 hexadecimal digits, the rows' SHA-256", way_out)
+        require(bool(digest) or not patience, "[run] patience", patience, "absent without public_rows", way_out)
+        measurable = training.weights == "open" and protocol != "gl_bmf" and training.task != "regression"
+        allowed = "absent but in a classification with g_bmf or g_shuff and open weights"
+        require(measurable or not digest, "[run] public_rows", f"{digest[:16]}…", allowed)
+        fifth = training.average == "fifth" and table.get("average", AUTO) != AUTO
+        allowed = "absent with average = 'fifth', whose steps are not known before the end"
+        require(not (patience and fifth), "[run] patience", patience, allowed, "use average = 'exponential' or 'none'")
+        return {"public_rows": digest, "patience": patience}
+
+    def _row_bound(self, given: Any, rule: str, width: int) -> float:
+        if given == AUTO:
+            return table_row_bound(width) if rule == "clip" else 1.0
+        return require_real("[run] row_bound", self._real("[run] row_bound", given), 2**-10, 2**10)
+
+    def _layers(
+        self, table: Mapping[str, Any], protocol: str, training: TrainingConfig, every: int
+    ) -> LayersConfig | None:
+        usual = LayersConfig()
+        if protocol != "gl_bmf":
+            for name in [f.name for f in fields(LayersConfig) if f.name in table]:
+                way_out = "only the clients of gl_bmf train layers of their own"
+                require(False, f"[run] {name}", table[name], f"absent with protocol {protocol!r}", way_out)
+            return None
+        require(
+            every == 0, "[run] checkpoint_every", every, "0: gl_bmf keeps every step, before it opens anything of it"
+        )
+        rate = self._real("[run] local_learning_rate", table.get("local_learning_rate", usual.local_learning_rate))
+        alpha = self._real("[run] lora_alpha", table.get("lora_alpha", usual.lora_alpha))
+        update = table.get("local_update", usual.local_update)
+        return LayersConfig(
+            rank=require_integer("[run] rank", table.get("rank", usual.rank), 1, 1 << 12),
+            lora_alpha=require_real("[run] lora_alpha", alpha, 0.0, open_low=True),
+            local_update=self._choice("[run] local_update", update, ("released", "estimated")),
+            local_learning_rate=require_real("[run] local_learning_rate", rate, 0.0, open_low=True),
+        )
+
+    def _target_range(self, given: Any, regression: bool) -> tuple[float, float] | None:
+        where = "[run] target_range"
+        if not regression:
+            require(given is None, where, given, "absent with classes", 'set task = "regression" to predict a number')
+            return None
+        good = isinstance(given, list) and len(given) == 2
+        require(good, where, given, "[lowest, highest], public, of the number that is to be predicted")
+        assert isinstance(given, list)
+        low, high = (self._real(where, value) for value in given)
+        return low, require_real(where, high, low, open_low=True)
+
+    def _classes(self, given: Any) -> tuple[str, ...]:
+        allowed = "a number of classes from 2 to 1000 (labels 0, 1, …), or the list of label texts"
+        if isinstance(given, list):
+            require(all(isinstance(name, str) and name for name in given), "[run] classes", given, allowed)
+            require(len(set(given)) == len(given), "[run] classes", given, "all different")
+            require(2 <= len(given) <= 1000, "[run] classes", len(given), allowed)
+            return tuple(given)
+        count = isinstance(given, int) and not isinstance(given, bool) and 2 <= given <= 1000
+        require(count, "[run] classes", given, allowed)
+        return tuple(map(str, range(given)))
+
+    def _certificates(self, config: FederationConfig) -> dict[str, str]:
+        table = self._table("certificates", optional=True)
+        self._known("[certificates]", table, [entry.name for entry in config.participants])
+        return {name: self._text(f"[certificates] {name}", text, "a PEM certificate") for name, text in table.items()}
+
+    # small ones
+
+    def _known(self, where: str, table: Mapping[str, Any], names: Iterable[str]) -> None:
+        allowed = list(names)
+        for name in table:
+            require(name in allowed, f"{where}: key", name, f"one of {', '.join(allowed)}", did_you_mean(name, allowed))
+
+    def _table(self, name: str, *, optional: bool = False) -> dict[str, Any]:
+        table = self._document.get(name, {} if optional else None)
+        require(isinstance(table, dict), f"[{name}]", "missing" if table is None else table, f"a section [{name}]")
+        assert isinstance(table, dict)
+        return table
+
+    def _tables(self, name: str) -> list[dict[str, Any]]:
+        tables = self._document.get(name, [])
+        good = isinstance(tables, list) and all(isinstance(table, dict) for table in tables)
+        require(good, f"[[{name}]]", tables, f"sections [[{name}]], in double brackets, one for each")
+        assert isinstance(tables, list)
+        return tables
+
+    def _text(self, where: str, value: Any, allowed: str) -> str:
+        require(isinstance(value, str) and 0 < len(value) <= 100_000, where, value, allowed)
+        return str(value)
+
+    def _boolean(self, where: str, value: Any) -> bool:
+        require(isinstance(value, bool), where, value, "true or false")
+        return bool(value)
+
+    def _real(self, where: str, value: Any) -> float:
+        require(
+            isinstance(value, int | float) and not isinstance(value, bool), where, value, "a number, without quotes"
+        )
+        return float(value)
+
+    def _choice(self, where: str, value: Any, choices: Iterable[str]) -> str:
+        names = list(choices)
+        return require_choice(where, value, names, did_you_mean(str(value), names))

@@ -1,0 +1,191 @@
+"""What ``federation.toml`` says, as frozen objects: who takes part, what is trained. ``protocols.federation.read`` reads it."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from accel.errors import InvalidArgument
+from accel.validate import require
+from refmpc.net.framing import Peer
+from vfl.training import TrainingConfig
+
+__all__ = [
+    "HOST",
+    "BudgetConfig",
+    "ClientEntry",
+    "ConfigurationError",
+    "FederationConfig",
+    "LayersConfig",
+    "PredictConfig",
+    "RunConfig",
+    "ServerEntry",
+    "did_you_mean",
+    "split_address",
+]
+
+HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?|[0-9A-Fa-f:.]+")
+
+
+class ConfigurationError(InvalidArgument):
+    """A value in the file that cannot be used; names file, key, value, what is allowed, and the way out."""
+
+
+@dataclass(frozen=True)
+class ServerEntry:
+    """One of the three computing servers. ``fingerprint``: SHA-256 of its certificate (DER), in hex; empty until pinned."""
+
+    id: int
+    host: str
+    port: int
+    fingerprint: str = ""
+
+    @property
+    def name(self) -> str:
+        return f"server-{self.id}"
+
+    @property
+    def role(self) -> str:
+        """What its certificate must say."""
+        return f"urn:ppvfl:server:{self.id}"
+
+    @property
+    def peer(self) -> Peer:
+        return self.id
+
+
+@dataclass(frozen=True)
+class ClientEntry:
+    """One data holder. ``width``: columns of its embedding. The one with ``label`` holds the labels, and listens at
+    ``alignment`` for the others while ids are matched."""
+
+    name: str
+    width: int
+    fingerprint: str = ""
+    label: bool = False
+    alignment: str = ""
+
+    @property
+    def role(self) -> str:
+        """What its certificate must say."""
+        return f"urn:ppvfl:client:{self.name}"
+
+    @property
+    def peer(self) -> Peer:
+        return self.name
+
+    @property
+    def alignment_address(self) -> tuple[str, int] | None:
+        return split_address(self.alignment) if self.alignment else None
+
+
+@dataclass(frozen=True)
+class LayersConfig:
+    """GL-BMF only: the LoRA layer that each client trains on its own scaled columns, and what it does with its gradient.
+
+    ``local_update``: ``released`` (it applies just what it is told; the claim covers features and labels) or
+    ``estimated`` (the paper's; the claim covers labels only).
+    """
+
+    rank: int = 8
+    lora_alpha: float = 8.0
+    local_update: str = "released"
+    local_learning_rate: float = 0.05
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """What is trained. ``training`` is what the twins take; ``classes`` are the label texts, in the order of the outputs, or
+    (regression) there are none and ``target_range`` is what −1 and 1 stand for; ``layers`` is there if and only if the clients
+    train layers of their own (protocol gl_bmf). ``held_out``: the share of the common rows, the last of the aligned order, that
+    takes no part and is kept for an evaluation. ``public_rows``: digest of the labelled rows that the run is measured on, and
+    ``patience`` after how many epochs that have not raised the accuracy on them it stops (0: never). ``automatic``: which of batch size, epochs and learning rate follow from the
+    number of rows and ε (``vfl.defaults``), whatever ``training`` says."""
+
+    training: TrainingConfig
+    classes: tuple[str, ...]
+    protocol: str = "g_bmf"
+    row_bound: float = 1.0
+    row_rule: str = "clip"
+    held_out: float = 0.0
+    checkpoint_every: int = 100
+    timeout: float = 60.0
+    layers: LayersConfig | None = None
+    automatic: tuple[str, ...] = ()
+    target_range: tuple[float, float] | None = None
+    public_rows: str = ""
+    patience: int = 0
+
+
+@dataclass(frozen=True)
+class PredictConfig:
+    """Who receives predictions, and how many rows one request may have."""
+
+    receiver: str
+    maximum_rows: int = 100_000
+
+
+@dataclass(frozen=True)
+class BudgetConfig:
+    """What may be spent in all on each client's people, over all runs of all federations that name the same ``people``."""
+
+    epsilon: float
+    delta: float
+    people: str = "everybody"
+
+
+@dataclass(frozen=True)
+class FederationConfig:
+    """The whole file. ``certificates`` maps participants to their public certificate (PEM), if the file holds it."""
+
+    name: str
+    servers: tuple[ServerEntry, ...]
+    clients: tuple[ClientEntry, ...]
+    run: RunConfig
+    predict: PredictConfig
+    budget: BudgetConfig | None = None
+    certificates: Mapping[str, str] = field(default_factory=dict, repr=False)
+    source: str = field(default="federation.toml", compare=False)
+
+    @property
+    def participants(self) -> tuple[ServerEntry | ClientEntry, ...]:
+        return (*self.servers, *self.clients)
+
+    @property
+    def label_client(self) -> ClientEntry:
+        return next(client for client in self.clients if client.label)
+
+    @property
+    def ordered_clients(self) -> tuple[ClientEntry, ...]:
+        """In the order of the embedding's columns: as in the file, the label client last."""
+        return (*(client for client in self.clients if not client.label), self.label_client)
+
+    @property
+    def addresses(self) -> dict[int, tuple[str, int]]:
+        return {server.id: (server.host, server.port) for server in self.servers}
+
+    def participant(self, name: str, argument: str = "participant") -> ServerEntry | ClientEntry:
+        """The entry called ``server-0`` … ``server-2``, or by a client's name."""
+        known = {entry.name: entry for entry in self.participants}
+        require(name in known, argument, name, f"one of {', '.join(known)}", did_you_mean(name, known))
+        return known[name]
+
+
+def split_address(text: str, argument: str = "address") -> tuple[str, int]:
+    """``host:port`` or ``[IPv6]:port``."""
+    host, colon, port = text.rpartition(":")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        colon = ""
+    good = bool(colon) and port.isascii() and port.isdigit() and 0 < int(port) < 65536 and bool(HOST.fullmatch(host))
+    require(good, argument, text, "host:port with a port from 1 to 65535", "IPv6 addresses go into brackets")
+    return host, int(port)
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The way out of a misspelt word, if one of the known ones is close."""
+    close = difflib.get_close_matches(name, list(known), 1)
+    return f"did you mean {close[0]!r}?" if close else ""

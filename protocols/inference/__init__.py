@@ -1,1 +1,0 @@
-"""Predictions on shares."""

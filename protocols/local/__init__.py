@@ -1,1 +1,0 @@
-"""Runs on this machine: options, processes, reports, curves, logs."""

@@ -1,0 +1,275 @@
+"""One TLS connection between two participants of a federation: who calls, a first message, then framed messages.
+
+Whoever listens recognises the caller by its certificate (the fingerprint is pinned in ``federation.toml``), never by
+what it calls itself. The first message says what the call is for and carries version and configuration hash; a caller
+that is refused is told why in a sentence. After that a frame is a small JSON message and a payload of bytes, whose
+length the receiver bounds before it reads: nobody can make a peer hold more than it expects.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import socket
+import ssl
+import struct
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from protocols.federation.read import FederationConfig, configuration_hash, lasting_hash
+from refmpc.core.errors import HandshakeError, PeerLost, PeerTimeout
+from refmpc.net.framing import Peer, name_of, printable
+from refmpc.net.greeting import first_difference, must_agree
+from refmpc.net.tls import (
+    MAX_MESSAGE,
+    Credentials,
+    hang_up,
+    parse,
+    receive,
+    secure,
+    send,
+    set_socket_options,
+    shake_hands,
+    wrong_pin,
+)
+
+__all__ = ["VERSION", "Channel", "Identity", "Refused", "call", "caller_of", "notice_silence"]
+
+VERSION = 2  # of the messages between participants; since 2: who aligns is told whom everybody waits for
+_FRAME = struct.Struct("<IQ")
+_CALL = 10.0  # seconds for a connection, its TLS handshake and the first two messages
+
+_KEEPALIVE = (("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 4), ("TCP_USER_TIMEOUT", 35_000))
+
+Payload = Iterable[np.ndarray | bytes | bytearray]
+
+
+class Refused(HandshakeError):
+    """The peer answered, and does not go on. ``later``: it may do so when asked again."""
+
+    def __init__(self, text: str, later: bool = False):
+        super().__init__(text)
+        self.later = later
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Who this process is, and how it recognises the others. Only ``credentials`` points to a secret (a file)."""
+
+    config: FederationConfig
+    me: Peer
+    credentials: Credentials
+
+    @property
+    def name(self) -> str:
+        return name_of(self.me)
+
+    @property
+    def configuration(self) -> str:
+        return configuration_hash(self.config)
+
+    def kept_in(self, state: Path) -> Path:
+        """Where in ``state`` this participant keeps what belongs to this configuration: the same place under new certificates."""
+        kept, earlier = state / lasting_hash(self.config)[:16], state / self.configuration[:16]
+        if earlier.is_dir() and not kept.exists():  # of a version that named it by the certificates, too
+            earlier.rename(kept)
+        return kept
+
+    def hello(self, peer: Peer, purpose: str, **more: Any) -> dict[str, Any]:
+        """The first message of a call."""
+        return {
+            "version": VERSION,
+            "from": self.name,
+            "to": name_of(peer),
+            "purpose": purpose,
+            "configuration": self.configuration,
+            **more,
+        }
+
+    def objection(self, theirs: Mapping[str, Any], peer: Peer) -> str:
+        """Why a first message cannot be accepted from ``peer`` (whose certificate was checked), or nothing."""
+        for field, got, want in (
+            ("version", theirs.get("version"), VERSION),
+            ("name", theirs.get("from"), name_of(peer)),
+            ("peer", theirs.get("to"), self.name),
+            ("configuration hash", theirs.get("configuration"), self.configuration),
+        ):
+            if got != want:
+                hint = {
+                    "version": "install the same version at both",
+                    "name": "it uses another participant's certificate, or another name",
+                    "peer": "its addresses point to the wrong host",
+                    "configuration hash": "both must use the same federation.toml",
+                }[field]
+                return (
+                    f"{name_of(peer)} has {field} {printable(str(got), 80)}, {self.name} has {printable(str(want), 80)}: "
+                    f"{hint}"
+                )
+        return ""
+
+    def difference(self, peer: Peer, theirs: Any, mine: Mapping[str, Any]) -> str:
+        """A sentence on the first public parameter in which ``peer`` differs, or nothing."""
+        different = first_difference(theirs if isinstance(theirs, dict) else {}, mine)
+        if different is None:
+            return ""
+        name, got, want = different[0], printable(different[1], 200), printable(different[2], 200)
+        return f"{name_of(peer)} has {name} = {got}, {self.name} has {want}: {must_agree(*different[1:])}"
+
+
+def caller_of(connection: ssl.SSLSocket, credentials: Credentials) -> Peer | None:
+    """The participant whose pinned certificate the other end proved to have."""
+    got = hashlib.sha256(connection.getpeercert(binary_form=True) or b"").hexdigest()
+    return next((peer for peer, pin in credentials.pinned.items() if pin.lower() == got), None)
+
+
+def notice_silence(connection: socket.socket) -> None:
+    """Let the kernel ask whether the other host is still there: one that crashed or lost its link is noticed after 35 s,
+    also by somebody who only listens or whose words are never acknowledged."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in _KEEPALIVE:
+        if hasattr(socket, option):
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+
+
+class Channel:
+    """Framed messages over one connection; used by one thread at a time."""
+
+    def __init__(self, connection: socket.socket, peer: Peer, timeout: float):
+        self.peer = peer
+        self.timeout = timeout
+        self.connection = connection
+
+    def __enter__(self) -> Channel:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def answer(self, **message: Any) -> None:
+        """The answer to a caller's first message."""
+        try:
+            send(self.connection, message, time.monotonic() + min(_CALL, self.timeout))
+        except OSError as error:
+            raise PeerLost(f"the connection to {name_of(self.peer)} broke: {error}") from error
+
+    def send(self, message: Mapping[str, Any], payload: Payload = ()) -> None:
+        """One frame; raises when the peer takes nothing for the whole time-out."""
+        words = json.dumps(message).encode()
+        parts = [
+            np.ascontiguousarray(p).reshape(-1).view(np.uint8).data if isinstance(p, np.ndarray) else p for p in payload
+        ]
+        try:
+            self.connection.settimeout(self.timeout)
+            self.connection.sendall(_FRAME.pack(len(words), sum(map(len, parts))) + words)
+            for part in parts:
+                if len(part):
+                    self.connection.sendall(part)
+        except TimeoutError as error:
+            raise PeerTimeout(f"{name_of(self.peer)} took no message for {self.timeout:g} s") from error
+        except OSError as error:
+            raise PeerLost(f"the connection to {name_of(self.peer)} broke: {error}") from error
+
+    def receive(self, limit: int = 0, timeout: float | None = None) -> tuple[dict[str, Any], bytearray]:
+        """The next message and its payload of at most ``limit`` bytes; raises when nothing arrives for the time-out."""
+        patience = self.timeout if timeout is None else timeout
+        words, size = _FRAME.unpack(self._read(_FRAME.size, patience))
+        if words > MAX_MESSAGE or size > limit:
+            raise HandshakeError(
+                f"{name_of(self.peer)} announced a message of {words} and {size} bytes, at most {MAX_MESSAGE} and {limit} "
+                "are expected here"
+            )
+        message = parse(bytes(self._read(words, patience)), name_of(self.peer))
+        payload = self._read(size, patience)
+        if "refused" in message:
+            raise Refused(
+                f"{name_of(self.peer)} refused: {printable(str(message['refused']))}", later=bool(message.get("later"))
+            )
+        return message, payload
+
+    def refuse(self, why: str, *, later: bool = False) -> None:
+        """Tell the peer why this goes no further; ``later``: it may go on when it calls again."""
+        self.send({"refused": why, "later": later})
+
+    def _read(self, count: int, patience: float) -> bytearray:
+        data = bytearray(count)
+        view, got = memoryview(data), 0
+        try:
+            self.connection.settimeout(patience)
+            while got < count:
+                piece = self.connection.recv_into(view[got:])
+                if not piece:
+                    raise ConnectionResetError("closed by the peer")
+                got += piece
+        except TimeoutError as error:
+            raise PeerTimeout(f"{name_of(self.peer)} sent nothing for {patience:g} s") from error
+        except OSError as error:
+            raise PeerLost(f"the connection to {name_of(self.peer)} broke: {error}") from error
+        return data
+
+    def cut(self) -> None:
+        """End the connection from another thread: the one that uses it notices at once."""
+        hang_up(self.connection)
+
+    def close(self) -> None:
+        """Close without ceremony: what matters was acknowledged."""
+        self.connection.close()
+
+
+def _is_refusal(error: BaseException | None) -> bool:
+    """Whether TLS failed for good: a certificate that is wrong stays wrong, but a connection that broke may be made again."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return True
+    return isinstance(error, ssl.SSLError) and "ALERT" in str(getattr(error, "reason", ""))
+
+
+def call(
+    identity: Identity, peer: Peer, address: tuple[str, int], purpose: str, *, timeout: float, **more: Any
+) -> tuple[Channel, dict[str, Any]]:
+    """Call a participant; returns the channel and its answer. ``Refused`` if it answers with a refusal."""
+    deadline = time.monotonic() + min(_CALL, timeout)
+    name, host, port = name_of(peer), *address
+    try:
+        raw = socket.create_connection((host, port), timeout=max(0.05, deadline - time.monotonic()))
+    except OSError as error:
+        raise PeerLost(f"{name} at {host}:{port} cannot be reached: {error}") from error
+    connection: socket.socket = raw
+    try:
+        set_socket_options(raw)
+        notice_silence(raw)
+        raw.settimeout(max(0.05, deadline - time.monotonic()))
+        connection = secure(raw, identity.credentials, server_side=False)
+        shake_hands(connection, name)
+        wrong = wrong_pin(connection, identity.credentials, peer)
+        if wrong:
+            raise Refused(wrong)
+        try:
+            send(connection, identity.hello(peer, purpose, **more), deadline)
+            answer = parse(receive(connection, name, deadline), name)
+        except OSError as error:  # TLS 1.3: a refused certificate is noticed only now
+            reason = getattr(error, "reason", "") or error
+            if _is_refusal(error):
+                raise Refused(f"{name} refused the TLS connection: {reason}") from error
+            raise PeerLost(f"{name} closed the connection during the greeting: {reason}") from error
+        if "refused" in answer:
+            why = printable(str(answer["refused"]))
+            raise Refused(f"{name} refused: {why}", later=bool(answer.get("later")))
+    except Refused:
+        connection.close()
+        raise
+    except HandshakeError as error:
+        connection.close()
+        if _is_refusal(error.__cause__):
+            raise Refused(str(error)) from error
+        raise PeerLost(str(error)) from error  # it died, or is too busy: worth another call
+    except OSError as error:
+        connection.close()
+        raise PeerLost(f"the connection to {name} broke: {error}") from error
+    except BaseException:
+        connection.close()
+        raise
+    return Channel(connection, peer, timeout), answer

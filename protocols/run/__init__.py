@@ -1,0 +1,1 @@
+"""Runs: options, processes of this machine, reports, curves, logs."""

@@ -1,0 +1,1 @@
+"""A server between organisations: sessions, jobs, its peers, its status."""

@@ -1,0 +1,98 @@
+"""How a run was begun: written once at every server, compared whenever the run goes on.
+
+Whoever edits the configuration of a run and resumes it would put a new claim on an old model. So the first attempt writes
+down the plan and the claim, and whether releases are kept on disk; a later attempt with anything else is refused before
+anything is computed, with a sentence that names what differs.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from accel.files import write_bytes
+from accel.gaussian import SAMPLER_VERSION
+from protocols.plan.run_plan import Plan
+from protocols.state.checkpoint import CannotResume, ServerDirectory
+from protocols.state.model_file import MODEL
+
+__all__ = ["begin", "require_same_plan", "require_same_run"]
+
+BEGUN = "begun.json"
+_LONGEST = 60  # characters of a value that is quoted
+_MOST = 4  # differences that are quoted
+WAY_OUT = "put that back, or start a new run: every release spends its own ε"
+
+
+def _facts(plan: Plan) -> dict[str, Any]:
+    """What a run is bound to, as JSON keeps it: what its user chose and its claim says, then everything else."""
+    training, claim = plan.training, plan.claim
+    chosen = {"epsilon": training.epsilon, "delta": training.delta}
+    claimed = {"claim": [claim.epsilon, claim.delta, claim.covers, claim.proven]}
+    sampler = {"sampler of the noise": SAMPLER_VERSION}
+    found: dict[str, Any] = json.loads(json.dumps({**chosen, **plan.public_parameters(), **claimed, **sampler}))
+    return found
+
+
+def _read(directory: Path) -> dict[str, Any] | None:
+    file = directory / BEGUN
+    return json.loads(file.read_text()) if file.exists() else None
+
+
+def require_same_plan(directory: Path, plan: Plan) -> None:
+    """Refuse a plan or a claim that is not the one with which the run in this server's directory was begun, if any was."""
+    begun = _read(directory)
+    if begun is None:
+        return
+    then, now = begun["plan"], _facts(plan)
+    names = [name for name in {**now, **then} if now.get(name) != then.get(name)]
+    if not names and begun["fingerprint"] == plan.fingerprint:
+        return
+    quoted = [
+        f"{name} was {then.get(name)!r} and is {now.get(name)!r}"
+        for name in names
+        if len(f"{then.get(name)!r}{now.get(name)!r}") <= _LONGEST
+    ]
+    said = [*quoted[:_MOST], *([] if quoted else names[:_MOST])] or ["the plan's fingerprint"]
+    more = len(names) - len(said)
+    rest = f", and what follows from it ({more} more)" if more > 0 else ""
+    raise CannotResume(f"{directory} belongs to a run with another plan: {', '.join(said)}{rest}; {WAY_OUT}")
+
+
+def require_same_run(run: Path, plan: Plan) -> None:
+    """``require_same_plan`` for the three servers of a run on this machine, before any of them starts."""
+    servers = [run / f"server-{i}" for i in range(3)]
+    for server in servers:
+        require_same_plan(server, plan)
+    if (run / MODEL).exists() and not any(_read(server) for server in servers):
+        raise CannotResume(
+            f"{run} holds a model that was released, but nothing that its servers kept: a second one would spend its own ε; "
+            "start a new run"
+        )
+
+
+def begin(directory: ServerDirectory, plan: Plan, *, keeps_releases: bool = True, finished: bool = False) -> None:
+    """Write down how the run begins; if it has begun before, refuse to go on in any other way.
+
+    ``keeps_releases``: whether every release is on disk before it is sent. A run without that cannot be begun again at
+    all: nobody knows what it has released, and the same noise would cover two different values. Unless it is ``finished``, and
+    only what everybody knows is to be handed over.
+    """
+    begun = _read(directory.path)
+    if begun is None:
+        if directory.has_noise or directory.steps():
+            raise CannotResume(
+                f"{directory.path} holds a run, but not how it was begun ({BEGUN} is missing, or it is of an earlier version): "
+                "bring the file back, or start a new run"
+            )
+        facts = {"fingerprint": plan.fingerprint, "keeps_releases": keeps_releases, "plan": _facts(plan)}
+        write_bytes(directory.path / BEGUN, json.dumps(facts, indent=1).encode(), private=True)
+        return
+    require_same_plan(directory.path, plan)
+    if not finished and not (begun["keeps_releases"] and keeps_releases):
+        which = "begun" if not begun["keeps_releases"] else "to be resumed"
+        raise CannotResume(
+            f"the run in {directory.path} was {which} without checkpoints, and the directory must be fresh for a run without "
+            "checkpoints: what it has released is not on disk, and releasing again would spend the claim twice; start a new run"
+        )

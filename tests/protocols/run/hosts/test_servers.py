@@ -1,0 +1,230 @@
+"""Three servers and their clients as threads of one process: what happens when one of them fails at a bad moment."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import secrets
+import struct
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from accel.prg import KEY_BYTES
+from protocols.federation.public_plan import plan_for
+from protocols.federation.read import FederationConfig
+from protocols.methods import g_shuff
+from protocols.net.wire import Refused, call
+from protocols.run.hosts.sessions import Session
+from protocols.server.open_training import OpenTrainingRun
+from protocols.state.model_file import read_model
+from protocols.state.shuffled_rows import shuffle_rows
+from protocols.step.cost import step_cost
+from refmpc.core.errors import HandshakeError, PeerLost
+from tests.protocols.run.hosts.threads import PATIENCE, ROWS, Federation, _wait, train_until_a_checkpoint
+from tests.protocols.run.hosts.wiretap import APPLICATION, HANDSHAKE, Relay, record_types
+
+
+@pytest.fixture
+def federation(tmp_path: Path) -> Iterator[Federation]:
+    found = Federation(tmp_path)
+    yield found
+    found.stop()
+
+
+def train(federation: Federation, session: str, rows: int = ROWS) -> np.ndarray:
+    outcome: dict[str, Any] = {}
+    for thread in [federation.client(name, session, outcome, rows) for name in ("bank", "card")]:
+        thread.join(PATIENCE)
+        assert not thread.is_alive()
+    assert all(isinstance(found, list) for found in outcome.values()), outcome
+    assert np.array_equal(outcome["bank"][0], outcome["card"][0])
+    return outcome["bank"][0]
+
+
+def test_a_server_that_fails_after_the_release_is_helped_by_the_others(
+    federation: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two servers have published, the third lost its result: they compute the release again, the same one, for it."""
+    finish, failed = Session.finish, list[Any]()
+
+    def fail_once(session: Session, attempt: str, outbox: Any) -> None:
+        if "server-1" in str(session.directory) and not failed:
+            failed.append(attempt)
+            time.sleep(1.0)  # the two others are done
+            raise PeerLost("the disk was full")
+        finish(session, attempt, outbox)
+
+    monkeypatch.setattr(Session, "finish", fail_once)
+    for number in range(3):
+        federation.start(number)
+    layer = train(federation, secrets.token_hex(16))
+    assert failed
+    for _, thread in federation.servers.values():
+        thread.join(20)
+        assert not thread.is_alive()
+    for number in range(3):
+        (file,) = federation.directory.glob(f"server-{number}/state/*/training-*/model.npz")
+        assert np.array_equal(read_model(file).layers, [layer])
+        attempts = [e for e in federation.events(f"server-{number}") if e["event"] == "all servers agree"]
+        assert len(attempts) == 2
+
+
+def test_g_shuff_goes_on_within_an_epoch_in_the_order_that_was_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    federation = Federation(tmp_path, protocol='"g_shuff"', accounting='"any-order"', epochs=2)
+    shuffles, lost = list[Any](), list[Any]()
+    assert federation.config.run.training.weights == "open"
+    shuffle, move = shuffle_rows, OpenTrainingRun._move
+
+    async def counting(rows: Any) -> Any:
+        shuffles.append(rows.embeddings.party.step)
+        return await shuffle(rows)
+
+    def lose_one(run: OpenTrainingRun, step: int, sums: np.ndarray) -> None:
+        if step == 4 and run.party.id == 1 and not lost:
+            lost.append(step)
+            raise PeerLost("the connection was cut")
+        move(run, step, sums)
+
+    monkeypatch.setattr(g_shuff, "shuffle_rows", counting)
+    monkeypatch.setattr(OpenTrainingRun, "_move", lose_one)
+    for number in range(3):
+        federation.start(number)
+    assert np.isfinite(train(federation, secrets.token_hex(16))).all()
+    federation.stop()
+    assert lost and sorted(shuffles) == [0, 0, 0, 3, 3, 3]  # once an epoch, at each of three servers
+
+
+def test_a_server_that_is_stopped_resumes_from_its_checkpoint(tmp_path: Path) -> None:
+    federation, threads, outcome = train_until_a_checkpoint(tmp_path)
+    server, thread = federation.servers[1]
+    server.stop.set()
+    thread.join(10)
+    assert not thread.is_alive()
+    federation.start(1)
+    for thread in threads:
+        thread.join(PATIENCE)
+    assert np.array_equal(outcome["bank"][0], outcome["card"][0])
+    for number in range(3):
+        events = federation.events(f"server-{number}")
+        attempts = [event["attempt"] for event in events if event["event"] == "all servers agree"]
+        (computed,) = [event for event in events if event["event"] == "computed and released"]
+        assert len(attempts) == 2
+        assert computed["rounds"] < 0.97 * 180 * _rounds_of_a_step(federation.config)  # ten steps at least were there
+    said = [event["reason"] for event in federation.events("server-0") if event["level"] == "warning"]
+    assert any("this server was asked to stop" in reason for reason in said)
+    federation.stop()
+
+
+def _rounds_of_a_step(config: FederationConfig) -> int:
+    plan = plan_for(config, ROWS)
+    return step_cost(plan).rounds + plan.opens_sums  # one more to confirm that what is opened is written
+
+
+def test_an_upload_goes_on_where_its_connection_broke(tmp_path: Path) -> None:
+    """Two chunks; the bank's connection to server 1 breaks within the second one, and nothing but TLS crossed it."""
+    federation = Federation(tmp_path, batch_size=1500)
+    for number in range(3):
+        federation.start(number)
+    relay = Relay(federation.config.addresses[1], cut_after=140_000)
+    federation.seen_by["bank", 1] = {"host": relay.address[0], "port": relay.address[1]}
+    rows, width = 4500, 4
+    train(federation, secrets.token_hex(16), rows)
+    relay.close()
+    interrupted = [e for e in federation.events("bank") if e["event"] == "an upload was interrupted"]
+    assert relay.cuts == 1 and [event["kept"] for event in interrupted] in ([0], [1])  # as acknowledged
+    (sent,) = [e["bytes_sent"] for e in federation.events("bank") if "bytes_sent" in e]
+    assert sent == 2 * 8 * rows * width + 2 * 4 * KEY_BYTES  # every chunk counts once
+    begins = [
+        e["kept"] for e in federation.events("server-1") if e["event"] == "upload begins" and e["client"] == "bank"
+    ]
+    assert begins[0] == 0 and begins[-1] >= 1  # 2 if only the acknowledgement was lost
+    for stream in relay.streams:
+        assert set(record_types(bytes(stream))) <= {20, 21, HANDSHAKE, APPLICATION}
+    federation.stop()
+
+
+def test_a_client_that_stalls_holds_up_nobody_and_may_come_back(federation: Federation) -> None:
+    """Half a message, then silence: the server keeps nothing of it, and goes on when the client calls again."""
+    for number in range(3):
+        federation.start(number)
+    session = secrets.token_hex(16)
+    facts = {"kind": "training", "session": session, "rows": ROWS, "output": None}
+    address = federation.config.addresses[2]
+    channel, answer = call(federation.identity("bank"), 2, address, "upload", timeout=5.0, **facts)
+    with channel:
+        head = json.dumps({"message": 0, "operation": "input_from_client", "token": "0" * 32}).encode()
+        channel.connection.sendall(struct.pack("<IQ", len(head), 2000) + head + bytes(1000))
+        train(federation, session)
+        with pytest.raises(PeerLost):
+            channel.receive()
+    assert answer["kept"] == 0
+
+
+def test_a_second_training_of_a_configuration_is_refused(federation: Federation) -> None:
+    """Another alignment would be another release, with an ε of its own. So would fewer rows under the same name."""
+    for number in range(3):
+        federation.start(number)
+    session = secrets.token_hex(16)
+    outcome: dict[str, Any] = {}
+    threads = [federation.client("bank", session, outcome)]
+    _wait(lambda: any("upload complete" in e["event"] for e in federation.events("server-0")))
+    federation.client("card", session, outcome, rows=64).join(PATIENCE)
+    refused = outcome.pop("card")
+    assert isinstance(refused, Refused) and "as another client says" in str(refused)
+    threads.append(federation.client("card", session, outcome))
+    _wait(lambda: any("all servers agree" in e["event"] for e in federation.events("server-0")))
+    with pytest.raises(Refused, match="already trained .run .*Change its name or a parameter"):
+        facts = {"kind": "training", "session": secrets.token_hex(16), "rows": ROWS, "output": None}
+        address = federation.config.addresses[0]
+        call(federation.identity("bank"), 0, address, "upload", timeout=5.0, **facts)[0].close()
+    for thread in threads:
+        thread.join(PATIENCE)
+    assert np.array_equal(outcome["bank"][0], outcome["card"][0])
+
+
+def test_a_client_with_other_columns_than_it_shared_is_refused(federation: Federation) -> None:
+    for number in range(3):
+        federation.start(number)
+    session = secrets.token_hex(16)
+    outcome: dict[str, Any] = {}
+    first = federation.client("bank", session, outcome)
+    _wait(lambda: any("upload complete" in e["event"] for e in federation.events("server-2")))
+    for _ in range(2):  # however often it tries
+        federation.client("bank", session, changed := dict[str, Any](), scale=0.5).join(PATIENCE)
+        assert isinstance(changed["bank"], HandshakeError) and "other columns than those shared" in str(changed["bank"])
+    federation.client("card", session, outcome).join(PATIENCE)
+    first.join(PATIENCE)
+    assert np.array_equal(outcome["bank"][0], outcome["card"][0])
+
+
+def test_servers_that_do_not_agree_say_so_and_stay(federation: Federation, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One server would compute with another version of the software: nothing is computed, the clients are told."""
+    parameters = Session.parameters
+
+    def differing(session: Session) -> dict[str, Any]:
+        found = parameters(session)
+        return {**found, "clip_norm": 2.0} if "server-2" in str(session.directory) else found
+
+    monkeypatch.setattr(Session, "parameters", differing)
+    for number in range(3):
+        federation.start(number)
+    session, outcome = secrets.token_hex(16), dict[str, Any]()
+    for thread in [federation.client(name, session, outcome) for name in ("bank", "card")]:
+        thread.join(PATIENCE)
+    for found in outcome.values():
+        assert isinstance(found, HandshakeError) and "clip_norm" in str(found)
+    assert all(thread.is_alive() for _, thread in federation.servers.values())
+    assert not list(federation.directory.glob("server-*/state/*/training-*/done.json"))
+
+
+def test_a_state_directory_belongs_to_one_process(federation: Federation) -> None:
+    federation.start(0)
+    with pytest.raises(ValueError, match="another process"), contextlib.suppress(OSError):
+        federation.start(0)

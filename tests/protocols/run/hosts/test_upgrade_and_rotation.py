@@ -1,0 +1,141 @@
+"""New software and new certificates under a training that has begun: what was kept stays, and nothing is lost or trained twice."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from protocols.cli import main
+from protocols.federation.read import load
+from protocols.net.wire import Identity, call
+from protocols.run.hosts import server_sync
+from protocols.state.budget import BUDGET, Budgets
+from protocols.state.run_identity import BEGUN
+from refmpc.core.errors import RefmpcError
+from tests.protocols.run.hosts.threads import PATIENCE, Federation, _wait, train_until_a_checkpoint
+
+
+def waits(federation: Federation, name: str) -> list[str]:
+    return [event["reason"] for event in federation.events(name) if event["event"] == "waiting"]
+
+
+def stop(federation: Federation, number: int) -> None:
+    server, thread = federation.servers[number]
+    server.stop.set()
+    thread.join(20)
+    assert not thread.is_alive()
+
+
+def agreements(federation: Federation) -> int:
+    return sum(event["event"] == "all servers agree" for event in federation.events("server-0"))
+
+
+def test_servers_go_on_when_all_three_have_the_new_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One after the other: nothing is computed with two versions, the session does not fail, and nobody must act."""
+    federation, threads, outcome = train_until_a_checkpoint(tmp_path)
+    for number in range(3):
+        stop(federation, number)
+    before = agreements(federation)
+    federation.start(2)
+    monkeypatch.setattr(server_sync, "software_version", lambda: "9.0.0/1")
+    for number in (0, 1):
+        federation.start(number)
+    _wait(
+        lambda: any("server-2 runs ppvfl" in reason and "9.0.0/1" in reason for reason in waits(federation, "server-0"))
+    )
+    _wait(lambda: any("runs ppvfl 9.0.0/1" in reason for reason in waits(federation, "server-2")))
+    time.sleep(1.0)
+    assert agreements(federation) == before and not outcome
+    stop(federation, 2)
+    federation.start(2)
+    for thread in threads:
+        thread.join(PATIENCE)
+    assert np.array_equal(outcome["bank"][0], outcome["card"][0])
+    (computed,) = (event for event in federation.events("server-1") if event["event"] == "computed and released")
+    assert agreements(federation) == before + 1 and computed["rows"] == 96
+    federation.stop()
+
+
+def as_an_earlier_version_kept_it(federation: Federation) -> None:
+    """Directories named by the certificates, too; no tags of people, and other tags beside the ledgers."""
+    for number in range(3):
+        identity = federation.identity(f"server-{number}")
+        state = federation.directory / f"server-{number}" / "state"
+        identity.kept_in(state).rename(state / identity.configuration[:16])
+        for tag in state.rglob("people-*.tag"):
+            tag.rename(tag.with_name(tag.name.replace("people", "columns")))
+        (state / BUDGET / "people.json").rename(state / BUDGET / "columns.json")
+
+
+def test_the_state_of_an_earlier_version_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    federation, threads, outcome = train_until_a_checkpoint(tmp_path)
+    for number in range(3):
+        stop(federation, number)
+    as_an_earlier_version_kept_it(federation)
+    for number in range(3):
+        federation.start(number)
+    for thread in threads:
+        thread.join(PATIENCE)
+    assert np.array_equal(outcome["bank"][0], outcome["card"][0])
+    federation.stop()
+    for number in range(3):
+        state = tmp_path / f"server-{number}" / "state"
+        assert [spent.runs for spent in Budgets(state, federation.config).spent()] == [1, 1]
+        assert len(list(state.glob("*/audit.jsonl"))) == 1
+        begun = json.loads(next(state.rglob(BEGUN)).read_text())
+        assert begun["keeps_releases"]
+    assert main(["audit-log", *(str(tmp_path / f"server-{number}" / "state") for number in range(3))]) == 0
+    capsys.readouterr()
+
+
+def new_certificate(federation: Federation, name: str) -> Identity:
+    """As the guide says: key, pin, the new file to everybody. Returns who that participant was before."""
+    before = federation.identity(name)
+    config = str(federation.directory / "federation.toml")
+    assert main(["key", "--as", name, "--config", config, "--force"]) == 0
+    certificate = federation.directory / name / "certificate.pem"
+    assert main(["pin", "--participant", name, "--certificate", str(certificate), "--config", config]) == 0
+    federation.config = load(config)
+    return before
+
+
+def test_certificates_are_replaced_in_the_middle_of_a_training(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The state was named by the certificates: a new one lost the training, and for servers that stay the model."""
+    federation, threads, outcome = train_until_a_checkpoint(tmp_path)
+    session = next(tmp_path.glob("server-0/state/*/training-*")).name.removeprefix("training-")
+    for number in range(3):
+        stop(federation, number)
+    old_server, old_client = new_certificate(federation, "server-1"), new_certificate(federation, "bank")
+    for number in range(3):
+        federation.start(number, predictions=True)
+    for thread in threads:
+        thread.join(PATIENCE)  # clients with the earlier file are refused in words, and end
+    assert all("configuration hash" in str(found) or "certificate" in str(found) for found in outcome.values()), outcome
+    again: dict[str, Any] = {}
+    for thread in [federation.client(name, session, again) for name in ("bank", "card")]:
+        thread.join(PATIENCE)
+    assert np.array_equal(again["bank"][0], again["card"][0])
+    for old in (old_server, old_client):  # whoever stole an old key comes no further than the handshake
+        with pytest.raises(RefmpcError):
+            call(old, 0, federation.config.addresses[0], "status", timeout=5.0)
+    federation.stop()
+    new_certificate(federation, "server-2")
+    server = federation.start(2, predictions=True)
+    assert server._store.training is not None and server._store.training.done  # its model is there for predictions
+    assert len(list(tmp_path.glob("server-2/state/*/training-*/model.npz"))) == 1
+    federation.stop()
+    other = dict[str, Any]()
+    for number in range(3):
+        federation.start(number, predictions=True)
+    federation.client("bank", secrets.token_hex(16), other).join(PATIENCE)
+    assert "trained" in str(other["bank"])  # once is once, whatever the certificates are
+    federation.stop()
+    capsys.readouterr()

@@ -1,0 +1,162 @@
+"""What is spent on the same people over several runs: kept by every server, refused beyond the limit, shown."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from accel.errors import InvalidArgument
+from protocols.cli import main
+from protocols.client.people import people_tag
+from protocols.federation.public_plan import plan_for
+from protocols.federation.read import load
+from protocols.net.checks import check_budget
+from protocols.state.budget import BUDGET, Budgets
+from refmpc.core.errors import HandshakeError
+from tests.protocols.run.hosts.federations import make_federation
+from tests.protocols.run.hosts.threads import PATIENCE, ROWS, Federation
+from vfl.dp.budget import BudgetExceededError, composed_epsilon
+
+LIMIT = "\n[budget]\nepsilon = 4.0\ndelta = 1e-5\n"
+
+
+def train(federation: Federation) -> dict[str, Any]:
+    for number in range(3):
+        federation.start(number)
+    session = secrets.token_hex(16)
+    outcome: dict[str, Any] = {}
+    for thread in [federation.client(name, session, outcome) for name in ("bank", "card")]:
+        thread.join(PATIENCE)
+    federation.stop()
+    return outcome
+
+
+def renamed(federation: Federation, name: str) -> None:
+    file = federation.directory / "federation.toml"
+    file.write_text(file.read_text().replace(f'name = "{federation.config.name}"', f'name = "{name}"'))
+    federation.config = load(file)
+
+
+def test_a_second_run_beyond_the_budget_is_refused_and_the_first_is_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    federation = Federation(tmp_path)
+    file = tmp_path / "federation.toml"
+    file.write_text(file.read_text() + LIMIT)
+    federation.config = load(file)
+    assert isinstance(train(federation)["bank"], list)
+    renamed(federation, "another")  # another configuration, the same people
+    refused = train(federation)
+    for found in refused.values():
+        assert isinstance(found, HandshakeError) and "would bring" in str(found)
+    assert len(list(tmp_path.glob("server-*/state/*/training-*/done.json"))) == 3
+    for number in range(3):
+        spent = Budgets(tmp_path / f"server-{number}" / "state", federation.config).spent()
+        assert [(s.client, s.runs) for s in spent] == [("bank", 1), ("card", 1)]
+        assert all(2.9 < s.epsilon < 3.1 for s in spent)
+        tags = json.loads((tmp_path / f"server-{number}" / "state" / BUDGET / "people.json").read_text())
+        (first,) = tags.values()
+        assert set(first) == {"bank", "card"} and len(set(first.values())) == 2
+    capsys.readouterr()
+    assert main(["audit-log", *(str(tmp_path / f"server-{n}" / "state") for n in range(3))]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "server-2: spent on card-everybody" in shown and "in 1 runs, limit 4" in shown
+    (ledger,) = (tmp_path / "server-1" / "state" / BUDGET).glob("bank-*.json")
+    content = json.loads(ledger.read_text())
+    ledger.write_text(json.dumps({**content, "runs": []}))
+    assert main(["audit-log", *(str(tmp_path / f"server-{n}" / "state") for n in range(3))]) == 1
+    assert "differ in the runs charged to bank" in " ".join(capsys.readouterr().out.split())
+
+
+def test_runs_compose_and_a_run_is_charged_once(tmp_path: Path) -> None:
+    make_federation(tmp_path)
+    file = tmp_path / "federation.toml"
+    file.write_text(file.read_text().replace("batch_size = 128", "batch_size = 32") + LIMIT.replace("4.0", "4.5"))
+    config = load(file)
+    claim, tags = plan_for(config, ROWS).claim, {"bank": "0" * 64, "card": "1" * 64}
+    budgets = Budgets(tmp_path / "state", config)
+    for _ in range(3):
+        budgets.charge("first", claim, tags)
+    budgets.charge("second", claim, tags)
+    together = composed_epsilon([claim, claim], 1e-5)
+    assert np.isclose(budgets.spent()[0].epsilon, together) and claim.epsilon < together < 2 * claim.epsilon
+    assert "would bring" in budgets.objection("third", claim, tags) and budgets.objection("second", claim, tags) == ""
+    with pytest.raises(BudgetExceededError, match="bank"):
+        budgets.charge("third", claim, tags)
+    assert [spent.runs for spent in budgets.spent()] == [2, 2]
+    budgets.refund("second")
+    budgets.charge("third", claim, tags)
+    file.write_text(file.read_text().replace("epsilon = 4.5", 'epsilon = 4.5\npeople = "other people"'))
+    others = Budgets(tmp_path / "state", load(file))
+    assert [spent.runs for spent in others.spent()] == [0, 0]
+    others.charge("fourth", claim, {"bank": "2" * 64, "card": "3" * 64})
+    assert [spent.runs for spent in others.spent()] == [1, 1]
+
+
+def test_another_word_for_the_same_list_of_people_does_not_make_others_of_them(tmp_path: Path) -> None:
+    """Another ``people`` in [budget] gave the same people a fresh budget, whatever had been spent on them."""
+    make_federation(tmp_path)
+    file = tmp_path / "federation.toml"
+    text = file.read_text().replace("batch_size = 128", "batch_size = 32")
+    limit = '\n[budget]\nepsilon = 4.0\ndelta = 1e-5\npeople = "{}"\n'
+    file.write_text(text + limit.format("of 2025"))
+    config = load(file)
+    claim = plan_for(config, ROWS).claim
+    Budgets(tmp_path / "state", config).charge("first", claim, {"bank": "a" * 64, "card": "b" * 64})
+    file.write_text(text + limit.format("of 2026"))
+    renamed_budget = Budgets(tmp_path / "state", load(file))
+    same = {"bank": "c" * 64, "card": "b" * 64}  # the bank has other people now, card has not
+    said = renamed_budget.objection("second", claim, same)
+    assert "people of card" in said and "1 under another [budget] people, on the same list of ids" in said
+    with pytest.raises(BudgetExceededError, match="people of card"):
+        renamed_budget.charge("second", claim, same)
+    assert renamed_budget.objection("second", claim, {"bank": "a" * 64, "card": "d" * 64}).count("people of bank") == 1
+    new = {"bank": "c" * 64, "card": "d" * 64}
+    assert renamed_budget.objection("second", claim, new) == ""
+    renamed_budget.charge("second", claim, new)
+    file.write_text(text + limit.format("of 2025").replace("4.0", "9.0"))
+    first = Budgets(tmp_path / "state", load(file))
+    assert [spent.runs for spent in first.spent()] == [1, 1]
+    first.charge("third", claim, new)  # from now on these are the people of both
+    assert [spent.runs for spent in first.spent()] == [3, 3]
+
+
+def test_the_tag_is_of_the_people_and_nobody_else_can_make_it(tmp_path: Path) -> None:
+    tag = people_tag(tmp_path / "bank", "bank", ["b", "a", "c"])
+    assert tag == people_tag(tmp_path / "bank", "bank", ["c", "b", "a"]) and len(tag) == 64
+    others = [
+        people_tag(tmp_path / "bank", "bank", ["a", "b"]),
+        people_tag(tmp_path / "bank", "bank", ["a", "bc"]),
+        people_tag(tmp_path / "bank", "card", ["a", "b", "c"]),
+        people_tag(tmp_path / "elsewhere", "bank", ["a", "b", "c"]),
+    ]
+    assert len({tag, *others}) == 5
+    assert (tmp_path / "bank" / "people.key").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_client_names_its_people_once_a_session(tmp_path: Path) -> None:
+    federation = Federation(tmp_path)
+    server = federation.start(0)
+    session = server._store.open({"kind": "training", "session": "0" * 32, "rows": ROWS, "output": None})
+    session.note_people("bank", "e" * 64)
+    session.note_people("bank", "e" * 64)
+    with pytest.raises(InvalidArgument, match="whom bank has named in this session before"):
+        session.note_people("bank", "f" * 64)
+    assert session.people == {"bank": "e" * 64}
+    federation.stop()
+
+
+def test_doctor_shows_what_is_spent_and_warns_before_it_is_too_much() -> None:
+    entry = {"client": "bank", "people": "everybody", "epsilon": 3.0, "delta": 1e-5, "limit": 10.0, "runs": 1}
+    found = check_budget("server-0", [entry], 3.0)
+    assert (found.status, found.found) == ("ok", "bank: ε = 3 of 10 at δ = 1e-05, 1 runs (everybody)")
+    assert check_budget("server-0", [{**entry, "limit": 5.0}], 3.0).status == "warning"
+    assert check_budget("server-0", [{**entry, "limit": None}], 3.0).found.endswith(
+        "no limit at δ = 1e-05, 1 runs (everybody)"
+    )
+    assert check_budget("server-0", [{}], 3.0).status == "warning"
