@@ -7,21 +7,20 @@ regression without privacy. Scores are the area under the ROC curve, accuracy fo
 
 from __future__ import annotations
 
-import argparse
 import itertools
-import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from rich.console import Console
 from rich.table import Table
 from sklearn.datasets import load_breast_cancer, make_classification
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 
 from accel.validate import require_choice
+from bench.harness import Option, benchmark
 from vfl.data.sets import VerticalData, load_data
 from vfl.defaults import table_row_bound, training_defaults
 from vfl.federation import Federation, build_federation
@@ -33,7 +32,6 @@ from vfl.twins import train_g_bmf
 __all__ = ["DATA", "PublicTable", "main", "mixed_table", "public_table"]
 
 DATA = ("breast_cancer", "digits", "narrow", "mixed")
-EPSILONS = (1.0, 3.0, 8.0)
 EARLIER = {"batch_size": 128, "epochs": 40, "learning_rate": 2.0}
 
 
@@ -125,7 +123,7 @@ def twin_score(federation: Federation, epsilon: float, options: dict[str, Any], 
     return float(np.mean(found))
 
 
-def measure(name: str, epsilons: tuple[float, ...], seeds: int, grid: bool) -> list[dict[str, Any]]:
+def lines_of(name: str, epsilons: Sequence[float], seeds: int, grid: bool) -> list[dict[str, Any]]:
     """A line for each ε."""
     table = public_table(name)
     count, width = table.train.shape
@@ -155,27 +153,34 @@ def _grid(count: int, batch: int) -> list[dict[str, Any]]:
     return found
 
 
-def main(argv: list[str] | None = None) -> None:
-    """The command."""
-    parser = argparse.ArgumentParser(prog="python -m bench.defaults", description=__doc__)
-    parser.add_argument("--data", default=",".join(DATA), metavar="NAME,…")
-    parser.add_argument("--epsilons", default=",".join(f"{e:g}" for e in EPSILONS), metavar="ε,…")
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--grid", action="store_true", help="search the grid too (minutes)")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    options = parser.parse_args(argv)
-    epsilons = tuple(float(text) for text in options.epsilons.split(","))
-    lines = [line for name in options.data.split(",") for line in measure(name, epsilons, options.seeds, options.grid)]
-    if options.json:
-        print(json.dumps(lines, indent=2))
-        return
-    view = Table(title="defaults for tables, twins of G-BMF")
-    for name in lines[0]:
-        view.add_column(name, justify="right")
-    for line in lines:
-        view.add_row(*(f"{v:.3f}" if isinstance(v, float) and k not in ("epsilon", "learning_rate") else f"{v:g}" if isinstance(v, float) else str(v) for k, v in line.items()))  # fmt: skip
-    Console(width=160).print(view)
+def measure(
+    data: str = ",".join(DATA), epsilons: str = "1,3,8", seeds: int = 3, grid: bool = False
+) -> list[dict[str, Any]]:
+    """A line for each data set and ε."""
+    budgets = [float(text) for text in epsilons.split(",")]
+    return [line for name in data.split(",") for line in lines_of(name, budgets, seeds, grid)]
 
+
+def table(lines: list[dict[str, Any]]) -> Table:
+    """All lines for people."""
+    view = Table(*lines[0], title="defaults for tables, twins of G-BMF")
+    for line in lines:
+        stated = ("epsilon", "learning_rate")
+        view.add_row(
+            *(f"{v:.3f}" if isinstance(v, float) and k not in stated else f"{v:g}" if isinstance(v, float) else str(v)
+              for k, v in line.items())
+        )  # fmt: skip
+    return view
+
+
+main = benchmark(
+    measure,
+    table,
+    data=Option("data sets", metavar="NAME,…"),
+    epsilons=Option("budgets", metavar="ε,…"),
+    seeds="of the noise",
+    grid="search the grid too (minutes)",
+)
 
 if __name__ == "__main__":
     main()

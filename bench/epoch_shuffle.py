@@ -7,21 +7,18 @@ its share of the data. ``--files``: the rows lie in files, as those of a large t
 
 from __future__ import annotations
 
-import argparse
-import json
 import resource
 import tempfile
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from rich.console import Console
 from rich.table import Table
 
 import refmpc
 from accel.validate import require_integer
-from bench.comparison.systems import machine
+from bench.harness import benchmark
 from protocols.plan.scales import EMBEDDING_BITS
 from protocols.state.shuffled_rows import shuffle_rows
 from protocols.state.stored_rows import RowFolder, StoredRows
@@ -113,7 +110,7 @@ async def _measured(party: Party, rows: SharedRows | StoredRows) -> tuple[float,
     return seconds, after.rounds - opened.rounds, after.bytes_sent - opened.bytes_sent, held, peak
 
 
-def measure(rows: int = 50_000, columns: int = 2000, classes: int = 10, *, files: bool = False) -> EpochShuffle:
+def measure(rows: int = 50_000, columns: int = 2000, classes: int = 10, files: bool = False) -> EpochShuffle:
     """Shuffle once; ``files``: rows in files instead of memory."""
     sizes = (
         require_integer("rows", rows, 2),
@@ -134,35 +131,31 @@ def measure(rows: int = 50_000, columns: int = 2000, classes: int = 10, *, files
     )
 
 
-def main(argv: list[str] | None = None) -> None:
-    """Measure and print."""
-    parser = argparse.ArgumentParser(prog="python -m bench.epoch_shuffle", description=__doc__.split("\n")[0])
-    parser.add_argument("--rows", type=int, default=50_000)
-    parser.add_argument("--columns", type=int, default=2000, help="embedding columns of all clients together")
-    parser.add_argument("--classes", type=int, default=10)
-    parser.add_argument("--files", action="store_true", help="rows in files, not in memory")
-    parser.add_argument("--json", action="store_true")
-    options = parser.parse_args(argv)
-    found = measure(options.rows, options.columns, options.classes, files=options.files)
-    if options.json:
-        print(json.dumps({**asdict(found), "machine": machine()}, indent=2))
-        return
-    table = Table(
+def table(found: EpochShuffle) -> Table:
+    """One line for people."""
+    view = Table(
         title=f"One secret shuffle of {found.rows:,} rows of {found.columns:,} columns, {found.classes} classes"
     )
     for name in ("time", "rounds", "bytes, all servers", "a server's share of the data", "peak memory of a server"):
-        table.add_column(name, justify="right")
-    table.add_row(
+        view.add_column(name, justify="right")
+    view.add_row(
         f"{found.seconds:.2f} s",
         str(found.rounds),
         f"{found.bytes / 1e9:.3g} GB",
         f"{found.share_of_the_data / 1e9:.3g} GB",
         f"{found.peak_memory / 1e9:.3g} GB ({found.peak_memory / found.share_of_the_data:.1f}×)",
     )
-    console = Console()
-    console.print(table)
-    console.print(machine(), style="dim")
+    return view
 
+
+main = benchmark(
+    measure,
+    table,
+    rows="of all people",
+    columns="embedding columns of all clients together",
+    classes="columns of labels",
+    files="rows in files, not in memory",
+)
 
 if __name__ == "__main__":
     main()

@@ -9,7 +9,6 @@ their layer gradients back. The inputs of the layers are shared once, in the fir
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import tempfile
 import time
@@ -17,11 +16,10 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 import numpy as np
-from rich.console import Console
 from rich.table import Table
 
 import refmpc
-from bench.comparison.systems import machine
+from bench.harness import Option, benchmark
 from bench.shapes import StepShape
 from protocols.methods import gl_bmf
 from protocols.plan.gl_plan import LayerPlan, plan_layer_run
@@ -127,25 +125,32 @@ def measure_step_tests(shape: StepShape, network: str = "loopback", epochs: int 
     return found[0], found[1]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--batch", type=int, default=128)
-    parser.add_argument("--width", type=int, default=1024)
-    parser.add_argument("--network", default="loopback", choices=("loopback", "lan", "wan"))
-    arguments = parser.parse_args()
-    shape = StepShape(arguments.batch, arguments.width, 10, row_bound=1.0)
-    tested, trusting = measure_step_tests(shape, arguments.network)
-    view = Table("", "tested", "taken as it comes", "difference", title=f"one step of GL-BMF, {arguments.network}")
+def measure(batch: int = 128, width: int = 1024, network: str = "loopback") -> dict[str, LayerStep]:
+    """A step with the servers' tests and one without."""
+    tested, trusting = measure_step_tests(StepShape(batch, width, 10, row_bound=1.0), network)
+    return {"tested": tested, "as it comes": trusting}
+
+
+def table(found: dict[str, LayerStep]) -> Table:
+    """Both steps, and what the tests add."""
+    tested, trusting = found.values()
+    view = Table("", "tested", "taken as it comes", "difference", title="one step of GL-BMF")
     for name, ours, other, form in (
         ("milliseconds", 1e3 * tested.seconds, 1e3 * trusting.seconds, ".1f"),
         ("rounds", tested.rounds, trusting.rounds, ".1f"),
         ("megabytes between servers", tested.megabytes, trusting.megabytes, ".3f"),
     ):
         view.add_row(name, format(ours, form), format(other, form), format(ours - other, form))
-    console = Console()
-    console.print(", ".join(f"{name} {value}" for name, value in machine().items()), highlight=False)
-    console.print(view)
+    return view
 
+
+main = benchmark(
+    measure,
+    table,
+    batch="rows of a batch",
+    width="columns of all clients together",
+    network=Option("emulated", ("loopback", "lan", "wan")),
+)
 
 if __name__ == "__main__":
     main()

@@ -8,20 +8,17 @@ all five processes.
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
 import time
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
-from rich.console import Console
 from rich.table import Table
 
 import refmpc
 from accel.validate import require_integer
-from bench.comparison.systems import machine
+from bench.harness import benchmark
 from protocols.client.upload import ClientJob, receive_rows, share_columns
 from protocols.plan.run_plan import Plan, PublicClient, PublicFederation, plan_run
 from protocols.run.report import size_in_words
@@ -86,7 +83,7 @@ def share(client: Client, job: tuple[ClientJob, int]) -> list[float]:
     return found[2:]
 
 
-def measure(rows: int, columns: int, repeats: int = 5, row_bound: float | None = None) -> InputChecks:
+def measure(rows: int = 100_000, columns: int = 64, repeats: int = 5, row_bound: float | None = None) -> InputChecks:
     """One run in processes; without a row bound, with that of tables."""
     bound = table_row_bound(columns) if row_bound is None else row_bound
     for name, value in (("rows", rows), ("columns", columns), ("repeats", repeats)):
@@ -125,18 +122,8 @@ def measure(rows: int, columns: int, repeats: int = 5, row_bound: float | None =
     return InputChecks(used, columns, repeats, *(number for pair in zip(*middle, strict=True) for number in pair))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, default=100_000)
-    parser.add_argument("--columns", type=int, default=64)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--row-bound", type=float, help="of all clients together; without it 4·√columns, as for tables")
-    parser.add_argument("--json", action="store_true", help="facts for machines instead of a table")
-    arguments = parser.parse_args()
-    found = measure(arguments.rows, arguments.columns, arguments.repeats, arguments.row_bound)
-    if arguments.json:
-        print(json.dumps({**machine(), **asdict(found)}, indent=2))
-        return
+def table(found: InputChecks) -> Table:
+    """Both kinds of upload, and their ratio."""
     view = Table(
         "", "tested", "as they come", "ratio", title=f"upload of {found.rows:,} rows × {found.columns} columns"
     )
@@ -147,10 +134,17 @@ def main() -> None:
         view.add_row(name, f"{tested:.2f}", f"{plain:.2f}", f"{tested / plain:.3f}")
     sizes = (size_in_words(found.bytes), size_in_words(found.bytes_without))
     view.add_row("bytes, all five", *sizes, f"{found.bytes / found.bytes_without:.3f}")
-    console = Console()
-    console.print(", ".join(f"{name} {value}" for name, value in machine().items()), highlight=False)
-    console.print(view)
+    return view
 
+
+main = benchmark(
+    measure,
+    table,
+    rows="of each client",
+    columns="of both clients together",
+    repeats="uploads of each kind; medians count",
+    row_bound="of all clients together; without it 4·√columns, as for tables",
+)
 
 if __name__ == "__main__":
     main()

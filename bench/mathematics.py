@@ -112,9 +112,9 @@ def _size(size: float) -> str:
     return f"{size / 1e6:.2f} MB" if size >= 1e5 else f"{size:.0f} B"
 
 
-def table(found: dict[str, Measurement], network: str) -> Table:
+def table(found: dict[str, Measurement]) -> Table:
     """The measurements next to the aims, for people."""
-    view = Table(title=f"secure mathematics, three processes, network: {network}")
+    view = Table(title="secure mathematics, three processes")
     columns = ("function", "elements", "time", "bytes", "aim", "rounds", "aim", "MP-SPDZ*", "SPU*")
     for column in columns:
         view.add_column(column, justify="left" if column == "function" else "right")

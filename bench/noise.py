@@ -5,19 +5,16 @@ The aim is 5 million samples a second.
 
 from __future__ import annotations
 
-import argparse
-import json
 import time
 
 import numpy as np
-from rich.console import Console
 from rich.table import Table
 
 import accel
 from accel.gaussian import GridGaussian
 from accel.prg import KEY_BYTES, Stream
 from accel.validate import require_integer
-from bench.comparison.systems import machine
+from bench.harness import benchmark
 from vfl.dp import NoiseFilter, factorise
 
 __all__ = ["main", "measure"]
@@ -25,13 +22,13 @@ __all__ = ["main", "measure"]
 STD = 2.0**36  # a usual std in grid units; the speed does not depend on it
 
 
-def measure(samples: int, repeat: int) -> dict[str, float]:
+def measure(samples: int = 5_000_000, repeat: int = 3) -> dict[str, float]:
     """Millions of samples and of filtered coordinates a second, the best of ``repeat``."""
     require_integer("samples", samples, 1000)
     require_integer("repeat", repeat, 1)
     sampler = GridGaussian(STD, accel.backend())
     width, rows = 20_010, max(1, samples // 20_010)
-    filtering = NoiseFilter(factorise("bisr", rows * (repeat + 1), bands=256), width)
+    filtering = NoiseFilter(factorise("bisr", rows * (repeat + 1), bands=min(256, rows * (repeat + 1))), width)
     z = np.random.default_rng(0).standard_normal((rows, width))
     sampler.sample(Stream(bytes(KEY_BYTES)), 1000)
     filtering.next_block_float(z)
@@ -46,23 +43,16 @@ def measure(samples: int, repeat: int) -> dict[str, float]:
     return {name: 1e-6 / seconds for name, seconds in best.items()}
 
 
-def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.noise", description=__doc__.splitlines()[0])
-    parser.add_argument("--samples", type=int, default=5_000_000)
-    parser.add_argument("--repeat", type=int, default=3)
-    parser.add_argument("--json", action="store_true")
-    options = parser.parse_args(argv)
-    found, about = measure(options.samples, options.repeat), machine()
-    if options.json:
-        print(json.dumps({"millions a second": found, "machine": about}))
-        return
-    table = Table(title=f"Noise, load {about['load before the run']}")
-    table.add_column("what")
-    table.add_column("millions a second", justify="right")
-    table.add_row("grid Gaussian samples", f"{found['samples']:.1f}")
-    table.add_row("coordinates filtered by BISR, 256 taps", f"{found['filtered']:.1f}")
-    Console().print(table)
+def table(found: dict[str, float]) -> Table:
+    """Speeds for people."""
+    view = Table("what", title="Noise")
+    view.add_column("millions a second", justify="right")
+    view.add_row("grid Gaussian samples", f"{found['samples']:.1f}")
+    view.add_row("coordinates filtered by BISR, 256 taps", f"{found['filtered']:.1f}")
+    return view
 
+
+main = benchmark(measure, table, samples="of the grid Gaussian", repeat="repetitions; the best counts")
 
 if __name__ == "__main__":
     main()

@@ -3,16 +3,13 @@
 
 from __future__ import annotations
 
-import argparse
-import json
-from dataclasses import asdict
-
 import numpy as np
-from rich.console import Console
 from rich.table import Table
 
 import refmpc
+from accel.validate import require
 from bench import mathematics
+from bench.harness import Option, benchmark
 from bench.measure import Case, Measurement, measure_cases
 from refmpc.core.party import Party
 
@@ -96,9 +93,9 @@ def _peer(name: str, peer: str) -> str:
     return ", ".join(part for part in parts if part)
 
 
-def table(found: dict[str, Measurement], network: str) -> Table:
+def table(found: dict[str, Measurement]) -> Table:
     """The measurements as a table for people."""
-    view = Table(title=f"refmpc, three processes, network: {network}")
+    view = Table(title="refmpc, three processes")
     for column in ("primitive", "time", "bytes in all", "per element", "rounds", "MP-SPDZ*", "SPU*"):
         view.add_column(column, justify="left" if column == "primitive" else "right")
     for name, m in found.items():
@@ -115,29 +112,28 @@ def table(found: dict[str, Measurement], network: str) -> Table:
     return view
 
 
-def main(argv: list[str] | None = None) -> None:
-    """Measure and print."""
-    parser = argparse.ArgumentParser(prog="python -m bench.primitives", description=__doc__)
-    parser.add_argument("--repeat", type=int, default=7, help="repetitions; the best counts (default 7)")
-    parser.add_argument("--network", choices=("loopback", "lan", "wan"), default="loopback")
-    parser.add_argument("--only", default="", help="run only cases whose name contains this text")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    options = parser.parse_args(argv)
+def measure(repeat: int = 7, network: str = "loopback", only: str = "") -> dict[str, Measurement]:
+    """All cases whose name contains a text."""
     every = CASES | mathematics.CASES
-    cases = {name: case for name, case in every.items() if options.only in name}
-    if not cases:
-        parser.error(f"--only {options.only!r} matches none of: {', '.join(every)}")
-    console = Console()
-    with console.status(f"measuring {len(cases)} cases in three processes"):
-        found = measure_cases(cases, options.repeat, options.network)
-    if options.json:
-        print(json.dumps({name: asdict(m) for name, m in found.items()}, indent=2))
-    else:
-        for known, view in ((CASES, table), (mathematics.CASES, mathematics.table)):
-            chosen = {name: measured for name, measured in found.items() if name in known}
-            if chosen:
-                console.print(view(chosen, options.network))
+    cases = {name: case for name, case in every.items() if only in name}
+    require(bool(cases), "--only", only, f"part of one of: {', '.join(every)}")
+    return measure_cases(cases, repeat, network)
 
+
+def tables(found: dict[str, Measurement]) -> list[Table]:
+    """Primitives, then the secure mathematics."""
+    kinds = ((CASES, table), (mathematics.CASES, mathematics.table))
+    chosen = [({name: each for name, each in found.items() if name in known}, view) for known, view in kinds]
+    return [view(each) for each, view in chosen if each]
+
+
+main = benchmark(
+    measure,
+    tables,
+    repeat="repetitions; the best counts",
+    network=Option("emulated", ("loopback", "lan", "wan")),
+    only="run only cases whose name contains this text",
+)
 
 if __name__ == "__main__":
     main()

@@ -6,11 +6,8 @@ cells (``read_table``) and once more into features (``apply_schema``). Memory is
 
 from __future__ import annotations
 
-import argparse
-import json
+import multiprocessing
 import resource
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -20,12 +17,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import csv, parquet
-from rich.console import Console
 
 from accel.validate import require_choice, require_integer
+from bench.harness import Option, benchmark
 from vfl.tables import Boolean, Category, Date, IdRule, Label, Number, Schema, apply_schema, read_table
 
-__all__ = ["main", "read", "write"]
+__all__ = ["main", "measure", "read", "write"]
+
+KINDS = ("parquet", "csv")
 
 
 def schema(columns: int) -> Schema:
@@ -80,35 +79,27 @@ def read(file: Path, columns: int) -> dict[str, float]:
     }
 
 
-def main(argv: list[str] | None = None) -> None:
-    """The command."""
-    parser = argparse.ArgumentParser(prog="python -m bench.reading", description=__doc__)
-    parser.add_argument("--rows", type=int, default=1_000_000)
-    parser.add_argument("--columns", type=int, default=50)
-    parser.add_argument("--kind", default="parquet", help="parquet (default) or csv")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a line")
-    parser.add_argument("--read", metavar="FILE", help=argparse.SUPPRESS)  # in the process that is measured
-    options = parser.parse_args(argv)
-    require_integer("--columns", options.columns, 4)
-    require_choice("--kind", options.kind, ("parquet", "csv"))
-    if options.read is not None:
-        print(json.dumps(read(Path(options.read), options.columns)))
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / f"table.{options.kind}"
-        write(file, options.rows, options.columns)
-        command = [sys.executable, "-m", "bench.reading", "--read", str(file), "--columns", str(options.columns)]
-        done = subprocess.run(command, check=True, capture_output=True, text=True)
-    if options.json:
-        print(done.stdout.strip())
-        return
-    facts = json.loads(done.stdout)
-    Console().print(
-        f"{facts['rows']:,} rows of {options.columns} columns ({options.kind}), {facts['features']} features: "
+def measure(rows: int = 1_000_000, columns: int = 50, kind: str = "parquet") -> dict[str, float]:
+    """One file, read in a process of its own."""
+    require_integer("--rows", rows, 1)
+    require_integer("--columns", columns, 4)
+    require_choice("--kind", kind, KINDS)
+    with tempfile.TemporaryDirectory() as folder, multiprocessing.get_context("spawn").Pool(1) as pool:
+        file = Path(folder) / f"table.{kind}"
+        write(file, rows, columns)
+        return {"columns": columns, **pool.apply(read, (file, columns))}
+
+
+def sentence(facts: dict[str, float]) -> str:
+    """The figures for people."""
+    return (
+        f"{facts['rows']:,} rows of {facts['columns']} columns, {facts['features']} features: "
         f"{facts['reading seconds']:.1f} s reading, {facts['encoding seconds']:.1f} s encoding, "
         f"{facts['CPU seconds']:.1f} s of CPU, {facts['peak GB']:.2f} GB"
     )
 
+
+main = benchmark(measure, sentence, rows="of the file", columns="of the file", kind=Option("of the file", KINDS))
 
 if __name__ == "__main__":
     main()

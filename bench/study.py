@@ -235,7 +235,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--stem", default="imagenet", choices=("imagenet", "cifar"))
     parser.add_argument("--upscale", type=int, default=1)
     parser.add_argument("--cache", default=".cache/embeddings", help="folder of cached embeddings")
-    parser.add_argument("--methods", nargs="+", default=["plain", "g_shuff", "g_bmf"], choices=[*METHODS, *BASELINES])
+    parser.add_argument(
+        "--methods", nargs="+", default=["plain", "g_shuff", "g_bmf"], choices=["all", *METHODS, *BASELINES]
+    )
     parser.add_argument("--settings", nargs="+", type=int, default=[1], choices=(1, 2), help="the paper's (α, β)")
     parser.add_argument("--epsilon", nargs="+", type=float, default=[1.0, 8.0])
     parser.add_argument("--delta", type=float, default=1e-5)
@@ -272,6 +274,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from rich.table import Table
 
     options = _parser().parse_args(arguments)
+    if "all" in options.methods:
+        options.methods = [*METHODS, *BASELINES]
     logging.getLogger("absl").setLevel(logging.ERROR)
     console = Console(stderr=options.json)
     started = time.perf_counter()

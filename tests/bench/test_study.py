@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 
-from bench import demo, study
+from bench import study
 from bench.evaluation.paper_tables import paper_accuracy
 from tests.not_none import not_none
 from vfl.data.embeddings import ClientEmbeddings, apply_last_layer
@@ -16,49 +16,6 @@ from vfl.training import SETTINGS, TrainingConfig
 from vfl.twins import train_g_bmf
 
 pytest.importorskip("matplotlib")
-
-
-def test_demo_shows_every_method(tmp_path, capsys):
-    pytest.importorskip("torch")
-    arguments = ["--epochs", "2", "--seeds", "1", "--epsilon", "8", "--out", str(tmp_path)]
-    assert demo.main([*arguments, "--json"]) == 0
-    rows = json.loads(capsys.readouterr().out)
-    names = {r["method"] for r in rows}
-    assert len(names) == len(rows) == 16
-    for part in (
-        "Plain",
-        "G-Shuff",
-        "G-BMF",
-        "GL-BMF",
-        "GL-Sub",
-        "LDP",
-        "ADMM",
-        "FedBCD",
-        "Split",
-        "Ada-VFed",
-    ):
-        assert any(part in n for n in names)
-    estimated = next(r for r in rows if r["method"] == "GL-BMF estimated")
-    assert estimated["covers"] == "labels" and estimated["claimed_epsilon"] > 8
-    assert (tmp_path / "digits.png").stat().st_size > 10_000
-
-
-def test_demo_on_the_table(tmp_path, capsys):
-    arguments = [
-        "--data",
-        "breast_cancer",
-        "--epochs",
-        "5",
-        "--seeds",
-        "1",
-        "--epsilon",
-        "8",
-        "--clients",
-        "3",
-    ]
-    assert demo.main([*arguments, "--out", str(tmp_path)]) == 0
-    text = capsys.readouterr().out
-    assert "breast_cancer, 3 clients" in text and "G-BMF setting 2" in text
 
 
 def test_study_command(tmp_path, capsys):
@@ -147,22 +104,10 @@ def test_paper_sized_g_bmf_run():
     assert np.isfinite(result.model.layers[0]).all() and result.test_accuracy < 0.2  # random labels teach nothing
 
 
-def test_study_runs_baselines_and_subsets(tmp_path, capsys):
+def test_study_runs_every_method_on_a_subset(tmp_path, capsys):
     pytest.importorskip("torch")
-    arguments = [
-        "--methods",
-        "g_bmf",
-        "split",
-        "admm",
-        "--epsilon",
-        "8",
-        "--epochs",
-        "2",
-        "--max-rows",
-        "400",
-    ]
-    options = ["--baseline-epochs", "1", "--batch-size", "50", "--out", str(tmp_path), "--json"]
-    assert study.main([*arguments, *options]) == 0
+    arguments = ["--methods", "all", "--epsilon", "8", "--epochs", "2", "--max-rows", "400", "--baseline-epochs", "1"]
+    assert study.main([*arguments, "--batch-size", "50", "--out", str(tmp_path), "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
-    assert [r["method"] for r in rows] == ["g_bmf", "split", "admm"]
-    assert rows[0]["num_steps"] == 16 and rows[1]["num_steps"] == 8
+    assert [r["method"] for r in rows] == [*study.METHODS, *study.BASELINES]
+    assert {r["num_steps"] for r in rows} == {8, 16}
