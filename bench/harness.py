@@ -39,7 +39,7 @@ def benchmark(
     measure: Callable[..., Any],
     show: Callable[[Any], RenderableType | Sequence[RenderableType]],
     **options: str | Option,
-) -> Callable[[Sequence[str] | None], None]:
+) -> Callable[..., None]:
     """The command ``main(argv)`` of a benchmark."""
     module = sys.modules[measure.__module__]
     name = module.__spec__.name if module.__spec__ else module.__name__  # a module that is run is called __main__

@@ -28,9 +28,9 @@ from bench.comparison.systems import machine
 from bench.evaluation.cache import ResultCache
 from bench.evaluation.cells import Cell
 from bench.evaluation.choose import OPTIONS, Trial, choose, choose_baseline_rates
-from bench.evaluation.compose import compose, preset_table, secure_cells
+from bench.evaluation.compose import compose, secure_cells
 from bench.evaluation.cost import cost_main
-from bench.evaluation.earlier import EarlierPage, read_page, take_cells, take_search
+from bench.evaluation.earlier import take_cells, take_search
 from bench.evaluation.engine import ENGINES, run_sweep
 from bench.evaluation.paper_tables import METHOD_NAMES
 from bench.evaluation.presets import BASELINE_RATES, PRESETS, preset_for
@@ -106,8 +106,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--cache", default=".cache/paper", metavar="DIR", help="kept results")
     parser.add_argument(
         "--from", dest="earlier", action="append", default=[], type=Path, metavar="FILE",
-        help="an earlier report.json, whose cells are kept if nothing about them has changed, or report.html, whose means "
-        "stand, marked, in lines that were not run again (may be given twice)",
+        help="an earlier report.json, whose cells are kept if nothing about them has changed (may be given twice)",
     )  # fmt: skip
     parser.add_argument("--no-run", action="store_true", help="only the report of kept results")
     parser.add_argument("--secure", action="store_true", help="train a handful of cells with three real servers too")
@@ -181,21 +180,14 @@ def _without_paths(argv: list[str]) -> list[str]:
     return out
 
 
-def _take_over(files: list[Path], cache: ResultCache, choice: Path, say: Console) -> EarlierPage | None:
-    """Cells of JSON files go into the cache, their search to ``choice``; the last page given is returned."""
-    page = None
+def _take_over(files: list[Path], cache: ResultCache, choice: Path, say: Console) -> None:
+    """Cells of earlier reports go into the cache, their search to ``choice``."""
     for file in files:
-        if file.suffix == ".html":
-            page = read_page(file, preset_table())
-            kept = ", ".join(PRESETS[name].title for name in PRESETS if name in page.unchanged) or "none"
-            say.print(f"{file.name}, {page.date}: settings as they are today: {kept}", highlight=False)
-        else:
-            taken = take_cells(file, cache)
-            more = f", {taken.carried} carried on, as their files are not here" if taken.carried else ""
-            more += f", {taken.left} left out as no longer current"
-            more += ", the search for our settings taken" if take_search(file, choice) else ""
-            say.print(f"{file.name}: {taken.kept} cells taken{more}", highlight=False)
-    return page
+        taken = take_cells(file, cache)
+        more = f", {taken.carried} carried on, as their files are not here" if taken.carried else ""
+        more += f", {taken.left} left out as no longer current"
+        more += ", the search for our settings taken" if take_search(file, choice) else ""
+        say.print(f"{file.name}: {taken.kept} cells taken{more}", highlight=False)
 
 
 def _print_report(sections: list[Section], lead: list[str], ran: bool) -> None:
@@ -227,7 +219,7 @@ def _evaluate(argv: list[str]) -> None:
     if absent := [str(file) for file in (*options.earlier, options.cost) if file is not None and not file.exists()]:
         parser.error(f"{absent[0]} does not exist")
     choice = options.out / "choose.json"
-    page = _take_over(options.earlier, cache, choice, errors)
+    _take_over(options.earlier, cache, choice, errors)
 
     def say(cell: Cell, result: dict[str, Any] | str) -> None:
         if not errors.is_terminal and isinstance(result, dict):
@@ -261,7 +253,6 @@ def _evaluate(argv: list[str]) -> None:
         choice=choice,
         secure=secure,
         num_samples=rows,
-        earlier=page,
         about_cell=cache.about,
     )
     paths = write_report(report, options.out)

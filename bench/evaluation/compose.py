@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +13,11 @@ import numpy as np
 from bench.evaluation import plots, texts
 from bench.evaluation.cells import Cell
 from bench.evaluation.cost import CostRow, load_costs, table_number
-from bench.evaluation.earlier import EarlierPage
 from bench.evaluation.paper_tables import METHOD_NAMES, paper_table
 from bench.evaluation.presets import LONG, PRESETS, Preset
 from bench.evaluation.report import Report, Section
 from bench.evaluation.sources import DATA_TITLES, NUM_CLASSES, PRETRAININGS
 from bench.evaluation.tables import (
-    EARLIER,
     MARK,
     NOT_RUN,
     Line,
@@ -98,13 +96,11 @@ def cost_view(rows: Sequence[CostRow], network: str) -> TableView:
 
 
 class _Figures:
-    """Accuracies in per cent by seed of the lines of one data set, for (source, method, setting, variant, ε), and their means,
-    which may come from an earlier report."""
+    """Accuracies in per cent by seed of the lines of one data set, for (source, method, setting, variant, ε)."""
 
     def __init__(self, lines: Sequence[Line], results: Results) -> None:
         self._values: dict[tuple[Any, ...], dict[int, float]] = {}
         self._means: dict[tuple[Any, ...], float] = {}
-        self._earlier: set[tuple[Any, ...]] = set()
         for line in lines:
             for entry in line.entries:
                 key = (line.source, line.method, line.setting, line.variant, entry.epsilon)
@@ -115,16 +111,11 @@ class _Figures:
                     self._means[key] = entry.paper
                 elif (found := summary(entry, results)) is not None:
                     self._means[key] = found.mean
-                    self._earlier |= {key} if found.earlier else set()
 
     def mean(
         self, source: str, method: str, setting: int = 1, variant: str = "", epsilon: float | None = None
     ) -> float | None:
         return self._means.get((source, method, setting, variant, epsilon))
-
-    def mark(self, source: str, method: str, setting: int, variant: str, epsilon: float | None) -> str:
-        """Behind a mean that was not measured for this report."""
-        return EARLIER if (source, method, setting, variant, epsilon) in self._earlier else ""
 
     def gain(self, source: str, setting: int, variant: str, epsilon: float | None) -> str:
         """What GL-BMF gains over G-BMF: mean and standard error over the seeds that both were run with."""
@@ -149,8 +140,8 @@ def _lead(figures: _Figures, epsilon: float, where: str) -> list[str]:
             continue
         beside = "" if printed is None else f" (the paper prints {printed:.1f} %)"
         out.append(
-            f"{where}, G-BMF, Setting {setting}, ε = {epsilon:g}: {paper:.1f} %{figures.mark('paper', *key)} in the paper's settings{beside}, "
-            f"{ours:.1f} %{figures.mark('ours', *key)} in ours: {ours - paper:+.1f} points at the same ε, δ, data and local models."
+            f"{where}, G-BMF, Setting {setting}, ε = {epsilon:g}: {paper:.1f} % in the paper's settings{beside}, "
+            f"{ours:.1f} % in ours: {ours - paper:+.1f} points at the same ε, δ, data and local models."
         )
     plain = figures.mean("ours", "plain")
     if out and plain is not None:
@@ -177,9 +168,7 @@ def _own_weights(lines: Sequence[Line], results: Results, about_cell: Callable[[
     return [texts.own_weights(sorted(files))] if files else []
 
 
-def _adapters(
-    lines: Sequence[Line], results: Results, epsilons: Sequence[float], earlier: EarlierPage | None
-) -> Section:
+def _adapters(lines: Sequence[Line], results: Results, epsilons: Sequence[float]) -> Section:
     """GL-BMF against G-BMF at the same ε, and why the difference is what it is."""
     section = Section("GL-BMF against G-BMF", [texts.ADAPTERS])
     for (data, pretraining), own in _of_data(lines).items():
@@ -188,19 +177,15 @@ def _adapters(
         bare = any(line.method == "gl_bmf" and entry.epsilon is None for line in own for entry in line.entries)
         budgets: list[float | None] = [*([None] if bare else []), *epsilons]
         columns = ["settings", "local update", *("no noise" if e is None else f"ε = {e:g}" for e in budgets)]
-        before = _gains_before(earlier, title)
         gains = TableView(title, columns, [])
         for source, name, setting, variant in _gain_lines(own):
             update = "estimated" if source == "published" else variant
-            found = [_Figures(own, results).gain(source, setting, variant, e) for e in budgets]
-            known = [
-                before.get((name, update, c), f) if f == NOT_RUN else f for c, f in zip(columns[2:], found, strict=True)
-            ]
+            known = [_Figures(own, results).gain(source, setting, variant, e) for e in budgets]
             if set(known) - {NOT_RUN, "–"}:
                 gains.rows.append((source, [name, update, *known]))
         if any(kind != "published" for kind, _ in gains.rows):
             section.tables.append(gains)
-    section.tables += _estimates(lines, results, earlier)
+    section.tables += _estimates(lines, results)
     return section
 
 
@@ -216,20 +201,7 @@ def _gain_lines(lines: Sequence[Line]) -> list[tuple[str, str, int, str]]:
     return out
 
 
-def _gains_before(earlier: EarlierPage | None, title: str) -> dict[tuple[str, str, str], str]:
-    """Gains that an earlier page has, by (settings, local update, column), marked."""
-    view = None if earlier is None else earlier.table(title)
-    if earlier is None or view is None or view.title != title:
-        return {}
-    return {
-        (row[0], row[1], column): text + EARLIER
-        for _, row in earlier.rows(title)
-        for column, text in zip(view.columns[2:], row[2:], strict=True)
-        if text != NOT_RUN
-    }
-
-
-def _estimates(lines: Sequence[Line], results: Results, earlier: EarlierPage | None) -> list[TableView]:
+def _estimates(lines: Sequence[Line], results: Results) -> list[TableView]:
     """What the estimated per-sample gradients of the first data set are made of in the last step, at both ends of ε."""
     columns = ["settings", "ε", "signal, at most", "deviation of the error", "share of the gradient kept"]
     out = TableView("Per-sample gradients as a client estimates them (norms of a batch, over its size)", columns, [])
@@ -241,9 +213,6 @@ def _estimates(lines: Sequence[Line], results: Results, earlier: EarlierPage | N
                 parts = found["estimate"]
                 figures = [f"{parts['signal']:.2g}", f"{parts['error']:.2g}", f"{parts['kept']:.1e}"]
                 out.rows.append((line.source, [name, budget, *figures]))
-            elif earlier is not None:
-                before = [row for _, row in earlier.rows(out.title) if row[:2] == [name, budget]]
-                out.rows += [(line.source, [*row[:-1], row[-1] + EARLIER]) for row in before]
     return [out] if out.rows else []
 
 
@@ -288,18 +257,9 @@ def _search(file: Path) -> dict[str, Any]:
     return stored
 
 
-def _choice(file: Path, earlier: EarlierPage | None) -> Section:
+def _choice(file: Path) -> Section:
     section = Section("How our settings were chosen", [texts.CHOICE], [preset_table()])
     stored = _search(file) or {"trials": []}
-    before = None if earlier is None else earlier.table("The search on the stand-in")
-    if earlier is not None and before is not None:
-        again = {trial["option"] for trial in stored["trials"]}
-        names: list[str] = []
-        for _, row in before.rows:  # a page leaves names out that it has just printed
-            names.append(row[0] or names[-1])
-        rows = [line for name, line in zip(names, before.rows, strict=True) if name not in again]
-        title = f"{before.title.split(',')[0]}, as of {earlier.date}"
-        section.tables.append(replace(before, title=title, rows=rows, folded=True))
     if not stored["trials"]:
         return section
     columns = ["option", "value", *(f"ε = {e:g}" for e in stored["epsilons"]), "chosen"]
@@ -341,20 +301,14 @@ def compose(
     choice: Path,
     secure: Sequence[Cell] = (),
     num_samples: int | None = None,
-    earlier: EarlierPage | None = None,
     about_cell: Callable[[Cell], dict[str, Any]] = lambda cell: {},
 ) -> Report:
-    """All sections for the tables asked for. ``earlier`` fills in what was not run; ``about_cell``: what the JSON
-    says about a result beside it."""
+    """All sections for the tables asked for. ``about_cell``: what the JSON says about a result beside it."""
     sections: list[Section] = []
     lead: list[str] = []
-    if earlier is not None:
-        layouts = {number: earlier.fill(lines) for number, lines in layouts.items()}
     for number in sorted((n for n, lines in layouts.items() if lines), key=list(_TITLES).index):
         lines = layouts[number]
         section = Section(_TITLES[number], tables=[view(number, lines, results)])
-        if earlier is not None and any(text.endswith(EARLIER) for _, row in section.tables[0].rows for text in row):
-            section.tables[0].notes.append(texts.earlier(earlier.date))
         section.tables[0].notes += _own_weights(lines, results, about_cell)
         sections.append(section)
         epsilons = sorted({e.epsilon for line in lines for e in line.entries if e.epsilon is not None})
@@ -370,12 +324,12 @@ def compose(
             if picture := plots.plot_accuracy(lines, results, NUM_CLASSES[lines[0].data]):
                 section.pictures.append((picture, "Accuracy against ε; bars are one standard deviation over seeds."))
             if any(line.method == "gl_bmf" for line in lines):
-                adapters = _adapters(lines, results, epsilons, earlier if number == 1 else None)
+                adapters = _adapters(lines, results, epsilons)
                 if number != 1 and 1 in layouts:  # said once
                     adapters.title, adapters.paragraphs = f"{adapters.title}, {paper_table(number).epochs} epochs", []
                 sections += [adapters] if adapters.tables or adapters.paragraphs else []
         if number == 1:
-            sections.append(_choice(choice, earlier))
+            sections.append(_choice(choice))
             if num_samples and epsilons:
                 sections[-1].pictures.append((plots.plot_noise(num_samples, epsilons), texts.NOISE))
     sections.append(_costs(cost_file))

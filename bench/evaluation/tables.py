@@ -16,7 +16,6 @@ from bench.evaluation.sources import DATA_TITLES, PRETRAININGS
 from vfl.dp.baselines import AS_IF_POISSON, AS_IF_UNSEEN, RELEASED_ROWS_ALONE
 
 __all__ = [
-    "EARLIER",
     "TABLES",
     "Entry",
     "Line",
@@ -36,7 +35,6 @@ __all__ = [
 TABLES = (1, 2, 3, 4, 7, 9)
 NOT_RUN = "not run"
 Results = Mapping[Cell, dict[str, Any] | str]
-EARLIER = " ‡"  # behind a figure of an earlier report
 MARK = " †"  # behind the name of a method whose ε is not proven for what runs
 # By method, not from the results: runs that were kept from before still say that theirs is proven. Of G-Shuff, the paper's own
 # accounting alone (``Line.presumes``).
@@ -76,22 +74,20 @@ class Selection:
 
 @dataclass(frozen=True)
 class Summary:
-    """Mean and standard deviation over seeds, in the units of a table; ``earlier``: not run again, from an earlier report."""
+    """Mean and standard deviation over seeds, in the units of a table."""
 
     mean: float
     deviation: float
     seeds: int
-    earlier: bool = False
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One figure: the paper's, or one cell for each seed, with what an earlier report had."""
+    """One figure: the paper's, or one cell for each seed."""
 
     epsilon: float | None
     paper: float | None = None
     cells: tuple[Cell, ...] = ()
-    earlier: Summary | None = None
 
 
 def presumes(method: str, source: str) -> str:
@@ -216,10 +212,8 @@ def measured(entry: Entry, results: Results, what: str = "accuracy") -> list[flo
 
 
 def summary(entry: Entry, results: Results, what: str = "accuracy") -> Summary | None:
-    """Of the seeds that have been run (accuracies in per cent), or of the earlier report where that has more seeds."""
+    """The seeds that have been run; accuracies are in per cent."""
     values = [v if what == "auc" else 100 * v for v in measured(entry, results, what)]
-    if entry.earlier is not None and entry.earlier.seeds > len(values):
-        return entry.earlier
     if not values:
         return None
     return Summary(float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else 0.0, len(values))
@@ -239,7 +233,7 @@ def _text(entry: Entry, results: Results, what: str) -> str:
         text += f" ± {found.deviation:.{digits}f}"
     if found.seeds != len(entry.cells):
         text += f" ({found.seeds})"
-    return text + EARLIER if found.earlier else text
+    return text
 
 
 def block_title(line: Line) -> str:
@@ -289,15 +283,15 @@ def view(number: int, lines: Sequence[Line], results: Results) -> TableView:
             f"{left_out} lines of which nothing was run are left out here; the list of cells not run has them."
         )
     shown = [cell for kind, row in out.rows if kind != "heading" for cell in row[2:]]
-    if any(cell.removesuffix(EARLIER).endswith(")") for cell in shown):
+    if any(cell.endswith(")") for cell in shown):
         out.notes.append("In parentheses: the number of seeds, where it is not the one asked for.")
     out.notes += _claim_notes(lines, results)
     return out
 
 
 def missing_view(layouts: Mapping[int, Sequence[Line]], results: Results) -> TableView:
-    """Every line with cells that were not run: how many of how many, and how many budgets an earlier report fills in."""
-    columns = ["table", "data", "method", "settings", "cells not run", "of", "budgets from before"]
+    """Every line with cells that were not run: how many of how many."""
+    columns = ["table", "data", "method", "settings", "cells not run", "of"]
     out = TableView("Cells not run", columns, [], words=True, folded=True)
     every: set[Cell] = set()
     for number, lines in layouts.items():
@@ -306,9 +300,8 @@ def missing_view(layouts: Mapping[int, Sequence[Line]], results: Results) -> Tab
             left = sum(not isinstance(results.get(cell), dict) for cell in cells)
             every.update(cells)
             if left:
-                taken = sum((found := summary(e, results)) is not None and found.earlier for e in line.entries)
                 names = [f"Table {number}", block_title(line), line.label, PRESETS[line.source].title]
-                out.rows.append((line.source, [*names, str(left), str(len(cells)), str(taken or "–")]))
+                out.rows.append((line.source, [*names, str(left), str(len(cells))]))
     missing = sum(not isinstance(results.get(cell), dict) for cell in every)
     out.title = f"Cells not run: {missing:,} of {len(every):,}, in {len(out.rows)} lines"
     return out

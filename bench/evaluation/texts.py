@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-__all__ = ["ADAPTERS", "ATTACK", "BASELINES", "CHOICE", "NOISE", "SECURE", "earlier", "own_weights"]
+__all__ = ["ADAPTERS", "ATTACK", "BASELINES", "CHOICE", "NOISE", "SECURE", "own_weights"]
 
 CHOICE = (
     "On public data only: ten superclasses of CIFAR-100 stand in for the private task, the projection is fitted "
@@ -51,14 +51,6 @@ SECURE = (
     "so that the two differ by fixed-point rounding; G-Shuff's secret order lies nowhere, so its twin draws order "
     "and noise of its own. Accuracies differ from Table 1's, whose noise comes from seeds."
 )
-
-
-def earlier(date: str) -> str:
-    """The note below a table with figures of an earlier report."""
-    return (
-        f"‡ From the report of {date}, which prints the same settings; not run again since, and the code behind it has changed: "
-        "compare with care."
-    )
 
 
 def own_weights(digests: Sequence[str]) -> str:

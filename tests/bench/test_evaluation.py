@@ -15,14 +15,14 @@ from rich.console import Console
 from bench.evaluation import plots, texts
 from bench.evaluation.cache import ResultCache
 from bench.evaluation.cells import Cell, group_cells, run_cells
-from bench.evaluation.compose import compose, preset_table, secure_cells, secure_view
-from bench.evaluation.earlier import Taken, read_page, take_cells
+from bench.evaluation.compose import secure_cells, secure_view
+from bench.evaluation.earlier import Taken, take_cells
 from bench.evaluation.engine import run_sweep
 from bench.evaluation.paper_tables import paper_accuracy, paper_table
 from bench.evaluation.presets import LONG, PRESETS, preset_for
 from bench.evaluation.report import Report, Section, rich_table, write_report
 from bench.evaluation.sources import DataOptions
-from bench.evaluation.tables import TABLES, Selection, TableView, layout, missing_view, view
+from bench.evaluation.tables import TABLES, Selection, layout, missing_view, view
 from bench.paper import main
 
 CELL = Cell("utility", "digits", "none", "ours", "g_bmf", 1, "", 8.0, 2, 0)
@@ -118,10 +118,10 @@ def test_cells_that_were_not_run_say_so(tmp_path):
     # lines without a figure stand in a list of their own, which a page folds away
     left = missing_view({1: lines}, results)
     digits = "digits (embedded)"
-    assert left.folded and ["Table 1", digits, "G-BMF (Setting 1)", "our settings", "4", "4", "–"] in [
+    assert left.folded and ["Table 1", digits, "G-BMF (Setting 1)", "our settings", "4", "4"] in [
         r for _, r in left.rows
     ]
-    assert ["Table 1", digits, "G-BMF (Setting 1)", "the paper's settings", "1", "4", "–"] in [r for _, r in left.rows]
+    assert ["Table 1", digits, "G-BMF (Setting 1)", "the paper's settings", "1", "4"] in [r for _, r in left.rows]
     count = sum(len(entry.cells) for line in lines for entry in line.entries)
     assert left.title == f"Cells not run: {count - 3} of {count}, in {len(left.rows)} lines"
     # a data set of which nothing was run takes no line of the table: a note, with the reason
@@ -295,47 +295,6 @@ def test_cells_whose_files_are_not_here_are_carried_on(tmp_path, monkeypatch, ca
     # other settings: no longer what the tables speak of
     monkeypatch.setitem(PRESETS, "ours", dataclasses.replace(PRESETS["ours"], projection=7))
     assert taken(NOWHERE) == Taken(0, 0, 1)
-
-
-def test_means_of_an_earlier_page_are_marked(tmp_path, monkeypatch):
-    """Only in lines that were not run since, and whose settings the page describes as they are."""
-    pytest.importorskip("matplotlib")
-    lines = layout(1, Selection(seeds=2, data=("digits",), methods=("g_bmf",), epsilons=(1.0, 8.0)))
-    own = [cell for line in lines for entry in line.entries for cell in entry.cells]
-    results: dict[Cell, Any] = {cell: {"accuracy": 0.5 + 0.1 * cell.seed} for cell in own}
-    trials = [("yes", "a", "1"), ("", "a", "2"), ("yes", "b", "3")]
-    search = TableView("The search on the stand-in: test accuracy (%)", ["option", "value", "chosen"], [])
-    search.rows = [("ours" if yes else "", [option, value, yes]) for yes, option, value in trials]
-    page = Section("s", tables=[view(1, lines, results), preset_table(), search])
-    facts = [("Command", "`python -m bench.paper --seeds 2`"), ("Date, machine", "2026-11-16 10:16 UTC, a machine")]
-    file = write_report(Report("t", [], facts, [page], []), tmp_path)["html"]
-    earlier = read_page(file, preset_table())
-    assert earlier.date == "2026-11-16" and earlier.unchanged == {"paper", "ours"}
-    now = {cell: {"accuracy": 0.9} for cell in own if cell.preset == "ours" and cell.epsilon == 1.0}
-    rows = {(row[0], row[1]): row[2:] for kind, row in view(1, earlier.fill(lines), now).rows if kind != "heading"}
-    assert rows["G-BMF (Setting 1)", "ours, our settings"] == ["90.0 ± 0.0", "55.0 ± 7.1 ‡"]
-    assert rows["G-BMF (Setting 1)", "ours, the paper's settings"] == ["55.0 ± 7.1 ‡"] * 2
-    # fewer seeds than before do not replace what was there
-    fewer = {cell: result for cell, result in now.items() if cell.seed == 0}
-    assert ("ours", ["G-BMF (Setting 1)", "ours, our settings", *["55.0 ± 7.1 ‡"] * 2]) in view(
-        1, earlier.fill(lines), fewer
-    ).rows
-    report = compose({1: lines}, now, [], cost_file=None, choice=tmp_path / "none", earlier=earlier)
-    assert any("55.0 % ‡ in the paper's settings, 90.0 % in ours" in sentence for sentence in report.lead)
-    # options that were searched again are taken from the new search alone
-    new = {"option": "b", "value": "4", "accuracies": [0.5], "kept": True}
-    (tmp_path / "choose.json").write_text(json.dumps({"epsilons": [1.0], "trials": [new]}), encoding="utf-8")
-    again = compose({1: lines}, now, [], cost_file=None, choice=tmp_path / "choose.json", earlier=earlier)
-    tables = [table for section in again.sections for table in section.tables if table.title.startswith("The search")]
-    assert tables[0].title.endswith("as of 2026-11-16") and len(tables) == 2
-    assert [[row[1] for _, row in table.rows] for table in tables] == [["1", "2"], ["4"]]
-    monkeypatch.setitem(LONG, "ours", dataclasses.replace(LONG["ours"], projection=7))
-    assert read_page(file, preset_table()).unchanged == {"paper"}
-    monkeypatch.undo()
-    monkeypatch.setitem(PRESETS, "ours", dataclasses.replace(PRESETS["ours"], projection=7))
-    changed = read_page(file, preset_table())
-    assert changed.unchanged == {"paper"}
-    assert {kind for kind, _ in view(1, changed.fill(lines), {}).rows} == {"heading", "paper"}
 
 
 def test_pictures_have_one_scale_and_their_reference_lines(monkeypatch):
