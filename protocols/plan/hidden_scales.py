@@ -22,7 +22,7 @@ from protocols.plan.low_round_scales import (
     MOST_NORM_BITS,
     ROOM,
 )
-from protocols.plan.scales import EMBEDDING_BITS, NOISE_DEVIATIONS, RELEASE_BITS, Scales, largest_reach
+from protocols.plan.scales import EMBEDDING_BITS, NOISE_DEVIATIONS, RELEASE_BITS, Scales, fits_ring, largest_reach
 from protocols.step.squared_norm_ratio import ERROR_NORM, OverClip
 from refmpc.mathematics.clipping import FACTOR_BITS, ClipConstants, clip_octaves
 from refmpc.mathematics.probabilities import high_bits
@@ -109,9 +109,10 @@ def with_hidden_chain(
                     _require_secret_ranges(scales, found)
             except InvalidArgument:
                 continue
-            if found.clip_loss <= MOST_CLIP_LOSS:
-                shared = replace(first, norms=replace(first.norms, bits=found.norms.bits))
-                return replace(scales, layers=(shared, last), hidden_chain=found)
+            # the norms of rows are shared once, and a step whose weights outgrow these scales takes the longer way with them
+            both = replace(scales, layers=(first.with_norm_bits(found.norms.bits), last), hidden_chain=found)
+            if found.clip_loss <= MOST_CLIP_LOSS and fits_ring(both):
+                return both
     return scales
 
 

@@ -37,7 +37,7 @@ def largest_sum(plan: Plan) -> float:
 
 
 def largest_weights(plan: Plan) -> list[float]:
-    """What no weight of each layer exceeds after all steps."""
+    """What no weight, or with hidden layers no norm, of each layer exceeds after all steps."""
     if plan.training.hidden:
         return [layer.weight_bound for layer in plan.scales.layers]
     return [plan.scales.logit_bound / math.hypot(plan.scales.row_bound, 1.0)]
@@ -54,14 +54,32 @@ def require_possible_sums(plan: Plan, step: int, sums: np.ndarray) -> None:
 
 
 def require_possible_model(plan: Plan, layers: Sequence[np.ndarray]) -> None:
-    """Of a model that was released; raises ``Impossible``."""
+    """Of a model that was released, read from a file, or is about to be used in a step; raises ``Impossible``.
+
+    One layer: every weight, because ranges follow the weights of the step (``protocols.step.public_weights``). Hidden layers:
+    ‖W_l‖, for which the ranges of activations, errors and the clip of every step are made.
+    """
+    measured, found = ("norm", _norm) if plan.training.hidden else ("weight", _largest)
     for place, (layer, limit) in enumerate(zip(layers, largest_weights(plan), strict=True)):
-        largest = float(np.abs(layer).max())
+        largest = found(layer, limit)
         if not largest <= limit:  # also if it is no number
             raise Impossible(
-                f"layer {place} of the model has a weight of {largest:.3g}; {plan.schedule.num_steps} steps with this clip norm, "
-                f"rate and noise lead to {limit:.3g} at most. {_CAUSES}"
+                f"layer {place} of the model has a {measured} of {largest:.3g}; {plan.schedule.num_steps} steps with this clip "
+                f"norm, rate and noise lead to {limit:.3g} at most. {_CAUSES}"
             )
+
+
+def _largest(layer: np.ndarray, limit: float) -> float:
+    return float(np.abs(layer).max())
+
+
+def _norm(layer: np.ndarray, limit: float) -> float:
+    """‖layer‖, or what is above it and within ``limit``: singular values are computed only where they decide."""
+    whole = float(np.linalg.norm(layer))
+    if whole <= limit or not math.isfinite(whole):
+        return whole
+    lines = layer if layer.shape[0] <= layer.shape[1] else layer.T
+    return math.sqrt(max(0.0, float(np.linalg.eigvalsh(lines @ lines.T)[-1])))
 
 
 _CAUSES = (

@@ -43,7 +43,15 @@ if TYPE_CHECKING:
     from protocols.plan.low_round_scales import LowRoundScales
     from protocols.plan.one_output_scales import OneOutputScales
 
-__all__ = ["NOISE_DEVIATIONS", "LayerScales", "Scales", "enforced_row_bound", "largest_reach", "plan_scales"]
+__all__ = [
+    "NOISE_DEVIATIONS",
+    "LayerScales",
+    "Scales",
+    "enforced_row_bound",
+    "fits_ring",
+    "largest_reach",
+    "plan_scales",
+]
 
 EMBEDDING_BITS = 14
 LOGIT_BITS = 16
@@ -54,6 +62,7 @@ RELEASE_BITS = 12  # of the noised, truncated gradient sum y
 MOST_WEIGHT_BITS = 36
 HEAD_BITS = 16  # of open weights as a step uses them: with 14 of the embeddings 30, the finest logits the softmax takes
 NOISE_DEVIATIONS = 12.0  # ranges leave room for this many standard deviations
+FEWEST_ERROR_BITS = 10  # of δ of a hidden layer
 NORM_LIMITS = (256.0, 128.0, 64.0, 32.0, 16.0)  # tried in this order
 ROW_TOLERANCE_BITS = (
     8  # squared norms of rows that pass the servers' test may be 2^-8 beyond their bound (proofs §11.2)
@@ -87,6 +96,12 @@ class LayerScales:
     @property
     def norm_bits(self) -> int:
         return self.norms.bits
+
+    def with_norm_bits(self, bits: int) -> LayerScales:
+        """With n at ``bits``, and ‖δ‖² as fine as their product then leaves room for."""
+        norms = replace(self.norms, bits=bits)
+        room = math.floor(ROOM - bits - math.log2(norms.largest * self.error_bound**2 + 1.0))
+        return replace(self, norms=norms, square_bits=min(2 * self.error_bits, room))
 
     @property
     def largest_square(self) -> float:
@@ -358,10 +373,10 @@ def _plan_layers(
             layers=found,
             norm_limit=limit,
         )
-        if weight_bits >= 26 and _fits(tried, least_error_bits=14):
+        if weight_bits >= 26 and fits_ring(tried, least_error_bits=14):
             break
     require(
-        weight_bits >= RELEASE_BITS + 8 and _fits(tried, least_error_bits=10),
+        weight_bits >= RELEASE_BITS + 8 and fits_ring(tried, least_error_bits=FEWEST_ERROR_BITS),
         "learning_rate",
         config.learning_rate,
         f"small enough that layers of norm up to {max(bounds):.3g} leave room for hidden norms up to {limit:g}",
@@ -390,12 +405,10 @@ def _layers_at(
             back_bound = through + math.sqrt(fan_out) * 2.0**-error_bits
             error_bound = min(back_bound, limit * LIMIT_TOLERANCE)
         norms = OverClip(clip_norm, reaches[depth], EMBEDDING_BITS, 0)
-        norms = replace(norms, bits=min(12, math.floor(ROOM - _log2(norms.ratio * error_bound**2)) - 20))
-        square_bits = min(
-            2 * error_bits, math.floor(ROOM - norms.bits - math.log2(norms.largest * error_bound**2 + 1.0))
-        )
-        layer = LayerScales(fan_in, fan_out, norms, error_bound, error_bits, square_bits)
-        layers.insert(0, replace(layer, weight_bound=bounds[depth], sum_bound=sums[depth], back_bound=back_bound))
+        layer = LayerScales(fan_in, fan_out, norms, error_bound, error_bits, 0)
+        layer = replace(layer, weight_bound=bounds[depth], sum_bound=sums[depth], back_bound=back_bound)
+        bits = min(12, math.floor(ROOM - _log2(norms.ratio * error_bound**2)) - 20)
+        layers.insert(0, layer.with_norm_bits(bits))
     return tuple(layers)
 
 
@@ -407,13 +420,14 @@ def _weight_bits(layers: Sequence[LayerScales]) -> int:
     return min(MOST_WEIGHT_BITS, math.floor(ROOM - max(bits)))
 
 
-def _fits(scales: Scales, least_error_bits: int) -> bool:
-    """Whether squares, norms and comparisons of all layers stay in the ring."""
+def fits_ring(scales: Scales, least_error_bits: int = FEWEST_ERROR_BITS) -> bool:
+    """Whether squares, norms and comparisons of all layers of an MLP stay in the ring, and q has bits to lose."""
     assert scales.norm_limit is not None
     hidden = scales.layers[:-1]
     return (
         scales.clip_bound <= MOST_CLIP_BOUND
         and all(layer.norms.is_fine and layer.norm_bits >= 2 and layer.square_bits >= 18 for layer in scales.layers)
+        and all(layer.norm_bits + layer.square_bits > MANTISSA_BITS for layer in scales.layers)
         and all(layer.error_bits >= least_error_bits for layer in hidden)
         and all(layer.outputs_range(scales.norm_limit)[1] <= ROOM + 1 for layer in hidden)
         and all(layer.errors_range(scales.norm_limit)[1] <= ROOM + 1 for layer in hidden)

@@ -56,7 +56,9 @@ def durability(plan: Plan, checkpoint_every: int, synced: bool) -> str:
 
 
 def public_inputs(party: Party, model: Sequence[PublicLayer], plan: Plan) -> tuple[Head, list[np.ndarray]]:
-    """What a step takes of the public weights: the last layer as it is used, and all layers of an MLP."""
+    """What a step takes of the public weights: the last layer as it is used, and all layers of an MLP. Weights that the run
+    has no ranges for end it before anything is computed with them."""
+    _require_possible(plan, model)
     scales, public = plan.scales, party.machine.public
     hidden = hidden_head(model, scales)
     if hidden is not None:
@@ -66,6 +68,10 @@ def public_inputs(party: Party, model: Sequence[PublicLayer], plan: Plan) -> tup
     head = rounded_head(model[-1].values, scales.weight_bits, scales.layers[-1].reach)
     layers: list[np.ndarray] = [public(layer.values) for layer in model] if len(model) > 1 else []
     return replace(head, words=public(head.words)), layers
+
+
+def _require_possible(plan: Plan, model: Sequence[PublicLayer]) -> None:
+    require_possible_model(plan, [layer.values * 2.0**-plan.scales.weight_bits for layer in model])
 
 
 def own_addend(party: Party, noise: np.ndarray, plan: Plan) -> np.ndarray:
@@ -135,6 +141,7 @@ class OpenTrainingRun(TrainingRun):
         values = self.plan.unflatten(flat[:size])
         velocities = self.plan.unflatten(flat[size:]) if len(flat) > size else [None] * len(values)
         self.model = [PublicLayer(*both) for both in zip(values, velocities, strict=True)]
+        _require_possible(self.plan, self.model)
 
     # one step ------------------------------------------------------------------------------------
 

@@ -27,7 +27,7 @@ from refmpc import ArithmeticTensor, TwoHolder, TwoHolderBits, Words
 from refmpc.core.words import seal
 from vfl.training import TrainingConfig
 
-__all__ = ["clipped_updates_from_logits", "errors_from_logits", "logits_of", "step_words"]
+__all__ = ["clipped_updates_from_logits", "errors_from_logits", "layer_updates", "logits_of", "step_words"]
 
 
 async def _hidden_layer(
@@ -96,10 +96,10 @@ async def clipped_updates_from_logits(
     return await clipped_updates(factor, errors)
 
 
-async def _factors(
+async def layer_updates(
     rows: SharedRows, layers: Sequence[np.ndarray], head: Head, scales: Scales, class_weights: Sequence[float]
 ) -> tuple[list[ArithmeticTensor], list[ArithmeticTensor]]:
-    """[a 1] and u of every layer, first layer first."""
+    """[a 1] and u of every layer, first layer first, with factored gradients."""
     if head.hidden is not None:
         return await open_hidden_updates(rows.embeddings, rows.labels, rows.norms, head.hidden, scales)
     inputs, active = [rows.embeddings], []
@@ -138,7 +138,7 @@ async def step_words(
         errors = await errors_from_logits(logits, rows.labels, head)
         flat, factor = await explicit_clip(rows.embeddings, errors, scales)
         return [refmpc.matmul_opening(factor.reshape(1, -1), flat, cut, own.reshape(1, -1))]
-    inputs, updates = await _factors(rows, layers, head, scales, training.class_weights)
+    inputs, updates = await layer_updates(rows, layers, head, scales, training.class_weights)
     words, start = [], 0
     for left, update, layer in zip(inputs, updates, scales.layers, strict=True):
         shape = layer.fan_in + 1, layer.fan_out

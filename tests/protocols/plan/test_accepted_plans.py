@@ -18,13 +18,14 @@ from typing import Any
 import dp_accounting
 import numpy as np
 import pytest
-from hypothesis import given, seed, settings
+from hypothesis import example, given, seed, settings
 from hypothesis import strategies as st
 from scipy.linalg import toeplitz
 
 import refmpc
 from protocols.methods import g_bmf, g_shuff
 from protocols.plan.gl_plan import LayerPlan, plan_layer_run
+from protocols.plan.possible import largest_weights
 from protocols.plan.run_plan import Plan, plan_run
 from protocols.plan.scales import EMBEDDING_BITS
 from protocols.run.options import parse_options
@@ -34,7 +35,13 @@ from tests.protocols.secure_runs import noise_of_the_servers, run_secure
 from tests.protocols.step import test_gl_jacobians, test_gl_step
 from tests.protocols.step.agreement import twin_and_bound
 from tests.protocols.step.gl_inputs import make_inputs, on_grid, secure_sum, step_bound
-from tests.protocols.step.worst_rows import contributions, extreme_step, extreme_weights, worst_rows
+from tests.protocols.step.worst_rows import (
+    contributions,
+    extreme_step,
+    extreme_weights,
+    open_contributions,
+    worst_rows,
+)
 from vfl.dp import calibration
 from vfl.dp.mechanism import NoiseSplit
 from vfl.federation import Federation
@@ -134,6 +141,19 @@ def configurations(draw: Any, protocol: str) -> Drawn:
     return Drawn(protocol, arguments, batches, widths, classes)
 
 
+# weights may outgrow the short step of this plan, and the norms of rows, shared once, have few bits
+SHORT_OF_BITS = Drawn(
+    "g_bmf",
+    tuple(
+        "--row-bound=1.843 --clip-norm=0.03033 --learning-rate=61.66 --epochs=25 --batch-size=8 --epsilon=0.699 "
+        "--hidden=64".split()
+    ),
+    7,
+    (8, 8),
+    10,
+)
+
+
 # the claim, recomputed ---------------------------------------------------------------------------
 
 
@@ -209,6 +229,8 @@ def check_accepted(drawn: Drawn, plan: Plan, federation: Federation, directory: 
         if plan.scales.norm_limit is not None:  # those beyond the limit wrap around and count nothing
             found = contributions(plan, rows, layers, check_ranges=False)
             assert found.max() <= gamma + plan.scales.clip_rounding
+    if plan.opens_sums and plan.training.gradients == "factored":
+        check_every_way(plan, rows, rng)
     extreme_step(plan, rows, extreme_weights(plan, rng)[-1 if plan.training.hidden else 0])
     in_any_order = drawn.protocol == "g_bmf" or plan.schedule.num_batches == 1
     if plan.training.noise == "distributed" and in_any_order:
@@ -217,6 +239,26 @@ def check_accepted(drawn: Drawn, plan: Plan, federation: Federation, directory: 
         layers, gaps = twin_and_bound(plan, federation, noise_of_the_servers(plan, directory))
         for layer, ours, gap in zip(layers, result.outputs[0], gaps, strict=True):
             assert np.linalg.norm(ours - layer) <= gap
+
+
+def check_every_way(plan: Plan, rows: np.ndarray, rng: np.random.Generator) -> None:
+    """At weights of every size within the bounds both ways of a step run and keep the clip; beyond them there is no step."""
+    largest = plan.training.clip_norm + plan.scales.clip_rounding
+    models = extreme_weights(plan, rng)
+    if plan.training.hidden:
+        models += [[layer * 10.0**-power for layer in models[-1]] for power in (1, 3)]
+    for layers, longer in product(models, (False, True)):
+        if longer and plan.scales.hidden_chain is None:
+            continue
+        found = open_contributions(plan, rows, layers, longer=longer)
+        assert found.max() <= largest
+        if longer:
+            open_contributions(plan, rows, layers, longer=True, check_ranges=True)
+    for place, limit in enumerate(largest_weights(plan)):
+        beyond = [np.array(layer) for layer in models[0]]
+        beyond[place][0, 0] = 1.01 * limit
+        with pytest.raises(refmpc.PartyFailed, match=f"layer {place} of the model has a"):
+            open_contributions(plan, rows, beyond)
 
 
 def check_joint(plan: LayerPlan) -> None:
@@ -297,6 +339,59 @@ def run_many(protocol: str, examples: int, number: int, tmp_path_factory: Any) -
 def test_every_accepted_configuration_keeps_its_claim(tmp_path_factory, protocol):
     seen = run_many(protocol, 10, 1, tmp_path_factory)
     assert seen["accepted"] >= 4, seen
+
+
+@st.composite
+def hidden_layers(draw: Any) -> Drawn:
+    """One hidden layer, open weights, runs so long that weights may grow out of the short step."""
+    row_bound = draw(powers(-1, 3))
+    clip_norm, epochs, batches = row_bound * draw(powers(-2.5, 0.7)), draw(st.integers(1, 30)), draw(st.integers(1, 20))
+    momentum = draw(st.sampled_from([0.0, 0.9]))
+    found = {
+        "row-bound": row_bound,
+        "clip-norm": clip_norm,
+        "learning-rate": draw(powers(0, 5))
+        * (1 - momentum)
+        / (math.hypot(row_bound, 1.0) * clip_norm * epochs * batches),
+        "epochs": epochs,
+        "momentum": momentum,
+        "batch-size": draw(st.sampled_from([1, 8])),
+        "epsilon": draw(powers(-0.7, 1.3)),
+        "hidden": draw(st.sampled_from([2, 5, 32])),
+    }
+    arguments = tuple(f"--{name}={value}" for name, value in found.items())
+    return Drawn("g_bmf", arguments, batches, (3, 4), draw(st.integers(2, 11)))
+
+
+def check_ways(examples: int, number: int) -> Counter[str]:
+    seen: Counter[str] = Counter()
+
+    @seed(number)
+    @settings(max_examples=examples, derandomize=False)
+    @example(SHORT_OF_BITS)
+    @given(hidden_layers())
+    def every_configuration(drawn: Drawn) -> None:
+        try:
+            plan, _ = drawn.plan()
+        except ValueError:
+            seen["refused"] += 1
+            return
+        seen["accepted"] += 1
+        rng = np.random.default_rng(0)
+        check_every_way(plan, worst_rows(plan, rng), rng)
+
+    every_configuration()
+    return seen
+
+
+def test_a_step_keeps_the_clip_on_every_way_that_weights_may_lead_it():
+    assert check_ways(3, 1)["accepted"] >= 2
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("number", range(2, 5))
+def test_many_more_steps_keep_the_clip_on_every_way(number):
+    assert check_ways(100, number)["accepted"] >= 50
 
 
 @pytest.mark.heavy

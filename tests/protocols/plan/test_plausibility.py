@@ -18,6 +18,7 @@ from protocols.plan.plausibility import (
 )
 from protocols.plan.run_plan import Plan, PublicClient, PublicFederation, plan_run
 from protocols.plan.scales import RELEASE_BITS
+from protocols.server.open_training import OpenTrainingRun
 from protocols.server.training import TrainingRun
 from tests.protocols.secure_runs import small_training
 from tests.protocols.server.test_verification import honest, make_plan, train
@@ -48,16 +49,40 @@ def test_the_largest_that_can_happen_passes_and_a_little_more_does_not(changes: 
             require_possible_sums(plan, 7, sums)
 
 
-def test_models_beyond_all_steps_and_no_numbers_are_refused() -> None:
-    plan = made(hidden=(6,))
-    layers = [
-        np.full(shape, 0.99 * limit) for shape, limit in zip(plan.layer_shapes, largest_weights(plan), strict=True)
-    ]
+@pytest.mark.parametrize(("hidden", "measured"), [((), "weight"), ((6,), "norm")])
+def test_models_beyond_all_steps_and_no_numbers_are_refused(hidden: tuple[int, ...], measured: str) -> None:
+    plan = made(hidden=hidden)
+    last = len(plan.layer_shapes) - 1
+    layers = [np.zeros(shape) for shape in plan.layer_shapes]
+    for layer, limit in zip(layers, largest_weights(plan), strict=True):
+        np.fill_diagonal(layer, 0.99 * limit)  # of that norm, and longer in all
     require_possible_model(plan, layers)
-    for value in (1.01 * largest_weights(plan)[1], -1e9, np.nan):
-        layers[1][2, 1] = value
-        with pytest.raises(Impossible, match="layer 1 of the model has a weight of"):
+    for value in (1.01 * largest_weights(plan)[last], -1e9, np.nan):
+        layers[last][2, 1] = value
+        with pytest.raises(Impossible, match=f"layer {last} of the model has a {measured} of"):
             require_possible_model(plan, layers)
+
+
+def test_a_weight_that_changed_in_memory_ends_the_run_before_the_next_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan, opened = made(hidden=(6,), weights="open"), []
+    move, opening = OpenTrainingRun._move, OpenTrainingRun._open
+
+    def damaged(run: OpenTrainingRun, step: int, sums: np.ndarray) -> None:
+        move(run, step, sums)
+        if run.party.id == 1 and step == 1:
+            run.model[0].values[0, 0] ^= 1 << 61
+
+    async def watched(run: OpenTrainingRun, words: np.ndarray) -> np.ndarray:
+        opened.append(run.party.step)
+        return await opening(run, words)
+
+    monkeypatch.setattr(OpenTrainingRun, "_move", damaged)
+    monkeypatch.setattr(OpenTrainingRun, "_open", watched)
+    with pytest.raises(refmpc.PartyFailed, match="layer 0 of the model has a norm of"):
+        train(plan, tmp_path, *honest(plan))
+    assert set(opened) == {0, 1}
 
 
 @pytest.mark.parametrize("weights", ["open", "secret"])

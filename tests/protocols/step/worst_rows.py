@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import warnings
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ import numpy as np
 import refmpc
 from protocols.plan.run_plan import Plan
 from protocols.plan.scales import EMBEDDING_BITS, RELEASE_BITS
+from protocols.server.open_training import public_inputs
 from protocols.step.clip import clip_factors, clipped_updates
 from protocols.step.secret_step import (
     SharedRows,
@@ -22,10 +23,12 @@ from protocols.step.secret_step import (
     linear_updates,
     squared_norms,
 )
+from protocols.step.open_step import layer_updates, step_words
+from protocols.step.public_weights import PublicLayer
 from refmpc import ArithmeticTensor
 from vfl.gradients import GlobalModel, with_ones
 
-__all__ = ["contributions", "extreme_step", "extreme_weights", "worst_rows"]
+__all__ = ["contributions", "extreme_step", "extreme_weights", "open_contributions", "worst_rows"]
 
 
 def extreme_weights(plan: Plan, rng: np.random.Generator) -> list[list[np.ndarray]]:
@@ -128,6 +131,33 @@ def contributions(plan: Plan, rows: np.ndarray, layers: list[np.ndarray], *, che
     return _run(_contributions, (plan, rows, labels, layers), check_ranges)
 
 
+async def _open_contributions(party: Any, job: Any) -> np.ndarray:
+    plan, rows, labels, layers, longer = job
+    shared, _ = await _shared(party, plan, rows, labels, [])
+    integers = [np.rint(layer * 2.0**plan.scales.weight_bits).astype(np.int64) for layer in layers]
+    short = replace(plan, scales=replace(plan.scales, hidden_chain=None)) if longer else plan
+    head, matrices = public_inputs(party, [PublicLayer(each, None) for each in integers], short)
+    words = await step_words(shared, matrices, head, np.zeros(plan.parameters), plan.training, plan.scales)
+    assert len(words) == len(layers)
+    inputs, updates = await layer_updates(shared, matrices, head, plan.scales, plan.training.class_weights)
+    products = []
+    for a, u in zip(inputs, updates, strict=True):
+        opened = [await refmpc.reveal(each, release="test") for each in (a, u)]
+        products.append(np.linalg.norm(opened[0], axis=1) * np.linalg.norm(opened[1], axis=1))
+    return np.linalg.norm(products, axis=0)
+
+
+def open_contributions(
+    plan: Plan, rows: np.ndarray, layers: list[np.ndarray], *, longer: bool = False, check_ranges: bool = False
+) -> np.ndarray:
+    """``contributions`` of a step with open weights, the way that these weights take, or ``longer``: the one it may fall back to."""
+    labels = _labels(plan, rows, layers)
+    if check_ranges:
+        kept = _within_limit(plan, rows, labels, layers)
+        rows, labels = rows[kept], labels[kept]
+    return _run(_open_contributions, (plan, rows, labels, layers, longer), check_ranges) if len(rows) else np.zeros(0)
+
+
 async def _extreme_step(party: Any, job: Any) -> list[np.ndarray]:
     plan, rows, labels, layers, velocity = job
     shared, values = await _shared(party, plan, rows, labels, layers)
@@ -152,7 +182,7 @@ def extreme_step(plan: Plan, rows: np.ndarray, layers: list[np.ndarray]) -> None
     noise = plan.noise
     # with open weights β·v is public and not part of what is truncated
     training = plan.training.with_(momentum=0.0) if plan.opens_sums else plan.training
-    plan = dataclasses.replace(plan, training=training)
+    plan = replace(plan, training=training)
     reached = training.batch_size * (training.clip_norm + plan.scales.clip_rounding) / (1 - training.momentum)
     reached += 6 * noise.outsider_std * plan.factorisation.velocity_norm(training.momentum)
     labels = _labels(plan, rows, layers)
