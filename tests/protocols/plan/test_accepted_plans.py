@@ -145,8 +145,15 @@ def configurations(draw: Any, protocol: str) -> Drawn:
 SHORT_OF_BITS = Drawn(
     "g_bmf",
     tuple(
-        "--row-bound=1.843 --clip-norm=0.03033 --learning-rate=61.66 --epochs=25 --batch-size=8 --epsilon=0.699 "
-        "--hidden=64".split()
+        [
+            "--row-bound=1.843",
+            "--clip-norm=0.03033",
+            "--learning-rate=61.66",
+            "--epochs=25",
+            "--batch-size=8",
+            "--epsilon=0.699",
+            "--hidden=64",
+        ]
     ),
     7,
     (8, 8),

@@ -26,6 +26,7 @@ from protocols.step.secret_step import (
 from protocols.step.open_step import layer_updates, step_words
 from protocols.step.public_weights import PublicLayer
 from refmpc import ArithmeticTensor
+from tests.present import present
 from vfl.gradients import GlobalModel, with_ones
 
 __all__ = ["contributions", "extreme_step", "extreme_weights", "open_contributions", "worst_rows"]
@@ -142,7 +143,7 @@ async def _open_contributions(party: Any, job: Any) -> np.ndarray:
     inputs, updates = await layer_updates(shared, matrices, head, plan.scales, plan.training.class_weights)
     products = []
     for a, u in zip(inputs, updates, strict=True):
-        opened = [await refmpc.reveal(each, release="test") for each in (a, u)]
+        opened = [present(await refmpc.reveal(each, release="test")) for each in (a, u)]
         products.append(np.linalg.norm(opened[0], axis=1) * np.linalg.norm(opened[1], axis=1))
     return np.linalg.norm(products, axis=0)
 
