@@ -71,7 +71,7 @@ def _norm_within(words: np.ndarray, bits: int, limit: float) -> bool:
 def hidden_head(model: Sequence[PublicLayer], scales: Scales) -> HiddenHead | None:
     """What a short step takes of the weights, or None if its ranges do not hold for them and the step takes the longer way.
 
-    ‖W_1‖ is within the bound of the run, and with it ‖a‖ (``protocols.plan.possible``: looked at before every step)."""
+    ‖W_1‖ is within the bound of the run, and with it ‖a‖ (``protocols.plan.plausibility``: looked at before every step)."""
     chain = scales.hidden_chain
     if chain is None:
         return None

@@ -25,7 +25,7 @@ from scipy.linalg import toeplitz
 import refmpc
 from protocols.methods import g_bmf, g_shuff
 from protocols.plan.gl_plan import LayerPlan, plan_layer_run
-from protocols.plan.possible import largest_weights
+from protocols.plan.plausibility import largest_weights
 from protocols.plan.run_plan import Plan, plan_run
 from protocols.plan.scales import EMBEDDING_BITS
 from protocols.run.options import parse_options
@@ -144,16 +144,14 @@ def configurations(draw: Any, protocol: str) -> Drawn:
 # weights may outgrow the short step of this plan, and the norms of rows, shared once, have few bits
 SHORT_OF_BITS = Drawn(
     "g_bmf",
-    tuple(
-        [
-            "--row-bound=1.843",
-            "--clip-norm=0.03033",
-            "--learning-rate=61.66",
-            "--epochs=25",
-            "--batch-size=8",
-            "--epsilon=0.699",
-            "--hidden=64",
-        ]
+    (
+        "--row-bound=1.843",
+        "--clip-norm=0.03033",
+        "--learning-rate=61.66",
+        "--epochs=25",
+        "--batch-size=8",
+        "--epsilon=0.699",
+        "--hidden=64",
     ),
     7,
     (8, 8),

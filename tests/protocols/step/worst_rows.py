@@ -14,6 +14,8 @@ from protocols.plan.run_plan import Plan
 from protocols.plan.scales import EMBEDDING_BITS, RELEASE_BITS
 from protocols.server.open_training import public_inputs
 from protocols.step.clip import clip_factors, clipped_updates
+from protocols.step.open_step import layer_updates, step_words
+from protocols.step.public_weights import PublicLayer
 from protocols.step.secret_step import (
     SharedRows,
     Weights,
@@ -23,8 +25,6 @@ from protocols.step.secret_step import (
     linear_updates,
     squared_norms,
 )
-from protocols.step.open_step import layer_updates, step_words
-from protocols.step.public_weights import PublicLayer
 from refmpc import ArithmeticTensor
 from tests.present import present
 from vfl.gradients import GlobalModel, with_ones
