@@ -15,7 +15,28 @@ from typing import BinaryIO
 
 import numpy as np
 
-__all__ = ["naming", "read_arrays", "sync_folder", "whole_file", "write_arrays", "write_bytes", "write_text"]
+__all__ = [
+    "naming",
+    "private_folder",
+    "read_arrays",
+    "sync_folder",
+    "whole_file",
+    "write_arrays",
+    "write_bytes",
+    "write_text",
+]
+
+
+def private_folder(folder: Path) -> Path:
+    """``folder``, made if it is missing, with those above it: each that is made is this user's alone (mode 0700).
+
+    ``Path.mkdir(parents=True, mode=0o700)`` gives the mode to the last one only:
+    the others are open to everybody under the usual umask. What is there already keeps its mode.
+    """
+    if not folder.is_dir():
+        private_folder(folder.parent)
+        folder.mkdir(mode=0o700, exist_ok=True)
+    return folder
 
 
 @contextlib.contextmanager

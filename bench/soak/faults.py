@@ -21,6 +21,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from accel.files import private_folder
 from bench.soak.federation import PARTICIPANTS, SERVERS, start
 from bench.soak.hosts import Host, Processes, awake, plug
 
@@ -71,7 +72,7 @@ def small_disks(directory: Path) -> Iterator[bool]:
     mounted: list[Path] = []
     try:
         for place in places:
-            place.mkdir(parents=True, exist_ok=True, mode=0o700)
+            private_folder(place)
             words = ["mount", "-t", "tmpfs", "-o", f"size={DISK},mode=0700", "tmpfs", str(place)]
             if os.geteuid() or subprocess.run(words, capture_output=True).returncode:
                 break

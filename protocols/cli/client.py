@@ -19,7 +19,7 @@ import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from accel.files import write_bytes
+from accel.files import private_folder, write_bytes
 from accel.validate import require
 from protocols.client.align import Aligner
 from protocols.client.columns import EmbeddedRows, OwnColumns, add_column_options, read_columns, rule_warning
@@ -234,7 +234,7 @@ class _Shared:
 
     def note(self) -> None:
         """The servers take these from now on."""
-        self._file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        private_folder(self._file.parent)
         write_bytes(self._file, json.dumps(self._facts).encode(), private=True)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import json
 import signal
@@ -30,7 +31,7 @@ from protocols.federation.read import (
 from protocols.net.answerer import Answerer, serve
 from protocols.net.checks import Finding, check_own_files, check_peer
 from protocols.net.credentials import load_credentials
-from refmpc.net.rendezvous import listen
+from refmpc.net.rendezvous import listen_everywhere
 
 __all__ = ["add_parser", "examine", "run"]
 
@@ -123,18 +124,19 @@ def _answer(config: FederationConfig, name: str, directory: str | None, listenin
         address = entry.alignment_address
     credentials = load_credentials(config, name, directory)
     try:
-        listener = listen(*address)
+        listeners = listen_everywhere(*address)
     except OSError as error:
         raise ConfigurationError(
-            f"cannot listen at {address[0]}:{address[1]}: {error.strerror or error}; give an address of this host with "
+            f"{error.strerror or error}; give an address of this host with "
             "--listen HOST:PORT (0.0.0.0 for all), or stop what uses the port"
         ) from None
     stop = threading.Event()
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, lambda *_: stop.set())
-    with listener:
-        print(f"{name} answers doctors at {_shown(listener)}; interrupt to stop", flush=True)
-        serve(listener, Answerer(config, credentials, name), credentials, stop)
+    with contextlib.ExitStack() as stack:
+        shown = " and ".join(_shown(stack.enter_context(listener)) for listener in listeners)
+        print(f"{name} answers doctors at {shown}; interrupt to stop", flush=True)
+        serve(listeners, Answerer(config, credentials, name), credentials, stop)
     return 0
 
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from rich.console import Console
 
-from accel.files import write_bytes
+from accel.files import private_folder, write_bytes
 from accel.validate import require
 from protocols.client.commitment import ColumnsChanged
 from protocols.federation.public_plan import log_claim
@@ -54,7 +54,7 @@ from refmpc.core.errors import HandshakeError, PeerAborted, RefmpcError
 from refmpc.launch.participants import Options, keep_freed_memory, play_party
 from refmpc.net.emulation import PROFILES
 from refmpc.net.framing import name_of
-from refmpc.net.rendezvous import listen
+from refmpc.net.rendezvous import listen_everywhere
 from refmpc.net.sockets import SocketTransport
 from vfl.dp.budget import BudgetExceededError
 
@@ -115,7 +115,7 @@ def load_kernels(config: FederationConfig, state: Path, log: Log) -> None:
     """Load what the training will need while clients read and align their rows; without it, it is loaded when it is needed."""
     begun = time.monotonic()
     try:
-        state.mkdir(parents=True, exist_ok=True, mode=0o700)
+        private_folder(state)
         forget_earlier(state)
         warm_up(config.run.training, len(config.run.classes) or 1, state)
         log.info("kernels are loaded", seconds=round(time.monotonic() - begun, 2))
@@ -152,7 +152,7 @@ class Server:
         )
         self.page: StatusPage | None = None
         entry = self.config.servers[int(str(identity.me))]
-        self._listener = listen(host, entry.port)
+        self._listeners = listen_everywhere(host, entry.port)
 
     def show_status(self, address: tuple[str, int], *, required: bool = True) -> None:
         """A page for people and monitors at ``address``; if it is not ``required``, a port that is taken is only logged."""
@@ -176,7 +176,7 @@ class Server:
             lambda channel: self._door.keep(channel),
             self.stop,
         )
-        host, port = self._listener.getsockname()[:2]
+        addresses = [listener.getsockname()[:2] for listener in self._listeners]
         handlers = {
             "upload": reception.take_upload,
             "live": reception.take_in,
@@ -196,10 +196,10 @@ class Server:
             budget=lambda: [asdict(spent) for spent in self._budgets.spent()],
         )
         timeout = self.config.run.timeout
-        with Door(self._identity, self._listener, handlers, self._log, timeout=timeout, doctor=doctor) as self._door:
+        with Door(self._identity, self._listeners, handlers, self._log, timeout=timeout, doctor=doctor) as self._door:
             self._log.info(
                 "listening",
-                address=f"{host}:{port}",
+                address=" and ".join(f"{host}:{port}" for host, port in addresses),
                 configuration=self._identity.configuration[:16],
                 protocol=self.config.run.protocol,
                 resumes=None if begun is None else begun.name[:8],

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from accel.errors import InvalidArgument
-from accel.files import read_arrays, write_arrays
+from accel.files import private_folder, read_arrays, write_arrays
 from accel.validate import require
 from protocols.log import Log
 from protocols.net.answerer import Answerer
@@ -29,7 +29,7 @@ from protocols.net.waiting import Waiting
 from protocols.net.wire import Channel, Identity, Refused, call
 from refmpc.core.errors import PeerLost, PeerTimeout, RefmpcError
 from refmpc.net.framing import name_of, printable
-from refmpc.net.rendezvous import listen
+from refmpc.net.rendezvous import listen_everywhere
 from vfl.alignment import Alignment, AlignmentError, align_as_leader, align_as_member, encode_ids
 from vfl.tables import IdRule, describe_ids
 
@@ -76,7 +76,7 @@ class Aligner:
         encode_ids(ids)  # refuses what cannot be matched, before anybody is called
         words = ["\0".join(ids), *(f"{name} {value}" for name, value in (terms or {}).items())]
         self._tag = hashlib.sha256("\0\0".join(words).encode()).hexdigest()
-        state.mkdir(parents=True, exist_ok=True, mode=0o700)
+        private_folder(state)
         state.chmod(0o700)
         self._file = state / f"alignment-{kind}.npz"
         clients = identity.config.ordered_clients
@@ -97,12 +97,12 @@ class Aligner:
             yield self
             return
         address = self._meeting_place()
-        listener = listen(self._listen_on or address[0], address[1])
+        listeners = listen_everywhere(self._listen_on or address[0], address[1])
         identity, timeout = self._identity, self._identity.config.run.timeout
         doctor = Answerer(
             identity.config, identity.credentials, identity.name, state=lambda: f"aligns for {self._kind}"
         )
-        with Door(identity, listener, self._handlers, self._log, timeout=timeout, doctor=doctor) as self._door:
+        with Door(identity, listeners, self._handlers, self._log, timeout=timeout, doctor=doctor) as self._door:
             yield self
 
     def agree(self, advance: Advance, *, again: bool = False) -> Agreed:

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from accel.files import read_arrays, write_arrays
+from accel.files import private_folder, read_arrays, write_arrays
 from accel.validate import require
 from protocols.client.commitment import commit_to_columns
 from protocols.plan.gl_plan import LayerPlan
@@ -148,7 +148,7 @@ class _Memory:
         self.step = 0  # gradients applied so far
         self._file = None
         if directory is not None:
-            directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+            private_folder(directory)
             os.chmod(directory, 0o700)
             self._file = directory / "adapters.npz"
             if self._file.exists():

@@ -13,7 +13,7 @@ import secrets
 from collections.abc import Sequence
 from pathlib import Path
 
-from accel.files import write_bytes
+from accel.files import private_folder, write_bytes
 
 __all__ = ["people_tag"]
 
@@ -24,7 +24,7 @@ def people_tag(states: Path, client: str, ids: Sequence[str]) -> str:
     """64 hexadecimal digits; draws the key in ``states`` if it is not there."""
     file = states / KEY
     if not file.exists():
-        states.mkdir(parents=True, exist_ok=True, mode=0o700)
+        private_folder(states)
         drawn = states / f"{KEY}.{secrets.token_hex(8)}"
         write_bytes(drawn, secrets.token_bytes(32), private=True)
         with contextlib.suppress(FileExistsError):  # another process of this client was first: its key counts

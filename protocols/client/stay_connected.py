@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from accel.files import private_folder
 from accel.validate import require
 from protocols.client.columns import OwnColumns
 from protocols.client.commitment import ColumnsChanged
@@ -187,7 +188,7 @@ def _anew(job: LayerClientJob) -> LayerClientJob:
 @contextmanager
 def _alone(directory: Path) -> Iterator[None]:
     """One process at a time: two that apply gradients to the same layers would ruin them."""
-    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    private_folder(directory)
     lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT, 0o600)
     try:
         try:

@@ -39,6 +39,7 @@ _PUBLIC_INPUTS = ("each client states that its scaling and its local model come 
 def plan_for(config: FederationConfig, rows: int) -> Plan:
     """The plan of this federation's run on ``rows`` aligned rows; or refuse."""
     run = config.run
+    require(rows <= run.maximum_rows, "rows", rows, f"at most {run.maximum_rows}, see [run] maximum_rows")
     if run.layers is not None:
         return layer_plan_for(config, rows)
     public = PublicFederation(

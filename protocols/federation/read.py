@@ -75,8 +75,14 @@ def agreed_values(config: FederationConfig) -> dict[str, Any]:
             values[f"{client.name}: {name}"] = getattr(client, name)
     apart = ("training", "timeout", "layers", "automatic")
     run = {name: value for name, value in asdict(config.run).items() if name not in apart}
-    for name in ("public_rows", "patience"):  # files without them agree with those of before there were any
-        run = run if run[name] else {key: value for key, value in run.items() if key != name}
+    for name in (
+        "public_rows",
+        "patience",
+        "maximum_rows",
+    ):  # files without them agree with those of before there were any
+        run = (
+            run if run[name] != getattr(RunConfig, name) else {key: value for key, value in run.items() if key != name}
+        )
     run |= asdict(config.run.layers) if config.run.layers is not None else {}
     shared = {name: value for name, value in training.items() if name not in _NOT_SHARED}
     shared |= dict.fromkeys(config.run.automatic, AUTO)
@@ -337,6 +343,9 @@ class _Reader:
             ),
             layers=self._layers(table, protocol, training, every),
             automatic=automatic,
+            maximum_rows=require_integer(
+                "[run] maximum_rows", table.get("maximum_rows", RunConfig.maximum_rows), 1, 10**9
+            ),
             **self._public_rows(table, protocol, training),
         )
 

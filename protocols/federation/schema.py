@@ -101,7 +101,7 @@ class RunConfig:
     (regression) there are none and ``target_range`` is what −1 and 1 stand for; ``layers`` is there if and only if the clients
     train layers of their own (protocol gl_bmf). ``held_out``: the share of the common rows, the last of the aligned order, that
     takes no part and is kept for an evaluation. ``public_rows``: digest of the labelled rows that the run is measured on, and
-    ``patience`` after how many epochs that have not raised the accuracy on them it stops (0: never). ``automatic``: which of batch size, epochs and learning rate follow from the
+    ``patience`` after how many epochs that have not raised the accuracy on them it stops (0: never). ``maximum_rows``: how many common rows a plan is made for; a plan of more takes a server minutes, whoever asks for it. ``automatic``: which of batch size, epochs and learning rate follow from the
     number of rows and ε (``vfl.defaults``), whatever ``training`` says."""
 
     training: TrainingConfig
@@ -117,6 +117,7 @@ class RunConfig:
     target_range: tuple[float, float] | None = None
     public_rows: str = ""
     patience: int = 0
+    maximum_rows: int = 10**8
 
 
 @dataclass(frozen=True)

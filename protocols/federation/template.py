@@ -83,6 +83,7 @@ factorisation = "bisr"  # of the workload, for g_bmf: "bisr", "bsr", "toeplitz" 
                         # claim, less work. "secret": only the last model is opened (gl_bmf: and each client's own gradients)
 # checkpoint_every = 100 # steps between checkpoints, from which a server that died resumes; 0: none (with open weights,
                         # and in gl_bmf, every step is kept whatever is said here)
+# maximum_rows = 100000000 # common rows that a plan is made for
 timeout = 60.0          # seconds to wait for a silent peer
 
 [predict]

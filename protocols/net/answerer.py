@@ -11,11 +11,12 @@ import contextlib
 import json
 import logging
 import math
+import select
 import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -165,7 +166,9 @@ def receive_payload(connection: socket.socket, size: int, deadline: float) -> No
         size -= count
 
 
-def serve(listener: socket.socket, answerer: Answerer, credentials: Credentials, stop: threading.Event) -> None:
+def serve(
+    listeners: Sequence[socket.socket], answerer: Answerer, credentials: Credentials, stop: threading.Event
+) -> None:
     """Answer doctors, and nobody else, until ``stop``: for use before the servers run."""
     admission = Admission()
 
@@ -191,14 +194,14 @@ def serve(listener: socket.socket, answerer: Answerer, credentials: Credentials,
             connection.close()
             admission.leave(caller)
 
-    listener.settimeout(0.2)
+    for listener in listeners:
+        listener.setblocking(False)
     while not stop.is_set():
         if admission.is_full:
             stop.wait(0.01)
             continue
-        try:
-            connection, address = listener.accept()
-        except TimeoutError:
-            continue
-        caller = admission.enter(connection, str(address[0]))
-        threading.Thread(target=attend, args=(caller,), daemon=True, name="doctor answer").start()
+        for listener in select.select(listeners, [], [], 0.2)[0]:
+            with contextlib.suppress(BlockingIOError, ConnectionAbortedError):  # a caller that has gone again
+                connection, address = listener.accept()
+                caller = admission.enter(connection, str(address[0]))
+                threading.Thread(target=attend, args=(caller,), daemon=True, name="doctor answer").start()

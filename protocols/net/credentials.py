@@ -18,7 +18,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
-from accel.files import write_bytes
+from accel.files import private_folder, write_bytes
 from protocols.federation.read import ClientEntry, ConfigurationError, FederationConfig, ServerEntry
 from refmpc.net.certificates import fingerprint_of, write_certificate, write_request
 from refmpc.net.tls import Credentials
@@ -77,7 +77,7 @@ def make_key(entry: ServerEntry | ClientEntry, directory: Path, *, request: bool
 
     A request takes days to be signed: if there is a key already it stays, and the new one waits beside it as ``NEXT_KEY``.
     """
-    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    private_folder(directory)
     hosts, key = hosts_of(entry) or [entry.name], directory / KEY
     if request:
         path = directory / REQUEST
@@ -100,7 +100,7 @@ def install_certificate(entry: ServerEntry | ClientEntry, directory: Path, signe
         raise ConfigurationError(wrong)
     if key.name == NEXT_KEY:
         earlier = directory / EARLIER
-        earlier.mkdir(exist_ok=True, mode=0o700)
+        private_folder(earlier)
         for name in (KEY, CERTIFICATE):
             if (directory / name).exists():
                 write_bytes(earlier / name, (directory / name).read_bytes(), private=True)

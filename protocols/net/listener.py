@@ -14,7 +14,7 @@ import ssl
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from protocols.log import Log
@@ -43,7 +43,7 @@ class Door:
     def __init__(
         self,
         identity: Identity,
-        listener: socket.socket,
+        listeners: Sequence[socket.socket],
         handlers: Mapping[str, Handler],
         log: Log,
         *,
@@ -52,7 +52,7 @@ class Door:
         patience: float = PATIENCE,
     ):
         self._identity = identity
-        self._listener = listener
+        self._listeners = tuple(listeners)
         self._handlers = dict(handlers)
         self._log = log
         self._timeout = timeout
@@ -65,8 +65,9 @@ class Door:
         self._kept: set[Channel] = set()
         self._closed = threading.Event()
         self._context = tls_context(identity.credentials, server_side=True)
-        listener.listen(2 * STRANGERS)  # a longer queue than usual: a crowd must not make participants wait in it
-        listener.setblocking(False)
+        for listener in self._listeners:
+            listener.listen(2 * STRANGERS)  # a longer queue than usual: a crowd must not make participants wait in it
+            listener.setblocking(False)
         self._thread = threading.Thread(target=self._accept, daemon=True, name="door")
         self._thread.start()
 
@@ -85,7 +86,8 @@ class Door:
         """Stop listening; whoever is inside is let go."""
         self._closed.set()
         self._thread.join()
-        self._listener.close()
+        for listener in self._listeners:
+            listener.close()
         with self._lock:
             inside = list(self._channels)
         for channel in inside:
@@ -95,26 +97,30 @@ class Door:
 
     def _accept(self) -> None:
         poll = select.poll()
-        poll.register(self._listener, select.POLLIN)
+        waiting = {listener.fileno(): listener for listener in self._listeners}
+        for number in waiting:
+            poll.register(number, select.POLLIN)
         while not self._closed.is_set():
-            if not poll.poll(200):
-                continue
-            try:
-                connection, source = self._listener.accept()
-            except OSError as error:  # a caller that has gone again, or no file descriptor left
-                if not isinstance(error, BlockingIOError | ConnectionAbortedError):
-                    self._log.warning("accept failed", error=str(error))
-                    time.sleep(0.1)
-                continue
-            while self._admission.is_full:
-                time.sleep(0.01)
-            stranger = self._admission.enter(connection, str(source[0]))
-            try:
-                threading.Thread(target=self._answer, args=(stranger,), daemon=True, name="caller").start()
-            except RuntimeError as error:  # no thread left on this machine: the caller may come again
-                self._log.warning("refused a caller", caller=stranger.host, reason=str(error))
-                self._admission.leave(stranger)
-                connection.close()
+            for number, _ in poll.poll(200):
+                self._accept_one(waiting[number])
+
+    def _accept_one(self, listener: socket.socket) -> None:
+        try:
+            connection, source = listener.accept()
+        except OSError as error:  # a caller that has gone again, or no file descriptor left
+            if not isinstance(error, BlockingIOError | ConnectionAbortedError):
+                self._log.warning("accept failed", error=str(error))
+                time.sleep(0.1)
+            return
+        while self._admission.is_full:
+            time.sleep(0.01)
+        stranger = self._admission.enter(connection, str(source[0]))
+        try:
+            threading.Thread(target=self._answer, args=(stranger,), daemon=True, name="caller").start()
+        except RuntimeError as error:  # no thread left on this machine: the caller may come again
+            self._log.warning("refused a caller", caller=stranger.host, reason=str(error))
+            self._admission.leave(stranger)
+            connection.close()
 
     def _dress(self, stranger: Caller) -> ssl.SSLSocket:
         dressed = wrap_in_tls(stranger.connection, self._context, server_side=True)

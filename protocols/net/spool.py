@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from accel.files import write_bytes
+from accel.files import private_folder, write_bytes
 from refmpc.core.errors import OutOfStep
 from refmpc.net.framing import Peer
 from refmpc.net.sockets import SocketTransport
@@ -35,7 +35,7 @@ class Spool:
     """The messages of one client at one server, numbered from 0."""
 
     def __init__(self, directory: Path):
-        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        private_folder(directory)
         self._directory = directory
         self._digests = [START]  # after 0, 1, … messages
         while (file := self._file(self.count)).exists():
@@ -171,7 +171,7 @@ class SpoolTransport:
 
 def publish(directory: Path, client: str, attempt: str, messages: list[tuple[str, bytes]]) -> None:
     """Keep a client's result until it comes for it."""
-    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    private_folder(directory)
     head = {"attempt": attempt, "messages": [[operation, len(words)] for operation, words in messages]}
     write_bytes(
         directory / f"{client}.result",

@@ -9,7 +9,7 @@ import numpy as np
 from rich.console import Console
 
 import refmpc
-from accel.files import write_arrays
+from accel.files import private_folder, write_arrays
 from accel.validate import require, require_choice, require_integer
 from protocols.client.gl_client import LayerClientJob, TrainedClient
 from protocols.methods import protocol
@@ -142,7 +142,7 @@ def launch(options: RunOptions, federation: Federation, console: Console) -> Run
         if output.warning:
             console.print(f"{client.name}: {output.warning}", style="yellow", markup=False)
         own = client_directory(directory, client.name)
-        own.mkdir(mode=0o700, exist_ok=True)
+        private_folder(own)
         write_arrays(
             own / "layers.npz", output.layers, private=True
         )  # without them the global model is of no use to this client

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from accel.errors import InvalidArgument
+from accel.files import private_folder
 from accel.validate import require
 
 __all__ = ["WITNESS", "AuditError", "AuditLog", "Record", "compare", "read_log"]
@@ -52,7 +53,7 @@ class AuditLog:
 
     def __init__(self, path: str | Path):
         self._path = Path(path)
-        self._path.parent.mkdir(parents=True, exist_ok=True)
+        private_folder(self._path.parent)
         self._lock = threading.Lock()
         self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o640)
         try:

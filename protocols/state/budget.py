@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from accel.errors import PpvflError
-from accel.files import write_bytes
+from accel.files import private_folder, write_bytes
 from protocols.federation.schema import BudgetConfig, FederationConfig
 from vfl.dp.budget import BudgetExceededError, PrivacyBudget, composed_epsilon
 from vfl.dp.claim import Claim
@@ -56,7 +56,7 @@ class Budgets:
 
     def __init__(self, state: Path, config: FederationConfig):
         self._directory = state / BUDGET
-        self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        private_folder(self._directory)
         self._clients = [client.name for client in config.clients]
         self._config = config.budget or BudgetConfig(math.inf, config.run.training.delta)
 

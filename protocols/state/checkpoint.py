@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from accel.errors import InvalidArgument
-from accel.files import read_arrays, write_arrays, write_bytes
+from accel.files import private_folder, read_arrays, write_arrays, write_bytes
 from accel.prg import KEY_BYTES, Stream
 from protocols.state.background import Background
 from protocols.step.secret_step import Weights
@@ -46,7 +46,7 @@ class ServerDirectory:
 
     def __init__(self, path: Path):
         self.path = path
-        path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        private_folder(path)
         path.chmod(0o700)
         (path / "pid").write_text(f"{os.getpid()}\n")
         self._background = Background()

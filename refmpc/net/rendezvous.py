@@ -10,7 +10,9 @@ with everybody says "ready", and nobody goes on before everybody is; whoever can
 from __future__ import annotations
 
 import contextlib
+import errno
 import ipaddress
+import os
 import queue
 import select
 import socket
@@ -40,7 +42,16 @@ from refmpc.net.tls import (
     wrong_pin,
 )
 
-__all__ = ["Address", "Credentials", "connect_client", "connect_party", "is_loopback", "listen", "listen_here"]
+__all__ = [
+    "Address",
+    "Credentials",
+    "connect_client",
+    "connect_party",
+    "is_loopback",
+    "listen",
+    "listen_everywhere",
+    "listen_here",
+]
 
 Address = tuple[str, int] | str  # host and port, or the path of a Unix socket
 
@@ -60,8 +71,40 @@ def is_loopback(host: str) -> bool:
 
 
 def listen(host: str = "127.0.0.1", port: int = 0) -> socket.socket:
-    """A listening socket."""
-    return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=16)
+    """A listening socket at the first address of ``host``, of either family."""
+    first, *others = listen_everywhere(host, port)
+    for other in others:
+        other.close()
+    return first
+
+
+def listen_everywhere(host: str, port: int = 0) -> list[socket.socket]:
+    """A listening socket at each address of ``host``, IPv4 and IPv6; of ``::`` one socket for all addresses of both.
+
+    Raises ``OSError`` with a sentence if the name has no address, or none of this host.
+    """
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except socket.gaierror as error:
+        raise OSError(f"cannot listen at {host}:{port}: the name does not resolve ({error.strerror})") from error
+    listeners: list[socket.socket] = []
+    lacking: OSError | None = None
+    for family, address in dict.fromkeys((item[0], item[4][0]) for item in found):
+        both = family == socket.AF_INET6 and address == "::" and socket.has_dualstack_ipv6()
+        try:
+            place = str(address), listeners[0].getsockname()[1] if listeners else port
+            listeners.append(socket.create_server(place, family=family, backlog=16, dualstack_ipv6=both))
+        except OSError as error:
+            if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):  # a family that this host has not
+                for listener in listeners:
+                    listener.close()
+                why = f"cannot listen at {host}:{port} ({address}): {os.strerror(error.errno or 0)}"
+                raise OSError(error.errno, why) from error
+            lacking = error
+    if not listeners:
+        why = os.strerror(lacking.errno or 0) if lacking else "the name has no address"
+        raise OSError(f"cannot listen at {host}:{port}: it is no address of this host ({why})") from lacking
+    return listeners
 
 
 def listen_here(directory: Path, name: str) -> tuple[socket.socket, Address]:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import accel.files
-from accel.files import read_arrays, whole_file, write_arrays, write_bytes, write_text
+from accel.files import private_folder, read_arrays, whole_file, write_arrays, write_bytes, write_text
 
 ROOT = Path(accel.files.__file__).parent.parent
 
@@ -34,6 +34,29 @@ def test_a_writer_that_fails_leaves_the_old_file_and_nothing_else(tmp_path):
         assert file.read_text() == "old"
         raise RuntimeError("power")
     assert file.read_text() == "old" and list(tmp_path.iterdir()) == [file]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="modes of POSIX")
+def test_a_private_folder_is_private_with_all_that_is_made_above_it(tmp_path):
+    """``mkdir(parents=True, mode=0o700)`` gives the mode to the last one only: keys lay in folders open to everybody."""
+    (tmp_path / "there").mkdir(mode=0o755)
+    earlier = os.umask(0)
+    try:
+        made = private_folder(tmp_path / "there" / "federation" / "server-0" / "state")
+    finally:
+        os.umask(earlier)
+    for _ in range(3):
+        assert made.stat().st_mode & 0o777 == 0o700
+        made = made.parent
+    assert made.stat().st_mode & 0o777 == 0o755
+    written = [
+        f"{file.relative_to(ROOT)}: {line}"
+        for package in ("accel", "refmpc", "vfl", "protocols", "bench")
+        for file in sorted((ROOT / package).rglob("*.py"))
+        for line in re.findall(r".*mkdir\(.*parents=True.*mode=.*", file.read_text(encoding="utf-8"))
+        if file.name != "files.py"
+    ]
+    assert written == []
 
 
 @pytest.mark.skipif(os.name != "posix", reason="modes of POSIX")

@@ -20,7 +20,7 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, TypeVar
 
-from accel.files import write_bytes
+from accel.files import private_folder, write_bytes
 
 __all__ = ["Say", "announced", "cached"]
 
@@ -98,7 +98,7 @@ def _alone(file: Path | None, on_waiting: Callable[[], None]) -> Iterator[None]:
     with contextlib.ExitStack() as held:
         try:
             if file is not None:
-                file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+                private_folder(file.parent)
                 lock = held.enter_context(file.with_suffix(".lock").open("w"))
                 try:
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -115,7 +115,7 @@ def _found(file: Path | None, said: str, find: Callable[[], Result]) -> Result:
     if file is not None:
         content = {"about": said, "result": dataclasses.asdict(result)}  # type: ignore[call-overload]
         try:
-            file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            private_folder(file.parent)
             write_bytes(file, json.dumps(content, indent=1).encode(), private=True)
         except OSError:
             pass  # not kept: found again next time

@@ -49,7 +49,7 @@ class Reception:
             stays = hello.get("kind") == TRAINING and self.config.run.layers is not None
             way = "live" if stays else "upload"
             require(live == stays, "purpose", hello.get("purpose"), f"{way!r} for this with {self.config.run.protocol}")
-            session = self._store.open(hello)
+            session = self._store.open(hello, name_of(channel.peer))
             session.note_people(name_of(channel.peer), hello.get("people"))
         except InvalidArgument as error:
             channel.answer(refused=str(error))

@@ -27,7 +27,8 @@ from protocols.run.hosts.status import COVERED, StatusSource, metrics_text
 __all__ = ["StatusPage", "duration", "page_html"]
 
 TOKEN = "status.token"
-_AT_A_TIME = 8
+_AT_A_TIME = 8  # threads; more callers are sent away before they get one
+_BUSY = b"HTTP/1.0 503 try again\r\nRetry-After: 1\r\nCache-Control: no-store\r\nContent-Length: 0\r\n\r\n"
 _LOCAL_NAMES = {"localhost", "127.0.0.1", "::1"}
 
 
@@ -45,19 +46,30 @@ class StatusPage:
 
             def do_GET(self) -> None:
                 with contextlib.suppress(OSError, ValueError):  # ValueError: a path or Host that is no address
-                    if places.acquire(blocking=False):
-                        try:
-                            page.answer(self, source)
-                        finally:
-                            places.release()
-                    else:
-                        self.send_error(503, "try again")
+                    page.answer(self, source)
 
             def log_message(self, *words: Any) -> None:
                 """Nothing: a monitor that asks every few seconds would fill the log."""
 
         class Listener(ThreadingHTTPServer):
             daemon_threads = True
+
+            def process_request(self, request: Any, client_address: Any) -> None:
+                if places.acquire(blocking=False):
+                    super().process_request(request, client_address)
+                    return
+                with contextlib.suppress(
+                    OSError
+                ):  # no thread for it: who holds a place gives it back within the time-out
+                    request.settimeout(0.1)
+                    request.sendall(_BUSY)
+                self.shutdown_request(request)
+
+            def process_request_thread(self, request: Any, client_address: Any) -> None:
+                try:
+                    super().process_request_thread(request, client_address)
+                finally:
+                    places.release()
 
             def handle_error(self, *words: Any) -> None:
                 """Nothing: what strangers send, or leave half sent, is not worth a line each."""

@@ -1,4 +1,4 @@
-"""Plans of sessions, one at a time in a thread of their own: a plan may need a certificate, which takes minutes at worst.
+"""Plans of sessions, one at a time for each client, in threads: a plan may need a certificate, which takes minutes at worst.
 
 Callers are answered within a few seconds, if not with the plan then with what is being computed and since when, and call again.
 """
@@ -32,6 +32,13 @@ class _Work:
         self.task: Task | None = None
         self.error: Exception | None = None
 
+    @property
+    def words(self) -> str:
+        return (
+            f"plans a {self.facts['kind']} of {self.facts['rows']} rows and computes the certificate of its noise, "
+            f"since {self.since:%Y-%m-%d %H:%M:%S} UTC"
+        )
+
 
 class Planner:
     """Makes tasks. ``say`` hears when something that takes long begins and ends."""
@@ -39,31 +46,29 @@ class Planner:
     def __init__(self, config: FederationConfig, say: Say, make: MakeTask = make_task):
         self._config, self._say, self._make = config, say, make
         self._lock = threading.Lock()
-        self._work: _Work | None = None
+        self._slots: dict[str, _Work] = {}  # by client: nobody's numbers keep another one's from being planned
 
     @property
     def words(self) -> str:
         """What is being planned, or nothing."""
-        work = self._work
-        if work is None or work.finished.is_set():
-            return ""
-        return (
-            f"plans a {work.facts['kind']} of {work.facts['rows']} rows and computes the certificate of its noise, "
-            f"since {work.since:%Y-%m-%d %H:%M:%S} UTC"
-        )
+        with self._lock:
+            under_way = dict.fromkeys(work for work in self._slots.values() if not work.finished.is_set())
+        return "; ".join(work.words for work in under_way)
 
-    def task(self, facts: Mapping[str, Any], trained: Callable[[], Path | None]) -> Task:
-        """The task that public facts describe, or why there is none; ``StillPlanning`` if that takes longer than a few seconds."""
+    def task(self, facts: Mapping[str, Any], trained: Callable[[], Path | None], client: str) -> Task:
+        """The task that public facts describe, or why there is none; ``StillPlanning`` if that takes longer than a few seconds,
+        or if ``client`` has asked for another one, which is being planned."""
         with self._lock:
-            work = self._work
+            work = self._slots.get(client)
             if work is None or (work.finished.is_set() and work.facts != facts):
-                work = self._work = _Work(facts)
-                threading.Thread(target=self._plan, args=(work, trained), daemon=True).start()
+                same = next((other for other in self._slots.values() if other.facts == facts), None)
+                work = self._slots[client] = same or _Work(facts)
+                if same is None:
+                    threading.Thread(target=self._plan, args=(work, trained), daemon=True).start()
         if not work.finished.wait(_PATIENCE) or work.facts != facts:
-            raise StillPlanning(self.words or "it plans something else")
+            raise StillPlanning(work.words)
         with self._lock:
-            if self._work is work:
-                self._work = None
+            self._slots = {name: other for name, other in self._slots.items() if other is not work}
         if work.error is not None:
             raise work.error
         assert work.task is not None

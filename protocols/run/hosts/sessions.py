@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from accel.errors import InvalidArgument
-from accel.files import write_bytes
+from accel.files import private_folder, write_bytes
 from accel.validate import require, require_choice
 from protocols.federation.read import FederationConfig
 from protocols.methods.prediction import OUTPUTS
@@ -41,7 +41,7 @@ class Session:
     def __init__(self, directory: Path, facts: Mapping[str, Any], task: Task):
         self.directory, self.facts, self.task = directory, dict(facts), task
         self.name, self.kind = str(facts["name"]), str(facts["kind"])
-        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        private_folder(directory)
         directory.chmod(0o700)
         if not (directory / "session.json").exists():
             write_bytes(directory / "session.json", json.dumps(self.facts).encode(), private=True)
@@ -172,7 +172,7 @@ class SessionStore:
         self._planner = Planner(config, say, make)
         self._directory = directory
         self._predictions = predictions
-        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        private_folder(directory)
         directory.chmod(0o700)
         self.changed = threading.Condition()
         self._sessions: dict[str, Session] = {}
@@ -198,8 +198,8 @@ class SessionStore:
         """The training of this configuration, if it has begun."""
         return next((session for session in self if session.kind == TRAINING), None)
 
-    def open(self, hello: Mapping[str, Any]) -> Session:
-        """The session that a client names, begun if it is new; refused with a sentence if it may not begin; ``StillPlanning`` if
+    def open(self, hello: Mapping[str, Any], client: str) -> Session:
+        """The session that ``client`` names, begun if it is new; refused with a sentence if it may not begin; ``StillPlanning`` if
         its plan is not there yet."""
         facts = self._checked(hello)
         with self.changed:
@@ -207,7 +207,7 @@ class SessionStore:
                 return self._known(facts)
             self._require_room(facts)
         # a plan takes as long as a caller's numbers want it to: nobody waits for it but other callers with new sessions
-        task = self._planner.task(facts, self._trained_now)
+        task = self._planner.task(facts, self._trained_now, client)
         with self.changed:
             if facts["name"] in self._sessions:
                 return self._known(facts)

@@ -53,7 +53,7 @@ class Besieged:
         identity = Identity(config, 0, replace(credentials, pinned=pinned))
         listener = listen(*config.addresses[0])
         handlers = {"echo": self._echo}
-        self.door = Door(identity, listener, handlers, Log("server-0", self._log), timeout=5.0, patience=PATIENCE)
+        self.door = Door(identity, [listener], handlers, Log("server-0", self._log), timeout=5.0, patience=PATIENCE)
 
     def _echo(self, channel: Channel, hello: Any) -> None:
         channel.answer(ok=True)
@@ -213,7 +213,7 @@ def test_a_server_with_another_certificate_is_not_trusted_by_its_callers(tmp_pat
     identity = Identity(config, 1, load_credentials(config, "server-1"))
     log = Log("server-1", tmp_path / "log")
     with (
-        Door(identity, listen(*config.addresses[0]), {}, log, timeout=5.0),
+        Door(identity, [listen(*config.addresses[0])], {}, log, timeout=5.0),
         pytest.raises(Refused, match="pinned for it"),
     ):
         bank = Identity(config, "bank", load_credentials(config, "bank"))

@@ -142,7 +142,7 @@ def test_the_tag_is_of_the_people_and_nobody_else_can_make_it(tmp_path: Path) ->
 def test_a_client_names_its_people_once_a_session(tmp_path: Path) -> None:
     federation = Federation(tmp_path)
     server = federation.start(0)
-    session = server._store.open({"kind": "training", "session": "0" * 32, "rows": ROWS, "output": None})
+    session = server._store.open({"kind": "training", "session": "0" * 32, "rows": ROWS, "output": None}, "bank")
     session.note_people("bank", "e" * 64)
     session.note_people("bank", "e" * 64)
     with pytest.raises(InvalidArgument, match="whom bank has named in this session before"):

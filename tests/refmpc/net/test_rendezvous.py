@@ -18,7 +18,7 @@ from refmpc.core.errors import HandshakeError, PeerAborted, PeerTimeout, RefmpcE
 from refmpc.net import rendezvous, tls
 from refmpc.net.certificates import fingerprint, make_certificate, make_credentials
 from refmpc.net.greeting import PROTOCOL_VERSION, Greeting
-from refmpc.net.rendezvous import connect_client, connect_party, is_loopback, listen, listen_here
+from refmpc.net.rendezvous import connect_client, connect_party, is_loopback, listen, listen_everywhere, listen_here
 from tests.refmpc.participants import all_end, meet
 
 SAME = Greeting("one run", {"rows": 10})
@@ -437,3 +437,48 @@ def test_a_unix_socket_that_nobody_listens_at_is_named(tmp_path):
     address = str(tmp_path / "nobody")
     with pytest.raises(PeerTimeout, match=f"server-[012] at {address} cannot be reached for 0.3 s"):
         connect_client("bank", dict.fromkeys(range(3), address), Greeting("run", {}), timeout=0.3)
+
+
+@pytest.mark.parametrize(
+    ("host", "found"),
+    [
+        ("only-six.example", ["::1"]),  # a name with AAAA alone ended a server
+        ("only-four.example", ["127.0.0.1"]),
+        ("both.example", ["127.0.0.1", "::1"]),
+        ("one-of-two.example", ["127.0.0.1"]),  # the other address is not of this host
+        ("::1", ["::1"]),
+        ("::", ["::"]),
+    ],
+)
+def test_a_listener_is_at_every_address_of_its_name(monkeypatch, host, found):
+    names = {
+        "only-six.example": ["::1"],
+        "only-four.example": ["127.0.0.1"],
+        "both.example": ["127.0.0.1", "::1"],
+        "one-of-two.example": ["127.0.0.1", "2001:db8::1"],
+    }
+    resolve = socket.getaddrinfo
+
+    def as_the_names_say(name, *rest, **more):  # in place of a name server
+        return [item for address in names.get(name, [name]) for item in resolve(address, *rest, **more)]
+
+    if not socket.has_ipv6:
+        pytest.skip("no IPv6 here")
+    monkeypatch.setattr(socket, "getaddrinfo", as_the_names_say)
+    listeners = listen_everywhere(host)
+    assert [listener.getsockname()[0] for listener in listeners] == found
+    assert len({listener.getsockname()[1] for listener in listeners}) == 1
+    port = listeners[0].getsockname()[1]
+    for address in ("127.0.0.1", "::1") if host == "::" else found:
+        socket.create_connection((address, port), timeout=5).close()
+    if len(found) == 1 and host != "::":  # a port that is taken is an error, whatever the family
+        with pytest.raises(OSError, match=rf"cannot listen at {host}:{port} \({found[0]}\): Address already in use"):
+            listen_everywhere(host, port)
+    for listener in listeners:
+        listener.close()
+
+
+def test_a_name_where_nobody_can_listen_is_named():
+    for host in ("no-such-name.invalid", "192.0.2.1"):
+        with pytest.raises(OSError, match=rf"cannot listen at {host}:0"):
+            listen_everywhere(host)

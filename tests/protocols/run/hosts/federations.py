@@ -104,7 +104,7 @@ def answering(config: FederationConfig, *names: str, as_file: Path | None = None
         credentials = load_credentials(own, name, Path(config.source).parent / name)
         answerer = Answerer(own, credentials, name, **options)
         listener = listen(entry.host, entry.port)
-        threads.append(threading.Thread(target=serve, args=(listener, answerer, credentials, stop), daemon=True))
+        threads.append(threading.Thread(target=serve, args=([listener], answerer, credentials, stop), daemon=True))
         threads[-1].listener = listener  # type: ignore[attr-defined]
         threads[-1].start()
     try:

@@ -153,6 +153,20 @@ def test_a_server_that_hangs_is_not_healthy(federation: Federation) -> None:
     _wait(lambda: get(federation, "/healthz") == (503, "no sign of life\n"))
 
 
+def test_callers_that_say_nothing_get_no_thread_each(federation: Federation) -> None:
+    """Each had one for five seconds, without a bound."""
+    page = federation.servers[0][0].page
+    assert page is not None
+    before = threading.active_count()
+    silent = [socket.create_connection(page.address, timeout=5) for _ in range(60)]
+    last = silent[-1]
+    assert last.recv(100).startswith(b"HTTP/1.0 503 try again")  # all others have been accepted before it
+    assert threading.active_count() <= before + 8 + 2
+    for connection in silent:
+        connection.close()
+    _wait(lambda: get(federation, "/healthz") == (200, "ok\n"))
+
+
 @pytest.mark.heavy
 @pytest.mark.parametrize("width", [390, 1280])
 def test_the_page_in_a_browser(federation: Federation, tmp_path: Path, width: int) -> None:
