@@ -26,7 +26,7 @@ from protocols.step.secret_step import (
     squared_norms,
 )
 from refmpc import ArithmeticTensor
-from tests.present import present
+from tests.not_none import not_none
 from vfl.gradients import GlobalModel, with_ones
 
 __all__ = ["contributions", "extreme_step", "extreme_weights", "open_contributions", "worst_rows"]
@@ -143,7 +143,7 @@ async def _open_contributions(party: Any, job: Any) -> np.ndarray:
     inputs, updates = await layer_updates(shared, matrices, head, plan.scales, plan.training.class_weights)
     products = []
     for a, u in zip(inputs, updates, strict=True):
-        opened = [present(await refmpc.reveal(each, release="test")) for each in (a, u)]
+        opened = [not_none(await refmpc.reveal(each, release="test")) for each in (a, u)]
         products.append(np.linalg.norm(opened[0], axis=1) * np.linalg.norm(opened[1], axis=1))
     return np.linalg.norm(products, axis=0)
 
