@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -24,6 +25,7 @@ from protocols.methods.prediction import OUTPUTS
 from protocols.plan.run_plan import Plan, plan_run
 from vfl.data.scaling import RowBound, split_row_bound
 from vfl.defaults import AUTOMATIC, table_row_bound, training_defaults
+from vfl.dp.claim import NO_CLAIM
 from vfl.evaluation import Evaluation
 from vfl.federation import Federation
 from vfl.gradients import GlobalModel
@@ -92,9 +94,11 @@ class VerticalEstimator(BaseEstimator, ABC):  # type: ignore[misc]
     def _planned(self, X: Any, y: Any) -> tuple[Plan, Federation]:
         require_choice("protocol", self.protocol, PROTOCOLS)
         blocks, labels, classes = self._read_for_fit(X, y)
-        training = self._training(len(blocks), classes)
-        federation = self._federation(blocks, labels, classes)
-        return plan_run(self.protocol, federation, training), federation
+        seed = _seed(self.random_state)
+        training = self._training(len(blocks), classes, seed)
+        federation = self._federation(blocks, labels, classes, seed)
+        plan = plan_run(self.protocol, federation, training)
+        return (plan.as_simulation() if self.backend == "twin" else plan), federation
 
     def _read_for_fit(self, X: Any, y: Any) -> tuple[Blocks, npt.NDArray[Any], int]:
         label = self._label_of(y) if isinstance(y, str) else None
@@ -121,7 +125,7 @@ class VerticalEstimator(BaseEstimator, ABC):  # type: ignore[misc]
         require(len(encoded) == len(blocks), "y", len(encoded), f"one label for each of {len(blocks)} rows")
         return blocks, encoded, classes
 
-    def _training(self, rows: int, classes: int) -> TrainingConfig:
+    def _training(self, rows: int, classes: int, seed: int) -> TrainingConfig:
         usual = training_defaults(
             rows,
             self.epsilon,
@@ -144,15 +148,15 @@ class VerticalEstimator(BaseEstimator, ABC):  # type: ignore[misc]
             weights="open",
             task=self._task(classes),
             class_weights=self._weights(),
-            seed=_seed(self.random_state),
+            seed=seed,
         )
 
-    def _federation(self, blocks: Blocks, labels: npt.NDArray[Any], classes: int) -> Federation:
+    def _federation(self, blocks: Blocks, labels: npt.NDArray[Any], classes: int, seed: int) -> Federation:
         widths = self.columns_.widths
         bound = table_row_bound(sum(widths)) if self.row_bound is None else self.row_bound
         bounds = [RowBound(each, self.row_rule) for each in _bounds(bound, widths, self.row_rule)]
         # by a public permutation: batches are taken in a fixed order, and tables are often sorted by their label
-        order = np.random.default_rng([_seed(self.random_state), 0x6F72646572]).permutation(len(labels))
+        order = np.random.default_rng([seed, 0x6F72646572]).permutation(len(labels))
         clients = make_clients([block[order] for block in blocks.features], labels[order], bounds)
         for client, name in zip(clients, self.columns_.names, strict=True):
             client.name = name
@@ -236,6 +240,23 @@ class VerticalEstimator(BaseEstimator, ABC):  # type: ignore[misc]
         """Of one layer."""
         return np.asarray(self.layers_[0][-1])
 
+    # shown ----------------------------------------------------------------------------------------
+
+    @property
+    def _begins(self) -> str:
+        """What everything that is shown of a simulation begins with."""
+        claim = getattr(self, "claim_", None)
+        simulated = self.backend == "twin" if claim is None else str(claim).startswith(NO_CLAIM)
+        return NO_CLAIM if simulated else ""
+
+    def __repr__(self, N_CHAR_MAX: int = 700) -> str:
+        words = super().__repr__(N_CHAR_MAX)
+        return f"{self._begins}\n{words}" if self._begins else str(words)
+
+    def _html_repr(self) -> str:
+        found = super()._html_repr()
+        return f"<p><b>{self._begins}</b></p>{found}" if self._begins else str(found)
+
     # keeping --------------------------------------------------------------------------------------
 
     def save(self, directory: str | Path) -> Path:
@@ -256,6 +277,9 @@ class VerticalEstimator(BaseEstimator, ABC):  # type: ignore[misc]
 
 
 def _seed(random_state: Any) -> int:
+    """Of the order of rows, an MLP's start and a twin's noise. None: from the system's entropy, whatever numpy was seeded with."""
+    if random_state is None:
+        return secrets.randbits(128)
     if isinstance(random_state, int | np.integer):
         return int(random_state)
     return int(check_random_state(random_state).randint(2**31 - 1))

@@ -38,8 +38,9 @@ class VerticalClassifier(ClassifierMixin, VerticalEstimator):  # type: ignore[mi
     Parameters
     ----------
     parties : how a single matrix X is split: a number of strips, or {name: columns}. The last one has the labels.
-    backend : "twin" (plaintext simulation, fast), "local" (three server processes on this machine), "threads" (the same in this
-        process), "federation" (an existing federation.toml; ``federation`` and ``party`` say which).
+    backend : "local" (the real protocol: three server processes on this machine), "threads" (the same in this process),
+        "federation" (an existing federation.toml; ``federation`` and ``party`` say which), or "twin": a fast simulation in the clear,
+        which claims nothing, because its noise can be repeated.
     epsilon, delta, clip_norm : the privacy that is asked for, and γ. ``claim_`` says what it means.
     row_bound, row_rule : R, which every row is brought within ("clip" or "normalise"); None: from the number of columns.
     batch_size, epochs, learning_rate, average : None: from the number of rows and ε (``vfl.defaults``). ``average`` "fifth": the model is
@@ -50,7 +51,8 @@ class VerticalClassifier(ClassifierMixin, VerticalEstimator):  # type: ignore[mi
     id_rule : how ids are compared where ``public`` rows make the schemas: "text", "trimmed", "integer" (007 is 7) or "verbatim".
     classes : all labels that may occur (public); None: those in y, which are then taken as public.
     class_weight : {label: weight}, public: never computed from private labels.
-    random_state : of the twin's noise, the order of rows and an MLP's start; never of masks or of the servers' noise.
+    random_state : of the order of rows, an MLP's start and a twin's noise; never of masks or of the servers' noise. None: the
+        system's entropy.
 
     Attributes
     ----------
@@ -61,7 +63,7 @@ class VerticalClassifier(ClassifierMixin, VerticalEstimator):  # type: ignore[mi
         self,
         parties: int | Mapping[str, Sequence[int]] = 2,
         *,
-        backend: str = "twin",
+        backend: str = "local",
         protocol: str = "g_bmf",
         epsilon: float = 3.0,
         delta: float = 1e-5,
@@ -83,7 +85,7 @@ class VerticalClassifier(ClassifierMixin, VerticalEstimator):  # type: ignore[mi
         federation: str | Path | None = None,
         party: str | None = None,
         timeout: float = 60.0,
-        random_state: Any = 0,
+        random_state: Any = None,
     ):
         self.parties = parties
         self.backend = backend
@@ -192,7 +194,7 @@ class VerticalRegressor(RegressorMixin, VerticalEstimator):  # type: ignore[misc
         parties: int | Mapping[str, Sequence[int]] = 2,
         *,
         target_range: tuple[float, float] | None = None,
-        backend: str = "twin",
+        backend: str = "local",
         protocol: str = "g_bmf",
         epsilon: float = 3.0,
         delta: float = 1e-5,
@@ -211,7 +213,7 @@ class VerticalRegressor(RegressorMixin, VerticalEstimator):  # type: ignore[misc
         federation: str | Path | None = None,
         party: str | None = None,
         timeout: float = 60.0,
-        random_state: Any = 0,
+        random_state: Any = None,
     ):
         self.parties = parties
         self.target_range = target_range

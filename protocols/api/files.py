@@ -32,6 +32,7 @@ def save(estimator: Any, directory: Path) -> Path:
     for name, model in models.items():
         write_model(directory / files[name], model)
     facts = {
+        "claim": estimator.claim_.paragraph(),  # first, because that of a simulation is that there is none
         "format": FORMAT,
         "estimator": type(estimator).__name__,
         "parameters": {name: _plain(value) for name, value in estimator.get_params().items() if name not in _LEFT_OUT},

@@ -15,6 +15,7 @@ from accel.validate import require
 from protocols.client.columns import OwnColumns
 from protocols.plan.public_rows import PublicRows
 from protocols.state.model_file import ReleasedModel
+from vfl.dp.claim import NO_CLAIM
 from vfl.evaluation import OUTSIDE, Evaluation, LearningCurve, evaluate_classes, evaluate_numbers, write_report
 from vfl.losses import unscaled_targets
 
@@ -61,7 +62,8 @@ def print_evaluation(
         learning_curve=_curve(model, public),
     )
     if as_json:
-        print(json.dumps({**evaluation.as_dict(), "report": str(file), "held_out": held_out}, indent=2))
+        begin = {"no_claim": NO_CLAIM} if model.claim.startswith(NO_CLAIM) else {}
+        print(json.dumps({**begin, **evaluation.as_dict(), "report": str(file), "held_out": held_out}, indent=2))
         return evaluation
     heads = ["this model", "best constant answer", *(["without privacy"] if non_private else [])]
     view = Table("", *(Column(head, justify="right") for head in heads), title=f"{evaluation.rows:,} {words}")

@@ -24,6 +24,7 @@ from protocols.plan.run_plan import Plan
 from protocols.plan.scales import EMBEDDING_BITS, LOGIT_BITS, MOST_WEIGHT_BITS, PROBABILITY_BITS
 from protocols.step.squared_norm_ratio import ROOM
 from refmpc import ArithmeticTensor, Client, Party
+from vfl.dp.claim import NO_CLAIM
 from vfl.losses import TASKS
 
 __all__ = [
@@ -127,9 +128,10 @@ class PredictionPlan:
         names = {"label": "the label", "probabilities": "the class probabilities", "logits": "the logits"}
         what = names.get(self.output, "the predicted value")
         others = [name for name in self.client_names if name != self.receiver]
+        begin = f"{NO_CLAIM}. " if self.training_claim.startswith(NO_CLAIM) else ""
         return {
             PREDICTION_RELEASE: (
-                f"For each of {self.rows} new rows {what}, to {self.receiver!r} only. As regards the new rows there is no "
+                f"{begin}For each of {self.rows} new rows {what}, to {self.receiver!r} only. As regards the new rows there is no "
                 f"differential privacy: {self.receiver!r} learns a function of the columns of these rows that "
                 f"{' and '.join(map(repr, others)) or 'nobody else'} holds, and more about them the more is opened (a "
                 "label less than logits). Servers and other clients learn the number of rows. As regards the training "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 from accel.validate import require
 from protocols.plan.combinations import refuse_combination
@@ -76,6 +76,10 @@ class LayerPlan(Plan):
     @property
     def claim(self) -> Claim:
         return self.joint_claim
+
+    def as_simulation(self) -> Self:
+        """As of a ``Plan``; the claim is that of all layers."""
+        return replace(super().as_simulation(), joint_claim=self.joint_claim.as_simulation())
 
     @property
     def releases(self) -> dict[str, str]:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import numpy as np
 
@@ -208,6 +208,10 @@ class Plan:
     @property
     def claim(self) -> Claim:
         return self.noise.claim
+
+    def as_simulation(self) -> Self:
+        """The same plan for a twin, or beside one: its claim says that nothing is claimed."""
+        return replace(self, noise=replace(self.noise, claim=self.claim.as_simulation()))
 
     @property
     def releases(self) -> dict[str, str]:

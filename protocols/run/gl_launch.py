@@ -109,6 +109,7 @@ def client_jobs(
 def launch(options: RunOptions, federation: Federation, console: Console) -> RunReport:
     """Run GL-BMF to its end. Everything that can be refused is refused before a value is shared."""
     plan = plan_layer_run(federation, options.training)
+    plan = plan.as_simulation() if options.twin else plan  # the twin's process sees the servers' noise
     keep = require_integer("checkpoint_every", options.checkpoint_every, 0) > 0
     require(
         keep or options.resume is None,
@@ -210,6 +211,7 @@ def layer_estimate(plan: LayerPlan) -> dict[str, float]:
 
 def _estimate(options: RunOptions, federation: Federation) -> tuple[LayerPlan, dict[str, float]]:
     plan = plan_layer_run(federation, options.training)
+    plan = plan.as_simulation() if options.twin else plan
     return plan, layer_estimate(plan)
 
 

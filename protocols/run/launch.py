@@ -83,7 +83,8 @@ def _plan(options: RunOptions, federation: Federation) -> Plan:
         "0 with --twin",
         "the twin trains to the end",
     )
-    return measured_plan(plan, federation, options.patience)
+    measured = measured_plan(plan, federation, options.patience)
+    return measured.as_simulation() if options.twin else measured  # the twin's process sees the servers' noise
 
 
 def launch(options: RunOptions, federation: Federation, console: Console) -> RunReport:
@@ -221,6 +222,7 @@ class Command:
 def _estimate(options: RunOptions, federation: Federation) -> tuple[Plan, dict[str, float]]:
     chosen = protocol(options.protocol)
     plan = chosen.plan(federation, options.training)
+    plan = plan.as_simulation() if options.twin else plan
     return plan, estimate(plan, keeps_steps=options.checkpoint_every > 0)
 
 
@@ -279,9 +281,9 @@ def main_in_the_clear(method: str, description: str | None, train: Callable[...,
     if options.json:
         print(json.dumps(result.summary(), indent=2))
         return
+    claim = result.claim
+    console.print("No privacy: nothing is claimed." if claim is None else claim.paragraph())
     found = score_in_words(options.training.task, result.test_accuracy)
     console.print(f"[bold]{result.method}[/bold]: test {found}, {result.seconds:.1f} s")
-    claim = None if result.plan is None else result.plan.claim
-    console.print("No privacy: nothing is claimed." if claim is None else claim.paragraph())
     for note in result.notes:
         console.print(f"- {note}", style="dim")

@@ -36,6 +36,7 @@ from protocols.run.report import size_in_words
 from protocols.state.checkpoint import ServerDirectory
 from protocols.state.model_file import MODEL, read_model
 from protocols.version import add_version_option
+from vfl.dp.claim import NO_CLAIM
 from vfl.federation import Federation
 from vfl.gradients import GlobalModel
 from vfl.losses import classes_of, score, score_name
@@ -109,6 +110,7 @@ def predict(run: FinishedRun, options: PredictOptions) -> dict[str, Any]:
     output = options.output or ("value" if task == "regression" else "label")
     clear = GlobalModel(list(run.layers)).logits(np.concatenate(columns, axis=1))
     facts = {
+        **({"no_claim": NO_CLAIM} if run.claim.startswith(NO_CLAIM) else {}),
         "run": str(run.directory),
         "rows": rows,
         "score": score_name(task),
@@ -190,6 +192,7 @@ def _server_jobs(
         )
         return plan, [PredictionServerJob(plan, tuple(run.layers))] * 3
     training = protocol(run.options.protocol).plan(run.federation, run.options.training)
+    training = training.as_simulation() if run.options.twin else training
     plan = plan_with_shares(training, receiver=receiver, output=output, rows=rows)
     jobs = []
     for i in range(3):
@@ -201,6 +204,8 @@ def _server_jobs(
 
 
 def _print(facts: dict[str, Any], console: Console) -> None:
+    if "no_claim" in facts:
+        console.print(facts["no_claim"], style="bold")
     view = Table(title=f"{facts['rows']} test rows of {facts['run']}", show_header=False)
     view.add_column(style="bold")
     view.add_column()

@@ -31,6 +31,7 @@ from protocols.step.clip import NORM_CHUNK
 from protocols.step.cost import step_cost
 from refmpc import Ledger
 from refmpc.core.ledger import Release
+from vfl.dp.claim import NO_CLAIM
 from vfl.losses import score_in_words, score_name
 
 __all__ = ["NoiseChoice", "RunReport", "estimate", "print_estimate", "print_report", "size_in_words", "write_report"]
@@ -70,6 +71,7 @@ class RunReport:
         """All facts of the run, plain."""
         training = self.plan.training
         return {
+            **_begin(self.plan),
             "protocol": self.plan.protocol,
             "directory": str(self.directory),
             "score": score_name(self.plan.training.task),
@@ -105,6 +107,11 @@ class RunReport:
         }
 
 
+def _begin(plan: Plan) -> dict[str, str]:
+    """The first field of JSON about a run with a twin."""
+    return {"no_claim": NO_CLAIM} if plan.claim.simulated else {}
+
+
 def _counted(releases: Sequence[Release]) -> list[dict[str, Any]]:
     """Releases in their order; one that is made again and again, as in every step, is told once with how many times."""
     found = []
@@ -119,9 +126,10 @@ def write_report(report: RunReport) -> None:
     directory = report.directory
     task = report.plan.training.task
     scaled = (-1.0, 1.0) if task == "regression" else None  # targets as the run took them
-    write_model(directory / MODEL, ReleasedModel(report.layers, task=task, target_range=scaled))
+    claim = report.plan.claim.paragraph()
+    write_model(directory / MODEL, ReleasedModel(report.layers, claim=claim, task=task, target_range=scaled))
     kept = durability(report.plan, report.options.checkpoint_every, report.options.durability == "power")
-    write_text(directory / "claim.txt", f"{report.plan.claim.paragraph()} {kept}".rstrip() + "\n")
+    write_text(directory / "claim.txt", f"{claim} {kept}".rstrip() + "\n")
     write_text(directory / "ledger.json", report.ledgers[0].to_json())
     if not draw_curves(report.plan, report.timeline, directory / "curves.png"):
         report.notes = (*report.notes, "no curves.png: matplotlib is not installed (pip install 'ppvfl[plots]')")
@@ -138,12 +146,19 @@ def size_in_words(count: float) -> str:
     return f"{count:.0f} B"
 
 
+def _print_begin(plan: Plan, console: Console) -> None:
+    """The first line about a run with a twin."""
+    if plan.claim.simulated:
+        console.print(NO_CLAIM, style="bold")
+
+
 def print_report(report: RunReport, console: Console) -> None:
     """The end of a run, for people or as JSON."""
     if report.options.json:
         print(json.dumps(report.to_dict(), indent=2))
         return
     plan = report.plan
+    _print_begin(plan, console)
     view = Table(title=f"{plan.protocol}: {plan.schedule.num_steps} steps in real 3PC", show_header=False)
     view.add_column(style="bold")
     view.add_column()
@@ -302,13 +317,14 @@ def print_estimate(
     found = found or estimate(plan)
     choices = [] if other is None else sorted((NoiseChoice.of(plan, found), other), key=lambda choice: choice.name)
     if options.json:
-        content = {**found, "privacy": plan.claim.headline(), "claim": json.loads(plan.claim.to_json())}
+        content = {**_begin(plan), **found, "privacy": plan.claim.headline(), "claim": json.loads(plan.claim.to_json())}
         if choices:
             content["noise"] = {choice.name: choice.as_dict() for choice in choices}
         if expected is not None:
             content["forecast"] = {**asdict(expected), "network": options.network}
         print(json.dumps(content, indent=2))
         return
+    _print_begin(plan, console)
     view = Table(title=f"{plan.protocol}: what {plan.schedule.num_steps} steps would cost", show_header=False)
     view.add_column(style="bold")
     view.add_column()

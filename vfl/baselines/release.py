@@ -83,7 +83,7 @@ class BaselineResult:
             "test_accuracy": self.test_accuracy,
             "seconds": self.seconds,
             "notes": self.notes,
-            "claim": None if self.claim is None else json.loads(self.claim.to_json()),
+            "claim": None if self.claim is None else json.loads(self.claim.as_simulation().to_json()),
         }
 
 

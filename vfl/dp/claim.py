@@ -13,6 +13,7 @@ from accel.validate import require, require_choice, require_real
 
 __all__ = [
     "CHANGED_LABEL",
+    "NO_CLAIM",
     "OUTSIDE_EVERY_CLAIM",
     "PUBLIC_BY_ASSUMPTION",
     "ROW_BOUND_CHECKED",
@@ -28,6 +29,7 @@ __all__ = [
     "with_delta_checked",
 ]
 
+NO_CLAIM = "no claim: a simulation, its noise can be repeated"
 ZERO_OUT = "zero-out: one record's contribution is there or is not"
 CHANGED_LABEL = "one record's label changed"
 ROW_BOUND_TRUSTED = "the row bound is enforced by the clients"
@@ -47,7 +49,7 @@ OUTSIDE_EVERY_CLAIM = (
 
 WEAK_EPSILON = 10.0
 WARNING = "WARNING: "  # begins a caveat that must be shown before a run, not only kept with it
-_PROVEN_EPSILON = "proven_epsilon"
+_NO_CLAIM, _PROVEN_EPSILON = "no_claim", "proven_epsilon"
 
 
 class DeltaWarning(UserWarning):
@@ -79,6 +81,8 @@ class Claim:
     ``gaussian_multiplier`` is the σ of one Gaussian mechanism that covers the run (proven), so that a
     budget can compose runs exactly; None when there is no such mechanism. ``slack_delta`` is the part of
     δ that is not the Gaussian's, (1+e^ε)·``statistical_distance``, and ``epsilon_addition`` that of ε.
+    ``simulated``: the noise comes from a seed, or one process has seen it, so nothing is claimed; every text and JSON then
+    begins with ``NO_CLAIM``, and the rest describes a run between servers with the same settings.
     """
 
     mechanism: str
@@ -104,6 +108,7 @@ class Claim:
     outside: tuple[str, ...] = OUTSIDE_EVERY_CLAIM
     caveats: tuple[str, ...] = ()
     sources: tuple[tuple[str, str], ...] = ()
+    simulated: bool = False
 
     def __post_init__(self) -> None:
         require_real("epsilon", self.epsilon, 0, open_low=True)
@@ -120,6 +125,8 @@ class Claim:
     def proven_pair(self) -> tuple[float, float]:
         """(ε, δ) that is proved: the headline, else the best proved figure; what a budget charges."""
         best = self._proven_figure()
+        if self.simulated:
+            return math.inf, self.delta
         if self.proven or best is None:
             return (self.epsilon if self.proven else math.inf), self.delta
         return best.epsilon, best.delta
@@ -137,10 +144,14 @@ class Claim:
     @property
     def unproven_because(self) -> str:
         """What the headline rests on, to be said wherever it is shown; empty if it is proved."""
+        if self.simulated:
+            return NO_CLAIM
         return "" if self.proven else self.presumes or "not proven for what runs"
 
     def headline(self) -> str:
         """One line for tables, curves and logs: the proved ε first, an unproven one named as such."""
+        if self.simulated:
+            return f"{NO_CLAIM} (noise as for {self._as_real().headline()})"
         if self.proven:
             return f"ε = {_number(self.epsilon)}, δ = {self.delta:g}; {self.neighbouring}"
         best = self._proven_figure()
@@ -153,6 +164,8 @@ class Claim:
 
     def paragraph(self) -> str:
         """The claim in a few sentences, for a data-protection officer."""
+        if self.simulated:
+            return f"{NO_CLAIM}. A run between three servers with the same settings would claim: {self._as_real().paragraph()}"
         status = "" if self.proven else f"NOT a proven bound for what runs ({self.headline()}): "
         lines = [
             f"{status}Everything this run releases is ({_number(self.epsilon)}, {self.delta:.3g})-"
@@ -180,9 +193,21 @@ class Claim:
         lines.append(f"Outside the claim: {'; '.join(self.outside)}.")
         return " ".join(line for line in lines if line)
 
+    def __repr__(self) -> str:
+        return self.paragraph()
+
+    def as_simulation(self) -> Claim:
+        """What a simulation of this run says: nothing is claimed."""
+        return dataclasses.replace(self, simulated=True)
+
+    def _as_real(self) -> Claim:
+        return dataclasses.replace(self, simulated=False)
+
     def to_json(self) -> str:
         """The claim as JSON, and the ε that is proved; infinite numbers become the string "inf"."""
-        fields = dataclasses.asdict(self) | {_PROVEN_EPSILON: self.proven_epsilon}
+        fields: dict[str, Any] = {_NO_CLAIM: NO_CLAIM} if self.simulated else {}
+        fields |= dataclasses.asdict(self) | {_PROVEN_EPSILON: self.proven_epsilon}
+        del fields["simulated"]  # the first field says it
         return json.dumps(_plain(fields), ensure_ascii=False)
 
     @classmethod
@@ -190,6 +215,7 @@ class Claim:
         """The inverse of ``to_json``."""
         fields: dict[str, Any] = json.loads(text, object_hook=_numbers)
         fields.pop(_PROVEN_EPSILON, None)  # follows from the others
+        fields["simulated"] = fields.pop(_NO_CLAIM, None) is not None
         fields["figures"] = tuple(Figure(**figure) for figure in fields["figures"])
         for name in ("slack", "sources"):
             fields[name] = tuple((str(key), value) for key, value in fields[name])

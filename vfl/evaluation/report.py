@@ -13,6 +13,7 @@ from typing import Any
 
 from accel.errors import InvalidArgument
 from accel.files import write_text
+from vfl.dp.claim import NO_CLAIM
 from vfl.evaluation.metrics import Evaluation
 
 __all__ = ["OUTSIDE", "LearningCurve", "report_html", "write_report"]
@@ -64,6 +65,7 @@ def report_html(
     """``non_private``: the same figures of a model that was trained without privacy, where somebody has one (on public or made-up
     rows). ``learning_curve``: how the run did on public rows. ``claim`` is the training's."""
     e = html.escape
+    title = f"{NO_CLAIM} · {title}" if claim.startswith(NO_CLAIM) else title
     lead = f"{evaluation.rows:,} {rows_in_words}."
     if len(evaluation.classes) == 2:
         lead += f" AUC, average precision, F1 and the curves are those of the class {evaluation.classes[1]}."

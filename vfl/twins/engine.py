@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from accel.validate import require
+from vfl.dp.claim import NO_CLAIM, Claim
 from vfl.federation import Federation
 from vfl.gradients import GlobalModel, clipped_gradient, with_ones
 from vfl.local.client import Client
@@ -59,10 +60,16 @@ class TwinResult:
     notes: list[str] = field(default_factory=list)
     clipped_share: float = 0.0
 
+    @property
+    def claim(self) -> Claim | None:
+        """That nothing is claimed: the noise follows from a seed, or was handed in. ``plan`` holds the claim of the mechanism."""
+        return None if self.plan is None else self.plan.claim.as_simulation()
+
     def summary(self) -> dict[str, Any]:
         """Plain numbers for --json."""
-        plan = self.plan
+        plan, claim = self.plan, self.claim
         return {
+            **({} if claim is None else {"no_claim": NO_CLAIM}),
             "method": self.method,
             "epsilon": None if plan is None else self.config.epsilon,
             "delta": None if plan is None else self.config.delta,
@@ -73,7 +80,7 @@ class TwinResult:
             "clipped_share": self.clipped_share,
             "curve": self.curve,
             "notes": self.notes,
-            "claim": None if plan is None or plan.claim is None else json.loads(plan.claim.to_json()),
+            "claim": None if claim is None else json.loads(claim.to_json()),
         }
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
+import json
 import subprocess
 import sys
 import warnings
+from typing import Any
 
 import numpy as np
 import pandas
@@ -18,8 +21,11 @@ from sklearn.utils.estimator_checks import check_estimator
 
 from ppvfl import VerticalClassifier, VerticalRegressor
 from protocols.api.inputs import split_widths
+from protocols.state.model_file import read_model
 from tests.not_none import not_none
 from tests.protocols.api.tables import BANK, CARD, make_tables
+from vfl.dp import Claim
+from vfl.dp.claim import NO_CLAIM
 from vfl.tables import Label, fit_schema
 from vfl.twins import train_g_bmf
 
@@ -37,8 +43,11 @@ def scaled_cancer():
 @pytest.mark.parametrize(
     "estimator",
     [
-        VerticalClassifier(epsilon=20.0, delta=1e-3),
-        pytest.param(VerticalRegressor(target_range=(-4.0, 4.0), epsilon=20.0, delta=1e-3), marks=pytest.mark.heavy),
+        VerticalClassifier(backend="twin", epsilon=20.0, delta=1e-3),
+        pytest.param(
+            VerticalRegressor(backend="twin", target_range=(-4.0, 4.0), epsilon=20.0, delta=1e-3),
+            marks=pytest.mark.heavy,
+        ),
     ],
     ids=["classifier", "regressor"],
 )
@@ -54,7 +63,7 @@ def test_the_twin_is_an_estimator_by_scikit_learns_own_checks(estimator):
 def test_servers_and_twin_learn_the_same_and_the_cost_is_what_was_estimated():
     x, y = scaled_cancer()
     x, y = x[:, :8], np.array(["malignant", "benign"])[y]
-    twin = VerticalClassifier(3, epsilon=8.0, batch_size=128, epochs=3)
+    twin = VerticalClassifier(3, backend="twin", epsilon=8.0, batch_size=128, epochs=3)
     real = clone(twin).set_params(backend="threads").fit(x, y)
     twin.fit(x, y)
     assert twin.classes_.tolist() == ["benign", "malignant"] and real.layers_[0].shape == (9, 1)
@@ -63,12 +72,66 @@ def test_servers_and_twin_learn_the_same_and_the_cost_is_what_was_estimated():
     assert cost.steps == 12 and 12 * 16 < cost.rounds <= real.cost_["rounds"] <= cost.rounds + 15  # getting ready
     assert abs(cost.bytes - real.cost_["bytes"]) <= 0.2 * real.cost_["bytes"]
     assert cost.epsilon == pytest.approx(8.0, rel=1e-6) and "ε = 8" in str(cost)
-    assert "A simulation" in twin.claim_.paragraph() and "A simulation" not in real.claim_.paragraph()
+    assert NO_CLAIM not in repr(real) + real.claim_.paragraph() + real.claim_.to_json()
+
+
+# the door to a simulation -------------------------------------------------------------------------
+
+
+def test_a_label_is_recovered_from_a_simulation_which_says_so_and_not_by_default(tmp_path):
+    """The attack of somebody who knows all rows, all labels but one, and every option: both labels are tried, and the model of the
+    right one is the released model. 40 of 40 at ε = 0.1 where the noise follows from ``random_state``."""
+    random = np.random.default_rng(0)
+    x, secret = random.normal(size=(60, 3)), random.integers(0, 2, 60)
+    options: dict[str, Any] = {
+        "parties": {"a": [0], "b": [1, 2]},
+        "epsilon": 0.1,
+        "epochs": 1,
+        "batch_size": 20,
+        "classes": [0, 1],
+    }
+
+    def distances(released: VerticalClassifier, seed: int) -> list[float]:
+        found = []
+        for guess in (0, 1):
+            y = np.concatenate([[guess], secret[1:]])
+            tried = clone(released).set_params(random_state=seed).fit(x, y)
+            found.append(float(np.abs(tried.layers_[0] - released.layers_[0]).max()))
+        return found
+
+    for seed in range(10):
+        twin = VerticalClassifier(**options, backend="twin", random_state=seed).fit(x, secret)
+        assert np.argmin(distances(twin, seed)) == secret[0] and min(distances(twin, seed)) == 0.0
+    assert inspect.signature(VerticalClassifier).parameters["backend"].default == "local"
+    for given in (None, 7):  # the same servers in threads: a seed is of the order of rows, never of their noise
+        np.random.seed(0)  # noqa: NPY002
+        real = VerticalClassifier(**options, backend="threads", random_state=given).fit(x, secret)
+        assert min(distances(real, 7)) > 0.01 and NO_CLAIM not in str(real.claim_)
+    shown = [repr(twin), str(twin.claim_), repr(twin.claim_), twin.claim_.headline(), twin.plan_.claim.paragraph()]
+    shown += [twin.estimate(x, secret).claim, repr(VerticalClassifier(backend="twin"))]
+    model = read_model(twin.save(tmp_path) / "model-a.npz")
+    again = VerticalClassifier.load(tmp_path / "model-a.npz")  # whose backend is the default
+    facts = [json.loads(text) for text in (twin.claim_.to_json(), (tmp_path / "estimator.json").read_text())]
+    shown += [model.claim, repr(again), str(again.claim_), *(str(next(iter(found.values()))) for found in facts)]
+    assert [text for text in shown if not text.startswith(NO_CLAIM)] == []
+    assert twin._repr_mimebundle_()["text/html"].startswith(f"<p><b>{NO_CLAIM}")
+    assert twin.claim_.proven_epsilon is None and Claim.from_json(twin.claim_.to_json()) == twin.claim_
+    again.evaluate([x[:, :1], x[:, 1:]], secret.astype(str), report=tmp_path / "page.html")
+    assert f"<h1>{NO_CLAIM}" in (tmp_path / "page.html").read_text()
+
+
+def test_without_a_seed_a_twin_takes_the_systems_entropy():
+    x, y = np.random.default_rng(0).normal(size=(60, 2)), np.arange(60) % 2
+    models = []
+    for _ in range(2):
+        np.random.seed(0)  # noqa: NPY002
+        models.append(VerticalClassifier(backend="twin").fit(x, y))
+    assert not np.allclose(models[0].layers_[0], models[1].layers_[0])
 
 
 def test_the_twin_of_the_api_is_the_twin():
     x, y = scaled_cancer()
-    model = VerticalClassifier(random_state=3).fit(x, y)
+    model = VerticalClassifier(backend="twin", random_state=3).fit(x, y)
     _, federation = model._planned(x, y)
     assert np.array_equal(train_g_bmf(federation, model.plan_.training).model.layers[0], model.layers_[0])
 
@@ -81,7 +144,7 @@ def test_a_regression_in_threads_is_as_good_as_its_twin():
         for backend in ("twin", "threads")
     ]
     assert min(scores) > 0.35, scores
-    predicted = VerticalRegressor(target_range=(25, 346)).fit(x, y).predict(x)
+    predicted = VerticalRegressor(backend="twin", target_range=(25, 346)).fit(x, y).predict(x)
     assert 25 < np.median(not_none(predicted)) < 346
 
 
@@ -90,7 +153,7 @@ def test_g_shuff_hidden_layers_and_three_classes():
     y = np.digitize(target, [-0.2, 0.4])
     x = np.column_stack([target, tables["card"][list(CARD)].to_numpy(float)])
     for changes in ({"protocol": "g_shuff"}, {"hidden": (6,)}, {"class_weight": {0: 0.5, 2: 2.0}}):
-        model = VerticalClassifier(epsilon=8.0, **changes).fit(x, y)
+        model = VerticalClassifier(backend="twin", epsilon=8.0, **changes).fit(x, y)
         assert not_none(model.predict_proba(x)).shape == (400, 3) and model.score(x, y) > 0.4, changes
 
 
@@ -98,7 +161,7 @@ def test_g_shuff_hidden_layers_and_three_classes():
 
 
 def mixed(**changes):
-    return VerticalClassifier(public=PUBLIC, id_column="customer", epsilon=8.0, **changes)
+    return VerticalClassifier(backend="twin", public=PUBLIC, id_column="customer", epsilon=8.0, **changes)
 
 
 def test_tables_with_text_gaps_and_other_people():
@@ -136,14 +199,16 @@ def test_numeric_frames_without_a_schema_are_found_by_name_too():
     x, y = scaled_cancer()
     left = pandas.DataFrame(x[:, :3], columns=["a", "b", "c"])
     right = pandas.DataFrame(x[:, 3:6], columns=["d", "e", "f"])
-    model = VerticalClassifier().fit([left, right], y)
+    model = VerticalClassifier(backend="twin", random_state=0).fit([left, right], y)
     shares = not_none(model.predict_proba([left, right]))
     assert np.array_equal(not_none(model.predict_proba([left[["c", "a", "b"]], right])), shares)
     with pytest.raises(ValueError, match="party 1: columns = 'without b'"):
         model.predict([left.rename(columns={"b": "beta"}), right])
     with pytest.raises(ValueError, match="party 1: table .*numbers only; text, dates and gaps need schemas="):
-        VerticalClassifier().fit([left.assign(a="text"), right], y)
-    labelled = VerticalClassifier().fit({"one": left, "two": right.assign(label=y)}, y="label")
+        VerticalClassifier(backend="twin").fit([left.assign(a="text"), right], y)
+    labelled = VerticalClassifier(backend="twin", random_state=0).fit(
+        {"one": left, "two": right.assign(label=y)}, y="label"
+    )
     assert np.array_equal(labelled.layers_[0], model.layers_[0])
 
 
@@ -154,7 +219,7 @@ def test_schemas_hold_their_own_label():
         "bank": fit_schema(PUBLIC["bank"], id_column="customer"),
         "card": fit_schema(PUBLIC["card"], id_column="customer", label=Label("spent", "number", range=(-3.0, 3.0))),
     }
-    model = VerticalRegressor(schemas=schemas, target_range=(-3.0, 3.0), epsilon=8.0)
+    model = VerticalRegressor(backend="twin", schemas=schemas, target_range=(-3.0, 3.0), epsilon=8.0)
     model.fit({"bank": tables["bank"], "card": card})
     assert model.score({"bank": tables["bank"], "card": card}) > 0.5
     assert len(BANK) < model.columns_.widths[0] and np.abs(target).max() < 4
@@ -175,14 +240,19 @@ def test_a_saved_estimator_predicts_the_same(tmp_path):
     with pytest.raises(ValueError, match="path = 'a VerticalClassifier': must be a VerticalRegressor"):
         VerticalRegressor.load(tmp_path / "kept")
     x, y = scaled_cancer()
-    for kind, wanted in ((VerticalClassifier(), y), (VerticalRegressor(target_range=(0, 1)), y)):
+    for kind, wanted in (
+        (VerticalClassifier(backend="twin"), y),
+        (VerticalRegressor(backend="twin", target_range=(0, 1)), y),
+    ):
         kept = kind.fit(x, wanted).save(tmp_path / type(kind).__name__)
         assert np.array_equal(not_none(type(kind).load(kept).predict(x)), not_none(kind.predict(x)))
 
 
 def test_it_works_in_pipelines_and_searches():
     x, y = scaled_cancer()
-    scores = cross_val_score(make_pipeline(FunctionTransformer(), VerticalClassifier(epsilon=8.0)), x, y, cv=3)
+    scores = cross_val_score(
+        make_pipeline(FunctionTransformer(), VerticalClassifier(backend="twin", epsilon=8.0)), x, y, cv=3
+    )
     assert scores.min() > 0.85
 
 
@@ -191,17 +261,26 @@ def test_it_works_in_pipelines_and_searches():
 X, Y = np.zeros((40, 4)), np.arange(40) % 2
 REFUSED = {
     "backend = 'cloud': must be one of": VerticalClassifier(backend="cloud"),
-    "class_weight = 'balanced': must be .*would count the private labels": VerticalClassifier(class_weight="balanced"),  # type: ignore[arg-type]
-    "target_range = None: must be .lowest, highest.": VerticalRegressor(),
-    "target_range = .3, 1.: must be": VerticalRegressor(target_range=(3, 1)),
-    "epsilon = -1": VerticalClassifier(epsilon=-1),
-    "y = 'labels that are no class': must be among .0, 2.": VerticalClassifier(classes=[0, 2]),
+    "class_weight = 'balanced': must be .*would count the private labels": VerticalClassifier(
+        backend="twin",
+        class_weight="balanced",  # type: ignore[arg-type]
+    ),
+    "target_range = None: must be .lowest, highest.": VerticalRegressor(backend="twin"),
+    "target_range = .3, 1.: must be": VerticalRegressor(backend="twin", target_range=(3, 1)),
+    "epsilon = -1": VerticalClassifier(backend="twin", epsilon=-1),
+    "y = 'labels that are no class': must be among .0, 2.": VerticalClassifier(backend="twin", classes=[0, 2]),
     "federation = .None, None.: must be a federation.toml": VerticalClassifier(backend="federation"),
-    "parties = .*: must be each of the 4 columns": VerticalClassifier(parties={"a": [0, 1], "b": [1, 2, 3]}),
-    "protocol = 'gl_bmf': must be": VerticalClassifier(protocol="gl_bmf"),
-    "id_column = 'id': must be absent without schemas": VerticalClassifier(id_column="id"),
-    "id_rule = 'integer': must be 'text' without public and id_column": VerticalClassifier(id_rule="integer"),
-    r"class_weight = \['bad'\]: must be weights of the classes \[0, 1\]": VerticalClassifier(class_weight={"bad": 3.0}),
+    "parties = .*: must be each of the 4 columns": VerticalClassifier(
+        backend="twin", parties={"a": [0, 1], "b": [1, 2, 3]}
+    ),
+    "protocol = 'gl_bmf': must be": VerticalClassifier(backend="twin", protocol="gl_bmf"),
+    "id_column = 'id': must be absent without schemas": VerticalClassifier(backend="twin", id_column="id"),
+    "id_rule = 'integer': must be 'text' without public and id_column": VerticalClassifier(
+        backend="twin", id_rule="integer"
+    ),
+    r"class_weight = \['bad'\]: must be weights of the classes \[0, 1\]": VerticalClassifier(
+        backend="twin", class_weight={"bad": 3.0}
+    ),
 }
 
 
@@ -213,9 +292,9 @@ def test_what_cannot_be_is_refused_in_a_sentence(sentence):
 
 def test_more_input_that_is_refused():
     with pytest.raises(ValueError, match="rows = .*: must be as many at every party"):
-        VerticalClassifier().fit([X, X[:-1]], Y)
+        VerticalClassifier(backend="twin").fit([X, X[:-1]], Y)
     with pytest.raises(ValueError, match="NaN or inf"):
-        VerticalClassifier().fit([X, np.full((40, 2), np.nan)], Y)
+        VerticalClassifier(backend="twin").fit([X, np.full((40, 2), np.nan)], Y)
     with pytest.raises(AttributeError, match="no attribute 'VerticalCluster'; it exports"):
         import protocols
 
@@ -224,7 +303,7 @@ def test_more_input_that_is_refused():
 
 def test_only_a_federation_is_joined():
     with pytest.raises(ValueError, match="backend = 'twin': must be 'federation'"):
-        VerticalClassifier().join_prediction(np.zeros((2, 2)))
+        VerticalClassifier(backend="twin").join_prediction(np.zeros((2, 2)))
 
 
 def test_columns_of_a_matrix_are_split_as_equally_as_can_be():

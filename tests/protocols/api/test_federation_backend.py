@@ -66,7 +66,9 @@ def test_two_organisations_train_and_predict(tmp_path, task):
     kind = VerticalClassifier if task == "binary" else VerticalRegressor
     stated: dict[str, Any] = {} if task == "binary" else {"target_range": (-4.0, 4.0)}
     public = {"bank": PUBLIC["bank"], "card": PUBLIC["card"][["customer", *CARD]]}
-    local = kind(public=public, id_column="customer", **stated).fit({"bank": tables["bank"], "card": card}, y=label)
+    local = kind(backend="twin", public=public, id_column="customer", **stated).fit(
+        {"bank": tables["bank"], "card": card}, y=label
+    )
     widths = dict(zip(local.columns_.names, local.columns_.widths, strict=True))
     run = {"classes": '["no", "yes"]'} if task == "binary" else {"task": '"regression"', "target_range": "[-4.0, 4.0]"}
     federation = make(tmp_path, widths, **run)

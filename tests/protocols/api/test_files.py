@@ -24,7 +24,7 @@ PUBLIC = {
 def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[VerticalClassifier, dict[str, Any], Path]:
     tables = make_tables(300)[0]
     training = {"bank": tables["bank"], "card": tables["card"].drop(columns="spent")}
-    model = VerticalClassifier(public=PUBLIC, id_column="customer").fit(training, y="defaulted")
+    model = VerticalClassifier(backend="twin", public=PUBLIC, id_column="customer").fit(training, y="defaulted")
     return model, {"bank": tables["bank"], "card": tables["card"][["customer", *CARD]]}, tmp_path_factory.mktemp("kept")
 
 
@@ -62,7 +62,7 @@ def test_a_file_without_a_schema_opens_too(tmp_path):
     random = np.random.default_rng(0)
     x = random.normal(size=(200, 5))
     parts, y = [x[:, :2], x[:, 2:]], (x.sum(axis=1) > 0).astype(int)
-    model = VerticalClassifier(epsilon=8.0).fit(parts, y)
+    model = VerticalClassifier(backend="twin", epsilon=8.0).fit(parts, y)
     again = VerticalClassifier.load(model.save(tmp_path) / "model-party-1.npz")
     assert np.allclose(not_none(again.predict_proba(parts)), not_none(model.predict_proba(parts)))
 
@@ -93,8 +93,8 @@ def test_ids_with_leading_zeros_need_a_rule_and_then_match():
     card = pandas.DataFrame({"id": ids.astype(float), "b": x[:, 1], "label": label}).sample(frac=1, random_state=0)
     public = {"bank": bank.head(50), "card": card.head(50)}
     with pytest.raises(ValueError, match="a number with leading zeros.*rule = 'integer'"):
-        VerticalClassifier(public=public, id_column="id").fit({"bank": bank, "card": card}, y="label")
-    model = VerticalClassifier(public=public, id_column="id", id_rule="integer", epsilon=8.0)
+        VerticalClassifier(backend="twin", public=public, id_column="id").fit({"bank": bank, "card": card}, y="label")
+    model = VerticalClassifier(backend="twin", public=public, id_column="id", id_rule="integer", epsilon=8.0)
     assert model.fit({"bank": bank, "card": card}, y="label").score({"bank": bank, "card": card}) > 0.9
 
 
@@ -109,6 +109,8 @@ def test_an_evaluation_has_figures_a_page_and_a_line_without_privacy(trained, tm
     with pytest.raises(ValueError, match="labels that are no class"):
         model.evaluate({**new, "card": new["card"].assign(defaulted="perhaps")})
     numbers = {"bank": tables["bank"], "card": tables["card"].drop(columns="defaulted")}
-    regressor = VerticalRegressor(public=PUBLIC, id_column="customer", target_range=(-4.0, 4.0), epsilon=8.0)
+    regressor = VerticalRegressor(
+        backend="twin", public=PUBLIC, id_column="customer", target_range=(-4.0, 4.0), epsilon=8.0
+    )
     regressor.fit(numbers, y="spent")
     assert regressor.evaluate(numbers).metrics["R²"] == pytest.approx(regressor.score(numbers))

@@ -5,20 +5,23 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 
 from protocols.methods import g_shuff
 from protocols.plan.run_plan import plan_run
-from protocols.run import gl_launch
+from protocols.run import gl_launch, predict
 from protocols.run.curves import Timeline, curve_title, draw_curves
 from protocols.run.launch import main, main_in_the_clear, make_federation
 from protocols.run.options import RunOptions, parse_options
 from protocols.run.report import estimate
+from protocols.state.model_file import read_model
 from tests.protocols.secure_runs import run_secure, small_training
 from vfl.data.sets import EMBEDDED_TABLES, load_data
 from vfl.defaults import table_row_bound
 from vfl.dp import DeltaWarning
+from vfl.dp.claim import NO_CLAIM
 from vfl.training import TrainingConfig
 from vfl.twins import train_ldp_g
 
@@ -115,6 +118,39 @@ def test_a_whole_run_leaves_its_files(tmp_path, capsys, protocol):
         assert "released 11 times: layer gradient of client 1" in log
         for client in ("client-1", "client-2"):
             assert (run / client / "layers.npz").stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("protocol", ["g_bmf", "gl_bmf"])
+def test_whatever_a_run_with_a_twin_shows_begins_with_no_claim(tmp_path, capsys, protocol):
+    """Its process sees the servers' noise. A run without one claims what it did."""
+    command = partial(gl_launch.main, None) if protocol == "gl_bmf" else partial(main, protocol, None)
+    words = ["--epochs", "1", "--parties", "threads", "--out", str(tmp_path), "--checkpoint-every", "5", "--twin"]
+    outputs = []
+    for more in ([], ["--json"]):
+        command([*words, *more, *([f"--resume={next(tmp_path.iterdir())}"] if more else [])])
+        outputs.append(capsys.readouterr().out)
+        command([*words, *more, "--estimate"])
+        outputs.append(capsys.readouterr().out)
+        (directory,) = tmp_path.iterdir()
+        if protocol == "g_bmf":
+            predict.main(None, ["--run", str(directory), "--clear", *more])
+            outputs.append(capsys.readouterr().out)
+    half = len(outputs) // 2
+    begins = [*outputs[:half], *(next(iter(json.loads(text).values())) for text in outputs[half:])]
+    begins += [(directory / "claim.txt").read_text(), read_model(directory / "model.npz").claim]
+    begins += [next(iter(json.loads((directory / "report.json").read_text()).values()))]
+    ledger = json.loads((directory / "ledger.json").read_text())
+    begins += [release["claim"] for release in ledger["releases"] if release["name"] == "global model"]
+    assert len(begins) >= 8 and [text for text in begins if not text.startswith(NO_CLAIM)] == []
+    assert f"claim: {NO_CLAIM}" in (directory / "run.log").read_text()
+
+
+@pytest.mark.parametrize("more", [[], ["--json"]])
+def test_a_method_of_one_process_claims_nothing(capsys, monkeypatch, more):
+    monkeypatch.setattr(sys, "argv", ["ldp", "--epochs", "1", *more])
+    main_in_the_clear("ldp", None, train_ldp_g)
+    shown = capsys.readouterr().out
+    assert (next(iter(json.loads(shown).values())) if more else shown).startswith(NO_CLAIM)
 
 
 def test_curves_follow_the_reports(tmp_path):
