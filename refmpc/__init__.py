@@ -41,6 +41,8 @@ from refmpc.mathematics.probabilities import probabilities
 from refmpc.mathematics.reciprocal import divide, reciprocal, reciprocal_narrow
 from refmpc.mathematics.roots import clip_factor, inverse_sqrt, sqrt
 from refmpc.mathematics.scale_rows import cut_and_square, scale_rows
+from refmpc.mathematics.series import Kept, Series, half_wave, open_squares, series, series_times
+from refmpc.mathematics.smooth import SMOOTH, smooth
 from refmpc.mathematics.spline import spline_times
 from refmpc.net.emulation import NetworkProfile
 from refmpc.primitives.arithmetic import (
@@ -61,7 +63,7 @@ from refmpc.primitives.boolean import (
     is_negative_by_carry_tree,
 )
 from refmpc.primitives.comparison import is_negative, maximum, relu, thermometer
-from refmpc.primitives.dealing import Additive, TwoHolder, replicate, summands, truncate_additive
+from refmpc.primitives.dealing import Additive, Lifted, TwoHolder, replicate, summands, truncate_additive
 from refmpc.primitives.gates import gated
 from refmpc.primitives.io import Client, input_from_client, input_from_party, reveal, reveal_to_client
 from refmpc.primitives.opening import (
@@ -89,13 +91,16 @@ from refmpc.primitives.two_holder import (
 __all__ = [
     "DEFAULT_FRACTION_BITS",
     "PROTOCOLS",
+    "SMOOTH",
     "Additive",
     "ArithmeticTensor",
     "BooleanTensor",
     "Client",
     "Cost",
     "HandshakeError",
+    "Kept",
     "Ledger",
+    "Lifted",
     "NetworkProfile",
     "NotRecordable",
     "OutOfStep",
@@ -109,6 +114,7 @@ __all__ = [
     "Release",
     "ReleaseRefused",
     "RunResult",
+    "Series",
     "TwoHolder",
     "TwoHolderBits",
     "Words",
@@ -134,6 +140,7 @@ __all__ = [
     "gated",
     "gather",
     "gaussian_addend",
+    "half_wave",
     "input_from_client",
     "input_from_party",
     "inverse_sqrt",
@@ -154,6 +161,7 @@ __all__ = [
     "multiply",
     "multiply_truncate",
     "octave",
+    "open_squares",
     "open_to_client",
     "open_words",
     "opening_bytes",
@@ -170,8 +178,11 @@ __all__ = [
     "scale_rows",
     "seal",
     "select",
+    "series",
+    "series_times",
     "shuffle",
     "shuffle_in_place",
+    "smooth",
     "softmax",
     "spline_times",
     "sqrt",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from fractions import Fraction
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -41,6 +42,7 @@ def _additive(*shape: int) -> Any:
 
 A, AROWS = _additive(COUNT), _additive(COUNT, 10)
 WORDS = BooleanTensor(None, np.zeros((2, COUNT), dtype=np.uint64), 64)  # type: ignore[arg-type]
+KEPT = refmpc.Kept(13, 3, Fraction(3, 2))
 LOW, HIGH = 2.0**-8, 2.0**8
 
 # name → (what is called, in words; its arguments; elements that the bytes are divided by)
@@ -92,6 +94,10 @@ CALLS: dict[str, tuple[str, tuple[Any, ...], int]] = {
     "exp_below": ("of 10 entries, a row", (AROWS, A, 12), COUNT),
     "octave": ("up to 10", (A, 10), COUNT),
     "spline_times": ("root, times a number", (A, A, "root"), COUNT),
+    "series": ("16 terms, modulo 2^40", (A, refmpc.half_wave(6, 16), 40), COUNT),
+    "series_times": ("5 terms, 10 entries of 16 bits, a row", (A, refmpc.half_wave(2, 5), AROWS, 64, KEPT), COUNT),
+    "open_squares": ("10 entries of 16 bits, a row", (AROWS, KEPT, 28), COUNT),
+    "smooth": ("sigmoid", (X, "sigmoid"), COUNT),
     "gated": ("a bit times a number", (X, X), COUNT),
     "scale_rows": ("10 entries, a row", (A, _tensor(COUNT, 10), 16), COUNT),
     "probabilities": ("10 classes, a row", (_tensor(COUNT, 10), 64.0), COUNT),

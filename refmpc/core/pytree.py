@@ -18,12 +18,14 @@ from numpy.lib.array_utils import byte_bounds
 from refmpc.core.digest import digest, mix, name_digest
 from refmpc.core.tensor import ArithmeticTensor, BooleanTensor
 from refmpc.core.words import Public, Words, seal, unseal
-from refmpc.primitives.dealing import Additive, TwoHolder
+from refmpc.primitives.dealing import Additive, Lifted, TwoHolder
 from refmpc.primitives.two_holder import TwoHolderBits
 
 __all__ = ["Inputs", "Leaf", "rebuilt", "regions"]
 
-_HOLDERS = frozenset({ArithmeticTensor, BooleanTensor, TwoHolderBits, Additive, TwoHolder, np.ndarray, Words, Public})
+_HOLDERS = frozenset(
+    {ArithmeticTensor, BooleanTensor, TwoHolderBits, Additive, TwoHolder, Lifted, np.ndarray, Words, Public}
+)
 _INPUT = name_digest("input of a recorded step")
 
 
@@ -59,7 +61,7 @@ class Leaf:
         else:
             stretches = tuple((s.dealer, s.slice.start, s.slice.stop) for s in value.segments)
             adds = isinstance(value, Additive) and value.dealer_adds
-            kind = (type(value), value.fraction_bits, value.bits, adds, stretches)
+            kind = (type(value), value.fraction_bits, value.bits, adds, getattr(value, "offset", 0), stretches)
         return (*kind, words.shape, words.strides, words.dtype)
 
     def public_digest(self) -> int:

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Additive",
     "Dealing",
+    "Lifted",
     "Opening",
     "TwoHolder",
     "at_holders",
@@ -200,6 +201,36 @@ class TwoHolder(_Shaped):
     def with_words(self, words: Words, history: int) -> TwoHolder:
         """The same kind of numbers with other words, for a recorded step."""
         return TwoHolder(self.party, words, self.segments, self.fraction_bits, history, self.bits)
+
+
+class Lifted(TwoHolder):
+    """Secret integers x at ``fraction_bits``, open modulo 2^bits: x + ``offset`` lies in the lower half of the ring,
+    so that the holders can multiply x itself, not x modulo 2^bits: x = c − offset + 1 − ρ + 2^bits·[c's top bit is
+    clear and ρ's is set].
+    """
+
+    __slots__ = ("offset",)
+
+    def __init__(
+        self,
+        party: Party,
+        words: Words,
+        segments: list[Segment],
+        fraction_bits: int,
+        history: int,
+        bits: int,
+        offset: int,
+    ):
+        super().__init__(party, words, segments, fraction_bits, history, bits)
+        self.offset = offset
+
+    def public_digest(self) -> int:
+        """That of two-holder numbers, and the offset."""
+        return mix(super().public_digest(), self.offset)
+
+    def with_words(self, words: Words, history: int) -> Lifted:
+        """The same kind of numbers with other words, for a recorded step."""
+        return Lifted(self.party, words, self.segments, self.fraction_bits, history, self.bits, self.offset)
 
 
 def summands(

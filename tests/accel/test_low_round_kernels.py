@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from accel import backend
+from refmpc.mathematics.series import turns
 
 N, G = 37, 5
 PAIRS = G * (G - 1) // 2
@@ -34,6 +35,9 @@ def case(name, seed):
     places = 8 << (top + 1)
     hot_of_octave, leads = max(1, places // 64), bool(seed % 2)
     scale, second = (5, 42, 57, 62)[seed % 4], 1 + seed % 2
+    terms, ring, each = 3 + seed % 4, (64, 40, 23)[seed % 3], 2 * (3 + seed % 4) + 1
+    p, q = rng.integers(-(2**31), 2**31, (2, terms))
+    kept, tables, angle, held = 2 + seed, turns(), (20 - seed, bool(seed % 2)), (p, q, 60 - 10 - seed, 2**64 - 1 - seed)
     return {
         "add_low": (words(N), words(N), 19, out(N)),
         "subtract_low": (words(N), words(N), 64, out(N)),
@@ -76,6 +80,19 @@ def case(name, seed):
         "octave_bits": (words(N), words(N, hot_of_octave), words(N), 54, places, top, out(N, dtype=np.uint8)),
         "spline_deal": (words(N), words(N), scale, words(N, second, 40), out(N, second, 40)),
         "spline_hold": (words(N), words(N), words(N, second, 40), scale, seed // 2 % 2, out(N)),
+        "cut_low": (words(N), 2**63 + 5, ring, 3, 17, out(N)),
+        "series_deal": (words(N), *angle, terms, 16, ring, tables, words(N, 2 * terms), out(N, 2 * terms)),
+        "series_hold": (words(N), *angle, *held, ring, tables, words(N, 2 * terms), leads, out(N)),
+        "scaled_deal": (
+            *(words(N), *angle, terms, 10, words(N, G), seed, ring, tables),
+            *((words(N, 2 * terms + G * each), out(N, 2 * terms + G * each)) if leads else (words(N, G * each), out(N, G * each))),
+        ),
+        "scaled_hold": (
+            *(words(N), *angle, *held, words(N, G) >> np.uint64(64 - kept), kept, 5, ring, tables),
+            *(words(N, 2 * terms + G * each), words(N, G * each), leads, out(N, G)),
+        ),
+        "lifted_squares_deal": (words(N, G), 9, ring, words(N, 3 * G + 1), out(N, 3 * G + 1)),
+        "lifted_squares_hold": (words(N, G) >> np.uint64(55), 9, 77, ring, words(N, 3 * G + 1), leads, out(N)),
     }[name]  # fmt: skip
 
 
@@ -85,13 +102,22 @@ NAMES = [
     *("order_shuffle", "order_deal", "order_reply", "order_place", "order_decide", "order_pick"),
     *("split_codes", "exp_below_argument", "exp_below_deal", "exp_below_bits", "exp_below_take"),
     *("octave_deal", "octave_bits", "spline_deal", "spline_hold"),
+    *(
+        "cut_low",
+        "series_deal",
+        "series_hold",
+        "scaled_deal",
+        "scaled_hold",
+        "lifted_squares_deal",
+        "lifted_squares_hold",
+    ),
 ]
 
 
 def test_every_kernel_of_the_families_is_compared():
-    from accel.reference import additive, order, pieces
+    from accel.reference import additive, order, pieces, series
 
-    assert set(NAMES) == {*additive.__all__, *order.__all__, *pieces.__all__}
+    assert set(NAMES) == {*additive.__all__, *order.__all__, *pieces.__all__, *series.__all__}
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 import numpy as np
 
 import refmpc
@@ -71,6 +73,25 @@ def reached(party, x, additive, ring=64):
     return refmpc.weigh_reached(summands(party, x.first, 16) if additive else x, [1, 40], [0, 3], 7, weights, ring)
 
 
+WAVE = refmpc.half_wave(6, 3)
+KEPT = refmpc.Kept(13, 3, Fraction(3, 2))
+PROBABILITY = ((1 << 40, 5), (-(1 << 39), 7))  # at 44 bits
+
+
+def at_44(x):
+    return at_holders(x.reinterpret(44))
+
+
+def times(party, z, x):
+    entries = at_44(x.reshape(len(x), 1))
+    return refmpc.series_times(at_holders(z.reinterpret(44), entries.segments), WAVE, entries, 64, KEPT)
+
+
+async def squares_times(party, z, x):
+    lifted, q = await refmpc.open_squares(at_44(x.reshape(len(x), 1)), KEPT, 30)
+    return [lifted, q, await refmpc.series_times(at_holders(z.reinterpret(44), lifted.segments), WAVE, lifted, 60)]
+
+
 PERMUTATIONS = tuple((pair, 1, 0) for pair in range(3))  # they stand still here: the masks alone must hide the rows
 WEIGHTS, CUT = np.array([1, 2, 1]), 1
 CASES = {
@@ -123,6 +144,27 @@ CASES = {
     "spline_times of one": Case(spline_alone, ("arithmetic",), ((1 << 20,), (9 << 18,)), packed=2**40),
     "scale_rows": Case(scaled, ("arithmetic",) * 2, ((3, 5), (2**62 + 12345, -(2**40)))),
     "cut_and_square": Case(squares, ("arithmetic",) * 2, ((3, 5), (-(2**61), 2**40)), packed=2**8),
+    "series": Case(lambda party, x: refmpc.series(at_44(x), WAVE), ("arithmetic",), FAR, packed=2**20),
+    "series, the dealer adds": Case(
+        lambda party, x: refmpc.series(summands(party, x.first, 44), WAVE, 40),
+        ("arithmetic",),
+        FAR,
+        packed={20: 2**20, 240: 2**40},
+    ),
+    "series of what two hold": Case(
+        lambda party, x: refmpc.series(held(x.reinterpret(44), row_segments(party, len(x))), WAVE, 40),
+        ("arithmetic",),
+        FAR,
+        packed=2**40,
+    ),
+    "series_times": Case(times, ("arithmetic",) * 2, PROBABILITY, packed={20: 2**20, 16: 2**16, 7 * 48: 2**48}),
+    "open_squares, series_times": Case(
+        squares_times,
+        ("arithmetic",) * 2,
+        PROBABILITY,
+        packed={20: 2**20, 16: 2**16, 4 * 30: 2**30, 13 * 60: 2**60, 7 * 44: 2**44},
+    ),
+    "smooth": composed(lambda x: refmpc.smooth(x, "gelu"), 0.5, -7.5),
     "weigh_reached": Case(lambda party, x: reached(party, x, False), ("arithmetic",), ((20,), (-60,)), packed=5),
     "weigh_reached of summands": Case(
         lambda party, x: reached(party, x, True), ("arithmetic",), ((20,), (-60,)), packed=5

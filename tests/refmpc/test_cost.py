@@ -4,6 +4,7 @@
 """
 
 import sys
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -79,6 +80,21 @@ def below(party, x, bits=24):
     return held(x, segments), largest
 
 
+WAVE, KEPT = refmpc.half_wave(6, 5), refmpc.Kept(13, 3, Fraction(3, 2))
+
+
+def with_rows(party, z, x):
+    """A number of each row, how it enters a series, and entries, all additive."""
+    segments = row_segments(party, len(z))
+    return at_holders(z, segments), WAVE, at_holders(x, segments)
+
+
+def with_lifted(party, z, x):
+    segments = row_segments(party, len(z))
+    lifted, _ = party.complete(refmpc.open_squares(at_holders(x, segments), KEPT, 30))
+    return at_holders(z, segments), WAVE, lifted
+
+
 # name → examples; an example is (secrets, arguments of the primitive from (party, *tensors))
 EXAMPLES = {
     "gated": [
@@ -111,6 +127,21 @@ EXAMPLES = {
     ],
     "scale_rows": rows(lambda n: ([reals(n), reals(n, 3)], lambda party, v, x: (at_holders(v), x, 9, 1))),
     "cut_and_square": rows(lambda n: ([fixed(n, 3), fixed(n)], lambda party, z, w: (own(party, z), 13, w))),
+    "series": [
+        *rows(lambda n: ([reals(n, 3, bits=44)], lambda party, x: (at_holders(x), WAVE, 35))),
+        *rows(lambda n: ([reals(n, bits=44)], lambda party, x: (own(party, x), WAVE))),
+        *rows(lambda n: ([reals(n, 2, bits=44)], lambda party, x: (held(x, row_segments(party, n)), WAVE, 40))),
+    ],
+    "series_times": [
+        *rows(lambda n: ([reals(n, bits=44), fixed(n, 3, bits=44)], lambda *given: (*with_rows(*given), 50, KEPT))),
+        *rows(lambda n: ([reals(n, bits=44), fixed(n, 2, bits=44)], lambda *given: (*with_lifted(*given), 64))),
+    ],
+    "open_squares": rows(lambda n: ([fixed(n, 3, bits=44)], lambda party, x: (at_holders(x), KEPT, 30))),
+    "smooth": [
+        ([reals(n, bits=bits)], lambda party, x, name=name: (x, name))
+        for n in (0, 1, 65, 100)
+        for bits, name in ((16, "sigmoid"), (20, "reciprocal"), (12, "cos"))
+    ],
     "weigh_reached": [
         *rows(lambda n: ([fixed(n)], lambda party, x: (x, [16, 64], [0, 2], 37, [([1, 2, 3], True)]))),
         *rows(lambda n: ([fixed(n)], lambda party, x: (own(party, x), [16], [3], 40, [([1, 2], False)]))),

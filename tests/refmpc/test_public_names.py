@@ -3,16 +3,18 @@
 import refmpc
 
 NAMES = """
-    DEFAULT_FRACTION_BITS PROTOCOLS Additive ArithmeticTensor BooleanTensor Client Cost HandshakeError Ledger
-    NetworkProfile NotRecordable OutOfStep Party PartyFailed PeerAborted PeerLost PeerTimeout RangeError RefmpcError
-    Release ReleaseRefused RunResult TwoHolder TwoHolderBits Words and_words arithmetic_to_boolean bit_to_arithmetic
-    bits_to_boolean boolean_to_arithmetic clip_factor clip_root column_chunks concatenate cut_and_square decode divide dot
-    dot_truncate dry_run encode equal exp exp_below gated gather gaussian_addend input_from_client input_from_party
-    inverse_sqrt is_negative is_negative_by_carry_tree joint_gaussian joint_slope_error largest_coarse largest_value
-    log lookup matmul matmul_opening matmul_public matmul_public_held matmul_truncate maximum multiply multiply_truncate
-    octave open_to_client open_words opening_bytes polynomial probabilities receive_opening reciprocal reciprocal_narrow
-    relu replicate reveal reveal_to_client run scale_rows seal select shuffle shuffle_in_place softmax spline_times sqrt stack
-    summands tensor_opening thermometer truncate truncate_additive two_holder unseal weigh_bits weigh_reached where
+    DEFAULT_FRACTION_BITS PROTOCOLS SMOOTH Additive ArithmeticTensor BooleanTensor Client Cost HandshakeError Kept
+    Ledger Lifted NetworkProfile NotRecordable OutOfStep Party PartyFailed PeerAborted PeerLost PeerTimeout
+    RangeError RefmpcError Release ReleaseRefused RunResult Series TwoHolder TwoHolderBits Words and_words
+    arithmetic_to_boolean bit_to_arithmetic bits_to_boolean boolean_to_arithmetic clip_factor clip_root
+    column_chunks concatenate cut_and_square decode divide dot dot_truncate dry_run encode equal exp exp_below gated
+    gather gaussian_addend half_wave input_from_client input_from_party inverse_sqrt is_negative
+    is_negative_by_carry_tree joint_gaussian joint_slope_error largest_coarse largest_value log lookup matmul
+    matmul_opening matmul_public matmul_public_held matmul_truncate maximum multiply multiply_truncate octave
+    open_squares open_to_client open_words opening_bytes polynomial probabilities receive_opening reciprocal
+    reciprocal_narrow relu replicate reveal reveal_to_client run scale_rows seal select series series_times shuffle
+    shuffle_in_place smooth softmax spline_times sqrt stack summands tensor_opening thermometer truncate
+    truncate_additive two_holder unseal weigh_bits weigh_reached where
 """
 
 
