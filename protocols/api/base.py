@@ -20,7 +20,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from accel.validate import require, require_choice
 from protocols.api.backends import BACKENDS, train
 from protocols.api.estimate import Estimate, estimate_of
-from protocols.api.inputs import Blocks, Columns, is_blocks, learn_columns
+from protocols.api.inputs import Blocks, Columns, is_blocks, learn_columns, texts_of, with_ids
 from protocols.methods.prediction import OUTPUTS
 from protocols.plan.run_plan import Plan, plan_run
 from vfl.data.scaling import RowBound, split_row_bound
@@ -42,6 +42,8 @@ class VerticalEstimator(BaseEstimator, ABC):  # type: ignore[misc]
     """What both have in common: parameters, the way from tables to a federation, the backends."""
 
     claim_: Any
+    classes_: npt.NDArray[Any]
+    predict_ids_: npt.NDArray[Any]
     columns_: Columns
     layers_: list[npt.NDArray[np.float64]]
 
@@ -119,7 +121,7 @@ class VerticalEstimator(BaseEstimator, ABC):  # type: ignore[misc]
         )
         blocks = self.columns_.read(X, with_label=own)
         if own:
-            y = blocks.labels if blocks.targets is None else blocks.targets
+            y = blocks.typed_labels if blocks.targets is None else blocks.targets
         require(not blocks.ids or own, "y", "given", "a column of the last party's table where rows are matched by id")
         encoded, classes = self._encode(y)
         require(len(encoded) == len(blocks), "y", len(encoded), f"one label for each of {len(blocks)} rows")
@@ -182,7 +184,17 @@ class VerticalEstimator(BaseEstimator, ABC):  # type: ignore[misc]
         from protocols.api.remote import predict_in_federation
 
         check_is_fitted(self, "layers_")
-        return predict_in_federation(self, X, output)
+        found, self.predict_ids_ = predict_in_federation(self, X, output)
+        return found
+
+    def _shown(self, X: Any, found: npt.NDArray[Any], names: Sequence[Any] = ()) -> Any:
+        """Predictions with what identifies their rows, where rows were matched by id."""
+        if self.backend == "federation":
+            return with_ids(X, str(self.id_column), self.predict_ids_, found, names)
+        columns = self.columns_
+        if not columns.aligned_by_id:
+            return found
+        return with_ids(X, columns.schemas[columns.names[-1]].id.column, self.predict_ids_, found, names)
 
     def evaluate(
         self, X: Any, y: Any = None, *, report: str | Path | None = None, non_private: tuple[Any, Any] | None = None
@@ -212,6 +224,8 @@ class VerticalEstimator(BaseEstimator, ABC):  # type: ignore[misc]
         if self.columns_.matrix:
             X = validate_data(self, X, dtype=np.float64, reset=False)
         blocks = self.columns_.read(X)
+        if blocks.shown_ids is not None:
+            self.predict_ids_ = np.array(blocks.shown_ids)
         rows = [
             RowBound(bound, self.row_rule).apply(block)
             for bound, block in zip(self.row_bounds_, blocks.features, strict=True)
@@ -226,9 +240,12 @@ class VerticalEstimator(BaseEstimator, ABC):  # type: ignore[misc]
         if y is not None and not isinstance(y, str):
             return y
         blocks = self.columns_.read(X, with_label=True)
-        found = blocks.labels if blocks.targets is None else blocks.targets
-        require(found is not None, "y", y, "labels to compare with")
-        return found
+        if blocks.labels is not None:  # as texts, and then in the type of fit: 1 in a CSV file is a text
+            names = texts_of(self.classes_)
+            known = dict(zip(names, self.classes_.tolist(), strict=True))
+            return np.array([known.get(text, text) for text in blocks.labels])
+        require(blocks.targets is not None, "y", y, "labels to compare with")
+        return blocks.targets
 
     @property
     def coef_(self) -> npt.NDArray[np.float64]:

@@ -26,6 +26,7 @@ from sklearn.utils.validation import check_array, column_or_1d
 
 from accel.validate import require
 from protocols.api.base import VerticalEstimator
+from protocols.api.inputs import texts_of
 from vfl.losses import probabilities, scaled_targets, unscaled_targets
 from vfl.tables import Label, Schema
 
@@ -152,35 +153,44 @@ class VerticalClassifier(ClassifierMixin, VerticalEstimator):  # type: ignore[mi
     def _public_facts(self) -> tuple[str, ...]:
         return ("which classes there are is public",)
 
-    def decision_function(self, X: Any) -> npt.NDArray[np.float64]:
-        """Logits: one for each class, or for two classes that of the second."""
+    def decision_function(self, X: Any) -> Any:
+        """Logits: one for each class, or for two classes that of the second. Rows as in ``predict``."""
         found = self._logits(self._scaled(X))
         if len(self.classes_) == 2:
-            return found[:, 0] if found.shape[1] == 1 else found[:, 1] - found[:, 0]
-        return found
+            found = found[:, 0] if found.shape[1] == 1 else found[:, 1] - found[:, 0]
+        return self._shown(X, found, self.classes_.tolist())
 
-    def predict_proba(self, X: Any) -> npt.NDArray[np.float64]:
-        """Of each class, in the order of ``classes_``. In a federation: computed on shares, for the common rows in the order of this
-        party's table, at the receiver; the others call ``join_prediction``."""
+    def predict_proba(self, X: Any) -> Any:
+        """Of each class, in the order of ``classes_``. Rows as in ``predict``."""
         if self.backend == "federation":
-            return self._remote(X, "probabilities").astype(np.float64)
-        return self._of_rows(self._scaled(X))
+            found = self._remote(X, "probabilities").astype(np.float64)
+        else:
+            found = self._of_rows(self._scaled(X))
+        return self._shown(X, found, self.classes_.tolist())
 
     def _of_rows(self, rows: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         found = self._logits(rows)
         task = "binary" if found.shape[1] == 1 else "classification"
         return np.asarray(probabilities(task, found), dtype=np.float64)
 
-    def predict(self, X: Any) -> npt.NDArray[Any]:
-        """The most likely class of each row; in a federation as ``predict_proba``."""
+    def predict(self, X: Any) -> Any:
+        """The most likely class of each row, an array of the type of the labels of ``fit``.
+
+        Where rows are matched by id, the common rows in the order of the label party's table, with their ids: a pandas Series (of tables
+        of pandas), or an Arrow table; ``predict_ids_`` holds the ids too, for arrays. In a federation: computed on shares, for the common
+        rows in the order of this party's table, at the receiver; the others call ``join_prediction``."""
+        return self._shown(X, self._predicted(X))
+
+    def _predicted(self, X: Any) -> npt.NDArray[Any]:
         if self.backend == "federation":
-            return np.asarray(self._remote(X, "label")[:, 0])
-        shares = self.predict_proba(X)  # before classes_, which there is none of without a fit
+            known = dict(zip(texts_of(self.classes_), self.classes_.tolist(), strict=True))
+            return np.array([known.get(text, text) for text in self._remote(X, "label")[:, 0].tolist()])
+        shares = self._of_rows(self._scaled(X))  # before classes_, which there is none of without a fit
         return np.asarray(self.classes_[shares.argmax(axis=1)])
 
     def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
         """Accuracy. Outside the claim: it says something about the rows it is computed on."""
-        return float(accuracy_score(self._own_labels(X, y), self.predict(X), sample_weight=sample_weight))
+        return float(accuracy_score(self._own_labels(X, y), self._predicted(X), sample_weight=sample_weight))
 
 
 class VerticalRegressor(RegressorMixin, VerticalEstimator):  # type: ignore[misc]
@@ -266,8 +276,11 @@ class VerticalRegressor(RegressorMixin, VerticalEstimator):  # type: ignore[misc
     def _public_facts(self) -> tuple[str, ...]:
         return ()
 
-    def predict(self, X: Any) -> npt.NDArray[np.float64]:
-        """The number of each row, in the units of the target; in a federation at the receiver, the others call ``join_prediction``."""
+    def predict(self, X: Any) -> Any:
+        """The number of each row, in the units of the target. Rows, and what a federation does, as in ``VerticalClassifier.predict``."""
+        return self._shown(X, self._predicted(X))
+
+    def _predicted(self, X: Any) -> npt.NDArray[np.float64]:
         if self.backend == "federation":
             return np.asarray(self._remote(X, "value")[:, 0], dtype=np.float64)
         return self._of_rows(self._scaled(X))
@@ -277,4 +290,4 @@ class VerticalRegressor(RegressorMixin, VerticalEstimator):  # type: ignore[misc
 
     def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
         """R². Outside the claim: it says something about the rows it is computed on."""
-        return float(r2_score(self._own_labels(X, y), self.predict(X), sample_weight=sample_weight))
+        return float(r2_score(self._own_labels(X, y), self._predicted(X), sample_weight=sample_weight))

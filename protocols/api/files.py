@@ -13,7 +13,7 @@ import numpy as np
 
 from accel.files import write_text
 from accel.validate import require
-from protocols.api.inputs import ROW, Columns
+from protocols.api.inputs import ROW, Columns, labels_of, texts_of
 from protocols.state.model_file import ReleasedModel, read_model, write_model
 
 __all__ = ["KeptClaim", "adopt_files", "load", "save"]
@@ -37,7 +37,7 @@ def save(estimator: Any, directory: Path) -> Path:
         "estimator": type(estimator).__name__,
         "parameters": {name: _plain(value) for name, value in estimator.get_params().items() if name not in _LEFT_OUT},
         "files": list(files.values()),
-        "classes": _plain(getattr(estimator, "classes_", None)),
+        "classes": _plain(getattr(estimator, "classes_", None)),  # for earlier versions; the model files say their type
         "row_bounds": list(estimator.row_bounds_),
         "columns": {
             "matrix": columns.matrix,
@@ -59,7 +59,7 @@ def _models_of(estimator: Any, columns: Columns) -> dict[str, ReleasedModel]:
     return {
         name: ReleasedModel(
             estimator.layers_,
-            tuple(map(str, getattr(estimator, "classes_", ()))),
+            texts_of(estimator.classes_) if number is None else (),
             columns.names,
             columns.widths,
             estimator.claim_.paragraph(),
@@ -69,6 +69,7 @@ def _models_of(estimator: Any, columns: Columns) -> dict[str, ReleasedModel]:
             row_bound=bound,
             row_rule=estimator.row_rule,
             client=name,
+            label_type=_type_of(estimator),
         )
         for name, bound in zip(columns.names, estimator.row_bounds_, strict=True)
     }
@@ -99,7 +100,7 @@ def load(kind: type, path: Path) -> Any:
     models = {name: read_model(path / name, "path") for name in facts["files"]}
     first, shown = next(iter(models.values())), facts["columns"]
     if len(models) < len(first.clients):
-        return adopt_files(estimator, models, facts["classes"])
+        return adopt_files(estimator, models)
     estimator.columns_ = Columns(
         first.clients,
         first.widths,
@@ -114,7 +115,10 @@ def load(kind: type, path: Path) -> Any:
         estimator.n_features_in_ = facts["features"]
     if facts["feature_names"] is not None:
         estimator.feature_names_in_ = np.asarray(facts["feature_names"], dtype=object)
-    return _adopt(estimator, first, facts["classes"])
+    estimator = _adopt(estimator, first)
+    if facts["classes"] is not None and not first.label_type:  # a folder of an earlier version
+        estimator.classes_ = np.asarray(facts["classes"])
+    return estimator
 
 
 def _from_models(kind: type, models: Mapping[str, ReleasedModel]) -> Any:
@@ -123,10 +127,10 @@ def _from_models(kind: type, models: Mapping[str, ReleasedModel]) -> Any:
     given = {"target_range": model.target_range} if model.task == "regression" else {}
     wanted = "VerticalRegressor" if model.task == "regression" else "VerticalClassifier"
     require(kind.__name__ == wanted, "path", f"a model for {model.task}", f"one for a {kind.__name__}", f"use {wanted}")
-    return adopt_files(kind(**given, row_rule=model.row_rule), models, list(model.classes))
+    return adopt_files(kind(**given, row_rule=model.row_rule), models)
 
 
-def adopt_files(estimator: Any, models: Mapping[str, ReleasedModel], classes: Any) -> Any:
+def adopt_files(estimator: Any, models: Mapping[str, ReleasedModel]) -> Any:
     """Tables of parties whose files these are go through their schemas; those of others are taken as scaled by their owners."""
     model = next(iter(models.values()))
     for name, each in models.items():
@@ -156,7 +160,7 @@ def adopt_files(estimator: Any, models: Mapping[str, ReleasedModel], classes: An
         estimator.set_params(id_column=ids.pop())
     if missing:
         estimator.model_ = model
-    return _adopt(estimator, model, classes)
+    return _adopt(estimator, model)
 
 
 @dataclass(frozen=True)
@@ -173,14 +177,20 @@ class KeptClaim:
         return self.text
 
 
-def _adopt(estimator: Any, model: ReleasedModel, classes: Any) -> Any:
+def _adopt(estimator: Any, model: ReleasedModel) -> Any:
     """Make ``estimator`` one that was fitted: with this model."""
     estimator.layers_ = list(model.layers)
     estimator.claim_ = KeptClaim(model.claim)
     estimator.cost_ = {}
-    if classes is not None and hasattr(estimator, "class_weight"):
-        estimator.classes_ = np.asarray(classes)
+    if model.classes and hasattr(estimator, "class_weight"):
+        estimator.classes_ = labels_of(model.classes, model.label_type)
     return estimator
+
+
+def _type_of(estimator: Any) -> str:
+    """Numpy's name of the labels' type; texts of any length are one type."""
+    kind = getattr(estimator, "classes_", np.empty(0, "U1")).dtype
+    return "" if kind.kind == "U" else str(kind)
 
 
 def _file_of(name: str, index: int) -> str:

@@ -7,19 +7,33 @@ fitted on the rows that are trained on (proofs §10.1).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from pyarrow import types as pa_types
 
 from accel.validate import require
 from vfl.tables import ClientTable, Label, RawTable, Schema, apply_schema, as_raw_table, fit_schema, read_table
+from vfl.tables.cells import plain, texts
 
-__all__ = ["ROW", "Blocks", "Columns", "as_arrow", "is_blocks", "learn_columns", "split_widths"]
+__all__ = [
+    "ROW",
+    "Blocks",
+    "Columns",
+    "as_arrow",
+    "is_blocks",
+    "labels_of",
+    "learn_columns",
+    "split_widths",
+    "texts_of",
+    "with_ids",
+]
 
 Floats = npt.NDArray[np.float64]
+PREDICTION = "prediction"
 ROW = "row"  # the id of rows that have none: their number
 AS_IS = "the owners state that their columns are scaled by public constants"
 
@@ -59,7 +73,8 @@ class Columns:
             read.append(apply_schema(schema, raw, source=name, with_label=label)[0])
             rows.append(read[-1].features.astype(np.float64))
             last = read[-1] if index == len(self.names) - 1 else None
-        return _aligned(self.names, read) if self.aligned_by_id else _in_order(self.names, rows, last)
+        found = _aligned(self.names, read) if self.aligned_by_id else _in_order(self.names, rows, last)
+        return found if last is None else _as_in_the_table(found, raw, schema)
 
     def _tables(self, x: Any) -> list[Any]:
         if self.matrix:
@@ -103,6 +118,8 @@ class Blocks:
     ids: tuple[str, ...] | None
     labels: tuple[str, ...] | None
     targets: Floats | None
+    typed_labels: npt.NDArray[Any] | None = None  # ``labels`` as the table has them: 0 and 1 are no texts
+    shown_ids: tuple[Any, ...] | None = None  # ``ids`` as the label party's table has them
 
     def __len__(self) -> int:
         return len(self.features[0])
@@ -248,6 +265,64 @@ def _same_rows(names: Sequence[str], rows: Sequence[npt.NDArray[Any]]) -> None:
     require(
         len(set(counts.values())) == 1, "rows", counts, "as many at every party: row i is the same person everywhere"
     )
+
+
+def _as_in_the_table(blocks: Blocks, raw: RawTable, schema: Schema | None) -> Blocks:
+    """Labels and ids in the types of the last party's table, whose rows are compared as texts."""
+    assert schema is not None
+    if blocks.ids is not None:
+        column = raw.table.column(schema.id.column)
+        known = dict(zip(schema.id.read(column)[0].to_pylist(), plain(column).to_pylist(), strict=True))
+        blocks = replace(blocks, shown_ids=tuple(known[name] for name in blocks.ids))
+    if blocks.labels is None:
+        return blocks
+    assert schema.label is not None
+    array = plain(raw.table.column(schema.label.column))
+    kind = array.type
+    if not (pa_types.is_integer(kind) or pa_types.is_floating(kind) or pa_types.is_boolean(kind)):
+        return replace(blocks, typed_labels=np.array(blocks.labels))
+    known = dict(zip(texts(array).to_pylist(), array.to_pylist(), strict=True))
+    labels = np.array([known[text] for text in blocks.labels], dtype=kind.to_pandas_dtype())
+    return replace(blocks, typed_labels=labels)
+
+
+def with_ids(
+    x: Any, id_column: str, ids: npt.NDArray[Any] | None, found: npt.NDArray[Any], names: Sequence[Any]
+) -> Any:
+    """Predictions in the form of the label party's table: a pandas object whose index is the ids, or an Arrow table with a column of
+    ids (of files too). Arrays, and rows without ids, get an array. ``names``: of the columns, where there are several."""
+    table = x if not is_blocks(x) else list(x.values() if isinstance(x, Mapping) else x)[-1]
+    if ids is None or isinstance(table, np.ndarray):
+        return found
+    if hasattr(table, "iloc"):
+        import pandas
+
+        index = pandas.Index(ids, name=id_column)
+        if found.ndim == 1:
+            return pandas.Series(found, index=index, name=PREDICTION)
+        return pandas.DataFrame(found, index=index, columns=list(names))
+    import pyarrow as pa
+
+    columns = {PREDICTION: found} if found.ndim == 1 else dict(zip(map(str, names), found.T, strict=True))
+    return pa.table({id_column: ids, **{name: pa.array(np.ascontiguousarray(c)) for name, c in columns.items()}})
+
+
+def texts_of(labels: npt.NDArray[Any]) -> tuple[str, ...]:
+    """The names of classes in a model file: those that a table with these labels has."""
+    import pyarrow as pa
+
+    if labels.dtype.kind in "iufb":
+        return tuple(texts(pa.array(labels)).to_pylist())
+    return tuple(map(str, labels.tolist()))
+
+
+def labels_of(names: Sequence[str], kind: str) -> npt.NDArray[Any]:
+    """The inverse of ``texts_of`` for labels of the numpy type ``kind``; empty: texts."""
+    if not kind or np.dtype(kind).kind not in "iufb":
+        return np.asarray(names, dtype=object if kind == "object" else None)
+    if np.dtype(kind).kind == "b":
+        return np.array([name.lower() == "true" for name in names])
+    return np.array([float(name) if np.dtype(kind).kind == "f" else int(name) for name in names], dtype=kind)
 
 
 def _in_order(names: tuple[str, ...], rows: Sequence[Floats], last: ClientTable | None) -> Blocks:

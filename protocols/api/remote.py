@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import csv
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from accel.validate import require
 from protocols.api.files import adopt_files
@@ -40,7 +42,9 @@ def fit_in_federation(estimator: Any, table: Any, y: Any) -> None:
         arguments = make_parser().parse_args(["client", *words, "--model-out", str(file)])
         client.run(arguments)
         model = read_model(file)
-    adopt_files(estimator, {file.name: model}, list(model.classes) or None)
+        if y is not None and model.task != "regression":
+            model = replace(model, label_type=_label_type(table, y))
+    adopt_files(estimator, {file.name: model})
     estimator.model_ = model  # also of a federation of one
 
 
@@ -52,8 +56,8 @@ def planned_in_federation(estimator: Any, table: Any) -> Plan:
     return plan_for(config, len(rows))
 
 
-def predict_in_federation(estimator: Any, table: Any, output: str) -> np.ndarray:
-    """Predictions for the common rows, in the order of this party's table. Refused at a party that would not receive them."""
+def predict_in_federation(estimator: Any, table: Any, output: str) -> tuple[np.ndarray, np.ndarray]:
+    """Predictions for the common rows and their ids, in the order of this party's table. Refused at a party that would not receive them."""
     party, receiver = _who(estimator), load(str(estimator.federation)).predict.receiver
     require(
         party == receiver,
@@ -74,7 +78,7 @@ def join_in_federation(estimator: Any, table: Any, output: str) -> None:
     _predict(estimator, table, output)
 
 
-def _predict(estimator: Any, table: Any, output: str) -> np.ndarray | None:
+def _predict(estimator: Any, table: Any, output: str) -> tuple[np.ndarray, np.ndarray] | None:
     with tempfile.TemporaryDirectory(prefix="ppvfl-") as folder:
         words = _words(estimator, table, None, Path(folder), new=True)
         file, out = Path(folder) / "model.npz", Path(folder) / "predictions.csv"
@@ -96,7 +100,18 @@ def _predict(estimator: Any, table: Any, output: str) -> np.ndarray | None:
             return None
         with out.open(newline="", encoding="utf-8") as stream:
             _, *rows = list(csv.reader(stream))
-    return np.array([row[1:] for row in rows])
+    return np.array([row[1:] for row in rows]), np.array([row[0] for row in rows])
+
+
+def _label_type(table: Any, y: Any) -> str:
+    """Of this party's own labels; the federation knows their texts."""
+    if isinstance(table, str | Path):
+        column = read_table(table, label_column=y, keep=(y,)).table.column(y)
+    else:
+        column = as_arrow("X", table).column(y) if isinstance(y, str) else pa.chunked_array([pa.array(np.asarray(y))])
+    kind = column.type
+    numbers = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
+    return str(np.dtype(kind.to_pandas_dtype())) if numbers else ""
 
 
 def _who(estimator: Any) -> str:
@@ -135,7 +150,6 @@ def _file(table: Any, y: Any, file: Path) -> str:
     if isinstance(table, str | Path):
         require(y is None or isinstance(y, str), "y", "labels", "the name of a column, where X is a file")
         return str(table)
-    import pyarrow as pa
     import pyarrow.parquet as pq
 
     found = as_arrow("X", table)

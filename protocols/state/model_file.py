@@ -58,6 +58,7 @@ class ReleasedModel:
     local_model: str = ""
     client: str = ""
     curve: tuple[tuple[int, float, float], ...] = ()
+    label_type: str = ""  # numpy's name of the labels' type, of which ``classes`` are the texts; empty: text
     version: int = FORMAT
 
     def __post_init__(self) -> None:
@@ -69,6 +70,7 @@ class ReleasedModel:
         """What the file says beside its arrays: plain values."""
         own = {name: getattr(self, name) for name in ("row_bound", "row_rule", "local_model", "client")}
         own["curve"] = [list(point) for point in self.curve]
+        own |= {"label_type": self.label_type} if self.label_type else {}
         target = None if self.target_range is None else list(self.target_range)
         schema = None if self.schema is None else self.schema.as_dict()
         return {"version": self.version, "task": self.task, "target_range": target, **own, "schema": schema}
@@ -130,6 +132,7 @@ def _about(arrays: Mapping[str, np.ndarray], where: str) -> dict[str, Any]:
     return {
         **{name: values[name] for name in ("version", "task", "row_bound", "row_rule", "local_model")},
         "client": values.get("client", ""),  # absent in files of the first versions, as is the curve
+        "label_type": values.get("label_type", ""),
         "curve": tuple((int(epoch), right, loss) for epoch, right, loss in values.get("curve", ())),
         "target_range": None if target is None else (float(target[0]), float(target[1])),
         "schema": schema,

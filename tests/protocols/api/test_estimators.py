@@ -7,10 +7,12 @@ import json
 import subprocess
 import sys
 import warnings
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pandas
+import pyarrow
 import pytest
 from sklearn.base import clone
 from sklearn.datasets import load_breast_cancer, load_diabetes
@@ -26,7 +28,7 @@ from tests.not_none import not_none
 from tests.protocols.api.tables import BANK, CARD, make_tables
 from vfl.dp import Claim
 from vfl.dp.claim import NO_CLAIM
-from vfl.tables import Label, fit_schema
+from vfl.tables import IdRule, Label, Number, Schema, fit_schema
 from vfl.twins import train_g_bmf
 
 PUBLIC = {
@@ -116,7 +118,7 @@ def test_a_label_is_recovered_from_a_simulation_which_says_so_and_not_by_default
     assert [text for text in shown if not text.startswith(NO_CLAIM)] == []
     assert twin._repr_mimebundle_()["text/html"].startswith(f"<p><b>{NO_CLAIM}")
     assert twin.claim_.proven_epsilon is None and Claim.from_json(twin.claim_.to_json()) == twin.claim_
-    again.evaluate([x[:, :1], x[:, 1:]], secret.astype(str), report=tmp_path / "page.html")
+    again.evaluate([x[:, :1], x[:, 1:]], secret, report=tmp_path / "page.html")
     assert f"<h1>{NO_CLAIM}" in (tmp_path / "page.html").read_text()
 
 
@@ -174,6 +176,89 @@ def test_tables_with_text_gaps_and_other_people():
     assert model.score(labelled) > 0.75
     assert len(model.predict(labelled)) == 400
     assert any("public rows" in line for line in model.claim_.public)
+
+
+KINDS = {
+    "integers": [0, 1],
+    "texts": ["no", "yes"],
+    "truth values": [False, True],
+    "floats": [-1.0, 1.0],
+    "small integers": np.array([3, 7], dtype=np.int8),
+    "numbers of numpy": np.array([1.0, 2.0], dtype=np.float32),
+    "categories": pandas.Categorical(["a", "b"]),
+    "integers of pandas": pandas.array([0, 1], dtype="Int64"),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("given", ["column", "series", "arrow"])
+def test_labels_keep_their_type(tmp_path, kind, given):
+    random = np.random.default_rng(2)
+    x, ids = random.normal(size=(200, 2)), np.arange(200)
+    labels = pandas.Series(KINDS[kind]).take((x.sum(axis=1) > 0).astype(int)).reset_index(drop=True)
+    bank = pandas.DataFrame({"id": ids, "a": x[:, 0]})
+    card = pandas.DataFrame({"id": ids, "b": x[:, 1], "label": labels})
+    wanted = labels.astype(object).to_numpy()
+    if given == "series":
+        tables: Any = [bank[["a"]], card[["b"]]]
+        y: Any = labels.astype(object if kind == "integers of pandas" else labels.dtype)
+        y = y.astype(int) if kind == "integers of pandas" else y
+        model = VerticalClassifier(backend="twin", epsilon=20.0).fit(tables, y)
+    else:
+        stated = {"bank": Number("a", (-3.0, 3.0)), "card": Number("b", (-3.0, 3.0))}
+        schemas = {name: Schema((column,), IdRule("id")) for name, column in stated.items()}
+        schemas["card"] = replace(schemas["card"], label=Label("label"))
+        tables = {"bank": bank, "card": card}
+        if given == "arrow":
+            tables = {name: pyarrow.Table.from_pandas(table) for name, table in tables.items()}
+        model = VerticalClassifier(backend="twin", schemas=schemas, epsilon=20.0).fit(tables)
+    model.save(tmp_path)
+    alone = VerticalClassifier.load(tmp_path)
+    (tmp_path / "estimator.json").unlink()
+    for each in (model, alone, VerticalClassifier.load(tmp_path)):  # the last one from the model files alone
+        found = each.predict(tables)
+        found = found["prediction"].to_pylist() if given == "arrow" else np.asarray(found).tolist()
+        assert {type(label) for label in found} == {type(label) for label in wanted.tolist()}
+        assert (np.array(found) == np.array(wanted.tolist())).mean() > 0.9
+        assert each.classes_.dtype == model.classes_.dtype
+        assert each.score(tables, None if given != "series" else y) > 0.9
+        assert each.evaluate(tables, None if given != "series" else y).metrics["accuracy"] > 0.9
+
+
+@pytest.mark.parametrize("form", ["pandas", "arrow", "files", "arrays"])
+def test_predictions_say_whose_they_are(tmp_path, form):
+    """Matched by id, tables of different lengths and orders give the common rows in the order of the label party's."""
+    random = np.random.default_rng(4)
+    x, ids = random.normal(size=(150, 2)), 1000 + np.arange(150)
+    names = ("column 0", "column 1") if form == "arrays" else ("customer", "value")
+    bank = pandas.DataFrame({names[0]: ids, names[1]: x[:, 0]}).iloc[::-1]
+    card = pandas.DataFrame({names[0]: ids, names[1]: x[:, 1]})
+    schemas = {name: Schema((Number(names[1], (-3.0, 3.0)),), IdRule(names[0], "integer")) for name in ("bank", "card")}
+    schemas["card"] = replace(schemas["card"], label=Label("label"))
+    label = np.where(x.sum(axis=1) > 0, "yes", "no")
+    model = VerticalClassifier(backend="twin", schemas=schemas, epsilon=20.0)
+    model.fit({"bank": bank, "card": card.assign(label=label)})
+    fewer = {"bank": bank.iloc[:100], "card": card.sample(frac=1, random_state=0).iloc[:80]}
+    common = [int(name) for name in fewer["card"][names[0]] if name in set(fewer["bank"][names[0]])]
+    right = label[np.array(common) - 1000]
+    new: Any = fewer
+    if form == "arrow":
+        new = {name: pyarrow.Table.from_pandas(table, preserve_index=False) for name, table in fewer.items()}
+    elif form == "arrays":
+        new = {name: table.to_numpy() for name, table in fewer.items()}
+    elif form == "files":
+        new = {name: tmp_path / f"{name}.parquet" for name in fewer}
+        for name, table in fewer.items():
+            table.to_parquet(new[name], index=False)
+    found, shares = model.predict(new), model.predict_proba(new)
+    assert [int(name) for name in model.predict_ids_] == common
+    if form == "pandas":
+        assert found.index.tolist() == common == shares.index.tolist() and shares.columns.tolist() == ["no", "yes"]
+        assert found.index.name == "customer" and np.array_equal(found, shares.idxmax(axis=1))
+    elif form != "arrays":
+        assert found["customer"].to_pylist() == common and shares.column_names == ["customer", "no", "yes"]
+        found = found["prediction"].to_numpy()
+    assert len(common) > 40 and (np.asarray(found) == right).mean() > 0.9
 
 
 def test_columns_are_found_by_name_or_refused():
