@@ -12,6 +12,7 @@ from vfl.dp import (
     calibrate_matrix_factorisation,
     calibrate_secret_order,
     calibrate_shuffled,
+    for_one_row,
     workload_factorisation,
 )
 from vfl.training import Schedule, TrainingConfig
@@ -64,13 +65,14 @@ def choose_factorisation(protocol: str, training: TrainingConfig, schedule: Sche
     kind = "identity" if protocol in _INDEPENDENT else training.factorisation
     workload = {"weight_decay": training.weight_decay, "momentum": training.momentum}
     if schedule.dummies and protocol not in _INDEPENDENT:
+        epsilon, delta = for_one_row(training.epsilon, training.delta, training.rows_per_person)
         return amplified_factorisation(
             kind,
             _padding(schedule),
             schedule.epochs,
             **workload,
-            epsilon=training.epsilon,
-            delta=training.delta,
+            epsilon=epsilon,
+            delta=delta,
             bands=training.bands,
         )
     return workload_factorisation(
@@ -102,6 +104,7 @@ def calibrate_run(
             slack,
             training.noise,
             every_epoch=protocol == "g_shuff",
+            rows_per_person=training.rows_per_person,
         )
     if protocol == "g_shuff":
         return calibrate_shuffled(
@@ -114,6 +117,7 @@ def calibrate_run(
             slack=slack,
             split=training.noise,
             accounting="paper" if training.accounting == "paper" else "any-order",
+            rows_per_person=training.rows_per_person,
         )
     return calibrate_matrix_factorisation(
         training.epsilon,
@@ -124,4 +128,5 @@ def calibrate_run(
         schedule.num_batches,
         slack,
         training.noise,
+        training.rows_per_person,
     )

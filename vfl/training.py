@@ -42,6 +42,7 @@ class TrainingConfig:
 
     SGD follows the workload matrix: v ← β·v + g, θ ← α·θ − η·v, with g the noised mean gradient;
     ``momentum`` is β and ``weight_decay`` is α (1 means none).
+    ``rows_per_person``: the most rows that one person may have; ε and δ are then about people, and the noise grows (proofs §9.3).
     ``noise``: ``distributed`` (what an outsider faces is 1.5σ², proofs §6.4) or ``joint`` (exactly σ²).
     ``order`` (G-BMF only): ``fixed`` (public) or ``secret`` (rows and dummies shuffled once, in secret: less noise, proofs §9.6).
     ``accounting`` (G-Shuff only): ``proven`` calibrates for its secret order, ``any-order`` for no secret at all, ``paper`` as if
@@ -60,6 +61,7 @@ class TrainingConfig:
     clip_norm: float = 1.0
     epsilon: float = 3.0
     delta: float = 1e-5
+    rows_per_person: int = 1
     momentum: float = 0.0
     weight_decay: float = 1.0
     hidden: tuple[int, ...] = ()
@@ -86,6 +88,14 @@ class TrainingConfig:
         way_out = "above 10 a claim says next to nothing; `python -m protocols.plain` trains without privacy"
         require_real("epsilon", self.epsilon, 0.0, LARGEST_EPSILON, open_low=True, way_out=way_out)
         require_real("delta", self.delta, 0.0, 1.0, open_low=True, open_high=True)
+        require_integer("rows_per_person", self.rows_per_person, 1, 1000)
+        require(
+            self.rows_per_person == 1 or self.accounting != "paper",
+            "rows_per_person",
+            self.rows_per_person,
+            "1 with accounting = 'paper'",
+            "that number is about one row of Poisson samples; take 'proven' or 'any-order'",
+        )
         require_real("momentum", self.momentum, 0.0, 1.0, open_high=True)
         require_real("weight_decay", self.weight_decay, 0.0, 1.0, open_low=True)
         for width in self.hidden:
@@ -104,6 +114,12 @@ class TrainingConfig:
 
     def with_(self, **changes: Any) -> TrainingConfig:
         return replace(self, **changes)
+
+    def require_single_rows(self, method: str) -> None:
+        """Refuse several rows of a person in a baseline whose claim is about one."""
+        require(
+            self.rows_per_person == 1, "rows_per_person", self.rows_per_person, f"1 in {method}", "use g_bmf or g_shuff"
+        )
 
     def steps(self, num_samples: int) -> Schedule:
         """The public schedule of batches for ``num_samples`` aligned rows."""

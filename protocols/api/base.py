@@ -144,6 +144,7 @@ class VerticalEstimator(BaseEstimator, ABC):  # type: ignore[misc]
             **chosen,
             epsilon=self.epsilon,
             delta=self.delta,
+            rows_per_person=self.rows_per_person,
             clip_norm=self.clip_norm,
             momentum=self.momentum,
             hidden=tuple(self.hidden),

@@ -43,6 +43,7 @@ class VerticalClassifier(ClassifierMixin, VerticalEstimator):  # type: ignore[mi
         "federation" (an existing federation.toml; ``federation`` and ``party`` say which), or "twin": a fast simulation in the clear,
         which claims nothing, because its noise can be repeated.
     epsilon, delta, clip_norm : the privacy that is asked for, and γ. ``claim_`` says what it means.
+    rows_per_person : the most rows that one person may have; ε and δ are about people, and the noise grows.
     row_bound, row_rule : R, which every row is brought within ("clip" or "normalise"); None: from the number of columns.
     batch_size, epochs, learning_rate, average : None: from the number of rows and ε (``vfl.defaults``). ``average`` "fifth": the model is
         the mean over the last fifth of all steps; "exponential"; or "none".
@@ -68,6 +69,7 @@ class VerticalClassifier(ClassifierMixin, VerticalEstimator):  # type: ignore[mi
         protocol: str = "g_bmf",
         epsilon: float = 3.0,
         delta: float = 1e-5,
+        rows_per_person: int = 1,
         clip_norm: float = 1.0,
         row_bound: float | None = None,
         row_rule: str = "clip",
@@ -93,6 +95,7 @@ class VerticalClassifier(ClassifierMixin, VerticalEstimator):  # type: ignore[mi
         self.protocol = protocol
         self.epsilon = epsilon
         self.delta = delta
+        self.rows_per_person = rows_per_person
         self.clip_norm = clip_norm
         self.row_bound = row_bound
         self.row_rule = row_rule
@@ -208,6 +211,7 @@ class VerticalRegressor(RegressorMixin, VerticalEstimator):  # type: ignore[misc
         protocol: str = "g_bmf",
         epsilon: float = 3.0,
         delta: float = 1e-5,
+        rows_per_person: int = 1,
         clip_norm: float = 1.0,
         row_bound: float | None = None,
         row_rule: str = "clip",
@@ -231,6 +235,7 @@ class VerticalRegressor(RegressorMixin, VerticalEstimator):  # type: ignore[misc
         self.protocol = protocol
         self.epsilon = epsilon
         self.delta = delta
+        self.rows_per_person = rows_per_person
         self.clip_norm = clip_norm
         self.row_bound = row_bound
         self.row_rule = row_rule

@@ -53,7 +53,8 @@ protocol = "g_bmf"      # "g_bmf": matrix-factorisation noise; "g_shuff": rows s
 # privacy: the claim is printed before a run, and kept with the model
 epsilon = 3.0
 delta = 1e-5            # well below one over the number of people
-clip_norm = 1.0         # bound on each person's gradient
+rows_per_person = 1     # the most rows that one person may have; with more, ε and δ are about people, and the noise grows
+clip_norm = 1.0         # bound on each row's gradient
 row_bound = "auto"      # bound on the norm of each person's row, all clients together; "auto": 4·√(sum of widths)
 row_rule = "clip"       # how rows are brought within it: "clip" (long ones are shrunk) or "normalise" (all have this norm, which
                         # suits embeddings and images; of a client's one or two columns it leaves little but signs)

@@ -239,6 +239,8 @@ class Plan:
         """What all participants compare before anything is shared."""
         training = self.training
         chosen: dict[str, Any] = {} if training.average == "none" else {"average": training.average}
+        if training.rows_per_person > 1:
+            chosen["rows_per_person"] = training.rows_per_person
         if self.public_rows is not None:
             chosen["public_rows"] = self.public_rows.digest
         return {

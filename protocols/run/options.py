@@ -221,6 +221,13 @@ def parse_options(protocol: str, description: str | None, argv: list[str] | None
     privacy = parser.add_argument_group("privacy")
     privacy.add_argument("--epsilon", type=float, default=default.epsilon)
     privacy.add_argument("--delta", type=float, default=default.delta)
+    privacy.add_argument(
+        "--rows-per-person",
+        type=int,
+        default=default.rows_per_person,
+        metavar="K",
+        help="the most rows that one person may have: ε and δ are about people, with more noise",
+    )
     privacy.add_argument("--clip-norm", type=float, default=default.clip_norm, help="γ, the bound on each gradient")
     if protocol in ("g_bmf", "g_shuff"):
         privacy.add_argument(

@@ -30,7 +30,8 @@ def encode_ids(ids: Iterable[Any]) -> list[bytes]:
         if earlier != row:
             raise InvalidArgument(
                 f"ids: rows {earlier} and {row} have the same id ({len(encoded) - len(set(encoded))} repeated in all): "
-                "must be one row per id; aggregate or drop the repeated rows first"
+                "must be one row per id; aggregate or drop the repeated rows first, or give each row an id of its own and state "
+                "rows_per_person"
             )
     return encoded
 

@@ -24,7 +24,7 @@ from vfl.dp.mechanism import (
     matrix_factorisation_claim,
 )
 from vfl.dp.random_allocation.allocation import Padding, padding
-from vfl.dp.secret_order import amplified_factorisation, calibrate_secret_order
+from vfl.dp.secret_order import amplified_factorisation, calibrate_secret_order, for_one_row
 from vfl.dp.sensitivity import Participation, Sensitivity, fixed_order, participation_sensitivity
 from vfl.dp.slack import FixedPointSlack
 
@@ -54,6 +54,7 @@ __all__ = [
     "example_level",
     "factorise",
     "fixed_order",
+    "for_one_row",
     "gaussian_delta",
     "gaussian_epsilon",
     "gaussian_sigma",

@@ -10,7 +10,7 @@ from scipy.stats import binom
 
 from accel.validate import require, require_choice, require_integer, require_real
 from vfl.dp import calibration
-from vfl.dp.claim import ZERO_OUT, Claim, Figure
+from vfl.dp.claim import ZERO_OUT, Claim, Figure, zero_out
 from vfl.dp.factorisation import DEFAULT_TAP_BITS
 from vfl.dp.mechanism import (
     ANALYTIC_GAUSSIAN,
@@ -22,6 +22,7 @@ from vfl.dp.mechanism import (
     epsilon_with_slack,
     no_noise_found,
     outsider_figure,
+    rows_together,
 )
 from vfl.dp.sensitivity import Participation, fixed_order
 from vfl.dp.slack import FixedPointSlack
@@ -63,6 +64,7 @@ def calibrate_shuffled(
     slack: FixedPointSlack | None = None,
     split: NoiseSplit | str = NoiseSplit.DISTRIBUTED,
     accounting: str = "paper",
+    rows_per_person: int = 1,
 ) -> CalibratedNoise:
     """Noise for G-Shuff without a certificate: ``paper`` calibrates as if batches were Poisson samples (RDP),
     ``any-order`` for any order of the batches. For its secret order see ``vfl.dp.secret_order``.
@@ -77,7 +79,9 @@ def calibrate_shuffled(
             multiplier = calibration.any_order_sigma(wanted, remaining, epochs) * TIE
         else:
             multiplier = calibration.poisson_sigma(wanted, remaining, rate, run.num_steps)
-        claim = shuffled_claim(multiplier, delta, clip_norm, num_samples, batch_size, epochs, slack, split, accounting)
+        claim = shuffled_claim(
+            multiplier, delta, clip_norm, num_samples, batch_size, epochs, slack, split, accounting, rows_per_person
+        )
         if claim.epsilon <= epsilon:
             return calibrated_noise(multiplier, claim, slack, split)
         remaining = delta - claim.slack_delta
@@ -97,10 +101,12 @@ def shuffled_claim(
     slack: FixedPointSlack | None = None,
     split: NoiseSplit | str = NoiseSplit.DISTRIBUTED,
     accounting: str = "paper",
+    rows_per_person: int = 1,
 ) -> Claim:
     """G-Shuff with noise std ``noise_multiplier``·Δ per step: carries the paper's number and the proven one.
 
-    ``accounting`` says which is the headline; a budget always charges the proven one.
+    ``accounting`` says which is the headline; a budget always charges the proven one. ``rows_per_person`` times the sensitivity of a
+    row is enough for any order (proofs §9.3); the paper's number knows one row only.
     """
     require_choice("accounting", accounting, ("paper", "any-order"))
     sigma = require_real("noise_multiplier", noise_multiplier, 0, open_low=True)
@@ -108,10 +114,11 @@ def shuffled_claim(
     run = fixed_order(num_samples, batch_size, epochs)
     rate = batch_size / num_samples
     if slack is None:
-        bound, overflow = require_real("clip_norm", clip_norm, 0, open_low=True) * (1 + 1e-9), 0.0
+        bound = rows_per_person * require_real("clip_norm", clip_norm, 0, open_low=True) * (1 + 1e-9)
+        overflow = 0.0
     else:
         require(slack.steps == run.num_steps, "slack.steps", slack.steps, f"the {run.num_steps} steps of the run")
-        bound = slack.sensitivity(1.0, clip_norm, strategy_norm=1.0, affected_steps=1)
+        bound = rows_per_person * slack.sensitivity(1.0, clip_norm, strategy_norm=1.0, affected_steps=1)
         worst = sigma * bound * math.sqrt(split.outsider_variance / (1 - slack.momentum**2))
         overflow = slack.noise_overflow(worst, clip_norm, DEFAULT_TAP_BITS)
 
@@ -138,9 +145,9 @@ def shuffled_claim(
         mechanism="Gaussian noise on shuffled batches (DP-SGD)",
         epsilon=proven if headline_proven else paper,
         delta=delta,
-        neighbouring=ZERO_OUT,
+        neighbouring=zero_out(rows_per_person),
         epsilon_replace_one=proven_replace_one if headline_proven else paper_replace_one,
-        participation=_shuffled_participation(run),
+        participation=_shuffled_participation(run) + rows_together(rows_per_person),
         adversary=split.adversary,
         covers="features and labels",
         noise_multiplier=sigma,
@@ -152,8 +159,12 @@ def shuffled_claim(
         statistical_distance=slack.statistical_distance(overflow) if slack else 0.0,
         epsilon_addition=slack.epsilon_addition(sigma, epochs) if slack else 0.0,
         row_bound=slack.row_bound if slack else None,
+        rows_per_person=rows_per_person,
         figures=(
-            Figure(_PAPERS_NUMBER, paper, delta, False, poisson_source, paper_replace_one),
+            *(
+                [Figure(_PAPERS_NUMBER, paper, delta, False, poisson_source, paper_replace_one)]
+                * (rows_per_person == 1)
+            ),
             Figure("Any order of the batches", proven, delta, True, _ANY_ORDER, proven_replace_one),
             *outsider_figure(split, outsider, delta, _ANY_ORDER),
         ),

@@ -27,6 +27,7 @@ __all__ = [
     "Figure",
     "labels_only_claim",
     "with_delta_checked",
+    "zero_out",
 ]
 
 NO_CLAIM = "no claim: a simulation, its noise can be repeated"
@@ -45,6 +46,13 @@ OUTSIDE_EVERY_CLAIM = (
     "tuning on the private data (clip norm, learning rate, epochs)",
     "membership in the aligned table, which all clients know",
 )
+
+
+def zero_out(rows_per_person: int) -> str:
+    """The neighbouring relation where a person may have several rows."""
+    if rows_per_person == 1:
+        return ZERO_OUT
+    return f"zero-out: one person's contribution, up to {rows_per_person} rows, is there or is not"
 
 
 WEAK_EPSILON = 10.0
@@ -102,6 +110,7 @@ class Claim:
     statistical_distance: float = 0.0
     epsilon_addition: float = 0.0
     row_bound: float | None = None
+    rows_per_person: int = 1
     figures: tuple[Figure, ...] = ()
     slack: tuple[tuple[str, float], ...] = ()
     public: tuple[str, ...] = PUBLIC_BY_ASSUMPTION
@@ -148,6 +157,10 @@ class Claim:
             return NO_CLAIM
         return "" if self.proven else self.presumes or "not proven for what runs"
 
+    @property
+    def _whose(self) -> str:
+        return "a record is" if self.rows_per_person == 1 else "all rows of a person are"
+
     def headline(self) -> str:
         """One line for tables, curves and logs: the proved ε first, an unproven one named as such."""
         if self.simulated:
@@ -171,8 +184,9 @@ class Claim:
             f"{status}Everything this run releases is ({_number(self.epsilon)}, {self.delta:.3g})-"
             f"differentially private for {self.covers} ({self.neighbouring}), against {self.adversary}"
             f"{'' if self.proven else f', {self.unproven_because}'}.",
-            f"If a record is replaced by another one instead, ε is {_number(self.epsilon_replace_one)}."
-            if self.neighbouring == ZERO_OUT
+            f"If {self._whose} replaced by {'another one' if self.rows_per_person == 1 else 'others'} instead, ε is "
+            f"{_number(self.epsilon_replace_one)}."
+            if self.neighbouring == zero_out(self.rows_per_person)
             else "",
             f"Mechanism: {self.mechanism}; noise multiplier {self.noise_multiplier:.5g}, "
             f"sensitivity {self.sensitivity:.6g}; {self.participation}.",
@@ -242,7 +256,9 @@ def labels_only_claim(claim: Claim, local_update: str = "estimated") -> Claim:
     return dataclasses.replace(
         claim,
         epsilon=claim.epsilon_replace_one,
-        neighbouring=CHANGED_LABEL,
+        neighbouring=CHANGED_LABEL
+        if claim.rows_per_person == 1
+        else f"labels of one person's records, up to {claim.rows_per_person}, changed",
         covers="labels only",
         noise_multiplier=claim.noise_multiplier / 2,
         sensitivity=2 * claim.sensitivity,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from accel.errors import InvalidArgument
 from accel.validate import require, require_choice, require_real
 from vfl.dp import calibration
-from vfl.dp.claim import WEAK_EPSILON, ZERO_OUT, Claim, Figure
+from vfl.dp.claim import WEAK_EPSILON, Claim, Figure, zero_out
 from vfl.dp.factorisation import Factorisation
 from vfl.dp.slack import DEFAULT_NOISE_BITS, FixedPointSlack
 
@@ -27,6 +27,7 @@ __all__ = [
     "mechanism_name",
     "no_noise_found",
     "outsider_figure",
+    "rows_together",
     "slack_parts",
 ]
 
@@ -108,8 +109,12 @@ def calibrate_matrix_factorisation(
     min_separation: int,
     slack: FixedPointSlack | None = None,
     split: NoiseSplit | str = NoiseSplit.DISTRIBUTED,
+    rows_per_person: int = 1,
 ) -> CalibratedNoise:
     """Smallest noise for (ε, δ) with ``factorisation`` in fixed order, the slack of fixed point included.
+
+    ``rows_per_person`` k: the claim is about people with up to k rows, in any batches. Their streams add up, so the sensitivity is
+    at most k times that of one row, and k times if they are in one batch (proofs §9.3).
 
     ``slack`` None means real arithmetic: for the float twin only; the claim says so.
     """
@@ -117,7 +122,15 @@ def calibrate_matrix_factorisation(
     multiplier = calibration.gaussian_sigma(epsilon, delta) * TIE
     for _ in range(8):  # δ and ε left for the Gaussian depend (weakly) on the noise itself
         claim = matrix_factorisation_claim(
-            multiplier, delta, clip_norm, factorisation, max_participations, min_separation, slack, split
+            multiplier,
+            delta,
+            clip_norm,
+            factorisation,
+            max_participations,
+            min_separation,
+            slack,
+            split,
+            rows_per_person,
         )
         if claim.epsilon <= epsilon:
             return calibrated_noise(multiplier, claim, slack, split)
@@ -146,6 +159,7 @@ def matrix_factorisation_claim(
     min_separation: int,
     slack: FixedPointSlack | None = None,
     split: NoiseSplit | str = NoiseSplit.DISTRIBUTED,
+    rows_per_person: int = 1,
 ) -> Claim:
     """What a run with ``noise_multiplier`` may claim (G-BMF, GL-BMF with released updates): exact up to
     the slack.
@@ -156,7 +170,7 @@ def matrix_factorisation_claim(
     report = factorisation.sensitivity_report(max_participations, min_separation)
     identity = factorisation.kind == "identity"
     if slack is None:
-        bound, overflow = report.value * clip_norm * (1 + 1e-9), 0.0
+        bound, overflow = rows_per_person * report.value * clip_norm * (1 + 1e-9), 0.0
     else:
         require(
             slack.steps == factorisation.num_steps,
@@ -171,7 +185,7 @@ def matrix_factorisation_claim(
             f"at least tap_bits = {factorisation.tap_bits}" + (f" + {slack.noise_shift}" if slack.noise_shift else ""),
             "the low bits of filtered noise do not hide the data (proofs §6.1)",
         )
-        bound = slack.sensitivity(
+        bound = rows_per_person * slack.sensitivity(
             report.value,
             clip_norm,
             strategy_norm=factorisation.strategy_norm,
@@ -194,11 +208,11 @@ def matrix_factorisation_claim(
         mechanism=mechanism_name(factorisation),
         epsilon=epsilon,
         delta=delta,
-        neighbouring=ZERO_OUT,
+        neighbouring=zero_out(rows_per_person),
         epsilon_replace_one=replace_one,
         participation=(
             f"fixed order, at most {max_participations} participations {min_separation} steps apart, "
-            f"{factorisation.num_steps} steps"
+            f"{factorisation.num_steps} steps{rows_together(rows_per_person)}"
         ),
         adversary=split.adversary,
         covers="features and labels",
@@ -209,6 +223,7 @@ def matrix_factorisation_claim(
         statistical_distance=slack.statistical_distance(overflow) if slack else 0.0,
         epsilon_addition=slack.epsilon_addition(sigma) if slack else 0.0,
         row_bound=slack.row_bound if slack else None,
+        rows_per_person=rows_per_person,
         figures=outsider_figure(split, outsider, delta, ANALYTIC_GAUSSIAN),
         slack=slack_parts(slack, factorisation, max_participations if identity else None, slack_delta),
         caveats=() if slack else ("Computed for real arithmetic (plaintext twin): no fixed-point slack",),
@@ -216,7 +231,8 @@ def matrix_factorisation_claim(
             ("epsilon", ANALYTIC_GAUSSIAN),
             (
                 "sensitivity",
-                f"{report.method}, {exactness}, {report.value:.6g} per unit clip norm; {FIXED_POINT_THEOREM}",
+                f"{report.method}, {exactness}, {report.value:.6g} per unit clip norm"
+                f"{'' if rows_per_person == 1 else f', times {rows_per_person} rows (proofs §9.3)'}; {FIXED_POINT_THEOREM}",
             ),
             ("replace-one", "twice the sensitivity"),
         ),
@@ -274,6 +290,11 @@ def epsilon_with_slack(
         "lower the clip norm and the row bound together, the batch size or the momentum, or raise delta",
     )
     return math.inf, addition
+
+
+def rows_together(rows_per_person: int) -> str:
+    """For a participation: that a person may have several rows."""
+    return "" if rows_per_person == 1 else f"; up to {rows_per_person} rows of one person, in any batches"
 
 
 def mechanism_name(factorisation: Factorisation) -> str:

@@ -13,7 +13,7 @@ from functools import partial
 from accel.validate import require, require_real
 from vfl.dp import calibration
 from vfl.dp.certificate_cache import cached
-from vfl.dp.claim import ZERO_OUT, Claim, Figure
+from vfl.dp.claim import Claim, Figure, zero_out
 from vfl.dp.factorisation import Factorisation, factorise, workload_factorisation
 from vfl.dp.mechanism import (
     ANALYTIC_GAUSSIAN,
@@ -24,6 +24,7 @@ from vfl.dp.mechanism import (
     epsilon_with_slack,
     mechanism_name,
     no_noise_found,
+    rows_together,
     slack_parts,
 )
 from vfl.dp.random_allocation.allocation import Allocation, Padding, allocation_every_epoch, allocation_once
@@ -31,7 +32,7 @@ from vfl.dp.random_allocation.certificate import Certificate, certified_noise, r
 from vfl.dp.random_allocation.monte_carlo import MARGINS, search_sigma
 from vfl.dp.slack import FixedPointSlack
 
-__all__ = ["amplified_factorisation", "calibrate_secret_order"]
+__all__ = ["amplified_factorisation", "calibrate_secret_order", "for_one_row"]
 
 RANDOM_ALLOCATION = "random allocation (proofs §9.6)"
 _LEAST_GRID = -16  # what rounding adds in a step, at least: as an exponent, relative to a contribution
@@ -61,8 +62,12 @@ def calibrate_secret_order(
     split: NoiseSplit | str = NoiseSplit.DISTRIBUTED,
     *,
     every_epoch: bool = False,
+    rows_per_person: int = 1,
 ) -> CalibratedNoise:
     """Noise for (ε, δ) when nobody knows which batch a record is in: ``every_epoch`` anew (G-Shuff), or once (G-BMF).
+
+    ``rows_per_person``: the certificate is about one row, at the (ε', δ') of ``for_one_row``; noise multiplier and sensitivity of what is
+    returned are those of all rows of a person.
 
     Cost: that of ``certified_noise``, the first time. ``slack`` None means real arithmetic: for the float twin only.
     """
@@ -78,20 +83,39 @@ def calibrate_secret_order(
         "a recursion rounds at each server, which the accounting of a secret order does not cover",
     )
     allocation, sensitivity = _allocation(clip_norm, factorisation, shape, epochs, slack, every_epoch)
-    require_certifiable(allocation, delta)
+    one_epsilon, one_delta = for_one_row(epsilon, delta, rows_per_person)
+    require_certifiable(allocation, one_delta)
     participations = epochs if every_epoch else None
     for margin in MARGINS:
         set_aside = margin if split is NoiseSplit.JOINT else 0.0
-        found = certified_noise(allocation, epsilon * (1 - set_aside), delta * (1 - margin))
+        found = certified_noise(allocation, one_epsilon * (1 - set_aside), one_delta * (1 - margin))
         overflow = _overflow(found.sigma * sensitivity, clip_norm, factorisation, slack, split)
+        sigma = found.sigma / rows_per_person
         to_delta = slack.delta_addition(epsilon, overflow) if slack else 0.0
-        to_epsilon = slack.epsilon_addition(found.sigma, participations) if slack else 0.0
+        to_epsilon = slack.epsilon_addition(sigma, participations) if slack else 0.0
         if to_delta <= margin * delta and to_epsilon <= set_aside * epsilon:
             claim = _claim(
-                epsilon, delta, found, allocation, sensitivity, factorisation, shape, slack, split, overflow, to_delta
+                epsilon,
+                delta,
+                found,
+                allocation,
+                sensitivity,
+                factorisation,
+                shape,
+                slack,
+                split,
+                overflow,
+                to_delta,
+                rows_per_person,
             )
-            return calibrated_noise(found.sigma, claim, slack, split)
+            return calibrated_noise(sigma, claim, slack, split)
     raise no_noise_found(epsilon, delta)
+
+
+def for_one_row(epsilon: float, delta: float, rows_per_person: int) -> tuple[float, float]:
+    """(ε', δ') of one row that give k rows together (ε, δ): ε' = ε/k, δ' = δ/(1 + e^ε' + … + e^((k−1)ε')) (proofs §9.3)."""
+    part = epsilon / rows_per_person
+    return part, delta / sum(math.exp(part * times) for times in range(rows_per_person))
 
 
 def _allocation(
@@ -145,12 +169,13 @@ def _claim(
     split: NoiseSplit,
     overflow: float,
     to_delta: float,
+    rows_per_person: int,
 ) -> Claim:
-    epochs, sigma = allocation.epochs, found.sigma
+    epochs, sigma = allocation.epochs, found.sigma / rows_per_person
     participations = epochs if allocation.every_epoch else None
 
     def order_known(times: float) -> float:
-        """ε if everybody knew the order, a record counting ``times``: one Gaussian, and what the arithmetic takes at that ε."""
+        """ε if everybody knew the order, a person counting ``times``: one Gaussian, and what the arithmetic takes at that ε."""
         public = sigma / times / (math.sqrt(epochs) if allocation.every_epoch else 1.0)
         curve = partial(calibration.gaussian_epsilon, public)
         return epsilon_with_slack(curve, delta, slack, overflow, sigma / times, participations=participations)[0]
@@ -158,25 +183,27 @@ def _claim(
     replace_one, known = order_known(2.0), order_known(1.0)
     when = "anew in every epoch" if allocation.every_epoch else "once, the same batches in every epoch"
     certificate = f"{RANDOM_ALLOCATION}, {found.words}"
+    group = "" if rows_per_person == 1 else f"; {rows_per_person} rows by group privacy (proofs §9.3)"
     return Claim(
         mechanism=f"{mechanism_name(factorisation)}, secret order",
         epsilon=epsilon,
         delta=delta,
-        neighbouring=ZERO_OUT,
+        neighbouring=zero_out(rows_per_person),
         epsilon_replace_one=replace_one,
         participation=(
             f"{shape.num_samples} records and {shape.dummies} dummies shuffled in secret {when}; {shape.bins} batches of "
-            f"{shape.slots} rows, {epochs} epochs"
+            f"{shape.slots} rows, {epochs} epochs{rows_together(rows_per_person)}"
         ),
         adversary=split.adversary,
         covers="features and labels",
         noise_multiplier=sigma,
-        sensitivity=sensitivity,
+        sensitivity=rows_per_person * sensitivity,
         gaussian_multiplier=None,
         slack_delta=to_delta,
         statistical_distance=slack.statistical_distance(overflow) if slack else 0.0,
         epsilon_addition=slack.epsilon_addition(sigma, participations) if slack else 0.0,
         row_bound=slack.row_bound if slack else None,
+        rows_per_person=rows_per_person,
         figures=(Figure("If everybody knew the order", known, delta, True, ANALYTIC_GAUSSIAN, replace_one),),
         slack=slack_parts(slack, factorisation, 1 if factorisation.kind == "identity" else None, to_delta),
         caveats=(
@@ -184,7 +211,7 @@ def _claim(
             *(() if slack else ("Computed for real arithmetic (plaintext twin): no fixed-point slack",)),
         ),
         sources=(
-            ("epsilon", certificate),
+            ("epsilon", certificate + group),
             ("sensitivity", f"the longest of {shape.bins} modes; {FIXED_POINT_THEOREM}"),
             ("replace-one", "twice the sensitivity, order known"),
         ),

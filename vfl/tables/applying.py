@@ -217,7 +217,7 @@ class _Application:
             if first[code] >= 0:
                 raise ColumnsError(
                     f"{self._raw.source}, column {self._schema.id.column!r}, row {rows[place] + 1}: has the same id as row "
-                    f"{rows[first[code]] + 1}; one person must have one row (the DP claim is per row)"
+                    f"{rows[first[code]] + 1}; give one row an id, or each row an id of its own and state rows_per_person"
                 )
             first[code] = place
 

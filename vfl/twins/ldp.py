@@ -35,6 +35,7 @@ Floats = npt.NDArray[np.floating]
 
 def ldp_sigma(config: TrainingConfig, num_clients: int, releases: int) -> float:
     """Noise multiplier for (ε, δ) over all clients' releases about one person together."""
+    config.require_single_rows("LDP")
     return any_order_sigma(config.epsilon, config.delta, num_clients * releases)
 
 

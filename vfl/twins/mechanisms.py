@@ -83,6 +83,7 @@ def plan_method(method: str, config: TrainingConfig, schedule: Schedule) -> Nois
 
 def plan_subsampled(config: TrainingConfig, schedule: Schedule, *, labels_only: bool = False) -> NoisePlan:
     """GL-Sub: Poisson samples of rate B/M redrawn each step; the clients see who takes part (a caveat)."""
+    config.require_single_rows("GL-Sub")
     rate = schedule.batch_size / schedule.num_samples
     sigma = poisson_sigma(config.epsilon, config.delta, rate, schedule.num_steps, config.accountant)
     claim = subsampled_claim(

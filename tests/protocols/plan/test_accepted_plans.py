@@ -134,7 +134,9 @@ def configurations(draw: Any, protocol: str) -> Drawn:
             found["class-weights"] = ",".join(map(str, weights))
     if protocol == "g_shuff":
         found["accounting"] = draw(st.sampled_from(["any-order", "any-order", "paper"]))
-    else:
+    if found.get("accounting") != "paper":
+        found["rows-per-person"] = draw(st.sampled_from([1, 1, 1, 4]))
+    if protocol != "g_shuff":
         found["factorisation"] = draw(st.sampled_from(["bisr", "bsr", "identity"]))
     widths = tuple(draw(st.lists(st.integers(1, 4), min_size=1, max_size=3)))
     arguments = tuple(f"--{name}={value}" for name, value in found.items())
@@ -181,8 +183,9 @@ def check_claim(plan: Plan, clip_rounding: float) -> None:
     """ε is at least what this noise gives by dp_accounting for this sensitivity, at most what was asked for."""
     claim, noise, epochs = plan.noise.claim, plan.noise, plan.schedule.epochs
     assert claim.epsilon <= plan.training.epsilon and claim.delta == plan.training.delta
-    contribution = plan.training.clip_norm + clip_rounding
-    grid = 2.0**-noise.noise_bits * math.sqrt(plan.parameters)
+    rows = plan.training.rows_per_person  # in the worst case all in one batch
+    contribution = rows * (plan.training.clip_norm + clip_rounding)
+    grid = rows * 2.0**-noise.noise_bits * math.sqrt(plan.parameters)
     left = claim.delta - claim.slack_delta
     known = 1.0 if noise.split is NoiseSplit.JOINT else 2 * 0.5  # variance that one corrupted server does not know
     std = noise.target_std * math.sqrt(known)
@@ -394,9 +397,9 @@ def test_a_step_keeps_the_clip_on_every_way_that_weights_may_lead_it():
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("number", range(2, 5))
+@pytest.mark.parametrize("number", range(2, 10))
 def test_many_more_steps_keep_the_clip_on_every_way(number):
-    assert check_ways(100, number)["accepted"] >= 50
+    assert check_ways(25, number)["accepted"] >= 12
 
 
 @pytest.mark.heavy
