@@ -17,12 +17,12 @@ from typing import Any
 
 from accel.errors import InvalidArgument
 
-__all__ = ["backend", "is_compiled", "kernels"]
+__all__ = ["backend", "is_compiled", "kept_in", "kernels"]
 
 _PACKAGES = {"numpy": "accel.reference", "numba": "accel.compiled"}
 _FAMILIES = (
     "additive", "allocation", "bits", "calls", "comparison", "counters", "exponential", "frames", "two_holder", "local", "noise", "open_weights",
-    "oprf", "order", "pieces", "projection", "ring", "series", "truncation",
+    "order", "pieces", "projection", "ring", "series", "truncation",
 )  # fmt: skip
 
 
@@ -54,6 +54,15 @@ def _collected(package: str) -> ModuleType:
 
 
 kernels = backend()
+
+
+def kept_in() -> str:
+    """Where this process keeps compiled kernels; empty if it compiles none."""
+    if kernels.__name__ != _PACKAGES["numba"]:
+        return ""
+    from numba.core import config
+
+    return str(config.CACHE_DIR)  # type: ignore[attr-defined]
 
 
 def is_compiled() -> bool:

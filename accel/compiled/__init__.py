@@ -13,11 +13,13 @@ and what is made by a factory has a name of its own.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import shutil
 import stat
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 
 from numba.core import config
@@ -61,13 +63,28 @@ def _cache_directory() -> str:
     """Where numba shall keep compiled code."""
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path(os.path.expanduser("~"), ".cache"))
     chosen, beside = str(getattr(config, "CACHE_DIR", "")), Path(__file__).parent / "__pycache__"
-    for place in (Path(chosen),) if chosen else (beside, home):
-        if _can_write(place):
-            return str(place / _name())
-    directory = Path(tempfile.gettempdir(), f"ppvfl-kernels-{os.getuid()}")
-    directory.mkdir(mode=0o700, exist_ok=True)
-    own = directory if _is_own(directory) else Path(tempfile.mkdtemp(prefix="ppvfl-kernels-"))
+    places = (Path(chosen),) if chosen else (beside, home)
+    own = next((place for place in places if _can_write(place)), None)
+    if own is None:
+        directory = Path(tempfile.gettempdir(), f"ppvfl-kernels-{os.getuid()}")
+        directory.mkdir(mode=0o700, exist_ok=True)
+        own = directory if _is_own(directory) else Path(tempfile.mkdtemp(prefix="ppvfl-kernels-"))
+    _take_over(own / _name(), (*places, beside))
     return str(own / _name())
+
+
+def _take_over(directory: Path, places: Iterable[Path]) -> None:
+    """What was compiled at the installation, where this process cannot write (a read-only image), is used all the same: numba
+    reads only where it can write, so this is a copy. It is trusted as the source is, which lies no safer."""
+    kept = next((place / directory.name for place in places if (place / directory.name).is_dir()), directory)
+    if kept == directory or directory.exists():
+        return
+    with contextlib.suppress(OSError):  # no room: kernels are compiled when they are used
+        directory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        part = Path(tempfile.mkdtemp(prefix=".part-", dir=directory.parent))
+        shutil.copytree(kept, part, dirs_exist_ok=True)
+        part.chmod(0o700)
+        part.rename(directory)  # fails if another process was faster, whose copy is as good
 
 
 def _remove_old(directory: Path) -> None:

@@ -24,6 +24,7 @@ COMMANDS: dict[str, str] = {
     "estimate": "what a training would cost, and how long it would take",
     "doctor": "check files, peers, certificates, versions, clocks and links",
     "status": "what the three servers are doing",
+    "warm": "compile the kernels of this machine, once after an installation",
     "server": "run one of the three servers",
     "client": "take part with a file of columns",
     "predict": "predictions for new rows, to one client only",

@@ -117,13 +117,12 @@ def run(arguments: argparse.Namespace) -> int:
     aligner = Aligner(
         identity,
         kind,
-        own.ids.take(chosen),
+        [own.ids[row] for row in chosen],
         state,
         log,
         id_form=own.id_form,
         listen_on=arguments.listen,
         pad_to=arguments.pad_to,
-        minimum=arguments.minimum_common,
         terms={"--output": arguments.output},
         handlers={"sums": sums.take},
     )
@@ -310,7 +309,7 @@ def _write(
 ) -> None:
     """Ids and predictions, in the order of the receiver's own file."""
     order = np.argsort(agreed.rows)
-    ids = list(own.ids.take(agreed.rows[order]))
+    ids = [own.ids[row] for row in agreed.rows[order]]
     values = found[order]
     if found.ndim == 1:
         header, rows = ["prediction"], [[model.classes[int(value)]] for value in values]

@@ -20,6 +20,7 @@ from typing import Any
 
 from rich.console import Console
 
+import accel
 from accel.files import private_folder, write_bytes
 from accel.validate import require
 from protocols.client.commitment import ColumnsChanged
@@ -42,7 +43,7 @@ from protocols.run.hosts.server_sync import DONE, READY, Different, Meeting, Met
 from protocols.run.hosts.sessions import Session, SessionStore
 from protocols.run.hosts.status import StatusSource
 from protocols.run.progress import ProgressBars
-from protocols.run.warm_up import forget_earlier, warm_up
+from protocols.run.warm_up import forget_earlier, warm_up, warm_up_everything
 from protocols.server.gl_training import GREETING
 from protocols.server.verification import UploadRefused
 from protocols.state.audit_log import WITNESS, AuditLog
@@ -106,21 +107,30 @@ def run(arguments: argparse.Namespace) -> int:
         server.show_status(split_address(asked, "--status"), required=arguments.status is not None)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: server.stop.set())
-    if config.run.layers is None:  # clients of gl_bmf come when the servers are long there
-        threading.Thread(target=load_kernels, args=(config, state, log), daemon=True).start()
+    server.ready.clear()
+    threading.Thread(target=load_kernels, args=(config, state, log, server.ready), daemon=True).start()
     return server.serve()
 
 
-def load_kernels(config: FederationConfig, state: Path, log: Log) -> None:
-    """Load what the training will need while clients read and align their rows; without it, it is loaded when it is needed."""
+def load_kernels(config: FederationConfig, state: Path, log: Log, ready: threading.Event) -> None:
+    """Load, or compile, what the training will need while clients read and align their rows: before the servers meet, so that
+    no attempt waits for it. ``ready`` is set at its end; if it failed, they are loaded when they are needed."""
     begun = time.monotonic()
     try:
         private_folder(state)
         forget_earlier(state)
-        warm_up(config.run.training, len(config.run.classes) or 1, state)
+        if not accel.is_compiled():
+            reason = "nothing is compiled on this machine: `ppvfl warm` does it at the installation"
+            log.info("compiling kernels, about a minute", reason=reason)
+        if config.run.layers is None:
+            warm_up(config.run.training, len(config.run.classes) or 1, state)
+        else:
+            warm_up_everything(state)
         log.info("kernels are loaded", seconds=round(time.monotonic() - begun, 2))
     except Exception as error:  # of no importance to the training
         log.warning("kernels were not loaded ahead", reason=type(error).__name__)
+    finally:
+        ready.set()
 
 
 class Server:
@@ -146,7 +156,8 @@ class Server:
         self._waiting = Waiting(log)
         self._meeting = Meeting(identity, log, self._audit, self._waiting)
         self._pause = Backoff(0.5, 60.0)  # after an attempt that failed
-        self.stop = threading.Event()
+        self.stop, self.ready = threading.Event(), threading.Event()
+        self.ready.set()  # cleared while kernels are loaded: it meets nobody meanwhile
         self.status = StatusSource(
             self.config, identity.name, directory, self._store, self._waiting, self._budgets, self._log
         )
@@ -227,6 +238,8 @@ class Server:
     def _state_in_words(self) -> str:
         """For doctors: public facts only."""
         training = self._store.training
+        if not self.ready.is_set():
+            return "compiles or loads its kernels"
         if plans := self._store.planning:
             return plans
         if waits := self._waiting.words:
@@ -250,10 +263,10 @@ class Server:
     def _wait_for_work(self) -> bool:
         self._name_missing()
         with self._store.changed:
-            if READY in self._offers().values():
+            if self.ready.is_set() and READY in self._offers().values():
                 return True
             self._store.changed.wait(0.2)
-        return self._meeting.somebody_waits and bool(self._offers())
+        return self.ready.is_set() and self._meeting.somebody_waits and bool(self._offers())
 
     def _name_missing(self) -> None:
         """Without all clients nothing is computed: say who is waited for, and since when."""
@@ -461,6 +474,11 @@ class Server:
         if not isinstance(channel.peer, int) or channel.peer < int(str(self._identity.me)):
             channel.answer(refused=f"{name_of(channel.peer)} has no business here: servers call lower numbers only")
             raise HandshakeError("not a server that calls this one")
+        if not self.ready.is_set():
+            channel.answer(
+                refused=f"{self._identity.name} compiles or loads its kernels, and comes when it has", later=True
+            )
+            return
         channel.answer(ok=True)
         self._door.keep(channel)
         self._meeting.arrive(channel)

@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import contextlib
 
-from protocols.run.warm_up import warm_up
-from vfl.training import TrainingConfig
+from protocols.run.warm_up import KINDS, warm_up
 
 __all__: list[str] = []
 
 with contextlib.suppress(Exception):  # a fork server must start: what is wrong here shows in the servers
-    for weights in ("open", "secret"):
-        warm_up(TrainingConfig(weights=weights), 3)
-    warm_up(TrainingConfig(weights="open", task="binary"), 2)  # what an open regression needs is among it
+    for training, classes in KINDS[:3]:  # what an open regression needs is among it
+        warm_up(training, classes)

@@ -21,7 +21,15 @@ from protocols.plan.run_plan import PublicClient, PublicFederation, plan_run
 from protocols.server.training import ServerJob
 from vfl.training import TrainingConfig
 
-__all__ = ["forget_earlier", "warm_up"]
+__all__ = ["KINDS", "forget_earlier", "warm_up", "warm_up_everything"]
+
+# trainings with other kernels, and their classes; all others, GL-BMF and predictions too, need no more than these together
+KINDS = (
+    (TrainingConfig(weights="open"), 3),
+    (TrainingConfig(weights="secret"), 3),
+    (TrainingConfig(weights="open", task="binary"), 2),
+    (TrainingConfig(weights="open", hidden=(4,)), 3),
+)
 
 _ROWS, _BATCH, _WIDTH = 16, 8, 4  # small: kernels are the same for every size
 _TIMEOUT = 300.0  # where nothing was compiled yet
@@ -54,6 +62,12 @@ def warm_up(training: TrainingConfig, classes: int, directory: Path | None = Non
             releases=plan.releases,
             timeout=_TIMEOUT,
         )
+
+
+def warm_up_everything(directory: Path | None = None) -> None:
+    """``warm_up`` of every kind: afterwards no training on this machine compiles anything. A minute where nothing was compiled."""
+    for training, classes in KINDS:
+        warm_up(training, classes, directory)
 
 
 def forget_earlier(directory: Path) -> None:

@@ -20,6 +20,7 @@ x = np.ones((2, 3), dtype=np.uint64)
 accel.kernels.product_pair(x, x, None, np.empty(3, dtype=np.uint64))
 print("compiled" if ring._product_pair.stats.cache_misses else "from the cache")
 """
+ROOT = str(Path(accel.__file__).parents[1])
 # root may write everywhere, unless it gives that up
 ORDINARY = ["setpriv", "--bounding-set=-dac_override", "--inh-caps=-dac_override"] if os.getuid() == 0 else []
 
@@ -60,6 +61,31 @@ def test_a_user_who_can_write_neither_beside_the_source_nor_at_home_compiles_onc
     finally:
         for directory in closed:
             directory.chmod(0o755)
+
+
+def test_what_was_compiled_at_the_installation_is_used_where_nothing_can_be_written(tmp_path):
+    """A container with a read-only root compiled for 45 s at every start, and ``ppvfl warm`` would have changed nothing."""
+    (image := tmp_path / "image").mkdir()
+    if ORDINARY and shutil.which("setpriv") is None:
+        pytest.skip("root needs setpriv to act as a user")
+    temporaries = [tmp_path / name for name in ("first start", "second start")]
+
+    def run(temporary: Path) -> str:
+        temporary.mkdir(exist_ok=True)
+        environment = {**os.environ, "NUMBA_CACHE_DIR": str(image), "TMPDIR": str(temporary), "PYTHONPATH": ROOT}
+        done = subprocess.run(
+            [*ORDINARY, sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, check=True
+        )
+        return done.stdout.strip()
+
+    assert run(tmp_path) == "compiled"  # as the image is built
+    image.chmod(0o555)
+    try:
+        assert [run(temporary) for temporary in temporaries] == ["from the cache"] * 2
+        (copy,) = temporaries[0].glob("ppvfl-kernels-*/ppvfl-kernels-*")
+        assert copy.stat().st_mode & 0o777 == 0o700 and not list(copy.parent.glob(".part-*"))
+    finally:
+        image.chmod(0o755)
 
 
 def test_a_change_in_any_file_compiles_everything_anew_and_removes_what_was_kept(tmp_path):

@@ -14,7 +14,6 @@ import pyarrow.compute as pc
 from accel.validate import require
 from vfl.tables.cells import Misread, is_missing, numbers, plain, texts
 from vfl.tables.errors import ColumnsError
-from vfl.tables.ids import Ids
 from vfl.tables.reading import RawTable, as_raw_table
 from vfl.tables.schema import Schema
 
@@ -26,7 +25,7 @@ class ClientTable:
     """One client's rows: ids as text, features as numbers (rows, columns), labels (texts) or targets (numbers) if it has them."""
 
     source: str
-    ids: Ids
+    ids: tuple[str, ...]
     columns: tuple[str, ...]
     features: npt.NDArray[np.float32] = field(repr=False)
     labels: tuple[str, ...] | None = field(default=None, repr=False)
@@ -38,7 +37,7 @@ class ClientTable:
         rows = [position[name] for name in ids]
         labels = None if self.labels is None else tuple(self.labels[row] for row in rows)
         targets = None if self.targets is None else self.targets[rows]
-        return ClientTable(self.source, Ids(ids), self.columns, self.features[rows], labels, targets)
+        return ClientTable(self.source, tuple(ids), self.columns, self.features[rows], labels, targets)
 
 
 @dataclass(frozen=True)
@@ -112,7 +111,7 @@ class _Application:
         self._refuse_repeated(ids)
         table = ClientTable(
             raw.source,
-            Ids(ids),
+            tuple(ids.to_pylist()),
             schema.outputs,
             features,
             None if labels is None else tuple(labels.to_pylist()),

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
-from pathlib import Path
+import tomllib
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import kubernetes_validate
@@ -47,6 +49,62 @@ def test_the_manifest_starts_one_server_with_its_state_on_a_volume() -> None:
 def test_compose_has_a_health_check_on_the_page() -> None:
     server = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]["server"]
     assert "/healthz" in server["healthcheck"]["test"][-1] and server["restart"] == "on-failure"
+
+
+# where operators put what is theirs, by the documentation or by habit; none of it may come into an image
+PRIVATE = ("deploy/server-0/key.pem", "deploy/federation.toml", "pilot/server-0/key.pem", "server-0/state/noise.key",
+           "bank.parquet", "accel/key.pem", "protocols/server-0/state/noise.key")  # fmt: skip
+
+
+def instructions() -> list[tuple[str, list[str]]]:
+    """The Dockerfile's instructions and their words."""
+    text = re.sub(r"(?m)^#.*\n", "", (DEPLOY / "Dockerfile").read_text()).replace("\\\n", " ")
+    lines = [line.split() for line in text.splitlines() if line.strip()]
+    return [(name, words) for name, *words in lines]
+
+
+def is_sent(file: str) -> bool:
+    """Whether ``.dockerignore`` lets a file into the build: the last pattern that fits it, or a folder above it, decides."""
+    path, sent = PurePosixPath(file), True
+    for line in (DEPLOY.parent / ".dockerignore").read_text().splitlines():
+        pattern = line.removeprefix("!")
+        if pattern and not pattern.startswith("#"):
+            anywhere = pattern.startswith("**/")
+            above = [path, *path.parents][:-1]
+            if any(
+                place.match(pattern[3:]) if anywhere else str(place) == pattern or pattern == "*" for place in above
+            ):
+                sent = line.startswith("!")
+    return sent
+
+
+def test_the_image_is_made_of_named_packages_and_of_nothing_private() -> None:
+    """``COPY . /src`` took the private keys of the documented layout into a layer of the image."""
+    copied = [source for name, words in instructions() if name in ("COPY", "ADD") for source in words[:-1]]
+    assert all((DEPLOY.parent / source).exists() and source not in (".", "./") for source in copied)
+    taken = [file for file in PRIVATE if any(PurePosixPath(file).is_relative_to(source) for source in copied)]
+    assert [file for file in taken if is_sent(file)] == [] and not any(map(is_sent, PRIVATE))
+    settings = tomllib.loads((DEPLOY.parent / "pyproject.toml").read_text())
+    packages = {name.rstrip("*") for name in settings["tool"]["setuptools"]["packages"]["find"]["include"]}
+    assert packages < set(copied)
+    sources = [file.relative_to(DEPLOY.parent) for name in packages for file in (DEPLOY.parent / name).rglob("*.py")]
+    assert [str(file) for file in sources if not is_sent(str(file))] == []
+    assert all(is_sent(source) for source in copied if (DEPLOY.parent / source).is_file())
+
+
+def test_the_volume_of_a_container_belongs_to_its_user() -> None:
+    """A new volume takes owner and mode from the image's directory: there was none, so root had it and the server ended."""
+    service = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]["server"]
+    words = service["command"].split()
+    state = words[words.index("--state") + 1]
+    assert f"state:{state}" in service["volumes"]
+    users = [place for place, (name, _) in enumerate(instructions()) if name == "USER"]
+    made = [place for place, (_, words) in enumerate(instructions())
+            if " ".join(words).find(f"install --directory --mode 0700 --owner ppvfl --group ppvfl {state}") >= 0]  # fmt: skip
+    assert made and users and made[0] < users[0] and instructions()[users[0]][1] == ["ppvfl"]
+    assert (state_of := [words for name, words in instructions() if name == "VOLUME"]) == [[state]], state_of
+    warm = [place for place, (name, words) in enumerate(instructions()) if (name, words) == ("RUN", ["ppvfl", "warm"])]
+    assert warm and warm[0] > users[0]  # as the user whose cache it is
 
 
 def complaints_of_systemd(unit: str, directory: Path) -> list[str]:

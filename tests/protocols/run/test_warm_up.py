@@ -22,7 +22,7 @@ SCRIPT = """
 import json, sys
 from pathlib import Path
 from numba.core.dispatcher import Dispatcher
-from protocols import g_bmf
+from protocols.methods import g_bmf
 from protocols.run.warm_up import warm_up
 from tests.protocols.state.test_stored_rows import make_plan, train
 

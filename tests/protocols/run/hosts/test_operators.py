@@ -70,9 +70,24 @@ def test_kernels_that_cannot_be_loaded_ahead_are_a_line(
 
     monkeypatch.setattr(server_command, "warm_up", broken)
     log = Log("server-0", federation.directory / "server-0.log")
-    server_command.load_kernels(federation.config, federation.directory / "state", log)
-    (line,) = federation.events("server-0")
-    assert line["event"] == "kernels were not loaded ahead" and line["reason"] == "OSError"
+    server_command.load_kernels(federation.config, federation.directory / "state", log, ready := threading.Event())
+    line = federation.events("server-0")[-1]
+    assert line["event"] == "kernels were not loaded ahead" and line["reason"] == "OSError" and ready.is_set()
+
+
+def test_servers_meet_when_their_kernels_are_compiled(federation: Federation) -> None:
+    """The first training of a fresh install was silent for 45 s: every kernel was compiled within the attempt."""
+    servers = [federation.start(number) for number in range(3)]
+    servers[1].ready.clear()
+    session, outcome = secrets.token_hex(16), dict[str, Any]()
+    clients = [federation.client(name, session, outcome) for name in ("bank", "card")]
+    _wait(lambda: any("compiles or loads its kernels" in why for why in reasons(federation, "server-2", "waiting")))
+    assert servers[1]._state_in_words() == "compiles or loads its kernels"  # to doctors
+    assert not reasons(federation, "server-0", "all servers agree") and not outcome
+    servers[1].ready.set()
+    for client in clients:
+        client.join(PATIENCE)
+    assert np.array_equal(outcome["bank"][0], outcome["card"][0])
 
 
 def test_a_server_on_a_full_disk_stops_when_it_is_asked_to(

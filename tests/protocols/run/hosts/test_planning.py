@@ -9,10 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from protocols.deploy.server import planning
 
 from accel.errors import InvalidArgument
 from protocols.federation.read import configuration_hash, load
+from protocols.run.hosts import planning
 from protocols.run.hosts.jobs import Task, TrainingTask, make_task
 from protocols.run.hosts.planning import Planner, StillPlanning
 from protocols.run.hosts.sessions import SessionStore
