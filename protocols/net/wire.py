@@ -8,6 +8,7 @@ length the receiver bounds before it reads: nobody can make a peer hold more tha
 
 from __future__ import annotations
 
+import datetime
 import hashlib
 import json
 import socket
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from cryptography import x509
 
 from protocols.federation.read import FederationConfig, configuration_hash, lasting_hash
 from refmpc.core.errors import HandshakeError, PeerLost, PeerTimeout
@@ -38,7 +40,7 @@ from refmpc.net.tls import (
     wrong_pin,
 )
 
-__all__ = ["VERSION", "Channel", "Identity", "Refused", "call", "caller_of", "notice_silence"]
+__all__ = ["VERSION", "Channel", "Identity", "Refused", "call", "caller_of", "notice_silence", "wrong_date"]
 
 VERSION = 2  # of the messages between participants; since 2: who aligns is told whom everybody waits for
 _FRAME = struct.Struct("<IQ")
@@ -125,6 +127,23 @@ def caller_of(connection: ssl.SSLSocket, credentials: Credentials) -> Peer | Non
     """The participant whose pinned certificate the other end proved to have."""
     got = hashlib.sha256(connection.getpeercert(binary_form=True) or b"").hexdigest()
     return next((peer for peer, pin in credentials.pinned.items() if pin.lower() == got), None)
+
+
+def wrong_date(connection: socket.socket, peer: Peer, me: str) -> str:
+    """A sentence if the peer's certificate is not valid by this host's clock: one that is wrong is named with what it says."""
+    assert isinstance(connection, ssl.SSLSocket)
+    certificate = x509.load_der_x509_certificate(connection.getpeercert(binary_form=True) or b"")
+    now = datetime.datetime.now(datetime.UTC)
+    begins, ends = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+    if begins <= now <= ends:
+        return ""
+    found = (
+        f"is not valid before {begins:%Y-%m-%d %H:%M} UTC" if now < begins else f"expired on {ends:%Y-%m-%d %H:%M} UTC"
+    )
+    return (
+        f"the certificate of {name_of(peer)} {found}, and the clock of {me} says {now:%Y-%m-%d %H:%M} UTC: "
+        f"set that clock if it is wrong, else {name_of(peer)} needs a new certificate"
+    )
 
 
 def notice_silence(connection: socket.socket) -> None:
@@ -220,17 +239,22 @@ class Channel:
         self.connection.close()
 
 
-def _is_refusal(error: BaseException | None) -> bool:
-    """Whether TLS failed for good: a certificate that is wrong stays wrong, but a connection that broke may be made again."""
+def _refusal(error: BaseException | None, name: str, me: str) -> str:
+    """A sentence if TLS failed because one of the two does not know the other's certificate; not if the connection broke."""
+    way_out = "both must use the same federation.toml, with the certificates that are in use"
     if isinstance(error, ssl.SSLCertVerificationError):
-        return True
-    return isinstance(error, ssl.SSLError) and "ALERT" in str(getattr(error, "reason", ""))
+        return f"{name} presents a certificate that {me} has not pinned ({error.verify_message}): {way_out}"
+    reason = str(getattr(error, "reason", ""))
+    if isinstance(error, ssl.SSLError) and "ALERT" in reason:
+        return f"{name} refused the TLS connection, as it has not pinned the certificate of {me} ({reason}): {way_out}"
+    return ""
 
 
 def call(
     identity: Identity, peer: Peer, address: tuple[str, int], purpose: str, *, timeout: float, **more: Any
 ) -> tuple[Channel, dict[str, Any]]:
-    """Call a participant; returns the channel and its answer. ``Refused`` if it answers with a refusal."""
+    """Call a participant; returns the channel and its answer. ``Refused`` if it answers with a refusal: ``later`` if it may be
+    answered otherwise when a clock has been set, or when a new federation.toml or version has reached both ends."""
     deadline = time.monotonic() + min(_CALL, timeout)
     name, host, port = name_of(peer), *address
     try:
@@ -242,18 +266,18 @@ def call(
         set_socket_options(raw)
         notice_silence(raw)
         raw.settimeout(max(0.05, deadline - time.monotonic()))
-        connection = secure(raw, identity.credentials, server_side=False)
+        connection = secure(raw, identity.credentials, server_side=False, check_dates=False)
         shake_hands(connection, name)
-        wrong = wrong_pin(connection, identity.credentials, peer)
+        wrong = wrong_pin(connection, identity.credentials, peer) or wrong_date(connection, peer, identity.name)
         if wrong:
-            raise Refused(wrong)
+            raise Refused(wrong, later=True)
         try:
             send(connection, identity.hello(peer, purpose, **more), deadline)
             answer = parse(receive(connection, name, deadline), name)
         except OSError as error:  # TLS 1.3: a refused certificate is noticed only now
             reason = getattr(error, "reason", "") or error
-            if _is_refusal(error):
-                raise Refused(f"{name} refused the TLS connection: {reason}") from error
+            if why := _refusal(error, name, identity.name):
+                raise Refused(why, later=True) from error
             raise PeerLost(f"{name} closed the connection during the greeting: {reason}") from error
         if "refused" in answer:
             why = printable(str(answer["refused"]))
@@ -263,8 +287,8 @@ def call(
         raise
     except HandshakeError as error:
         connection.close()
-        if _is_refusal(error.__cause__):
-            raise Refused(str(error)) from error
+        if why := _refusal(error.__cause__, name, identity.name):
+            raise Refused(why, later=True) from error
         raise PeerLost(str(error)) from error  # it died, or is too busy: worth another call
     except OSError as error:
         connection.close()

@@ -38,6 +38,7 @@ __all__ = [
 LENGTH = struct.Struct("<I")
 MAX_MESSAGE = 1 << 16
 _BUFFER = 4 << 20
+_NO_CHECK_TIME = ssl.VerifyFlags(0x200000)  # X509_V_FLAG_NO_CHECK_TIME of OpenSSL
 
 
 @dataclass(frozen=True)
@@ -61,8 +62,11 @@ def set_socket_options(connection: socket.socket) -> None:
         connection.setsockopt(socket.SOL_SOCKET, option, _BUFFER)
 
 
-def secure(connection: socket.socket, credentials: Credentials, *, server_side: bool) -> ssl.SSLSocket:
-    return wrap_in_tls(connection, tls_context(credentials, server_side=server_side), server_side=server_side)
+def secure(
+    connection: socket.socket, credentials: Credentials, *, server_side: bool, check_dates: bool = True
+) -> ssl.SSLSocket:
+    context = tls_context(credentials, server_side=server_side, check_dates=check_dates)
+    return wrap_in_tls(connection, context, server_side=server_side)
 
 
 def wrap_in_tls(connection: socket.socket, context: ssl.SSLContext, *, server_side: bool) -> ssl.SSLSocket:
@@ -74,13 +78,19 @@ def wrap_in_tls(connection: socket.socket, context: ssl.SSLContext, *, server_si
         raise HandshakeError(f"the connection broke before the TLS handshake: {error}") from error
 
 
-def tls_context(credentials: Credentials, *, server_side: bool) -> ssl.SSLContext:
-    """TLS 1.3 with this participant's certificate, for peers that have one of those pinned. Reads the files."""
+def tls_context(credentials: Credentials, *, server_side: bool, check_dates: bool = True) -> ssl.SSLContext:
+    """TLS 1.3 with this participant's certificate, for peers that have one of those pinned. Reads the files.
+
+    ``check_dates`` false: the caller compares the peer's certificate with the clock itself, after the handshake, so that it can
+    say whose clock says what. TLS only has an alert for it.
+    """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server_side else ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.check_hostname = False  # the certificate itself is pinned, which is stronger than a name in it
     context.verify_mode = ssl.CERT_REQUIRED
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # a pinned certificate is trusted without its authority
+    if not check_dates:
+        context.verify_flags |= _NO_CHECK_TIME
     if server_side:
         context.num_tickets = 0  # nothing is resumed
     try:

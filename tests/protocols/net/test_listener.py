@@ -147,6 +147,26 @@ def test_whoever_trickles_is_sent_away_after_a_while(besieged: Besieged) -> None
     assert besieged.greet() < PATIENCE
 
 
+@pytest.mark.parametrize(
+    ("days", "says"), [(-1, "is not valid before 20"), (40, "expired on 20")], ids=["early", "late"]
+)
+@pytest.mark.parametrize("whose", ["bank", "server-0"])
+def test_a_clock_that_differs_is_named_and_the_caller_may_come_again(
+    tmp_path: Path, whose: str, days: int, says: str
+) -> None:
+    """A server whose clock was five hours off ended its clients with SSLV3_ALERT_BAD_CERTIFICATE. Here it is the certificate
+    that is a day too young, or ten too old, which looks the same."""
+    make_federation(tmp_path)
+    server = Besieged(rekey(tmp_path, whose, days=30, age=days), tmp_path)
+    other = {"bank": "server-0", "server-0": "bank"}[whose]
+    with (
+        server.door,
+        pytest.raises(Refused, match=f"certificate of {whose} {says}.*the clock of {other} says 20") as refused,
+    ):
+        server.greet()
+    assert refused.value.later
+
+
 def test_oversized_messages_are_refused_before_they_are_read(besieged: Besieged) -> None:
     bank = besieged.identity("bank")
     with secure(socket.create_connection(besieged.address), bank.credentials, server_side=False) as connection:

@@ -116,9 +116,9 @@ def test_certificates_are_replaced_in_the_middle_of_a_training(
     old_server, old_client = new_certificate(federation, "server-1"), new_certificate(federation, "bank")
     for number in range(3):
         federation.start(number, predictions=True)
-    for thread in threads:
-        thread.join(PATIENCE)  # clients with the earlier file are refused in words, and end
-    assert all("configuration hash" in str(found) or "certificate" in str(found) for found in outcome.values()), outcome
+    for name in ("bank", "card"):  # clients with the earlier file are refused in words, and wait for the new one
+        _wait(lambda name=name: any("same federation.toml" in reason for reason in waits(federation, name)))  # type: ignore[misc]
+    assert not outcome and all(thread.is_alive() for thread in threads)
     again: dict[str, Any] = {}
     for thread in [federation.client(name, session, again) for name in ("bank", "card")]:
         thread.join(PATIENCE)
@@ -137,5 +137,39 @@ def test_certificates_are_replaced_in_the_middle_of_a_training(
         federation.start(number, predictions=True)
     federation.client("bank", secrets.token_hex(16), other).join(PATIENCE)
     assert "trained" in str(other["bank"])  # once is once, whatever the certificates are
+    federation.stop()
+    capsys.readouterr()
+
+
+def test_a_new_file_that_reaches_one_server_later_ends_nobody(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A client with the new file was refused by the server that still had the old one, and ended."""
+    federation = Federation(tmp_path)
+    earlier = federation.config
+    new_certificate(federation, "bank")
+    federation.config, newer = earlier, federation.config
+    federation.start(1)
+    federation.config = newer
+    for number in (0, 2):
+        federation.start(number)
+    session, outcome = secrets.token_hex(16), dict[str, Any]()
+    clients = [federation.client(name, session, outcome) for name in ("bank", "card")]
+    _wait(
+        lambda: any(
+            "server-1 refused" in reason and "certificate of bank" in reason for reason in waits(federation, "bank")
+        )
+    )
+    _wait(
+        lambda: any(
+            "server-1 refused" in reason and "configuration hash" in reason for reason in waits(federation, "card")
+        )
+    )
+    assert not outcome
+    stop(federation, 1)
+    federation.start(1)
+    for client in clients:
+        client.join(PATIENCE)
+    assert np.array_equal(outcome["bank"][0], outcome["card"][0])
     federation.stop()
     capsys.readouterr()
