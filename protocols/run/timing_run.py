@@ -18,6 +18,7 @@ import secrets
 import socket
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -208,7 +209,7 @@ def _play(root: Path, name: str) -> None:
     entry = config.participant(name)
     identity = Identity(config, entry.peer, load_credentials(config, name))
     if isinstance(entry, ServerEntry):
-        load_kernels(config, root / name, Log(name, root / f"{name}.log"))
+        load_kernels(config, root / name, Log(name, root / f"{name}.log"), threading.Event())
     for trial in trials:
         log = Log(name, trial.folder / f"{name}.log")
         if isinstance(entry, ServerEntry):

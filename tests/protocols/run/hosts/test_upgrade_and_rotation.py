@@ -117,7 +117,7 @@ def test_certificates_are_replaced_in_the_middle_of_a_training(
     for number in range(3):
         federation.start(number, predictions=True)
     for name in ("bank", "card"):  # clients with the earlier file are refused in words, and wait for the new one
-        _wait(lambda name=name: any("same federation.toml" in reason for reason in waits(federation, name)))  # type: ignore[misc]
+        _wait(lambda name=name: any("same federation.toml" in reason for reason in waits(federation, name)))
     assert not outcome and all(thread.is_alive() for thread in threads)
     again: dict[str, Any] = {}
     for thread in [federation.client(name, session, again) for name in ("bank", "card")]:
