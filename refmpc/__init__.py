@@ -20,6 +20,7 @@ from refmpc.core.errors import (
     RangeError,
     RefmpcError,
     ReleaseRefused,
+    SharesDiffer,
 )
 from refmpc.core.fixed import DEFAULT_FRACTION_BITS, decode, encode, largest_value
 from refmpc.core.ledger import Ledger, Release
@@ -115,6 +116,7 @@ __all__ = [
     "ReleaseRefused",
     "RunResult",
     "Series",
+    "SharesDiffer",
     "TwoHolder",
     "TwoHolderBits",
     "Words",

@@ -67,4 +67,4 @@ def _local(backend: str, plan: Plan, federation: Federation, timeout: float) -> 
             timeout=timeout,
         )
     cost = {"rounds": result.rounds, "bytes": result.bytes, "seconds": result.seconds}
-    return Trained(result.outputs[0], plan.claim, cost)
+    return Trained(result.client_outputs[plan.client_names[0]], plan.claim, cost)

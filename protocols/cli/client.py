@@ -36,9 +36,10 @@ from protocols.net.wire import Identity
 from protocols.plan.gl_plan import LayerPlan
 from protocols.plan.run_plan import Plan
 from protocols.run.hosts.jobs import TRAINING
-from protocols.state.model_file import ReleasedModel, write_model
+from protocols.state.model_file import ReleasedModel, SharedModel, write_model
 from refmpc import Client
 from refmpc.net.framing import listed, printable
+from refmpc.primitives.io import SHARE_DIGEST_BYTES
 from vfl.dp.certificate_cache import announced
 from vfl.local.lora import LoraLayer, ParallelLora
 from vfl.progress import progress_bar
@@ -191,7 +192,7 @@ def take_part(
                 session=session,
                 rows=len(rows),
                 parameters=parameters,
-                largest_result=8 * plan.parameters,
+                largest_result=8 * plan.parameters + SHARE_DIGEST_BYTES,
                 anew=shared.differs,
                 people=people,
                 on_beat=on_beat,
@@ -258,6 +259,7 @@ def released(
         local,
         task=plan.training.task,
         target_range=config.run.target_range,
+        shared=None if plan.opens_sums or plan.training.hidden else SharedModel.of(plan),
     )
     if columns is None:
         return model

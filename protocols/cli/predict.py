@@ -45,6 +45,7 @@ from protocols.run.hosts.jobs import PREDICTION, TRAINING, prediction_plan
 from protocols.state.model_file import ReleasedModel, read_model
 from refmpc import Client
 from refmpc.net.framing import listed, name_of
+from refmpc.primitives.io import SHARE_DIGEST_BYTES
 from vfl.losses import classes_of, probabilities, unscaled_targets
 from vfl.progress import progress_bar
 
@@ -105,6 +106,14 @@ def run(arguments: argparse.Namespace) -> int:
     for note in own.notes:
         log.warning("something in the file is not used", reason=note)
     leader = config.label_client.name
+    is_open = config.run.training.weights == "open"
+    require(
+        arguments.clear or is_open or model.shared is not None,
+        "--clear",
+        False,
+        "given with secret weights and hidden layers",
+        "servers do not know this model, and the ranges of its shares are not certain",
+    )
     require(
         not arguments.clear or receiver == leader,
         "--clear",
@@ -222,7 +231,8 @@ def _with_servers(
     log: Log,
 ) -> np.ndarray | None:
     """Share all rows, then fetch the predictions (at the receiver; None elsewhere)."""
-    plan = prediction_plan(identity.config, len(agreed.rows), output, model.layers, model.claim)
+    known = model.shared or model.layers  # what the servers have of the model
+    plan = prediction_plan(identity.config, len(agreed.rows), output, known, model.claim)
     while True:
         transport = UplinkTransport(
             identity,
@@ -232,7 +242,7 @@ def _with_servers(
             rows=plan.rows,
             output=output,
             parameters=plan.public_parameters(),
-            largest_result=16 * plan.rows * plan.columns,
+            largest_result=16 * plan.rows * plan.columns + SHARE_DIGEST_BYTES * len(plan.chunks),
         )
         try:
             client = Client(identity.name, transport)

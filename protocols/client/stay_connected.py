@@ -38,6 +38,7 @@ from refmpc.core.errors import OutOfStep, PeerAborted, PeerLost, PeerTimeout
 from refmpc.launch.participants import play_client
 from refmpc.net.framing import listed, name_of
 from refmpc.net.sockets import SocketTransport
+from refmpc.primitives.io import SHARE_DIGEST_BYTES
 from vfl.local.client import Client as LocalClient
 
 __all__ = ["local_client", "train_with_servers"]
@@ -91,7 +92,7 @@ def train_with_servers(
             session=session,
             rows=len(rows),
             parameters=plan.public_parameters(),
-            largest_result=8 * plan.parameters,
+            largest_result=8 * plan.parameters + SHARE_DIGEST_BYTES,
             people=people_tag(state.parent, identity.name, own.ids),
             on_beat=on_beat,
         )

@@ -11,7 +11,7 @@ import numpy as np
 import refmpc
 from protocols.client.commitment import check_columns, commit_to_columns
 from protocols.plan.plausibility import require_possible_model
-from protocols.plan.run_plan import MODEL_RELEASE, Plan
+from protocols.plan.run_plan import Plan
 from protocols.plan.scales import EMBEDDING_BITS
 from protocols.server.verification import verify_uploads
 from protocols.state.checkpoint import ServerDirectory
@@ -28,7 +28,6 @@ __all__ = [
     "client_program",
     "receive_model",
     "receive_rows",
-    "release_model",
     "share_columns",
     "shares_of_rows",
     "with_ones_column",
@@ -92,7 +91,8 @@ def share_columns(client: Client, job: ClientJob, advance: Callable[[int], None]
 
 
 def receive_model(client: Client, plan: Plan) -> list[np.ndarray]:
-    """Wait for the released model; raises ``Impossible`` if no training can have led to it."""
+    """Wait for the released model. Raises ``SharesDiffer`` if two servers disagree about a share of it, ``Impossible`` if
+    no training can have led to it: with secret weights only clients can look."""
     model = plan.unflatten(client.receive((plan.parameters,), plan.scales.weight_bits, timeout=PATIENCE))
     require_possible_model(plan, model)
     return model
@@ -212,13 +212,3 @@ def with_ones_column(party: Party, shares: np.ndarray) -> ArithmeticTensor:
     """[H 1] from shares whose last column is still zero."""
     _set_ones(party, shares)
     return ArithmeticTensor(party, shares, EMBEDDING_BITS)
-
-
-async def release_model(party: Party, plan: Plan, weights: ArithmeticTensor) -> np.ndarray:
-    """Server-client phase: open the global model to the servers and to every client."""
-    with party.phase("release"):
-        for name in plan.client_names:
-            refmpc.reveal_to_client(weights, name, MODEL_RELEASE)
-        opened = await refmpc.reveal(weights, MODEL_RELEASE)
-    assert opened is not None
-    return opened

@@ -19,13 +19,13 @@ from refmpc import Party
 __all__ = ["servers", "train"]
 
 
-async def servers(party: Party, job: LayerServerJob) -> np.ndarray:
+async def servers(party: Party, job: LayerServerJob) -> list[np.ndarray]:
     """What each server runs."""
     with layer_run(party, job) as run:
         return await train(run)
 
 
-async def train(run: LayerRun) -> np.ndarray:
+async def train(run: LayerRun) -> list[np.ndarray]:
     """Train with the clients, step by step, and release the model."""
     run.greet_clients()
     labels = await run.receive_labels()
@@ -33,5 +33,4 @@ async def train(run: LayerRun) -> np.ndarray:
         embeddings, clients = await run.receive_batch(step)
         openings = await run.step(embeddings, labels[run.plan.schedule.rows(step)], clients)
         await run.release_gradients(step, openings)
-    (model,) = await run.release()
-    return model
+    return await run.release()

@@ -20,8 +20,8 @@ import numpy as np
 import refmpc
 from accel.files import read_arrays
 from accel.validate import require, require_choice, require_integer
-from protocols.plan.run_plan import Plan
 from protocols.plan.scales import EMBEDDING_BITS, LOGIT_BITS, MOST_WEIGHT_BITS, PROBABILITY_BITS
+from protocols.state.model_file import SharedModel
 from protocols.step.squared_norm_ratio import ROOM
 from refmpc import ArithmeticTensor, Client, Party
 from vfl.dp.claim import NO_CLAIM
@@ -201,28 +201,31 @@ def plan_with_released_model(
     )
 
 
-def plan_with_shares(plan: Plan, *, receiver: str, output: str = "label", rows: int) -> PredictionPlan:
-    """The servers use the shares they hold after training, also if the model was never opened; ranges as planned then."""
-    require(
-        plan.training.hidden == (),
-        "hidden",
-        plan.training.hidden,
-        "empty: in training, rows beyond a norm limit do not count, and nobody sees which, so ranges are not certain",
-        "predict with the released model",
-    )
+def plan_with_shares(
+    shared: SharedModel,
+    client_names: Sequence[str],
+    client_widths: Sequence[int],
+    *,
+    receiver: str,
+    output: str = "label",
+    rows: int,
+    training_claim: str,
+    task: str = "classification",
+) -> PredictionPlan:
+    """The servers use the shares they hold after training, whether or not they know the model; ranges as planned then."""
     return PredictionPlan(
         receiver=receiver,
         output=output,
         rows=rows,
-        client_names=plan.client_names,
-        client_widths=plan.client_widths,
-        shapes=((plan.width + 1, plan.outputs),),
-        reach=math.hypot(plan.scales.row_bound, 1.0),
-        bounds=(plan.scales.logit_bound,),
-        weight_bits=plan.scales.weight_bits,
-        model=f"shares of {plan.fingerprint}",
-        training_claim=plan.claim.paragraph(),
-        task=plan.training.task,
+        client_names=tuple(client_names),
+        client_widths=tuple(client_widths),
+        shapes=((sum(client_widths) + 1, shared.outputs),),
+        reach=math.hypot(shared.row_bound, 1.0),
+        bounds=(shared.logit_bound,),
+        weight_bits=shared.weight_bits,
+        model=f"shares of {shared.run}",
+        training_claim=training_claim,
+        task=task,
     )
 
 

@@ -17,7 +17,7 @@ from protocols.plan.row_test import (
     step_release,
     upload_release,
 )
-from protocols.plan.run_plan import MODEL_RELEASE, Plan, own_bounds, with_open_weights
+from protocols.plan.run_plan import MODEL_RELEASE, Plan, own_bounds, with_receivers
 from protocols.plan.scales import EMBEDDING_BITS, GRADIENT_BITS, RELEASE_BITS
 from vfl.dp import CalibratedNoise, Claim, FixedPointSlack, labels_only_claim, with_delta_checked
 from vfl.dp.claim import ROW_BOUND_CHECKED_IN_STEPS, ROW_BOUND_TRUSTED
@@ -190,8 +190,7 @@ def plan_from_facts(facts: LayerFacts, training: TrainingConfig, bounds: FactorB
     )
     claim = labels_only_claim(noise.claim) if facts.update.kind == "estimated" else noise.claim
     claim = with_delta_checked(claim, schedule.num_samples)
-    if training.weights == "open":
-        claim = with_open_weights(claim, schedule.num_steps, of=" of the global layer")
+    claim = with_receivers(claim, training.weights, schedule.num_steps, of=" of the global layer")
     limits = adapters.bounds
     kept = []
     if any(isinstance(shape, AdapterShape) for shape in shapes):

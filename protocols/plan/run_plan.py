@@ -58,7 +58,7 @@ __all__ = [
     "joint_slope",
     "own_bounds",
     "plan_run",
-    "with_open_weights",
+    "with_receivers",
 ]
 
 MODEL_RELEASE = "global model"
@@ -358,14 +358,25 @@ def _joint_claim(noise: CalibratedNoise) -> Claim:
     )
 
 
-def with_open_weights(claim: Claim, steps: int, of: str = "") -> Claim:
-    """A claim that says what is opened on the way; ``of``: whose sums, where that is not everything."""
-    said = (
+SECRET_WEIGHTS = (
+    "The global model is opened to the clients only, at the end; no server sees it, or anything that depends on it"
+)
+ANY_COLUMNS = (
+    "The other clients may choose their columns as they like, knowing all that was opened before, within the bounds that are "
+    "assumed or checked below: the claim about a record holds all the same (proofs §6.9)"
+)
+
+
+def with_receivers(claim: Claim, weights: str, steps: int, of: str = "") -> Claim:
+    """A claim that says who sees what, and that other clients may be adversaries; ``of``: whose sums open weights open, where
+    that is not everything."""
+    opened = (
         f"The weights are open while they are trained: the noised gradient sums{of} of all {steps} steps are opened to the "
         "three servers and may be shown to anybody. The claim is about that whole sequence, and is the same as if only the "
         "last model were opened"
     )
-    return replace(claim, caveats=(*claim.caveats, said))
+    said = opened if weights == "open" else SECRET_WEIGHTS
+    return replace(claim, caveats=(*claim.caveats, said, ANY_COLUMNS))
 
 
 def _start(training: TrainingConfig, width: int, outputs: int) -> GlobalModel:
@@ -457,8 +468,7 @@ def plan_run(protocol: str, federation: PublicFacts, training: TrainingConfig) -
     if training.task == "regression":
         assumed += ("the range of the target is public, and targets beyond it are moved to its ends",)
     claim = with_delta_checked(noise.claim, schedule.num_samples)
-    if training.weights == "open":
-        claim = with_open_weights(claim, schedule.num_steps)
+    claim = with_receivers(claim, training.weights, schedule.num_steps)
     noise = replace(noise, claim=replace(claim, public=assumed))
     if joint:
         noise = replace(noise, claim=_joint_claim(noise))

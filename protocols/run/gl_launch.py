@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from rich.console import Console
 
 import refmpc
@@ -135,10 +134,10 @@ def launch(options: RunOptions, federation: Federation, console: Console) -> Run
         console,
         way_on,
     )
-    weights: np.ndarray = result.outputs[0]
     trained = federation.fresh()
     for client in trained.clients:
         output: TrainedClient = result.client_outputs[client.name]
+        weights = output.model
         client.load_adapter_state(output.layers)
         if output.warning:
             console.print(f"{client.name}: {output.warning}", style="yellow", markup=False)

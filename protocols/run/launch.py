@@ -116,7 +116,7 @@ def launch(options: RunOptions, federation: Federation, console: Console) -> Run
     if plan.opens_sums and not every:
         way_on = "start a new run; with --checkpoint-every it could be continued"
     result, seconds, timeline = execute(options, plan, directory, chosen.servers, jobs, clients, console, way_on)
-    layers: list[np.ndarray] = result.outputs[0]
+    layers: list[np.ndarray] = result.client_outputs[plan.client_names[0]]
     accuracy = GlobalModel(layers).accuracy(federation.test_rows(), federation.test_labels, options.training.task)
     twin = _twin_accuracy(options, plan, federation, directory) if options.twin else None
     notes = (*federation.notes, *([kept] if kept else []))

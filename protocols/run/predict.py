@@ -34,7 +34,7 @@ from protocols.run.launch import make_federation
 from protocols.run.options import RunOptions
 from protocols.run.report import size_in_words
 from protocols.state.checkpoint import ServerDirectory
-from protocols.state.model_file import MODEL, read_model
+from protocols.state.model_file import MODEL, SharedModel, read_model
 from protocols.version import add_version_option
 from vfl.dp.claim import NO_CLAIM
 from vfl.federation import Federation
@@ -87,7 +87,7 @@ class PredictOptions:
     """The command line."""
 
     run: str
-    model: str = "released"
+    model: str | None = None
     output: str | None = None
     client: str | None = None
     rows: int | None = None
@@ -121,7 +121,11 @@ def predict(run: FinishedRun, options: PredictOptions) -> dict[str, Any]:
         return facts
     names = [client.name for client in federation.clients]
     receiver = options.client or names[-1]
-    plan, jobs = _server_jobs(run, options, output, names, receiver, rows)
+    is_open = run.options.training.weights == "open"
+    model = options.model or ("released" if is_open else "shares")
+    way_out = "with secret weights the servers do not know the model"
+    require(is_open or model == "shares", "--model", model, "shares", way_out)
+    plan, jobs = _server_jobs(run, model, output, names, receiver, rows)
     begun = time.perf_counter()
     result = refmpc.run(
         servers,
@@ -142,7 +146,7 @@ def predict(run: FinishedRun, options: PredictOptions) -> dict[str, Any]:
     phases = {name: [ledger.phases[name] for ledger in result.ledgers] for name in ("prediction", "release")}
     return {
         **facts,
-        "model": options.model,
+        "model": model,
         "output": output,
         "receiver": receiver,
         **_compared(task, output, received, clear, labels, error),
@@ -176,9 +180,9 @@ def _compared(
 
 
 def _server_jobs(
-    run: FinishedRun, options: PredictOptions, output: str, names: list[str], receiver: str, rows: int
+    run: FinishedRun, model: str, output: str, names: list[str], receiver: str, rows: int
 ) -> tuple[PredictionPlan, list[PredictionServerJob]]:
-    if options.model == "released":
+    if model == "released":
         plan = plan_with_released_model(
             run.layers,
             run.federation.row_bound,
@@ -192,14 +196,23 @@ def _server_jobs(
         )
         return plan, [PredictionServerJob(plan, tuple(run.layers))] * 3
     training = protocol(run.options.protocol).plan(run.federation, run.options.training)
-    training = training.as_simulation() if run.options.twin else training
-    plan = plan_with_shares(training, receiver=receiver, output=output, rows=rows)
+    shared = SharedModel.of(training.as_simulation() if run.options.twin else training)
+    plan = plan_with_shares(
+        shared,
+        names,
+        [client.width for client in run.federation.clients],
+        receiver=receiver,
+        output=output,
+        rows=rows,
+        training_claim=run.claim,
+        task=run.options.training.task,
+    )
     jobs = []
     for i in range(3):
         folder = ServerDirectory(run.directory / f"server-{i}")
-        last = training.schedule.num_steps
-        require(last in folder.steps(), f"checkpoints of server-{i}", folder.steps(), f"with that of step {last}")
-        jobs.append(PredictionServerJob(plan, checkpoint=folder.path / f"checkpoint-{last:08d}.npz"))
+        steps = folder.steps()
+        require(shared.steps in steps, f"checkpoints of server-{i}", steps, f"with that of step {shared.steps}")
+        jobs.append(PredictionServerJob(plan, checkpoint=shared.file(folder.path)))
     return plan, jobs
 
 
@@ -249,7 +262,7 @@ def main(description: str | None, argv: list[str] | None = None) -> None:
         "--model",
         choices=("released", "shares"),
         default=default.model,
-        help="shares: what the servers kept, as if the model had never been released (one layer)",
+        help="shares: what the servers kept, one layer (default with secret weights, whose servers do not know the model)",
     )
     parser.add_argument(
         "--output", choices=OUTPUTS, default=default.output, help="what is opened (default: label, or value)"

@@ -14,10 +14,10 @@ import numpy as np
 import refmpc
 from accel import kernels
 from protocols.plan.plausibility import require_possible_model, require_possible_sums
-from protocols.plan.run_plan import MODEL_RELEASE, SUMS_RELEASE, Plan
+from protocols.plan.run_plan import SUMS_RELEASE, Plan
 from protocols.server.averaging import Iterates
 from protocols.server.joint_noise import MOST_ROWS
-from protocols.server.training import ServerJob, TrainingRun
+from protocols.server.training import ServerJob, TrainingRun, release_model
 from protocols.state.checkpoint import confirm_on_disk
 from protocols.state.step_log import OpenedSteps, agree_on_opened
 from protocols.step.open_step import step_words
@@ -221,7 +221,5 @@ class OpenTrainingRun(TrainingRun):
         require_possible_model(self.plan, released)
         flat = np.concatenate([layer.reshape(-1) for layer in layers])
         zeros = ArithmeticTensor(self.party, np.zeros((2, len(flat)), dtype=np.uint64), 0)
-        with self.party.phase("release"):
-            for name in self.plan.client_names:
-                refmpc.reveal_to_client((zeros + flat).reinterpret(bits), name, MODEL_RELEASE)
+        release_model(self.party, self.plan, (zeros + flat).reinterpret(bits))
         return released

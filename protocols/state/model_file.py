@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import zipfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,17 +19,55 @@ import numpy as np
 from accel.errors import InvalidArgument
 from accel.files import read_arrays, write_arrays
 from accel.validate import require, require_choice
+from protocols.plan.run_plan import Plan
 from vfl.losses import TASKS
 
 if TYPE_CHECKING:  # servers read models too, and need no Arrow
     from vfl.tables import Schema
 
-__all__ = ["FORMAT", "MODEL", "ReleasedModel", "read_model", "write_model"]
+__all__ = ["FORMAT", "MODEL", "ReleasedModel", "SharedModel", "read_model", "write_model"]
 
 MODEL = "model.npz"  # its name in the folder of a run
 FORMAT = 1  # of what ``about`` holds; files without it are older than names and scaling constants
 _LAYER, _LOCAL = "layer_", "local_"
 _FACTS = ("classes", "clients", "widths")
+
+
+@dataclass(frozen=True)
+class SharedModel:
+    """What is public of a model of one layer that servers have on shares: which run it is of, and the ranges of that run.
+    Nothing here depends on the data."""
+
+    run: str
+    steps: int
+    outputs: int
+    row_bound: float
+    logit_bound: float
+    weight_bits: int
+
+    @classmethod
+    def of(cls, plan: Plan) -> SharedModel:
+        """The model that this run ends with."""
+        require(
+            plan.training.hidden == (),
+            "hidden",
+            plan.training.hidden,
+            "empty: in training, rows beyond a norm limit do not count, and nobody sees which, so ranges are not certain",
+            "predict with the released model: python -m protocols.predict --clear, ppvfl predict --clear",
+        )
+        scales = plan.scales
+        return cls(
+            plan.fingerprint,
+            plan.schedule.num_steps,
+            plan.outputs,
+            scales.row_bound,
+            scales.logit_bound,
+            scales.weight_bits,
+        )
+
+    def file(self, server: Path) -> Path:
+        """A server's own shares, in its directory of the run."""
+        return server / f"checkpoint-{self.steps:08d}.npz"
 
 
 @dataclass(frozen=True)
@@ -41,6 +79,7 @@ class ReleasedModel:
     ``regression`` (one output; ``target_range`` is what −1 and 1 stand for). ``schema``, ``row_bound`` (of this client's own
     block), ``row_rule`` and ``local_model`` (fingerprint of a frozen model, empty for none) are the writing client's own.
     ``client`` is its name. ``curve``: (epoch, accuracy, loss) on public rows, if the run was measured on some.
+    ``shared``: what clients and servers must know to predict with the servers' shares, where servers do not know the model.
     ``version`` 0: a file from before there was one, which knows no names of columns.
     """
 
@@ -59,6 +98,7 @@ class ReleasedModel:
     client: str = ""
     curve: tuple[tuple[int, float, float], ...] = ()
     label_type: str = ""  # numpy's name of the labels' type, of which ``classes`` are the texts; empty: text
+    shared: SharedModel | None = None
     version: int = FORMAT
 
     def __post_init__(self) -> None:
@@ -71,6 +111,7 @@ class ReleasedModel:
         own = {name: getattr(self, name) for name in ("row_bound", "row_rule", "local_model", "client")}
         own["curve"] = [list(point) for point in self.curve]
         own |= {"label_type": self.label_type} if self.label_type else {}
+        own["shared"] = None if self.shared is None else asdict(self.shared)
         target = None if self.target_range is None else list(self.target_range)
         schema = None if self.schema is None else self.schema.as_dict()
         return {"version": self.version, "task": self.task, "target_range": target, **own, "schema": schema}
@@ -131,7 +172,8 @@ def _about(arrays: Mapping[str, np.ndarray], where: str) -> dict[str, Any]:
         schema = Schema.from_dict(schema)
     return {
         **{name: values[name] for name in ("version", "task", "row_bound", "row_rule", "local_model")},
-        "client": values.get("client", ""),  # absent in files of the first versions, as is the curve
+        "client": values.get("client", ""),  # absent in files of the first versions, as are curve and shared
+        "shared": SharedModel(**values["shared"]) if values.get("shared") else None,
         "label_type": values.get("label_type", ""),
         "curve": tuple((int(epoch), right, loss) for epoch, right, loss in values.get("curve", ())),
         "target_range": None if target is None else (float(target[0]), float(target[1])),

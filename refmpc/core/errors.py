@@ -17,6 +17,7 @@ __all__ = [
     "RangeError",
     "RefmpcError",
     "ReleaseRefused",
+    "SharesDiffer",
 ]
 
 
@@ -46,6 +47,10 @@ class HandshakeError(RefmpcError):
 
 class ReleaseRefused(RefmpcError):
     """A value was about to be opened that the running protocol never declared as a release."""
+
+
+class SharesDiffer(RefmpcError):
+    """Two servers sent a client different words of a share that both hold: its result is not used."""
 
 
 class RangeError(RefmpcError):

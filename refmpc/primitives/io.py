@@ -6,6 +6,7 @@ of the servers (8 bytes). Out: only through the ledger, to all servers, or to on
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,15 +14,17 @@ import numpy as np
 
 from accel.prg import KEY_BYTES, Stream
 from accel.validate import require, require_integer
+from refmpc.core.errors import SharesDiffer
 from refmpc.core.fixed import DEFAULT_FRACTION_BITS, decode, encode
 from refmpc.core.party import Operation, Party
 from refmpc.core.primitive import Cost, primitive
 from refmpc.core.tensor import ArithmeticTensor, BooleanTensor, SecretTensor
 from refmpc.core.words import Words, seal, unseal
-from refmpc.net.framing import Peer, Transport, title
+from refmpc.net.framing import Peer, Transport, listed, name_of, title
 
-__all__ = ["Client", "input_from_client", "input_from_party", "reveal", "reveal_to_client"]
+__all__ = ["SHARE_DIGEST_BYTES", "Client", "input_from_client", "input_from_party", "reveal", "reveal_to_client"]
 
+SHARE_DIGEST_BYTES = hashlib.sha256().digest_size  # beside the words of a result, from each server
 SOURCE_INPUT = "PRG-compressed input: Araki et al. 2016 with two shares as seeds"
 
 
@@ -90,9 +93,22 @@ class Client:
         self, shape: tuple[int, ...], fraction_bits: int = DEFAULT_FRACTION_BITS, timeout: float | None = None
     ) -> np.ndarray:
         """Receive a result that the servers reveal to this client. ``timeout`` replaces the run's: a result may take
-        as long as the training does, and a server that dies is noticed at once anyway."""
+        as long as the training does, and a server that dies is noticed at once anyway.
+
+        Every share is known to two servers. If one of them has sent other words than the other vouches for, its memory
+        or disk is damaged or it deviates: ``SharesDiffer`` names both.
+        """
         parts = [np.empty(shape, dtype=np.uint64) for _ in range(3)]
-        self.collect("reveal_to_client", {server: [part] for server, part in enumerate(parts)}, timeout)
+        vouched = [np.empty(SHARE_DIGEST_BYTES, dtype=np.uint8) for _ in range(3)]
+        receives: dict[Peer, list[np.ndarray]] = {server: [parts[server], vouched[server]] for server in range(3)}
+        self.collect("reveal_to_client", receives, timeout)
+        wrong = [i for i in range(3) if vouched[i].tobytes() != _share_digest(parts[(i + 1) % 3])]
+        if wrong:
+            pairs = listed(f"{name_of(i)} and {name_of((i + 1) % 3)}" for i in wrong)
+            raise SharesDiffer(
+                f"{pairs} sent {self.name!r} different words of a share that both hold: a server has computed or stored "
+                "something wrongly (memory, disk, mixed versions) or deviates. The result is not used; look at these hosts"
+            )
         return decode(parts[0] + parts[1] + parts[2], fraction_bits)
 
     def collect(self, operation: str, receives: Mapping[Peer, list[np.ndarray]], timeout: float | None = None) -> None:
@@ -125,14 +141,22 @@ def input_from_client(
 
 
 def reveal_to_client(x: ArithmeticTensor, client: str, release: str) -> None:
-    """Open x (arithmetic) to one client only: each server sends one share, re-randomised by a zero share. 24 bytes a value."""
+    """Open x (arithmetic) to one client only. Each server sends its first share, 24 bytes a value in all, and a digest
+    of its second one, by which the client compares the two holders of every share.
+
+    One corrupted server sees nothing: servers receive no message. Together with the client it sees what it sees alone,
+    and x: the third share is x minus its own two.
+    """
     party = x.party
     require(isinstance(x, ArithmeticTensor), "x", x, "an arithmetic tensor", "convert it with boolean_to_arithmetic")
     party.machine.leave(f"the release {release!r}")
     party.ledger.record(release, x.size, title(client))
-    operation = party.operation("reveal_to_client", x, client, release)
-    masked = party.machine.binary("add", x.first, operation.zero_share(x.shape))
-    party.send("reveal_to_client", client, [unseal(masked)])
+    digest = np.frombuffer(_share_digest(unseal(x.second)), dtype=np.uint8)
+    party.send("reveal_to_client", client, [unseal(x.first), digest])
+
+
+def _share_digest(words: np.ndarray) -> bytes:
+    return hashlib.sha256(np.ascontiguousarray(words).data).digest()
 
 
 # releases ---------------------------------------------------------------------------------------

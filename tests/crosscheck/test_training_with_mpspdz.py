@@ -11,7 +11,7 @@ from bench.mpspdz.runner import HOME_VARIABLE, MpSpdz
 from bench.mpspdz.training import MOST_STEPS, noise_of_the_servers, require_small, train_with_mpspdz
 from protocols.plan.run_plan import plan_run
 from tests.protocols.conftest import small_federation
-from tests.protocols.secure_runs import run_secure, small_training, weight_bound
+from tests.protocols.secure_runs import released, run_secure, small_training, weight_bound
 
 needs_mpspdz = pytest.mark.skipif(not os.environ.get(HOME_VARIABLE), reason=f"{HOME_VARIABLE} is not set")
 
@@ -36,10 +36,10 @@ def test_training_agrees(tmp_path, momentum):
     their_bound = step * sum(growth**k for k in range(steps))
     carried = (1 - momentum**steps) / (1 - momentum)  # of an error in v; weight_bound takes its limit 1/(1−β)
     bound = carried * (weight_bound(plan) * (1 - momentum) + their_bound)
-    assert bound < 0.5 * np.abs(result.outputs[0][0]).max()  # the bound says something
-    assert np.abs(theirs.weights - result.outputs[0][0]).max() <= bound
+    assert bound < 0.5 * np.abs(released(result)[0]).max()  # the bound says something
+    assert np.abs(theirs.weights - released(result)[0]).max() <= bound
     wrong = train_with_mpspdz(MpSpdz(), plan, federation, noise + 8 * np.abs(noise).mean())
-    assert np.abs(wrong.weights - result.outputs[0][0]).max() > bound  # other noise is noticed
+    assert np.abs(wrong.weights - released(result)[0]).max() > bound  # other noise is noticed
 
 
 def test_large_runs_are_refused_before_anything_runs():

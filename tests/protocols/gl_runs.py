@@ -16,6 +16,7 @@ from protocols.plan.scales import RELEASE_BITS
 from protocols.run.gl_launch import client_jobs, server_jobs
 from protocols.server import gl_training
 from tests.protocols.conftest import lora_federation
+from tests.protocols.secure_runs import released
 from vfl.federation import Federation
 from vfl.local.client import Client
 from vfl.local.lora import ParallelLora
@@ -80,7 +81,7 @@ def trained(result, twin: TwinResult) -> list[Client]:
 def difference(result, twin: TwinResult) -> float:
     """The norm of (W, U, V) − twin's (W, U, V), all clients."""
     adapters = adapters_of(trained(result, twin)) - adapters_of(twin.clients)
-    return math.hypot(np.linalg.norm(result.outputs[0] - twin.model.layers[0]), np.linalg.norm(adapters))
+    return math.hypot(np.linalg.norm(released(result)[0] - twin.model.layers[0]), np.linalg.norm(adapters))
 
 
 def parameter_bound(plan: LayerPlan, federation: Federation, noise: np.ndarray, estimated: bool = False) -> float:

@@ -15,7 +15,7 @@ from protocols.state.checkpoint import ServerDirectory
 from vfl.federation import Federation
 from vfl.training import TrainingConfig
 
-__all__ = ["noise_of_the_servers", "run_secure", "small_training", "weight_bound"]
+__all__ = ["noise_of_the_servers", "released", "run_secure", "small_training", "weight_bound"]
 
 
 def run_secure(
@@ -64,3 +64,12 @@ def small_training(**changes) -> TrainingConfig:
     defaults = {"epochs": 1, "batch_size": 32, "learning_rate": 0.5, "clip_norm": 1.0, "epsilon": 8.0}
     # no certificate, which takes seconds, unless a test is about it
     return TrainingConfig(**{**defaults, "accounting": "any-order", **changes})
+
+
+def released(result) -> list[np.ndarray]:
+    """The layers that every client received, the same at all; servers that have some, with open weights, have these."""
+    found = [getattr(output, "model", output) for output in result.client_outputs.values()]
+    first, *others = [[layers] if isinstance(layers, np.ndarray) else layers for layers in found]
+    for layers in (*others, *filter(None, result.outputs)):
+        assert all(np.array_equal(ours, theirs) for ours, theirs in zip(first, layers, strict=True))
+    return first

@@ -5,7 +5,7 @@ import refmpc
 NAMES = """
     DEFAULT_FRACTION_BITS PROTOCOLS SMOOTH Additive ArithmeticTensor BooleanTensor Client Cost HandshakeError Kept
     Ledger Lifted NetworkProfile NotRecordable OutOfStep Party PartyFailed PeerAborted PeerLost PeerTimeout
-    RangeError RefmpcError Release ReleaseRefused RunResult Series TwoHolder TwoHolderBits Words and_words
+    RangeError RefmpcError Release ReleaseRefused RunResult Series SharesDiffer TwoHolder TwoHolderBits Words and_words
     arithmetic_to_boolean bit_to_arithmetic bits_to_boolean boolean_to_arithmetic clip_factor clip_root
     column_chunks concatenate cut_and_square decode divide dot dot_truncate dry_run encode equal exp exp_below gated
     gather gaussian_addend half_wave input_from_client input_from_party inverse_sqrt is_negative

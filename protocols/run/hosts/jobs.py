@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from accel.files import write_bytes
 from accel.prg import KEY_BYTES
 from accel.validate import require
 from protocols.client.upload import CHUNK_ROWS, receive_rows
 from protocols.federation.public_plan import plan_for
 from protocols.federation.read import FederationConfig
 from protocols.methods import protocol
-from protocols.methods.prediction import PredictionPlan, PredictionServerJob, plan_with_released_model
+from protocols.methods.prediction import PredictionPlan, PredictionServerJob, plan_with_released_model, plan_with_shares
 from protocols.methods.prediction import servers as prediction_servers
 from protocols.plan.gl_plan import LayerPlan
 from protocols.plan.run_plan import Plan
 from protocols.server.gl_training import LayerServerJob
 from protocols.server.open_training import STATE_EVERY, durability, training_run
 from protocols.server.training import ServerJob
-from protocols.state.model_file import MODEL, ReleasedModel, read_model, write_model
+from protocols.state.model_file import MODEL, ReleasedModel, SharedModel, read_model, write_model
 from protocols.state.stored_rows import IN_MEMORY, RowFolder
 from refmpc import Party
 
@@ -39,6 +42,7 @@ __all__ = [
 ]
 
 TRAINING, PREDICTION = "training", "prediction"
+SHARED_MODEL = "shared-model.json"  # beside the claim, where a server does not know the model
 _HEAD = 1 << 12  # bytes of a message besides its values
 
 
@@ -121,8 +125,13 @@ class TrainingTask(_Uploads):
             return layers
 
     def keep(self, directory: Path, layers: list[np.ndarray]) -> None:
-        """What the server's operator finds afterwards."""
+        """What the server's operator finds afterwards: the model, or what is public of one that it has on shares."""
         run = self._config.run
+        if not self.plan.opens_sums:
+            if not self.plan.training.hidden:
+                content = json.dumps(asdict(SharedModel.of(self.plan)), indent=2)
+                write_bytes(directory / SHARED_MODEL, content.encode(), private=True)
+            return
         model = ReleasedModel(layers, run.classes, task=run.training.task, target_range=run.target_range)
         write_model(directory / MODEL, model)
 
@@ -136,7 +145,8 @@ class LiveTrainingTask(TrainingTask):
         """At each server, with all clients connected. Every release is on all three disks before it is opened."""
         assert isinstance(self.plan, LayerPlan)
         job = LayerServerJob(self.plan, directory / "server", keep=True)
-        return [await protocol(self.plan.protocol).servers(party, job)]
+        layers: list[np.ndarray] = await protocol(self.plan.protocol).servers(party, job)
+        return layers
 
 
 class PredictionTask(_Uploads):
@@ -146,11 +156,15 @@ class PredictionTask(_Uploads):
     live = False
     opens_in_every_step = False
 
-    def __init__(self, config: FederationConfig, rows: int, output: str, layers: Sequence[np.ndarray], claim: str):
+    def __init__(self, config: FederationConfig, rows: int, output: str, trained: Path):
         limit = config.predict.maximum_rows
         require(rows <= limit, "rows", rows, f"at most {limit}, see [predict] maximum_rows", "ask in parts")
-        self._layers = tuple(layers)
-        self.plan = prediction_plan(config, rows, output, layers, claim)
+        known, claim = _known_model(trained), (trained / "claim.txt").read_text().strip()
+        self.plan = prediction_plan(config, rows, output, known, claim)
+        if isinstance(known, SharedModel):
+            self._job = PredictionServerJob(self.plan, checkpoint=known.file(trained / "server"))
+        else:
+            self._job = PredictionServerJob(self.plan, layers=tuple(known))
         self.receivers = (self.plan.receiver,)
         self.claim = next(iter(self.plan.releases.values()))
 
@@ -170,7 +184,7 @@ class PredictionTask(_Uploads):
 
     async def run(self, party: Party, directory: Path) -> None:
         """At each server, when everything that clients send is there."""
-        await prediction_servers(party, PredictionServerJob(self.plan, layers=self._layers))
+        await prediction_servers(party, self._job)
 
     def keep(self, directory: Path, output: None) -> None:
         """Servers learn nothing that could be kept."""
@@ -180,21 +194,27 @@ Task = TrainingTask | PredictionTask
 MakeTask = Callable[[FederationConfig, dict[str, Any], Path | None], Task]
 
 
+def _known_model(trained: Path) -> SharedModel | Sequence[np.ndarray]:
+    """What a server has of the model of a training: its layers, or what is public of its shares."""
+    if (trained / MODEL).exists():
+        return read_model(trained / MODEL).layers
+    return SharedModel(**json.loads((trained / SHARED_MODEL).read_text()))
+
+
 def prediction_plan(
-    config: FederationConfig, rows: int, output: str, layers: Sequence[np.ndarray], claim: str
+    config: FederationConfig, rows: int, output: str, known: SharedModel | Sequence[np.ndarray], claim: str
 ) -> PredictionPlan:
-    """The public plan of a prediction: clients and servers make it alike."""
-    return plan_with_released_model(
-        layers,
-        config.run.row_bound,
-        [client.name for client in config.ordered_clients],
-        [client.width for client in config.ordered_clients],
-        receiver=config.predict.receiver,
-        output=output,
-        rows=rows,
-        training_claim=claim,
-        task=config.run.training.task,
-    )
+    """The public plan of a prediction: clients and servers make it alike. ``known``: what servers have of the model."""
+    clients, run = config.ordered_clients, config.run
+    facts: dict[str, Any] = {"output": output, "rows": rows, "training_claim": claim, "task": run.training.task}
+    facts |= {
+        "client_names": [client.name for client in clients],
+        "client_widths": [client.width for client in clients],
+    }
+    facts |= {"receiver": config.predict.receiver}
+    if isinstance(known, SharedModel):
+        return plan_with_shares(known, **facts)
+    return plan_with_released_model(known, run.row_bound, **facts)
 
 
 def make_task(config: FederationConfig, facts: dict[str, Any], trained: Path | None) -> Task:
@@ -202,12 +222,11 @@ def make_task(config: FederationConfig, facts: dict[str, Any], trained: Path | N
     if facts["kind"] == TRAINING:
         return (LiveTrainingTask if protocol(config.run.protocol).live else TrainingTask)(config, facts["rows"])
     require(
-        trained is not None and (trained / MODEL).exists(),
+        trained is not None and any((trained / name).exists() for name in (MODEL, SHARED_MODEL)),
         "kind",
         facts["kind"],
-        f"{TRAINING!r}: this server has no model yet",
+        f"{TRAINING!r}: this server has no model to predict with",
+        "train first; with secret weights and hidden layers use ppvfl predict --clear",
     )
     assert trained is not None
-    claim = (trained / "claim.txt").read_text().strip()
-    layers = read_model(trained / MODEL).layers
-    return PredictionTask(config, facts["rows"], facts["output"], layers, claim)
+    return PredictionTask(config, facts["rows"], facts["output"], trained)

@@ -13,20 +13,21 @@ import protocols.client.gl_client
 import protocols.server.training
 import refmpc
 from protocols.client.gl_client import client_program
-from protocols.client.upload import release_model
 from protocols.plan.gl_plan import plan_layer_run
 from protocols.plan.gl_scales import FactorBounds
 from protocols.plan.scales import RELEASE_BITS
 from protocols.run.gl_launch import client_jobs, layer_estimate, main
 from protocols.server.gl_training import OpenLayerRun
+from protocols.server.training import release_model
 from protocols.step.cost import step_cost
 from protocols.step.public_weights import moved as moved_layers
 from protocols.step.public_weights import public_start
 from refmpc.core.errors import PartyFailed
+from refmpc.primitives.io import SHARE_DIGEST_BYTES
 from tests.not_none import not_none
 from tests.protocols.conftest import small_federation
 from tests.protocols.gl_runs import adapters_of, crash_once, difference, make, parameter_bound, run_secure, trained
-from tests.protocols.secure_runs import noise_of_the_servers
+from tests.protocols.secure_runs import noise_of_the_servers, released
 from vfl.data.scaling import RowBound
 from vfl.federation import Federation
 from vfl.local.client import make_clients
@@ -49,7 +50,7 @@ def test_weights_and_adapters_are_the_twins(tmp_path, momentum, weights):
     assert difference(result, twin) <= bound
     assert bound < 0.25 * np.linalg.norm(twin.model.layers[0])  # the bound says something
     for name in plan.client_names:
-        assert (result.client_outputs[name].model == result.outputs[0]).all()
+        assert (result.client_outputs[name].model == released(result)[0]).all()
 
 
 @pytest.mark.parametrize(("rule", "weights"), [("clip", "secret"), ("normalise", "secret"), ("normalise", "open")])
@@ -178,7 +179,7 @@ def test_open_sums_are_the_twins_gradients_and_what_everybody_computes_from_them
         model = moved_layers(model, plan.unflatten(sums[0][step]), plan.scales.rate_word(0.5), plan.training)
         rest = mine[size:] - noise[step][size:]
         assert np.linalg.norm(rest) <= plan.training.batch_size * plan.training.clip_norm * 1.01
-    assert (result.outputs[0] == model[0].values * 2.0**-plan.scales.weight_bits).all()
+    assert (released(result)[0] == model[0].values * 2.0**-plan.scales.weight_bits).all()
 
 
 def test_a_step_of_the_papers_size_stays_within_its_budget():
@@ -223,7 +224,7 @@ def test_a_client_receives_its_own_gradient_and_the_model_and_nothing_else(tmp_p
             ("verdict", [0, 1, 2], [2] * 3),
             ("first step", [0, 1, 2], [1] * 3),
             *[("open_to_client", [0, 1, 2], [shape.parameters] * 3)] * plan.schedule.num_steps,
-            ("reveal_to_client", [0, 1, 2], [plan.global_parameters] * 3),
+            ("reveal_to_client", [0, 1, 2], [plan.global_parameters, SHARE_DIGEST_BYTES] * 3),
         ]
 
 
@@ -309,19 +310,19 @@ def test_a_server_that_has_not_written_the_last_step_means_nobody_opened_the_mod
     federation, plan = make(epochs=1)
     opened = []
 
-    async def watching(party, plan, weights):
-        opened.append(await release_model(party, plan, weights))
-        return opened[-1]
+    def watching(party, plan, weights):
+        release_model(party, plan, weights)
+        opened.append(party.id)
 
     monkeypatch.setattr(protocols.server.training, "release_model", watching)
     crash_once(monkeypatch, "before writing", 1, step=plan.schedule.num_steps - 1)
     with pytest.raises(PartyFailed, match="Crash"):
         run_secure(plan, federation, tmp_path, keep=True)
     assert opened == []
-    run_secure(plan, federation, tmp_path, keep=True)
+    model = released(run_secure(plan, federation, tmp_path, keep=True))
     again = run_secure(plan, federation, tmp_path, keep=True)  # a finished run sends the same model again
     assert "training" not in again.ledgers[0].phases
-    assert len(opened) == 6 and all((value == opened[0]).all() for value in opened)
+    assert sorted(opened) == [0, 0, 1, 1, 2, 2] and (released(again)[0] == model[0]).all()
 
 
 @WEIGHTS

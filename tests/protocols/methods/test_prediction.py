@@ -28,6 +28,7 @@ from protocols.run.options import RunOptions
 from protocols.run.predict import main
 from protocols.run.report import write_report
 from refmpc import Cost
+from refmpc.primitives.io import SHARE_DIGEST_BYTES
 from vfl.gradients import GlobalModel, softmax
 from vfl.training import TrainingConfig
 
@@ -105,7 +106,7 @@ def test_one_layer_costs_what_the_documentation_says():
     """18 rounds for a label among ten classes, none between the servers and 12 bytes a logit for logits."""
     layers = [np.random.default_rng(0).normal(size=(9, 10))]
     counted = dry_run(plan_for(layers, "label", 100))
-    assert counted["prediction"].rounds == 2 + 4 * 4 and counted["release"].bytes == 24 * 100
+    assert counted["prediction"].rounds == 2 + 4 * 4 and counted["release"].bytes == 24 * 100 + 3 * SHARE_DIGEST_BYTES
     counted = dry_run(plan_for(layers, "logits", 100))
     assert counted["prediction"] == Cost(0, 0) and counted["release"].bytes == 12 * 1000
 
@@ -190,26 +191,31 @@ def test_bad_plans_are_refused(change, sentence):
         replace(plan, **change)
 
 
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory) -> Path:
+@pytest.fixture(scope="module", params=["open", "secret"])
+def finished(request, tmp_path_factory) -> Path:
     """A short run on the embedded digits, as the command leaves it."""
     out = tmp_path_factory.mktemp("runs")
-    training = TrainingConfig(epochs=1, batch_size=256, epsilon=8.0)
+    training = TrainingConfig(epochs=1, batch_size=256, epsilon=8.0, weights=request.param)
     options = RunOptions("g_bmf", training, parties="threads", out=str(out), json=True)
     report = launch(options, make_federation(options), Console(quiet=True))
     write_report(report)
     return report.directory
 
 
-@pytest.mark.parametrize("model", ["released", "shares"])
-def test_the_command_predicts_the_test_rows_of_a_finished_run(finished, capsys, model):
-    main(None, ["--run", str(finished), "--model", model, "--parties", "threads", "--json"])
-    facts = json.loads(capsys.readouterr().out)
+def test_the_command_predicts_the_test_rows_of_a_finished_run(finished, capsys):
+    """With what the servers have: the model, or with secret weights their shares of it."""
     report = json.loads((finished / "report.json").read_text())
+    words = ["--run", str(finished), "--parties", "threads", "--json"]
+    main(None, words)
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["model"] == ("released" if report["weights"] == "open" else "shares")
     assert facts["clear_accuracy"] == pytest.approx(report["test_accuracy"])
     assert facts["different_labels"] <= facts["close_rows"] < 100  # the noise is fresh in every run
     assert facts["rounds"] == 18 and facts["receiver"] == "client 2"
     assert "(8, 1e-05)-differentially private" in facts["claim"]
+    if report["weights"] == "secret":
+        with pytest.raises(SystemExit, match="--model = 'released': must be shares"):
+            main(None, [*words, "--model", "released"])
 
 
 def test_the_command_in_the_clear_and_its_refusals(finished, tmp_path, capsys):

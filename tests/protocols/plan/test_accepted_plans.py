@@ -31,7 +31,7 @@ from protocols.plan.scales import EMBEDDING_BITS
 from protocols.run.options import parse_options
 from refmpc.mathematics.gaussian import SMOOTHING
 from tests.protocols.conftest import lora_federation, small_federation
-from tests.protocols.secure_runs import noise_of_the_servers, run_secure
+from tests.protocols.secure_runs import noise_of_the_servers, released, run_secure
 from tests.protocols.step import test_gl_jacobians, test_gl_step
 from tests.protocols.step.agreement import twin_and_bound
 from tests.protocols.step.gl_inputs import make_inputs, on_grid, secure_sum, step_bound
@@ -245,7 +245,7 @@ def check_accepted(drawn: Drawn, plan: Plan, federation: Federation, directory: 
         servers = g_bmf.servers if drawn.protocol == "g_bmf" else g_shuff.servers
         result = run_secure(plan, federation, directory, servers)
         layers, gaps = twin_and_bound(plan, federation, noise_of_the_servers(plan, directory))
-        for layer, ours, gap in zip(layers, result.outputs[0], gaps, strict=True):
+        for layer, ours, gap in zip(layers, released(result), gaps, strict=True):
             assert np.linalg.norm(ours - layer) <= gap
 
 

@@ -23,7 +23,7 @@ from protocols.run.options import parse_options
 from protocols.state.shuffled_rows import ShuffledRows
 from tests.protocols import gl_runs
 from tests.protocols.conftest import lora_federation, small_federation
-from tests.protocols.secure_runs import noise_of_the_servers, run_secure, weight_bound
+from tests.protocols.secure_runs import noise_of_the_servers, released, run_secure, weight_bound
 from tests.protocols.server.test_secret_order import drawn_order
 from tests.protocols.step.agreement import twin_and_bound
 from vfl.federation import Federation
@@ -80,10 +80,10 @@ def require_agreement(plan: Plan, federation: Federation, directory: Path) -> No
     if plan.secret_order:
         twin = train_g_bmf(federation, plan.training, noise=noise, order=drawn_order(plan, federation, directory))
         largest = max(1.0, *plan.training.class_weights, 0.0)
-        assert np.abs(result.outputs[0][0] - twin.model.layers[0]).max() <= largest * weight_bound(plan)
+        assert np.abs(released(result)[0] - twin.model.layers[0]).max() <= largest * weight_bound(plan)
         return
     layers, gaps = twin_and_bound(plan, federation, noise)
-    for layer, ours, gap in zip(layers, result.outputs[0], gaps, strict=True):
+    for layer, ours, gap in zip(layers, released(result), gaps, strict=True):
         assert np.linalg.norm(ours - layer) <= gap
 
 

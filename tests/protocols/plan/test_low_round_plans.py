@@ -14,7 +14,7 @@ from protocols.plan.run_plan import plan_run
 from protocols.plan.scales import GRADIENT_BITS, RELEASE_BITS
 from protocols.step.cost import step_cost
 from tests.protocols.conftest import small_federation
-from tests.protocols.secure_runs import noise_of_the_servers, run_secure, small_training
+from tests.protocols.secure_runs import noise_of_the_servers, released, run_secure, small_training
 from tests.protocols.step.agreement import twin_and_bound
 from vfl.run_mechanism import calibrate_run
 
@@ -102,7 +102,7 @@ def test_a_run_without_room_keeps_the_longer_step_and_trains(weights, tmp_path):
     assert step_cost(found).rounds > step_cost(short).rounds
     result = run_secure(found, federation, tmp_path)
     layers, gaps = twin_and_bound(found, federation, noise_of_the_servers(found, tmp_path))
-    for layer, ours, gap in zip(layers, result.outputs[0], gaps, strict=True):
+    for layer, ours, gap in zip(layers, released(result), gaps, strict=True):
         assert np.linalg.norm(ours - layer) <= gap
 
 

@@ -20,7 +20,7 @@ from protocols.plan.run_plan import Plan, PublicClient, PublicFederation, plan_r
 from protocols.plan.scales import RELEASE_BITS
 from protocols.server.open_training import OpenTrainingRun
 from protocols.server.training import TrainingRun
-from tests.protocols.secure_runs import small_training
+from tests.protocols.secure_runs import released, small_training
 from tests.protocols.server.test_verification import honest, make_plan, train
 
 
@@ -108,5 +108,5 @@ def test_a_run_whose_shares_were_damaged_hands_nothing_over(
 def test_honest_models_lie_inside_and_the_bound_is_not_idle(tmp_path: Path) -> None:
     plan = make_plan()
     result = train(plan, tmp_path, *honest(plan))
-    (model,) = result.outputs[0]
+    (model,) = released(result)
     assert np.abs(model).max() < largest_weights(plan)[0] < 1e4 * np.abs(model).max()

@@ -21,7 +21,7 @@ from protocols.server.server_noise import insecure_total_noise
 from protocols.state.checkpoint import ServerDirectory
 from refmpc.mathematics.gaussian import JOINT_DISTANCE, SMOOTHING, joint_slope_error
 from tests.protocols.conftest import small_federation
-from tests.protocols.secure_runs import run_secure, small_training, weight_bound
+from tests.protocols.secure_runs import released, run_secure, small_training, weight_bound
 from tests.protocols.server.crashes import run_until_crash
 from tests.protocols.step.agreement import assert_agrees
 from vfl.dp import gaussian_epsilon
@@ -62,9 +62,9 @@ def test_g_bmf_with_joint_noise_is_its_twin(federation, tmp_path, shares, hidden
     noise = total_noise(plan, tmp_path, shares)
     twin = train_g_bmf(federation, plan.training, noise=noise, norm_limit=plan.scales.norm_limit)
     if hidden:
-        assert_agrees(plan, federation, result.outputs[0], noise, twin)
+        assert_agrees(plan, federation, released(result), noise, twin)
     else:
-        assert np.abs(result.outputs[0][0] - twin.model.layers[0]).max() <= weight_bound(plan)
+        assert np.abs(released(result)[0] - twin.model.layers[0]).max() <= weight_bound(plan)
     quiet = train_g_bmf(federation, plan.training, noise=noise * 0)
     assert np.abs(quiet.model.layers[0] - twin.model.layers[0]).max() > 10 * weight_bound(plan)  # the noise was there
     counted = joint_noise_cost(plan)
@@ -94,7 +94,7 @@ def test_joint_noise_has_the_claimed_variance_and_each_server_knows_a_small_part
         assert words.std() > 100 * target
     own = total_noise(plan, tmp_path, shares) - rows
     assert own.std() / target == pytest.approx(math.sqrt(3) * SMOOTHING, rel=spread)
-    assert np.isfinite(result.outputs[0][0]).all()
+    assert np.isfinite(released(result)[0]).all()
 
 
 def test_the_claim_counts_sigma_squared_and_what_the_sampler_costs(federation):
@@ -145,7 +145,7 @@ def test_a_resumed_run_uses_the_noise_that_was_drawn(federation, tmp_path, monke
         assert (shares[4][server][0] == shares[4][server][1]).all()
     noise = total_noise(plan, tmp_path, shares)
     twin = train_g_bmf(federation, plan.training, noise=noise)
-    assert np.abs(result.outputs[0][0] - twin.model.layers[0]).max() <= weight_bound(plan)
+    assert np.abs(released(result)[0] - twin.model.layers[0]).max() <= weight_bound(plan)
     assert not list(tmp_path.glob("server-*/joint-*"))  # the model is out: nothing needs them
 
 
@@ -164,7 +164,7 @@ def test_a_block_that_not_all_servers_have_was_used_by_nobody(federation, tmp_pa
     assert 4 not in shares
     result = run_secure(plan, federation, tmp_path)
     twin = train_g_bmf(federation, plan.training, noise=total_noise(plan, tmp_path, shares))
-    assert np.abs(result.outputs[0][0] - twin.model.layers[0]).max() <= weight_bound(plan)
+    assert np.abs(released(result)[0] - twin.model.layers[0]).max() <= weight_bound(plan)
 
 
 def test_noise_that_is_gone_cannot_be_replaced(federation, tmp_path, monkeypatch):

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import stat
+from collections import defaultdict
 
 import numpy as np
 import pytest
 
 import refmpc
 from accel.gaussian import SAMPLER_VERSION
-from protocols.client import upload
 from protocols.methods import g_shuff
 from protocols.plan.run_plan import plan_run
+from protocols.server.training import release_model
 from protocols.state import run_identity
 from protocols.state.checkpoint import ServerDirectory
-from tests.protocols.secure_runs import noise_of_the_servers, run_secure, small_training, weight_bound
+from tests.protocols.secure_runs import noise_of_the_servers, released, run_secure, small_training, weight_bound
 from tests.protocols.server.crashes import run_until_crash
 from vfl.twins import train_g_bmf
 
@@ -30,7 +31,7 @@ def test_a_resumed_run_ends_where_an_uninterrupted_one_would(federation, tmp_pat
     result = run_secure(plan, federation, tmp_path)
     assert [(tmp_path / f"server-{i}" / "noise.key").read_bytes() for i in range(3)] == keys
     twin = train_g_bmf(federation, plan.training, noise=noise_of_the_servers(plan, tmp_path))
-    assert np.abs(result.outputs[0][0] - twin.model.layers[0]).max() <= weight_bound(plan)
+    assert np.abs(released(result)[0] - twin.model.layers[0]).max() <= weight_bound(plan)
     steps = plan.schedule.num_steps - crash_at // 2 * 2
     assert result.ledgers[0].phases["training"].rounds % steps == 0  # only what was missing is computed
 
@@ -41,7 +42,7 @@ def test_servers_one_checkpoint_apart_agree_on_the_older(federation, tmp_path, m
     (tmp_path / "server-2" / "checkpoint-00000004.npz").unlink()
     result = run_secure(plan, federation, tmp_path)
     twin = train_g_bmf(federation, plan.training, noise=noise_of_the_servers(plan, tmp_path))
-    assert np.abs(result.outputs[0][0] - twin.model.layers[0]).max() <= weight_bound(plan)
+    assert np.abs(released(result)[0] - twin.model.layers[0]).max() <= weight_bound(plan)
 
 
 def test_a_run_whose_noise_was_sampled_otherwise_is_refused(federation, tmp_path, monkeypatch):
@@ -60,7 +61,7 @@ def test_g_shuff_resumes_at_an_epoch_boundary(federation, tmp_path, monkeypatch)
     plan = plan_run("g_shuff", federation, small_training(epochs=3, learning_rate=0.2))
     run_until_crash(plan, federation, tmp_path, monkeypatch, 4, g_shuff.servers, every=plan.schedule.num_batches)
     result = run_secure(plan, federation, tmp_path, g_shuff.servers)
-    assert "shuffle" in result.ledgers[0].phases and np.isfinite(result.outputs[0][0]).all()
+    assert "shuffle" in result.ledgers[0].phases and np.isfinite(released(result)[0]).all()
     assert result.ledgers[0].phases["shuffle"].rounds == 2 * 2  # epochs 1 and 2; epoch 0 was done
 
 
@@ -69,29 +70,30 @@ def test_a_finished_run_resumed_sends_the_same_release_again(federation, tmp_pat
     plan = plan_run("g_bmf", federation, small_training(epochs=2, learning_rate=0.2))
     first = run_secure(plan, federation, tmp_path)
     again = run_secure(plan, federation, tmp_path)
-    assert (again.outputs[0][0] == first.outputs[0][0]).all()
+    assert (released(again)[0] == released(first)[0]).all()
     assert "training" not in again.ledgers[0].phases
 
 
 @pytest.mark.parametrize("victim", [0, 1, 2])
 def test_a_crash_around_the_release_never_gives_two_values(federation, tmp_path, monkeypatch, victim):
-    """One server dies after it wrote the release, before or after the others opened it: the value stays the same."""
+    """One server dies when it has sent its part, before or after the others have: all send the same parts again."""
     plan = plan_run("g_bmf", federation, small_training(learning_rate=0.2))
-    real, opened = upload.release_model, {}
+    real, sent, dies = release_model, defaultdict(list), [victim]
 
-    async def dying(party, plan, weights):
-        value = await real(party, plan, weights)
-        opened[party.id] = value
-        if party.id == victim:
+    def dying(party, plan, weights):
+        real(party, plan, weights)
+        sent[party.id].append(refmpc.unseal(weights.shares).copy())
+        if party.id in dies:
+            dies.clear()
             raise OSError("power cut")
-        return value
 
-    with monkeypatch.context() as patch:
-        patch.setattr("protocols.server.training.release_model", dying)
-        with pytest.raises(refmpc.PartyFailed):
-            run_secure(plan, federation, tmp_path)
-    again = run_secure(plan, federation, tmp_path)
-    assert opened and all((plan.unflatten(value)[0] == again.outputs[0][0]).all() for value in opened.values())
+    monkeypatch.setattr("protocols.server.training.release_model", dying)
+    with pytest.raises(refmpc.PartyFailed):
+        run_secure(plan, federation, tmp_path)
+    first = sent[victim][0]
+    run_secure(plan, federation, tmp_path)
+    assert len(sent) == 3 and (sent[victim][1] == first).all()
+    assert all((words == found[0]).all() for found in sent.values() for words in found)
 
 
 def test_a_server_that_has_not_written_the_release_means_nobody_opened_it(federation, tmp_path, monkeypatch):
@@ -103,7 +105,7 @@ def test_a_server_that_has_not_written_the_release_means_nobody_opened_it(federa
             raise OSError("disk full")
         real(self, step, *layers)
 
-    async def watching(party, plan, weights):
+    def watching(party, plan, weights):
         opened.append(party.id)
 
     with monkeypatch.context() as patch:

@@ -15,7 +15,7 @@ from protocols.state.shuffled_rows import ShuffledRows
 from refmpc.primitives import shuffle as shuffle_module
 from tests.not_none import not_none
 from tests.protocols.conftest import lora_federation, small_federation
-from tests.protocols.secure_runs import noise_of_the_servers, run_secure, small_training, weight_bound
+from tests.protocols.secure_runs import noise_of_the_servers, released, run_secure, small_training, weight_bound
 from tests.protocols.server.crashes import run_until_crash
 from vfl.twins.g_bmf import train_g_bmf
 from vfl.twins.g_shuff import train_g_shuff
@@ -57,7 +57,7 @@ def require_twin(plan, federation, directory, result) -> None:
     gaps = []
     for one in (order, order[::-1]):
         twin = train_g_bmf(federation, plan.training, noise=noise, order=one)
-        gaps.append(np.abs(result.outputs[0][0] - twin.model.layers[0]).max())
+        gaps.append(np.abs(released(result)[0] - twin.model.layers[0]).max())
     assert gaps[0] <= weight_bound(plan) and gaps[0] < 0.1 * gaps[1]
 
 
@@ -77,7 +77,7 @@ def test_g_shuff_is_its_twin_in_the_order_that_was_drawn(federation, tmp_path):
     result = run_secure(plan, federation, tmp_path, g_shuff.servers, every=2)
     order = drawn_order(plan, federation, tmp_path)
     twin = train_g_shuff(federation, plan.training, noise=noise_of_the_servers(plan, tmp_path), orders=order[None])
-    assert np.abs(result.outputs[0][0] - twin.model.layers[0]).max() <= weight_bound(plan)
+    assert np.abs(released(result)[0] - twin.model.layers[0]).max() <= weight_bound(plan)
 
 
 @pytest.mark.parametrize("weights", ["open", "secret"])

@@ -20,7 +20,7 @@ from protocols.state.checkpoint import ServerDirectory
 from protocols.state.step_log import OpenedSteps
 from refmpc.core.errors import PartyFailed
 from tests.protocols.conftest import small_federation
-from tests.protocols.secure_runs import noise_of_the_servers, run_secure, small_training, weight_bound
+from tests.protocols.secure_runs import noise_of_the_servers, released, run_secure, small_training, weight_bound
 from vfl.twins import train_g_bmf
 
 WORDS = 3
@@ -189,7 +189,7 @@ def test_a_disk_that_fails_in_the_background_is_told_with_number_and_path(tmp_pa
         run_secure(plan, federation, tmp_path, every=2)
     result = run_secure(plan, federation, tmp_path, every=2)
     twin = train_g_bmf(federation, plan.training, noise=noise_of_the_servers(plan, tmp_path))
-    assert np.abs(result.outputs[0][0] - twin.model.layers[0]).max() <= weight_bound(plan)
+    assert np.abs(released(result)[0] - twin.model.layers[0]).max() <= weight_bound(plan)
 
 
 def test_a_server_whose_disk_is_slow_does_not_cost_the_others_their_checkpoints(tmp_path, monkeypatch) -> None:
@@ -213,4 +213,4 @@ def test_a_server_whose_disk_is_slow_does_not_cost_the_others_their_checkpoints(
     rounds = result.ledgers[0].phases["training"].rounds
     assert rounds % 10 == 0 and plan.schedule.num_steps == 12  # steps 2 to 11
     twin = train_g_bmf(federation, plan.training, noise=noise_of_the_servers(plan, tmp_path))
-    assert np.abs(result.outputs[0][0] - twin.model.layers[0]).max() <= weight_bound(plan)
+    assert np.abs(released(result)[0] - twin.model.layers[0]).max() <= weight_bound(plan)

@@ -8,6 +8,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,10 @@ import pytest
 
 import accel.files
 import refmpc
+from accel.files import read_arrays, write_arrays
 from protocols.client.upload import ClientJob, client_program
 from protocols.methods import g_bmf, g_shuff
-from protocols.plan.run_plan import plan_run
+from protocols.plan.run_plan import MODEL_RELEASE, plan_run
 from protocols.run import launch
 from protocols.server.training import ServerJob
 from refmpc.core.errors import PartyFailed
@@ -26,7 +28,7 @@ from refmpc.core.party import Party
 from tests.protocols.conftest import small_federation
 from tests.protocols.gl_runs import make
 from tests.protocols.gl_runs import run_secure as run_gl
-from tests.protocols.secure_runs import small_training
+from tests.protocols.secure_runs import released, small_training
 
 STEPS = 3
 STAGES = (
@@ -35,9 +37,8 @@ STAGES = (
     "released is written",
     "'the release is marked'",
     "'reveal_to_client'",
-    "'reveal'",
 )
-OPENINGS = ("open_to_client", "reveal_to_client", "reveal")
+OPENINGS = ("open_to_client", "reveal_to_client")
 
 
 class Crash(Exception):
@@ -100,10 +101,9 @@ class Watch:
         step = (self._first[party.id] - 1 if again else party.step) if operation == "open_to_client" else STEPS - 1
         self._check_disks(party, operation, step)
         for peer, parts in sends.items():
-            for part in parts:
-                if operation != "reveal_to_client":  # those shares are masked afresh: their sum is what counts
-                    with self._lock:
-                        self.sent[operation, party.id, peer, step].append(part.copy())
+            for place, part in enumerate(parts):
+                with self._lock:
+                    self.sent[operation, party.id, peer, step, place].append(part.copy())
 
     def _check_disks(self, party: Party, operation: str, step: int) -> None:
         """Words: written by all three, marked by their sender. A shared value: marked by all three."""
@@ -124,30 +124,30 @@ class Watch:
         return [key for key, found in self.sent.items() if any(not np.array_equal(found[0], more) for more in found)]
 
 
-def run_g(plan, federation, directory, every: int = 0, servers=g_bmf.servers):
+def run_g(plan, federation, directory, every: int = 0, servers=g_bmf.servers, **options):
     used = slice(0, plan.schedule.num_samples)
     clients = {}
     for c in federation.clients:
         one_hot = c.one_hot_rows(used, plan.classes) if c.is_label_client else None
         clients[c.name] = client_program, ClientJob(plan, c.embedding_rows(used), one_hot)
     jobs = [ServerJob(plan, directory / f"server-{i}", every) for i in range(3)]
-    return refmpc.run(servers, jobs, clients=clients, releases=plan.releases, timeout=60)
+    return refmpc.run(servers, jobs, clients=clients, releases=plan.releases, timeout=60, **options)
 
 
-def runner(protocol: str) -> Callable[[Path], Any]:
+def runner(protocol: str) -> Callable[..., Any]:
     """A small run of a protocol that can be started in a directory as often as one likes."""
     if protocol == "gl_bmf":
         layers, layer_plan = make(epochs=1, momentum=0.5)
-        return lambda directory: run_gl(layer_plan, layers, directory, keep=True)
+        return lambda directory, **options: run_gl(layer_plan, layers, directory, keep=True, **options)
     federation = small_federation(96, (5, 4), 4)
     plan = plan_run(protocol, federation, small_training(learning_rate=0.2))
     servers = {"g_bmf": g_bmf.servers, "g_shuff": g_shuff.servers}[protocol]
     every = 3 if protocol == "g_shuff" else 1
-    return lambda directory: run_g(plan, federation, directory, every, servers)
+    return lambda directory, **options: run_g(plan, federation, directory, every, servers, **options)
 
 
 def model_of(result: Any) -> np.ndarray:
-    return np.asarray(result.outputs[0]).ravel()
+    return np.concatenate([layer.ravel() for layer in released(result)])
 
 
 @pytest.mark.parametrize("protocol", ["g_bmf", "g_shuff", "gl_bmf"])
@@ -239,6 +239,41 @@ def test_a_server_that_died_before_it_had_a_noise_key_begins_with_the_others(tmp
         run(tmp_path)
     watch.kill = None
     assert np.isfinite(model_of(run(tmp_path))).all()
+
+
+# secret weights ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("protocol", ["g_bmf", "g_shuff", "gl_bmf"])
+@pytest.mark.filterwarnings("ignore:insecure_")
+def test_no_server_sees_anything_of_a_model_whose_weights_are_secret(tmp_path, monkeypatch, protocol):
+    """Of a finished run the third share on the two other disks is changed, so that it has another model: not a byte differs
+    of what a server receives when the model is handed over, nor of what it gives back."""
+    monkeypatch.setattr(
+        "os.urandom", lambda count: bytes(count)
+    )  # clients' seeds and noise keys: runs repeat to the byte
+    views = {"insecure_seed": 3, "insecure_record": True}
+    run = partial(runner(protocol), **views)
+    run(tmp_path / "trained")
+    whole = run(shutil.copytree(tmp_path / "trained", tmp_path / "whole"))
+    for ledger in whole.ledgers:
+        assert {r.receiver for r in ledger.releases if r.name == MODEL_RELEASE} == {
+            "client 'client 1'",
+            "client 'client 2'",
+        }
+    for server in range(3):
+        other = shutil.copytree(tmp_path / "trained", tmp_path / f"other-{server}")
+        for holder, place in (((server + 1) % 3, 1), ((server + 2) % 3, 0)):
+            file = max((other / f"server-{holder}").glob("checkpoint-*.npz"))
+            shares = read_arrays(file)
+            shares["values-0"][place] += np.uint64(12345)
+            write_arrays(file, shares)
+        changed = run(other)
+        assert not np.array_equal(model_of(changed), model_of(whole))
+        assert changed.outputs == whole.outputs == [[]] * 3
+        ours, theirs = whole.transcripts[server], changed.transcripts[server]
+        assert [entry[:2] for entry in ours] == [entry[:2] for entry in theirs] and len(ours) > 3
+        assert all(np.array_equal(a[2], b[2]) for a, b in zip(ours, theirs, strict=True))
 
 
 # how the run was begun ---------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from protocols.server.training import ServerJob
 from protocols.state import stored_rows
 from protocols.state.stored_rows import RowFolder, StoredRows
 from refmpc import ArithmeticTensor, Party
-from tests.protocols.secure_runs import small_training
+from tests.protocols.secure_runs import released, small_training
 
 WIDTHS = (3, 5)
 
@@ -71,7 +71,7 @@ def test_files_give_the_same_model_at_the_same_cost(
     in_memory = train(plan, tmp_path / "memory", module.servers, insecure_seed=5)
     monkeypatch.setattr(RowFolder, "keeps", lambda folder, size: True)
     in_files = train(plan, tmp_path / "files", module.servers, insecure_seed=5)
-    for ours, theirs in zip(in_files.outputs[0], in_memory.outputs[0], strict=True):
+    for ours, theirs in zip(released(in_files), released(in_memory), strict=True):
         assert np.array_equal(ours, theirs) and np.any(ours)
     assert costs(in_files) == costs(in_memory)
     assert not list(tmp_path.glob("**/*.shares"))  # removed at the end

@@ -20,7 +20,7 @@ from refmpc import Cost
 from refmpc.mathematics.normalise import MANTISSA_BITS
 from tests.not_none import not_none
 from tests.protocols.conftest import lora_federation, small_federation
-from tests.protocols.secure_runs import noise_of_the_servers, run_secure, small_training
+from tests.protocols.secure_runs import noise_of_the_servers, released, run_secure, small_training
 from tests.protocols.step.agreement import assert_agrees
 from tests.refmpc.harness import Secret, evaluate
 from tests.refmpc.rounding import down, forced, forced_openings, up
@@ -146,10 +146,10 @@ def test_g_bmf_with_one_output_is_its_twin(tmp_path, task, changes, weights):
     result = run_secure(plan, federation, tmp_path)
     noise = noise_of_the_servers(plan, tmp_path)
     twin = train_g_bmf(federation, plan.training, noise=noise)
-    assert result.outputs[0][0].shape == (plan.width + 1, 1)
-    assert_agrees(plan, federation, result.outputs[0], noise, twin)
+    assert released(result)[0].shape == (plan.width + 1, 1)
+    assert_agrees(plan, federation, released(result), noise, twin)
     for name in plan.client_names:
-        assert (result.client_outputs[name][0] == result.outputs[0][0]).all()
+        assert (result.client_outputs[name][0] == released(result)[0]).all()
 
 
 @pytest.mark.parametrize("weights", ["open", "secret"])
@@ -160,7 +160,7 @@ def test_class_weights_of_many_classes_are_the_twins(tmp_path, weights):
     result = run_secure(plan, federation, tmp_path)
     noise = noise_of_the_servers(plan, tmp_path)
     twin = train_g_bmf(federation, training, noise=noise)
-    assert_agrees(plan, federation, result.outputs[0], noise, twin)
+    assert_agrees(plan, federation, released(result), noise, twin)
     other = train_g_bmf(federation, training.with_(class_weights=()), noise=noise)
     assert np.linalg.norm(twin.model.layers[0] - other.model.layers[0]) > 0.01  # they do something
 
@@ -171,7 +171,7 @@ def test_g_shuff_with_one_output_is_its_twin(tmp_path, task):
     plan = plan_run("g_shuff", federation, small_training(task=task, epochs=2))
     result = run_secure(plan, federation, tmp_path, g_shuff.servers)
     noise = noise_of_the_servers(plan, tmp_path)
-    assert_agrees(plan, federation, result.outputs[0], noise, train_g_shuff(federation, plan.training, noise=noise))
+    assert_agrees(plan, federation, released(result), noise, train_g_shuff(federation, plan.training, noise=noise))
 
 
 def test_no_operation_leaves_its_domain(tmp_path):

@@ -21,7 +21,7 @@ from protocols.step.public_weights import Head, PublicLayer, moved, norm_above, 
 from refmpc.core.words import unseal
 from tests.not_none import not_none
 from tests.protocols.conftest import small_federation
-from tests.protocols.secure_runs import noise_of_the_servers, run_secure, small_training, weight_bound
+from tests.protocols.secure_runs import noise_of_the_servers, released, run_secure, small_training, weight_bound
 from vfl.gradients import GlobalModel, clipped_gradient, with_ones
 from vfl.twins import train_g_bmf, train_g_shuff
 
@@ -130,7 +130,7 @@ def test_open_and_secret_weights_train_the_same_model(federation, tmp_path, chan
     plan = plan_run("g_bmf", federation, small_training(weights=weights, **changes))
     result = run_secure(plan, federation, tmp_path)
     twin = train_g_bmf(federation, plan.training, noise=noise_of_the_servers(plan, tmp_path))
-    assert np.abs(result.outputs[0][0] - twin.model.layers[0]).max() <= weight_bound(plan)
+    assert np.abs(released(result)[0] - twin.model.layers[0]).max() <= weight_bound(plan)
 
 
 def test_g_shuff_with_open_weights_is_its_twin_when_the_order_does_not_matter(tmp_path):
@@ -138,7 +138,7 @@ def test_g_shuff_with_open_weights_is_its_twin_when_the_order_does_not_matter(tm
     plan = open_plan(federation, "g_shuff", epochs=2)
     result = run_secure(plan, federation, tmp_path, g_shuff.servers)
     twin = train_g_shuff(federation, plan.training, noise=noise_of_the_servers(plan, tmp_path))
-    assert np.abs(result.outputs[0][0] - twin.model.layers[0]).max() <= weight_bound(plan)
+    assert np.abs(released(result)[0] - twin.model.layers[0]).max() <= weight_bound(plan)
 
 
 @pytest.mark.parametrize(("protocol", "servers"), [("g_bmf", g_bmf.servers), ("g_shuff", g_shuff.servers)])

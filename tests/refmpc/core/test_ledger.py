@@ -9,6 +9,7 @@ import pytest
 import refmpc
 from refmpc.core.ledger import Ledger
 from refmpc.core.party import Operation
+from refmpc.primitives.io import SHARE_DIGEST_BYTES
 from tests.refmpc.harness import Secret, evaluate, opened, packed, random_signed, unpacked
 
 DECLARED = {"model": "covered by claim A", "loss": "covered by claim B"}
@@ -167,7 +168,7 @@ def test_clients_share_values_and_receive_results(shape):
     assert np.array_equal(run.client_outputs["shop"], 3 * values)
     assert run.client_outputs["bank"] is None
     assert [r.receiver for r in run.ledgers[0].releases] == ["client 'shop'"]
-    assert run.bytes == 24 * values.size  # only the way out: input is sent by the clients
+    assert run.bytes == 24 * values.size + 3 * SHARE_DIGEST_BYTES  # only the way out: input is sent by the clients
 
 
 # insecure modes ---------------------------------------------------------------------------------

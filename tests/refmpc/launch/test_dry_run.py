@@ -11,6 +11,7 @@ import refmpc
 from refmpc import Cost
 from refmpc.core.party import SMALL
 from refmpc.launch.dry_run import CountingTransport
+from refmpc.primitives.io import SHARE_DIGEST_BYTES
 
 RELEASES = {"sum": "an example, no claim"}
 
@@ -44,7 +45,7 @@ def test_a_dry_run_counts_what_a_run_counts(rows):
     for name in names:
         phases = [ledger.phases[name] for ledger in result.ledgers]
         assert counted[name] == Cost(phases[0].rounds, sum(phase.bytes_sent for phase in phases)), name
-    assert counted["main"] == Cost(2, 2 * 24) and counted["upload"] == Cost(2, 8 * 3 * rows)
+    assert counted["main"] == Cost(2, 2 * 24 + 3 * SHARE_DIGEST_BYTES) and counted["upload"] == Cost(2, 8 * 3 * rows)
     assert counted == refmpc.dry_run(program, rows, releases=RELEASES)
 
 

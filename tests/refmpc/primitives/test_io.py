@@ -13,6 +13,7 @@ import refmpc
 from accel.prg import KEY_BYTES
 from refmpc.core.errors import OutOfStep, PartyFailed, PeerLost, ReleaseRefused
 from refmpc.net.framing import FRAME_OVERHEAD
+from refmpc.primitives.io import SHARE_DIGEST_BYTES
 
 WHERE = ["threads", "processes"]
 SUM = {"sum": "a test, no claim"}
@@ -70,34 +71,29 @@ def test_a_result_goes_to_one_client_only(parties):
     assert result.client_outputs["a"].tolist() == [11.0, 12.0, 13.0, 14.0]
     assert result.client_outputs["b"] is None
     assert result.outputs == [None] * 3
-    assert result.bytes == 24 * 4  # one share from each server, and nothing between servers
+    assert result.bytes == 24 * 4 + 3 * SHARE_DIGEST_BYTES  # from each server a share, and nothing between servers
     for ledger, transcript in zip(result.ledgers, result.transcripts, strict=True):
         assert [(r.name, r.elements, r.receiver) for r in ledger.releases] == [("sum", 4, "client 'a'")]
         assert ledger.releases[0].claim == "a test, no claim"
         assert {operation for operation, _, _ in transcript} == {"input_from_client"}, "a server received a share"
 
 
-def test_what_a_client_receives_is_fresh_every_time():
-    """The three shares it gets are re-randomised: two results that are equal arrive as different words."""
+@pytest.mark.parametrize("which", [0, 1])
+@pytest.mark.parametrize("server", [0, 1, 2])
+def test_a_client_notices_a_share_that_its_two_holders_tell_differently(server, which):
+    """One bit falls over in one server's memory: in the share whose words it sends, or in the one that it vouches for."""
 
-    def listen_twice(client, values):
-        client.share(values)
-        words = []
-        for _ in range(2):
-            parts = [np.empty(2, np.uint64) for _ in range(3)]
-            client.transport.exchange("reveal_to_client", {}, {server: [part] for server, part in enumerate(parts)})
-            words.append(np.stack(parts))
-        return words
-
-    def twice(party):
-        x = refmpc.input_from_client(party, "a", (2,))
-        refmpc.reveal_to_client(x, "a", release="sum")
+    def damaged(party):
+        x = refmpc.input_from_client(party, "a", (4,))
+        if party.id == server:
+            refmpc.unseal(x.shares)[which, 2] ^= np.uint64(1 << 40)
         refmpc.reveal_to_client(x, "a", release="sum")
 
-    result = refmpc.run(twice, clients={"a": (listen_twice, [1.0, 1.0])}, releases=SUM)
-    first, second = result.client_outputs["a"]
-    assert (first.sum(axis=0) == second.sum(axis=0)).all()
-    assert (first != second).all()
+    pair = (server + which - 1) % 3, (server + which) % 3
+    with pytest.raises(
+        PartyFailed, match=f"client 'a' failed: SharesDiffer: server-{pair[0]} and server-{pair[1]} sent 'a'"
+    ):
+        refmpc.run(damaged, clients={"a": (share_and_receive, [1.0] * 4)}, releases=SUM, timeout=10)
 
 
 def test_a_release_that_was_not_declared_does_not_reach_the_client():

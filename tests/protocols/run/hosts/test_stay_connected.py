@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import secrets
 import shutil
 import threading
@@ -316,8 +317,15 @@ def test_calls_for_another_way_of_training_are_refused(federation: LiveFederatio
     call(identity, 0, address, "live", timeout=5.0, **facts)[0].close()
 
 
-def test_the_commands_train_layers_and_predict_with_them(federation: LiveFederation, tmp_path: Path) -> None:
-    """`ppvfl client` and `ppvfl predict` from file to file; predictions are those of the model and the clients' layers."""
+@pytest.mark.parametrize("weights", ["open", "secret"])
+def test_the_commands_train_layers_and_predict_with_them(
+    federation: LiveFederation, tmp_path: Path, weights: str
+) -> None:
+    """`ppvfl client` and `ppvfl predict` from file to file; predictions are those of the model and the clients' layers. With
+    secret weights no server has the model, and all predict with their shares of it."""
+    if weights == "secret":
+        federation = LiveFederation(tmp_path / "secret", weights='"secret"', **WEAK_NOISE)
+        tmp_path = federation.directory
     file = tmp_path / "federation.toml"
     file.write_text(file.read_text().replace("127.0.0.1:7101", f"127.0.0.1:{free_ports(1)[0]}"))
     for number in range(3):
@@ -356,3 +364,13 @@ def test_the_commands_train_layers_and_predict_with_them(federation: LiveFederat
     np.testing.assert_allclose([got[f"p{i}"] for i in range(ROWS)], expected, atol=1e-3)
     right = expected.argmax(axis=1) == np.array([int(label) for label in own.table.labels or ()])
     assert right.mean() > 0.75
+    federation.stop()
+    kept = sorted(file.parts[-4] for file in tmp_path.glob("server-*/state/**/model.npz"))
+    assert len(kept) == (3 if weights == "open" else 0)
+    receivers = {
+        r["receiver"]
+        for file in tmp_path.glob("server-*/state/**/ledger.json")
+        for r in json.loads(file.read_text())["releases"]
+        if r["name"] == "global model"
+    }
+    assert receivers == {"client 'bank'", "client 'card'"}
