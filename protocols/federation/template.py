@@ -81,7 +81,7 @@ factorisation = "bisr"  # of the workload, for g_bmf: "bisr", "bsr", "toeplitz" 
 # local_update = "released" # or "estimated", the paper's: the claim then covers labels only, not features
 # operation
 # weights = "open"      # every noised gradient sum is opened, so that the weights are public while they are trained; same
-                        # claim, less work. "secret": only the last model is opened (gl_bmf: and each client's own gradients)
+                        # claim, less work. "secret": only the last model is opened, to the clients (gl_bmf: and own gradients)
 # checkpoint_every = 100 # steps between checkpoints, from which a server that died resumes; 0: none (with open weights,
                         # and in gl_bmf, every step is kept whatever is said here)
 # maximum_rows = 100000000 # common rows that a plan is made for

@@ -194,7 +194,7 @@ def parse_options(protocol: str, description: str | None, argv: list[str] | None
             choices=("open", "secret"),
             default="open",
             help="open (default): every noised gradient sum is opened, so weights are public while training; same claim, fewer"
-            " rounds and bytes. secret: only the last model is opened",
+            " rounds and bytes. secret: only the last model is opened, to the clients",
         )
     if protocol in ("g_bmf", "g_shuff"):
         train.add_argument(

@@ -26,6 +26,7 @@ from protocols.step.clip import NORM_CHUNK, norms_of_squares, squared_norms
 from protocols.step.cost import step_cost
 from refmpc import ArithmeticTensor, Cost, Party
 from refmpc.primitives.input_checks import PROJECTIONS, Faults, side_by_side
+from refmpc.primitives.io import SHARE_DIGEST_BYTES
 
 __all__ = ["phase_costs", "total_cost"]
 
@@ -53,9 +54,9 @@ def phase_costs(plan: Plan, *, keeps_steps: bool = False) -> dict[str, Cost]:
         kept += -(-steps // joint_block_rows(plan.parameters))
     if keeps_steps and kept:
         found["checkpoint"] = Cost(kept, 6 * kept)
-    to_clients = Cost(clients, 24 * plan.parameters * clients)
-    to_servers = Cost(0, 0) if plan.opens_sums else Cost(3, 24 * plan.parameters + 12)
-    found["release"] = total_cost([to_clients, to_servers])
+    to_clients = Cost(clients, (24 * plan.parameters + 3 * SHARE_DIGEST_BYTES) * clients)
+    confirmed = Cost(0, 0) if plan.opens_sums else Cost(2, 12)  # written, and marked, at all three
+    found["release"] = total_cost([to_clients, confirmed])
     return found
 
 

@@ -113,8 +113,8 @@ def test_the_ledger_holds_exactly_the_declared_releases_and_costs(tmp_path, weig
         step = [("noised gradient sums", "all servers", plan.global_parameters), *step]
         assert f"sums of the global layer of all {steps} steps are opened" in plan.claim.paragraph()
     else:
-        model.append(("global model", "all servers", plan.global_parameters))
         assert "opened to the three servers" not in plan.claim.paragraph()
+        assert "opened to the clients only" in plan.claim.paragraph()
     for ledger in result.ledgers:
         found = [(r.name, r.receiver, r.elements) for r in ledger.releases]
         tests = [("fault in a step of " + name, "all servers", 1) for name in plan.client_names]
