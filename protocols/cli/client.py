@@ -21,7 +21,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from accel.files import private_folder, write_bytes
 from accel.validate import require
-from protocols.client.align import Aligner
+from protocols.client.align import MOST_ALIGNMENTS, Aligner
 from protocols.client.columns import EmbeddedRows, OwnColumns, add_column_options, read_columns, rule_warning
 from protocols.client.people import people_tag
 from protocols.client.stay_connected import train_with_servers
@@ -70,6 +70,13 @@ def add_client_options(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="pad the id list to N so others do not learn your row count (at all clients)",
     )
+    parser.add_argument(
+        "--minimum-common",
+        type=int,
+        default=0,
+        metavar="N",
+        help="stop if fewer ids are common: then only their number is known",
+    )
     parser.add_argument("--align-again", action="store_true", help="forget an earlier alignment (at all clients)")
     parser.add_argument("--log", metavar="FILE", help="structured log, a JSON object a line (default: stderr)")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
@@ -117,6 +124,8 @@ def run(arguments: argparse.Namespace) -> int:
         id_form=own.id_form,
         listen_on=arguments.listen,
         pad_to=arguments.pad_to,
+        minimum=arguments.minimum_common,
+        most=MOST_ALIGNMENTS,
     ).open() as aligner:
         with progress_bar("aligning rows", 2 * len(own.ids)) as advance:
             agreed = aligner.agree(advance, again=arguments.align_again)

@@ -126,12 +126,13 @@ def run(arguments: argparse.Namespace) -> int:
     aligner = Aligner(
         identity,
         kind,
-        [own.ids[row] for row in chosen],
+        own.ids.take(chosen),
         state,
         log,
         id_form=own.id_form,
         listen_on=arguments.listen,
         pad_to=arguments.pad_to,
+        minimum=arguments.minimum_common,
         terms={"--output": arguments.output},
         handlers={"sums": sums.take},
     )
@@ -319,7 +320,7 @@ def _write(
 ) -> None:
     """Ids and predictions, in the order of the receiver's own file."""
     order = np.argsort(agreed.rows)
-    ids = [own.ids[row] for row in agreed.rows[order]]
+    ids = list(own.ids.take(agreed.rows[order]))
     values = found[order]
     if found.ndim == 1:
         header, rows = ["prediction"], [[model.classes[int(value)]] for value in values]

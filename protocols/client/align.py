@@ -1,7 +1,9 @@
 """Clients find their common rows: a private set intersection over mutual TLS between clients, without any server.
 
 The label client leads and listens at its ``alignment`` address; the others call it. Afterwards the leader draws the name
-of the session, which ties the uploads of all clients to this one alignment.
+of the session, which ties the uploads of all clients to this one alignment. An attempt that breaks leaves nothing behind: the next one
+has other keys. How often a client has aligned anew is kept in its state and bounded, because each time with another list tells
+the others' clients more.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ import hashlib
 import os
 import secrets
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from accel.errors import InvalidArgument
-from accel.files import private_folder, read_arrays, write_arrays
+from accel.files import private_folder, read_arrays, write_arrays, write_text
 from accel.validate import require
 from protocols.log import Log
 from protocols.net.answerer import Answerer
@@ -30,10 +33,14 @@ from protocols.net.wire import Channel, Identity, Refused, call
 from refmpc.core.errors import PeerLost, PeerTimeout, RefmpcError
 from refmpc.net.framing import name_of, printable
 from refmpc.net.rendezvous import listen_everywhere
-from vfl.alignment import Alignment, AlignmentError, align_as_leader, align_as_member, encode_ids
+from refmpc.net.tls import tls_context
+from vfl.alignment import Alignment, AlignmentError, AlignmentRefused, PeerTls, align_as_leader, align_as_member
+from vfl.alignment.ids import arrow_ids, bytes_and_offsets
 from vfl.tables import IdRule, describe_ids
 
-__all__ = ["Agreed", "Aligner"]
+__all__ = ["MOST_ALIGNMENTS", "Agreed", "Aligner"]
+
+MOST_ALIGNMENTS = 10  # of one training, with other ids or --align-again
 
 _PATIENCE = 600.0  # seconds for one message of the intersection: long lists take time to blind
 _ATTEMPTS = 5
@@ -68,17 +75,19 @@ class Aligner:
         *,
         listen_on: str | None,
         pad_to: int | None = None,
+        minimum: int = 0,
+        most: int | None = None,
         terms: Mapping[str, Any] | None = None,
         id_form: str = IdRule().form,
         handlers: Mapping[str, Handler] | None = None,
     ):
         self._identity, self._kind, self._ids, self._log = identity, kind, ids, log
-        encode_ids(ids)  # refuses what cannot be matched, before anybody is called
-        words = ["\0".join(ids), *(f"{name} {value}" for name, value in (terms or {}).items())]
-        self._tag = hashlib.sha256("\0\0".join(words).encode()).hexdigest()
+        self._tag = _tag_of(ids, terms or {})  # refuses what cannot be matched, before anybody is called
         private_folder(state)
         state.chmod(0o700)
-        self._file = state / f"alignment-{kind}.npz"
+        self._state, self._file = state, state / f"alignment-{kind}.npz"
+        self._times = state / f"alignments-{kind}.txt"
+        self._minimum, self._most = minimum, most
         clients = identity.config.ordered_clients
         self._names = [client.name for client in clients]
         self._leader = clients[-1]
@@ -109,6 +118,7 @@ class Aligner:
         """The common rows: from disk if this client has aligned the same ids before, else with the others."""
         agreed = None if again else self._load()
         if agreed is None:
+            self._count_alignment(again)
             agreed = self._align(advance)
             self._save(agreed)
             self._announce(agreed)
@@ -138,6 +148,8 @@ class Aligner:
                     aligned = self._lead(advance)
                     return Agreed(aligned.rows, session, bytes_moved=aligned.bytes_moved)
                 return self._follow(advance)
+            except AlignmentRefused as error:
+                raise InvalidArgument(f"the alignment was refused: {error}") from error
             except (AlignmentError, PeerLost, PeerTimeout) as error:
                 if not left:
                     raise PeerLost(f"the alignment failed {_ATTEMPTS} times, at last because {error}") from error
@@ -199,10 +211,29 @@ class Aligner:
                 channel.send({"begin": True})
             links = {name: channel.connection for name, channel in self._members.items()}
             name = self._identity.name
-            return align_as_leader(self._ids, links, name=name, pad_to=self._pad_to, timeout=_PATIENCE, advance=advance)
+            return align_as_leader(self._ids, links, name=name, advance=advance, **self._how)
         except BaseException:
             self._hang_up()
             raise
+
+    @property
+    def _how(self) -> dict[str, Any]:
+        """What is the same for leader and members."""
+        return {
+            "matching": self._identity.config.run.matching,
+            "pad_to": self._pad_to,
+            "minimum": self._minimum,
+            "context": f"{self._kind} {self._identity.configuration}",
+            "folder": self._state,
+            "timeout": _PATIENCE,
+        }
+
+    @property
+    def _tls(self) -> PeerTls:
+        """How the members recognise each other, through the leader."""
+        credentials = self._identity.credentials
+        pins = {name_of(peer): pin for peer, pin in credentials.pinned.items()}
+        return PeerTls(lambda server_side: tls_context(credentials, server_side=server_side), pins)
 
     def _tell_who_is_missing(self, missing: list[str]) -> None:
         """To those who are here: they wait, too. Whoever is gone again has to call once more."""
@@ -236,7 +267,7 @@ class Aligner:
             name = self._identity.name
             link = channel.connection
             aligned = align_as_member(
-                self._ids, link, name=name, clients=self._names, pad_to=self._pad_to, timeout=_PATIENCE, advance=advance
+                self._ids, link, name=name, clients=self._names, advance=advance, tls=self._tls, **self._how
             )
             message, _ = channel.receive()
             agreed = Agreed(aligned.rows, str(message.get("session")), bytes_moved=aligned.bytes_moved)
@@ -306,6 +337,19 @@ class Aligner:
 
     # disk ----------------------------------------------------------------------------------------
 
+    def _count_alignment(self, again: bool) -> None:
+        """Every alignment tells which of some ids the others have: how many there were is logged, and may be bounded (``most``)."""
+        times = self._times.read_text().splitlines() if self._times.exists() else []
+        require(
+            self._most is None or len(times) < self._most,
+            f"alignments for {self._kind}",
+            len(times) + 1,
+            f"at most {self._most}",
+            f"each with another list tells more about the others' people; if all agree to one more, remove {self._times}",
+        )
+        write_text(self._times, "".join(f"{line}\n" for line in (*times, f"{time.time():.0f} {len(self._ids)}")))
+        self._log.info("aligns", time=len(times) + 1, ids=len(self._ids), again=again)
+
     def _save(self, agreed: Agreed) -> None:
         facts = {"rows": agreed.rows, "session": np.array(agreed.session), "ids": np.array(self._tag)}
         write_arrays(self._file, facts, private=True)
@@ -318,3 +362,13 @@ class Aligner:
             self._log.warning("the ids in the file have changed since they were aligned: aligning again")
             return None
         return Agreed(kept["rows"], str(kept["session"]), from_disk=True)
+
+
+def _tag_of(ids: Sequence[str], terms: Mapping[str, Any]) -> str:
+    """By what an alignment that was kept is recognised: these ids, in this order, for this purpose."""
+    data, offsets = bytes_and_offsets(arrow_ids(ids))
+    hashed = hashlib.sha256(len(ids).to_bytes(8, "little"))
+    hashed.update(offsets.data)
+    hashed.update(data.data)
+    hashed.update("\0".join(f"{name} {value}" for name, value in terms.items()).encode())
+    return hashed.hexdigest()

@@ -32,7 +32,7 @@ from vfl.tables import (
     read_schema,
     read_table,
 )
-from vfl.tables.ids import ID_RULES
+from vfl.tables.ids import ID_RULES, Ids
 from vfl.tables.kinds import as_is
 
 __all__ = [
@@ -69,7 +69,7 @@ class OwnColumns:
         return bound_rows(self.outputs[rows].astype(np.float64), 1.0, "normalise")
 
     @property
-    def ids(self) -> tuple[str, ...]:
+    def ids(self) -> Ids:
         return self.table.ids
 
     @property

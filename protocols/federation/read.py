@@ -32,6 +32,7 @@ from protocols.federation.schema import (
     split_address,
 )
 from protocols.plan.combinations import refuse_combination
+from vfl.alignment import MATCHINGS
 from vfl.defaults import AUTOMATIC, table_row_bound
 from vfl.losses import output_count
 from vfl.training import TrainingConfig
@@ -75,14 +76,9 @@ def agreed_values(config: FederationConfig) -> dict[str, Any]:
             values[f"{client.name}: {name}"] = getattr(client, name)
     apart = ("training", "timeout", "layers", "automatic")
     run = {name: value for name, value in asdict(config.run).items() if name not in apart}
-    for name in (
-        "public_rows",
-        "patience",
-        "maximum_rows",
-    ):  # files without them agree with those of before there were any
-        run = (
-            run if run[name] != getattr(RunConfig, name) else {key: value for key, value in run.items() if key != name}
-        )
+    for name in ("public_rows", "patience", "maximum_rows", "matching"):
+        if run[name] == getattr(RunConfig, name):  # files without them agree with those of before there were any
+            del run[name]
     run |= asdict(config.run.layers) if config.run.layers is not None else {}
     shared = {name: value for name, value in training.items() if name not in _NOT_SHARED}
     shared |= dict.fromkeys(config.run.automatic, AUTO)
@@ -346,6 +342,7 @@ class _Reader:
             maximum_rows=require_integer(
                 "[run] maximum_rows", table.get("maximum_rows", RunConfig.maximum_rows), 1, 10**9
             ),
+            matching=self._choice("[run] matching", table.get("matching", RunConfig.matching), MATCHINGS),
             **self._public_rows(table, protocol, training),
         )
 

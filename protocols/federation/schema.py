@@ -102,7 +102,7 @@ class RunConfig:
     train layers of their own (protocol gl_bmf). ``held_out``: the share of the common rows, the last of the aligned order, that
     takes no part and is kept for an evaluation. ``public_rows``: digest of the labelled rows that the run is measured on, and
     ``patience`` after how many epochs that have not raised the accuracy on them it stops (0: never). ``maximum_rows``: how many common rows a plan is made for; a plan of more takes a server minutes, whoever asks for it. ``automatic``: which of batch size, epochs and learning rate follow from the
-    number of rows and ε (``vfl.defaults``), whatever ``training`` says."""
+    number of rows and ε (``vfl.defaults``), whatever ``training`` says. ``matching``: how clients find their common rows (``vfl.alignment``)."""
 
     training: TrainingConfig
     classes: tuple[str, ...]
@@ -118,6 +118,7 @@ class RunConfig:
     public_rows: str = ""
     patience: int = 0
     maximum_rows: int = 10**8
+    matching: str = "ot"
 
 
 @dataclass(frozen=True)

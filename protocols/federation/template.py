@@ -80,6 +80,7 @@ factorisation = "bisr"  # of the workload, for g_bmf: "bisr", "bsr", "toeplitz" 
 # local_learning_rate = 0.05
 # local_update = "released" # or "estimated", the paper's: the claim then covers labels only, not features
 # operation
+# matching = "ot"       # of the clients' ids: "ot" (transfers of keys, AES, hashes), or "ecdh" (every id blinded by every client: 60 times the work)
 # weights = "open"      # every noised gradient sum is opened, so that the weights are public while they are trained; same
                         # claim, less work. "secret": only the last model is opened, to the clients (gl_bmf: and own gradients)
 # checkpoint_every = 100 # steps between checkpoints, from which a server that died resumes; 0: none (with open weights,

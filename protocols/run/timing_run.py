@@ -47,6 +47,7 @@ from protocols.state.stored_rows import IN_MEMORY
 from refmpc.net.certificates import fingerprint_of
 from vfl.data.scaling import RowBound
 from vfl.tables.applying import ClientTable
+from vfl.tables.ids import Ids
 
 __all__ = ["TrialFailed", "measure_trials"]
 
@@ -241,7 +242,7 @@ def _made_up(config: FederationConfig, entry: ClientEntry, rows: int) -> OwnColu
         labels = tuple(config.run.classes[place] for place in random.integers(0, len(config.run.classes), rows))
     names = tuple(f"column_{place}" for place in range(entry.width))
     ids = tuple(f"row-{row:09d}" for row in random.permutation(rows))  # as people lie in a file: in no order
-    table = ClientTable("made up", ids, names, values, labels, targets)
+    table = ClientTable("made up", Ids(ids), names, values, labels, targets)
     bound = client_bounds(config)[config.ordered_clients.index(entry)]
     return OwnColumns(table, values, RowBound(bound, config.run.row_rule), "made up")
 

@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+
 from accel.errors import InvalidArgument
 from accel.validate import require
+from vfl.tables.ids import Ids
 
-__all__ = ["encode_ids"]
+__all__ = ["arrow_ids", "bytes_and_offsets", "encode_ids"]
 
 
 def encode_ids(ids: Iterable[Any]) -> list[bytes]:
@@ -30,6 +34,25 @@ def encode_ids(ids: Iterable[Any]) -> list[bytes]:
                 "rows_per_person"
             )
     return encoded
+
+
+def arrow_ids(ids: Iterable[Any]) -> pa.Array:
+    """The same bytes as an Arrow column; of ids that are one already (``vfl.tables``), the column itself."""
+    if isinstance(ids, Ids):
+        require(ids.array.null_count == 0, "ids", f"{ids.array.null_count} missing", "an id in every row")
+        return ids.array
+    return pa.array(encode_ids(ids), pa.large_binary())
+
+
+def bytes_and_offsets(ids: pa.Array) -> tuple[np.ndarray, np.ndarray]:
+    """What an Arrow column of text or bytes holds: id i is bytes offsets[i] to offsets[i + 1]."""
+    if not len(ids):
+        return np.zeros(0, np.uint8), np.zeros(1, np.int64)
+    _, offsets, data = ids.buffers()
+    large = pa.types.is_large_string(ids.type) or pa.types.is_large_binary(ids.type)
+    places = np.frombuffer(offsets, np.int64 if large else np.int32)[ids.offset : ids.offset + len(ids) + 1]
+    low, high = int(places[0]), int(places[-1])
+    return np.frombuffer(data, np.uint8)[low:high], places.astype(np.int64) - low
 
 
 def _encode(row: int, value: Any) -> bytes:

@@ -2,29 +2,46 @@
 
 The sockets come from the caller, who has authenticated them (mutual TLS between organisations). What crosses them holds
 no id even in the clear, but without authentication anybody could take part.
+
+One thread moves bytes in both directions while the others compute. Members have a socket to the leader only: what they say to each
+other is mutual TLS inside frames that the leader passes on, so that it sees ciphertext (``PeerTls``).
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import hmac
 import secrets
+import select
 import socket
+import ssl
 import struct
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
-from accel.validate import require, require_real
-from vfl.alignment.group import Advance
-from vfl.alignment.protocol import AlignmentError, Receive, Send, Steps, Terms, leader, member
+from accel.validate import require, require_integer, require_real
+from vfl.alignment import ecdh, ot
+from vfl.alignment.ids import arrow_ids
+from vfl.alignment.steps import Advance, AlignmentError, AlignmentRefused, Receive, Send, Steps, Terms, show
 
-__all__ = ["Alignment", "align_as_leader", "align_as_member"]
+__all__ = ["Alignment", "PeerTls", "align_as_leader", "align_as_member"]
 
 _HEADER = struct.Struct("<cI")  # kind, length
-_GAVE_UP = b"X"
+_GAVE_UP, _REFUSED, _DONE, _PASSED = b"X", b"Z", b"D", b"r"
 _MAX_REASON = 1000
+_AHEAD = 16 << 20  # bytes of a frame that nobody waits for yet
+_UNREAD = 16  # such frames
+_PIECE = 1 << 18  # bytes moved at a time
+_NUMBER = struct.Struct("<H")  # of a client, in front of what is passed on
+_BUSY = 64  # reads in a row from one socket
+_FAREWELL = 1.0  # seconds to say why
 
 
 @dataclass(frozen=True)
@@ -41,23 +58,38 @@ class Alignment:
         return self.bytes_sent + self.bytes_received
 
 
+@dataclass(frozen=True)
+class PeerTls:
+    """How members recognise each other: ``context(server_side)`` makes a TLS context with this client's certificate, ``pins`` is the SHA-256
+    of every client's certificate, in hex."""
+
+    context: Callable[[bool], ssl.SSLContext]
+    pins: Mapping[str, str]
+
+
 def align_as_leader(
     ids: Sequence[object],
     links: Mapping[str, socket.socket],
     *,
     name: str,
+    matching: str = "ot",
     pad_to: int | None = None,
+    minimum: int = 0,
+    context: str = "",
+    folder: Path | None = None,
     timeout: float = 600.0,
     advance: Advance | None = None,
 ) -> Alignment:
-    """Align with the members in ``links`` (in this order, which all clients must know), as the client that compares.
+    """Align with the members in ``links`` (in this order, which all clients must know), as the client whom they call.
 
-    ``pad_to`` is a public bound on everybody's number of ids and hides the true ones. ``timeout`` bounds the wait for
-    any one message: about 0.2 ms an id and client is computing time. ``advance(n)`` is told of every n blinded values.
+    ``matching``: "ot" or "ecdh", as at all clients. ``pad_to`` is a public bound on everybody's number of ids and hides the true ones.
+    ``minimum``: stop if fewer ids are common, before anybody is told which. ``context``: what all clients have agreed on. ``folder``:
+    where lists that would take much memory are kept meanwhile. ``timeout`` bounds the wait for any one message. ``advance(n)`` is told
+    of every n ids that were worked on.
     """
-    terms = Terms((*links, name), pad_to)
-    connections = [_Link(link, peer, timeout) for peer, link in links.items()]
-    return _run(leader(terms, ids, secrets.token_bytes, advance or _silent), connections)
+    terms = Terms((*links, name), pad_to, matching, context)
+    places = {place: links[peer] for place, peer in enumerate(links)}
+    return _align(terms, len(links), ids, places, None, minimum, folder, timeout, advance)
 
 
 def align_as_member(
@@ -66,107 +98,434 @@ def align_as_member(
     *,
     name: str,
     clients: Sequence[str],
+    matching: str = "ot",
     pad_to: int | None = None,
+    minimum: int = 0,
+    context: str = "",
+    folder: Path | None = None,
     timeout: float = 600.0,
     advance: Advance | None = None,
+    tls: PeerTls | None = None,
 ) -> Alignment:
-    """Align over a link to the leading client, the last of ``clients``; the other arguments as for the leader."""
-    terms = Terms(tuple(clients), pad_to)
-    return _run(
-        member(terms, name, ids, secrets.token_bytes, advance or _silent), [_Link(link, terms.clients[-1], timeout)]
+    """Align over a link to the leading client, the last of ``clients``; the other arguments as for the leader. ``tls``: with more than
+    one member and "ot", how they recognise each other."""
+    terms = Terms(tuple(clients), pad_to, matching, context)
+    *members, leading = terms.clients
+    require(name in members, "name", name, f"one of {members}", f"client {leading!r} leads")
+    require(
+        tls is not None or matching == "ecdh" or len(members) == 1,
+        "tls",
+        tls,
+        "certificates, with more than one member",
+        'give PeerTls, or matching = "ecdh" at all clients',
     )
+    return _align(terms, members.index(name), ids, {len(members): link}, tls, minimum, folder, timeout, advance)
 
 
 def _silent(count: int) -> None:
     return
 
 
-def _run(steps: Steps, links: Sequence[_Link]) -> Alignment:
-    """Do what the protocol asks for; whoever fails tells the others why before it goes."""
+def _align(
+    terms: Terms,
+    me: int,
+    ids: Sequence[object],
+    links: Mapping[int, socket.socket],
+    tls: PeerTls | None,
+    minimum: int,
+    folder: Path | None,
+    timeout: float,
+    advance: Advance | None,
+) -> Alignment:
+    require_integer("minimum", minimum, 0)
+    hub, told = _Hub(terms.clients, me, links, tls, timeout), advance or _silent
     try:
-        answer: bytes | None = None
+        if terms.matching == "ot":
+            steps = ot.align(terms, me, arrow_ids(ids), secrets.token_bytes, told, minimum, folder)
+        elif me == len(terms.clients) - 1:
+            steps = ecdh.leader(terms, ids, secrets.token_bytes, told, minimum)
+        else:
+            steps = ecdh.member(terms, me, ids, secrets.token_bytes, told, minimum)
+        rows = _run(steps, hub)
+        hub.finish()
+    except BaseException as error:
+        # other errors (of the own ids, say) may name numbers that are nobody else's business
+        known = isinstance(error, AlignmentError)
+        reason = str(error) if known else "it has a problem of its own, see there"
+        hub.give_up(_REFUSED if isinstance(error, AlignmentRefused) else _GAVE_UP, reason)
+        raise
+    finally:
+        hub.close()
+    return Alignment(rows, hub.sent, hub.received)
+
+
+def _run(steps: Steps, hub: _Hub) -> np.ndarray:
+    """Do what the protocol asks for."""
+    try:
+        answer: bytearray | None = None
         while True:
             step = next(steps) if answer is None else steps.send(answer)
             if isinstance(step, Send):
-                links[step.to].send(step.kind, step.payload)
+                hub.send(step.to, step.kind, step.payload)
                 answer = None
             else:
-                answer = links[step.source].receive(step)
+                answer = hub.receive(step)
     except StopIteration as end:
-        return Alignment(end.value, sum(link.sent for link in links), sum(link.received for link in links))
-    except BaseException as error:
-        # other errors (of the own ids, say) may name numbers that are nobody else's business
-        reason = str(error) if isinstance(error, AlignmentError) else "it has a problem of its own, see there"
-        for link in links:
-            link.give_up(reason)
-        raise
+        rows: np.ndarray = end.value
+        return rows
+    finally:
+        steps.close()
+
+
+class _Inbox:
+    """What one client sends, cut into frames. A frame that is not due yet is kept if it is short and they are few."""
+
+    def __init__(self, peer: str):
+        self.peer = peer
+        self.messages: deque[tuple[bytes, bytearray]] = deque()
+        self.wanted: Receive | None = None
+        self.error: AlignmentError | None = None  # the end of this client
+        self.gave_up: AlignmentError | None = None  # the end of all
+        self._header = bytearray(_HEADER.size)
+        self._frame: bytearray | None = None
+        self._kind = b""
+        self._length: int | None = None
+        self._got = 0
+
+    def room(self) -> memoryview | None:
+        """Where the next bytes go; nowhere while too much lies here unread."""
+        if self._length is None:
+            return memoryview(self._header)[self._got :] if self.wanted or len(self.messages) < _UNREAD else None
+        if self._frame is None:
+            if self._length > _AHEAD and self.wanted is None and self._kind != _PASSED:
+                return None
+            if not self._is_due(self._kind, self._length):
+                return None
+            self._frame = bytearray(self._length)
+        return memoryview(self._frame)[self._got :]
+
+    def took(self, count: int) -> tuple[bytes, bytearray] | None:
+        """So many bytes have come; a frame to pass on, if it is one."""
+        self._got += count
+        if self._length is None and self._got == _HEADER.size:
+            self._kind, self._length = _HEADER.unpack(self._header)
+            self._got = 0
+            if self.room() is None or self._frame is None:
+                return None
+        if self._frame is None or self._got < len(self._frame):
+            return None
+        frame = self._kind, self._frame
+        self._frame, self._length, self._got = None, None, 0
+        if frame[0] == _PASSED:
+            return frame
+        if frame[0] in (_GAVE_UP, _REFUSED):
+            kind = AlignmentRefused if frame[0] == _REFUSED else AlignmentError
+            text = show(bytes(frame[1]).decode(errors="replace"))
+            self.gave_up = self.error = kind(f"client {self.peer!r} gave up: {text}")
+        else:
+            self.messages.append(frame)
+        return None
+
+    def _is_due(self, kind: bytes, length: int) -> bool:
+        """Lengths are checked before anything is kept."""
+        wanted = self.wanted
+        if kind in (_GAVE_UP, _REFUSED) and length <= _MAX_REASON:
+            return True
+        if kind == _PASSED:
+            good = _NUMBER.size <= length <= _NUMBER.size + _PIECE
+        elif wanted is None or self.messages:
+            good = length <= _AHEAD
+        else:
+            good = kind == wanted.kind and wanted.low <= length <= wanted.high
+        if not good:
+            self.error = _not_due(self.peer, kind, length, wanted)
+        return good
+
+    def take(self, wanted: Receive) -> bytearray | None:
+        """The message that is due, if it is here."""
+        if not self.messages:
+            return None
+        kind, data = self.messages.popleft()
+        if kind != wanted.kind or not wanted.low <= len(data) <= wanted.high:
+            raise _not_due(self.peer, kind, len(data), wanted)
+        return data
+
+
+def _not_due(peer: str, kind: bytes, length: int, wanted: Receive | None) -> AlignmentError:
+    due = "nothing" if wanted is None else f"{wanted.kind!r} with {wanted.low} to {wanted.high}"
+    return AlignmentError(
+        f"client {peer!r} sent a message of kind {kind!r} with {length} bytes, due is {due}: it runs another version or other terms"
+    )
+
+
+_LATER = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
 class _Link:
-    """One connected socket, and how long to wait for the other end."""
+    """One connected socket."""
 
-    def __init__(self, connection: socket.socket, peer: str, timeout: float):
-        require_real("timeout", timeout, 0.0, open_low=True)
+    def __init__(self, connection: socket.socket, peer: str):
         require(connection.fileno() >= 0, f"link to {peer!r}", "closed", "a connected socket")
-        self._socket = connection
-        self._peer = peer
-        self._timeout = timeout
-        self.sent = self.received = 0
+        self.socket, self.inbox = connection, _Inbox(peer)
+        self.leaving: deque[memoryview] = deque()
+        self.is_over = False
+        connection.setblocking(False)
 
-    def send(self, kind: bytes, payload: bytes) -> None:
-        self._socket.settimeout(self._timeout)
+    def put(self, kind: bytes, *parts: bytes | memoryview) -> int:
+        header = _HEADER.pack(kind, sum(map(len, parts)))
+        self.leaving.extend(memoryview(part).cast("B") for part in (header, *parts) if len(part))
+        return len(header) + sum(map(len, parts))
+
+    def write(self) -> None:
         try:
-            self._socket.sendall(_HEADER.pack(kind, len(payload)))
-            self._socket.sendall(payload)
-        except OSError as error:
-            told = self._their_reason()
-            raise told or AlignmentError(f"client {self._peer!r} cannot be sent to: {error}") from error
-        self.sent += _HEADER.size + len(payload)
+            while self.leaving:
+                first = self.leaving[0]
+                went = self.socket.send(first[:_PIECE])
+                if went == len(first):
+                    self.leaving.popleft()
+                else:
+                    self.leaving[0] = first[went:]
+        except _LATER:
+            pass
+        except OSError:
+            self.leaving.clear()  # it is gone: what it may have said before is still to be read, and then the end
 
-    def receive(self, wanted: Receive) -> bytes:
-        """The next message, if it is the one that is due; its length is checked before anything is kept."""
-        deadline = time.monotonic() + self._timeout
-        kind, length = _HEADER.unpack(self._exactly(_HEADER.size, deadline))
-        if kind == _GAVE_UP and length <= _MAX_REASON:
-            raise self._reason(self._exactly(length, deadline))
-        if kind != wanted.kind or not wanted.low <= length <= wanted.high:
-            raise AlignmentError(
-                f"client {self._peer!r} sent a message of kind {kind!r} with {length} bytes, due is {wanted.kind!r} with "
-                f"{wanted.low} to {wanted.high}: it runs another version or other terms"
-            )
-        return self._exactly(length, deadline)
+    def has_more(self) -> bool:
+        """Whether TLS holds bytes that the system does not know of."""
+        return isinstance(self.socket, ssl.SSLSocket) and self.socket.pending() > 0
 
-    def give_up(self, reason: str) -> None:
-        words = reason.encode()[:_MAX_REASON]
-        with contextlib.suppress(OSError):
-            self._socket.settimeout(1.0)
-            self._socket.sendall(_HEADER.pack(_GAVE_UP, len(words)) + words)
 
-    def _exactly(self, count: int, deadline: float) -> bytes:
-        data = bytearray()
-        while len(data) < count:
+class _Tunnel:
+    """Mutual TLS to another member, in pieces that the leader passes on."""
+
+    def __init__(self, peer: str, context: ssl.SSLContext, server_side: bool, pin: str):
+        self.inbox, self._pin, self._secure = _Inbox(peer), pin, False
+        self.arriving, self.departing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._tls = context.wrap_bio(self.arriving, self.departing, server_side)
+        self.leaving: deque[memoryview] = deque()
+
+    def put(self, kind: bytes, *parts: bytes | memoryview) -> None:
+        header = _HEADER.pack(kind, sum(map(len, parts)))
+        self.leaving.extend(memoryview(part).cast("B") for part in (header, *parts) if len(part))
+
+    def pump(self) -> None:
+        """Go as far as what has arrived allows."""
+        try:
+            if not self._secure:
+                self._tls.do_handshake()
+                self._recognise()
+            while self.leaving:
+                first = self.leaving[0]
+                went = self._tls.write(first[:_PIECE])
+                if went == len(first):
+                    self.leaving.popleft()
+                else:
+                    self.leaving[0] = first[went:]
+            while (room := self.inbox.room()) is not None:
+                self.inbox.took(self._tls.read(len(room), room))  # type: ignore[arg-type]
+        except _LATER:
+            pass
+        except ssl.SSLError as error:
+            reason = f"the TLS handshake with client {self.inbox.peer!r} failed: {error.reason or error}"
+            self.inbox.error = self.inbox.gave_up = AlignmentRefused(reason)
+
+    def _recognise(self) -> None:
+        got = hashlib.sha256(self._tls.getpeercert(binary_form=True) or b"").hexdigest()
+        if not hmac.compare_digest(got, self._pin.lower()):
+            raise ssl.SSLError(1, f"its certificate {got[:16]}… is not the one pinned for it")
+        self._secure = True
+
+
+class _Hub:
+    """All that one client sends and receives, moved by a thread of its own."""
+
+    def __init__(
+        self,
+        clients: Sequence[str],
+        me: int,
+        links: Mapping[int, socket.socket],
+        tls: PeerTls | None,
+        timeout: float,
+    ):
+        require_real("timeout", timeout, 0.0, open_low=True)
+        self._timeout, self._me, self._clients = timeout, me, clients
+        self._links = {place: _Link(link, clients[place]) for place, link in links.items()}
+        self._tunnels: dict[int, _Tunnel] = {}
+        leader = len(clients) - 1
+        if tls is not None and me != leader:
+            for place, name in enumerate(clients[:-1]):
+                if place != me:
+                    server = me < place
+                    self._tunnels[place] = _Tunnel(name, tls.context(server), server, tls.pins[name])
+        self._inboxes = [each.inbox for each in self._links.values()] + [each.inbox for each in self._tunnels.values()]
+        self._changed = threading.Condition()
+        self._wake, self._woken = socket.socketpair()
+        self._wake.setblocking(False)
+        self._reads = True
+        self._over = False
+        self._failure: BaseException | None = None
+        self.sent = self.received = 0
+        self._thread = threading.Thread(target=self._move, daemon=True, name="alignment")
+        self._thread.start()
+
+    # the protocol's side -------------------------------------------------------------------------
+
+    def send(self, to: int, kind: bytes, payload: bytes | memoryview) -> None:
+        """Soon; the memory must not change any more."""
+        with self._changed:
+            if to in self._links:
+                self.sent += self._links[to].put(kind, payload)
+            else:
+                self._tunnels[to].put(kind, payload)
+                self._pump(to)
+        self._nudge()
+
+    def receive(self, wanted: Receive) -> bytearray:
+        """The message that is due."""
+        inbox = self._inbox(wanted.source)
+        until = time.monotonic() + self._timeout
+        with self._changed:
+            inbox.wanted = wanted
+            if wanted.source in self._tunnels:
+                self._pump(wanted.source)
+            self._nudge()
             try:
-                self._socket.settimeout(max(0.001, deadline - time.monotonic()))
-                piece = self._socket.recv(min(count - len(data), 1 << 20))
-            except TimeoutError as error:
-                raise AlignmentError(f"client {self._peer!r} sent nothing for {self._timeout:g} s") from error
-            except OSError as error:
-                raise AlignmentError(f"the link to client {self._peer!r} broke: {error}") from error
-            if not piece:
-                raise AlignmentError(f"client {self._peer!r} closed the link before the alignment was complete")
-            data += piece
-        self.received += count
-        return bytes(data)
+                while True:
+                    for other in self._inboxes:
+                        if other.gave_up is not None:
+                            raise other.gave_up
+                    found = inbox.take(wanted)
+                    if found is not None:
+                        return found
+                    if inbox.error is not None:
+                        raise inbox.error
+                    if self._failure is not None:
+                        raise AlignmentError(f"the links cannot be used: {self._failure}") from self._failure
+                    if not self._changed.wait(max(0.0, until - time.monotonic())) and time.monotonic() >= until:
+                        raise AlignmentError(f"client {inbox.peer!r} sent nothing for {self._timeout:g} s")
+            finally:
+                inbox.wanted = None
 
-    def _reason(self, words: bytes) -> AlignmentError:
-        text = "".join(c if c.isprintable() else "?" for c in words.decode(errors="replace"))
-        return AlignmentError(f"client {self._peer!r} gave up: {text}")
+    def finish(self) -> None:
+        """Members say that they need nothing more, and read nothing more; the leader waits for that."""
+        leader = len(self._clients) - 1
+        if self._me == leader:
+            for place in self._links:
+                self.receive(Receive(place, _DONE, 0, 0))
+        else:
+            with self._changed:
+                self._reads = False
+            self.send(leader, _DONE, b"")
+        self._flush(self._timeout)
 
-    def _their_reason(self) -> AlignmentError | None:
-        """A peer that gave up has closed its end, but may have said why."""
-        deadline = time.monotonic() + 1.0
-        with contextlib.suppress(OSError, AlignmentError):
-            kind, length = _HEADER.unpack(self._exactly(_HEADER.size, deadline))
-            if kind == _GAVE_UP and length <= _MAX_REASON:
-                return self._reason(self._exactly(length, deadline))
-        return None
+    def give_up(self, kind: bytes, reason: str) -> None:
+        """Tell all others why."""
+        words = reason.encode()[:_MAX_REASON]
+        with self._changed:
+            for link in self._links.values():
+                link.put(kind, words)
+        self._nudge()
+        self._flush(_FAREWELL)
+
+    def close(self) -> None:
+        """The sockets are the caller's again."""
+        with self._changed:
+            self._over = True
+        self._nudge()
+        self._thread.join()
+        for end in (self._wake, self._woken):
+            end.close()
+
+    def _flush(self, patience: float) -> None:
+        until = time.monotonic() + patience
+        with self._changed:
+            while any(link.leaving for link in self._links.values()) and self._failure is None:
+                if not self._changed.wait(max(0.0, until - time.monotonic())) and time.monotonic() >= until:
+                    return
+
+    def _inbox(self, place: int) -> _Inbox:
+        return (self._links.get(place) or self._tunnels[place]).inbox
+
+    def _nudge(self) -> None:
+        with contextlib.suppress(BlockingIOError, OSError):
+            self._wake.send(b"\0")
+
+    # the thread's side ---------------------------------------------------------------------------
+
+    def _move(self) -> None:
+        try:
+            while not self._over:
+                self._wait()
+                with self._changed:
+                    for link in self._links.values():
+                        if link.leaving:
+                            link.write()
+                        if self._reads and not link.is_over:
+                            self._read(link)
+                    self._changed.notify_all()
+        except BaseException as error:
+            with self._changed:
+                self._failure = error
+                self._changed.notify_all()
+
+    def _wait(self) -> None:
+        poll = select.poll()
+        poll.register(self._woken, select.POLLIN)
+        more = False
+        with self._changed:
+            for link in self._links.values():
+                reads = self._reads and not link.is_over and link.inbox.room() is not None
+                flags = (select.POLLIN if reads else 0) | (select.POLLOUT if link.leaving else 0)
+                more |= reads and link.has_more()
+                if flags:
+                    poll.register(link.socket, flags)
+            self._changed.notify_all()
+        for file, _ in poll.poll(0 if more else 1000):
+            if file == self._woken.fileno():
+                self._woken.recv(4096)
+
+    def _read(self, link: _Link) -> None:
+        """What is there, without waiting."""
+        inbox = link.inbox
+        try:
+            for _ in range(_BUSY):
+                room = inbox.room()
+                if room is None:
+                    return
+                count = link.socket.recv_into(room) if len(room) else 0
+                if not count and len(room):
+                    raise ConnectionError("closed")
+                self.received += count
+                passed = inbox.took(count)
+                if passed is not None:
+                    self._pass_on(inbox, passed[1])
+        except _LATER:
+            return
+        except OSError as error:
+            link.is_over = True
+            closed = isinstance(error, ssl.SSLEOFError) or str(error) == "closed"
+            inbox.error = inbox.error or AlignmentError(
+                f"client {inbox.peer!r} closed the link before the alignment was complete"
+                if closed
+                else f"the link to client {inbox.peer!r} broke: {error}"
+            )
+
+    def _pass_on(self, source: _Inbox, frame: bytearray) -> None:
+        """A piece of what two members say to each other: of no concern to the leader, for a tunnel at a member."""
+        (other,) = _NUMBER.unpack_from(frame)
+        piece = memoryview(frame)[_NUMBER.size :]
+        if other in self._tunnels:
+            self._tunnels[other].arriving.write(piece)
+            self._pump(other)
+        elif other in self._links and self._me == len(self._clients) - 1:
+            number = self._clients.index(source.peer)
+            self.sent += self._links[other].put(_PASSED, _NUMBER.pack(number), piece)
+            self._links[other].write()
+        else:
+            source.error = AlignmentError(f"client {source.peer!r} sent something for a client that is not there")
+
+    def _pump(self, place: int) -> None:
+        tunnel, leader = self._tunnels[place], self._links[len(self._clients) - 1]
+        tunnel.pump()
+        while piece := tunnel.departing.read(_PIECE):
+            self.sent += leader.put(_PASSED, _NUMBER.pack(place), piece)

@@ -3,7 +3,7 @@
 from vfl.tables.applying import ClientTable, ColumnReport, TableReport, apply_schema
 from vfl.tables.errors import ColumnsError
 from vfl.tables.fitting import UnusedColumnWarning, draft_schema, fit_schema
-from vfl.tables.ids import IdRule, describe_ids
+from vfl.tables.ids import IdRule, Ids, describe_ids
 from vfl.tables.kinds import Boolean, Category, Column, Date, Number
 from vfl.tables.reading import RawTable, as_raw_table, read_table
 from vfl.tables.schema import Label, Schema
@@ -18,6 +18,7 @@ __all__ = [
     "ColumnsError",
     "Date",
     "IdRule",
+    "Ids",
     "Label",
     "Number",
     "RawTable",

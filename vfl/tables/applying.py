@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 from accel.validate import require
 from vfl.tables.cells import Misread, is_missing, numbers, plain, texts
 from vfl.tables.errors import ColumnsError
+from vfl.tables.ids import Ids
 from vfl.tables.reading import RawTable, as_raw_table
 from vfl.tables.schema import Schema
 
@@ -25,7 +26,7 @@ class ClientTable:
     """One client's rows: ids as text, features as numbers (rows, columns), labels (texts) or targets (numbers) if it has them."""
 
     source: str
-    ids: tuple[str, ...]
+    ids: Ids
     columns: tuple[str, ...]
     features: npt.NDArray[np.float32] = field(repr=False)
     labels: tuple[str, ...] | None = field(default=None, repr=False)
@@ -37,7 +38,7 @@ class ClientTable:
         rows = [position[name] for name in ids]
         labels = None if self.labels is None else tuple(self.labels[row] for row in rows)
         targets = None if self.targets is None else self.targets[rows]
-        return ClientTable(self.source, tuple(ids), self.columns, self.features[rows], labels, targets)
+        return ClientTable(self.source, Ids(ids), self.columns, self.features[rows], labels, targets)
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,7 @@ class _Application:
         self._refuse_repeated(ids)
         table = ClientTable(
             raw.source,
-            tuple(ids.to_pylist()),
+            Ids(ids),
             schema.outputs,
             features,
             None if labels is None else tuple(labels.to_pylist()),

@@ -16,8 +16,10 @@ What the first three accept is comparable with each other; ``verbatim`` must be 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import operator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import overload
 
 import numpy as np
 import pyarrow as pa
@@ -26,7 +28,7 @@ import pyarrow.compute as pc
 from accel.validate import require, require_choice
 from vfl.tables.cells import Misread, is_missing, plain, texts
 
-__all__ = ["ID_RULES", "IdRule", "describe_ids"]
+__all__ = ["ID_RULES", "IdRule", "Ids", "describe_ids"]
 
 ID_RULES = ("text", "trimmed", "integer", "verbatim")
 _OTHER_FORM = r"^[+-]?0\d+$|^[+-]?\d+\.0*$|^\+\d+$|^-0$"  # 007, 7.0, 7., +7, -0
@@ -87,6 +89,44 @@ def _digits(ids: pa.Array) -> pa.Array:
 
 def _where(array: pa.Array) -> np.ndarray:
     return np.asarray(pc.fill_null(array, False).to_numpy(zero_copy_only=False), bool)
+
+
+class Ids(Sequence[str]):
+    """A column of ids in their common form, as Arrow has it: no Python text an id until somebody asks for one."""
+
+    def __init__(self, ids: pa.Array | Iterable[str]):
+        self.array = ids if isinstance(ids, pa.Array) else pa.array(list(ids), pa.string())
+
+    def __len__(self) -> int:
+        return len(self.array)
+
+    @overload
+    def __getitem__(self, place: int) -> str: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> Ids: ...
+
+    def __getitem__(self, place: int | slice) -> str | Ids:
+        if isinstance(place, slice):
+            return self.take(np.arange(len(self))[place])
+        found: str = self.array[operator.index(place)].as_py()
+        return found
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.array.to_pylist())
+
+    def __eq__(self, other: object) -> bool:
+        return list(self) == list(other) if isinstance(other, Sequence) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(tuple(self))
+
+    def __repr__(self) -> str:
+        return f"Ids({len(self)})"
+
+    def take(self, rows: np.ndarray) -> Ids:
+        """Those of these rows, in this order."""
+        return Ids(self.array.take(pa.array(rows)))
 
 
 def describe_ids(ids: Sequence[str]) -> str:

@@ -28,7 +28,7 @@ from tests.protocols.api.tables import CARD, make_tables
 from tests.protocols.api.test_federation_backend import PUBLIC, make, together
 from vfl.data.scaling import RowBound
 from vfl.gradients import GlobalModel
-from vfl.tables import ClientTable
+from vfl.tables import ClientTable, Ids
 
 EPOCHS = 6
 TABLES = {name: PUBLIC[name] for name in ("bank", "card")}
@@ -140,7 +140,7 @@ def _other_rows(directory: Path, kept: bytes) -> dict[str, np.ndarray]:
 
 def test_the_report_has_the_curve_and_a_column_that_somebody_stated(tmp_path, capsys):
     labels = tuple("no" if i % 3 else "yes" for i in range(30))
-    table = ClientTable("card.csv", tuple(map(str, range(30))), (), np.empty((30, 0), np.float32), labels)
+    table = ClientTable("card.csv", Ids(map(str, range(30))), (), np.empty((30, 0), np.float32), labels)
     own = OwnColumns(table, np.empty((30, 0)), RowBound(1.0), "a test")
     shares = np.column_stack([np.linspace(0.1, 0.9, 30), np.linspace(0.9, 0.1, 30)])
     curve = ((1, 0.6, 0.7), (2, 0.8, 0.5))

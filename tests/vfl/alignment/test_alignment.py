@@ -13,9 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from nacl.bindings import crypto_core_ed25519_from_uniform
 
-from vfl.alignment import AlignmentError, encode_ids, group
+from vfl.alignment import MATCHINGS, AlignmentError, encode_ids, group, ot
+from vfl.alignment.ecdh import LIST, leader, member, positions_in_all
 from vfl.alignment.group import ELEMENT, FIELD, blind, hash_and_blind, hash_to_curve, montgomery_u, valid_elements
-from vfl.alignment.protocol import LIST, Receive, Send, Steps, Terms, leader, member, positions_in_all
+from vfl.alignment.ids import arrow_ids
+from vfl.alignment.steps import COUNT, Receive, Send, Steps, Terms
 
 ORDER = 2**252 + 27742317777372353535851937790883648493
 
@@ -162,16 +164,20 @@ def test_bad_ids_are_refused_without_saying_them(ids: list[object], message: str
 class Exchange:
     """All clients in one thread; keeps what every client received."""
 
-    def __init__(self, sets: Sequence[Sequence[object]], pad_to: int | None = None, seed: int = 0):
+    def __init__(
+        self, sets: Sequence[Sequence[object]], pad_to: int | None = None, seed: int = 0, matching: str = "ecdh"
+    ):
         names = tuple(f"client {i}" for i in range(len(sets)))
-        terms = Terms(names, pad_to)
+        terms = Terms(names, pad_to, matching)
         coins = [random.Random(f"{seed} {i}").randbytes for i in range(len(sets))]
-        self._last = len(sets) - 1
-        self.steps: list[Steps] = [
-            member(terms, name, ids, coin, silent)
-            for name, ids, coin in zip(names[:-1], sets[:-1], coins[:-1], strict=True)
-        ]
-        self.steps.append(leader(terms, sets[-1], coins[-1], silent))
+        self.steps: list[Steps] = []
+        for me, (ids, coin) in enumerate(zip(sets, coins, strict=True)):
+            if matching == "ot":
+                self.steps.append(ot.align(terms, me, arrow_ids(ids), coin))
+            elif me == len(sets) - 1:
+                self.steps.append(leader(terms, ids, coin, silent))
+            else:
+                self.steps.append(member(terms, me, ids, coin, silent))
         self.received: list[list[tuple[bytes, bytes]]] = [[] for _ in sets]
         self.sent: list[list[tuple[bytes, bytes]]] = [[] for _ in sets]
         self.rows: list[np.ndarray] = [np.zeros(0)] * len(sets)
@@ -193,20 +199,18 @@ class Exchange:
         try:
             while True:
                 if wanted is not None:
-                    source = wanted.source if me == self._last else self._last
-                    queue = queues.setdefault((source, me), [])
+                    queue = queues.setdefault((wanted.source, me), [])
                     if not queue:
                         waiting[me] = wanted
                         return
                     kind, answer = queue.pop(0)
                     self.received[me].append((kind, answer))
                     assert kind == wanted.kind and wanted.low <= len(answer) <= wanted.high
-                step = next(self.steps[me]) if answer is None else self.steps[me].send(answer)
+                step = next(self.steps[me]) if answer is None else self.steps[me].send(bytearray(answer))
                 answer = wanted = None
                 if isinstance(step, Send):
-                    to = step.to if me == self._last else self._last
-                    queues.setdefault((me, to), []).append((step.kind, step.payload))
-                    self.sent[me].append((step.kind, step.payload))
+                    queues.setdefault((me, step.to), []).append((step.kind, bytes(step.payload)))
+                    self.sent[me].append((step.kind, bytes(step.payload)))
                 else:
                     wanted = step
         except StopIteration as end:
@@ -221,10 +225,13 @@ def elements(messages: list[tuple[bytes, bytes]]) -> list[bytes]:
 id_lists = st.lists(st.text(min_size=1, max_size=8), unique=True, max_size=12)
 
 
-@settings(max_examples=40)
+@pytest.mark.parametrize("matching", MATCHINGS)
+@settings(max_examples=12, deadline=None)
 @given(st.lists(id_lists, min_size=2, max_size=4), st.sampled_from([None, 12, 15]), st.integers(0, 2**32))
-def test_equals_the_plain_intersection_in_one_order(sets: list[list[str]], pad_to: int | None, seed: int) -> None:
-    found = Exchange(sets, pad_to, seed).run()
+def test_equals_the_plain_intersection_in_one_order(
+    matching: str, sets: list[list[str]], pad_to: int | None, seed: int
+) -> None:
+    found = Exchange(sets, pad_to, seed, matching).run()
     orders = [[ids[row] for row in rows] for ids, rows in zip(sets, found.rows, strict=True)]
     assert all(order == orders[0] for order in orders)
     assert len(set(orders[0])) == len(orders[0])
@@ -268,21 +275,26 @@ def test_every_member_shuffles_every_list_it_passes_on(clients: int) -> None:
             assert sum(a == b for a, b in zip(straight, back, strict=True)) < 10
 
 
-def test_padding_hides_the_number_of_ids() -> None:
+@pytest.mark.parametrize("matching", MATCHINGS)
+def test_padding_hides_the_number_of_ids(matching: str) -> None:
     common = [f"common {i}" for i in range(4)]
 
     def sizes(extra: int) -> list[list[tuple[bytes, int]]]:
         sets = [[*common, *(f"{c} {i}" for i in range(extra * (c + 1)))] for c in range(3)]
-        return [[(kind, len(data)) for kind, data in sent] for sent in Exchange(sets, pad_to=40).run().sent]
+        return [
+            [(kind, len(data)) for kind, data in sent]
+            for sent in Exchange(sets, pad_to=40, matching=matching).run().sent
+        ]
 
     assert sizes(1) == sizes(12)
     with pytest.raises(ValueError, match="number of ids = 41: must be at most 40; raise pad_to"):
-        Exchange([[*range(41)], [1]], pad_to=40).run()
+        Exchange([[*range(41)], [1]], pad_to=40, matching=matching).run()
 
 
-def test_the_order_is_that_of_a_fresh_key() -> None:
+@pytest.mark.parametrize("matching", MATCHINGS)
+def test_the_order_is_that_of_a_fresh_key(matching: str) -> None:
     ids = [f"id {i}" for i in range(30)]
-    orders = [Exchange([ids, ids], seed=seed).run().rows[0].tolist() for seed in range(3)]
+    orders = [Exchange([ids, ids], seed=seed, matching=matching).run().rows[0].tolist() for seed in range(3)]
     assert orders[0] != orders[1] != orders[2] != orders[0]
 
 
@@ -297,45 +309,52 @@ def test_the_order_is_that_of_a_fresh_key() -> None:
     ],
 )
 def test_the_leader_refuses_bad_points(payload: bytes, message: str) -> None:
-    terms = Terms(("a", "b"))
+    terms = Terms(("a", "b"), matching="ecdh")
     steps = leader(terms, ["x"], random.Random(0).randbytes, silent)
     assert isinstance(next(steps), Send)
     assert isinstance(next(steps), Receive)
-    assert steps.send(terms.encoded()) == Receive(0, LIST, *terms.list_bytes())
+    assert steps.send(bytearray(terms.encoded())) == Receive(0, LIST, 0, 320_000_000)
     with pytest.raises(AlignmentError, match=f"client 'a'.*{message}|list of client 'a'.*{message}"):
-        steps.send(payload)
+        steps.send(bytearray(payload))
         next(steps)
+
+
+def count_at(steps: Steps, count: int) -> None:
+    """The member has sent back the leader's list, and hears how many ids are common."""
+    assert next(steps) == Receive(1, COUNT, 8, 8)
+    assert steps.send(bytearray(count.to_bytes(8, "little"))) == Send(1, COUNT, b"")
+    assert isinstance(next(steps), Receive)
 
 
 @pytest.mark.parametrize("positions", [[0, 0], [2], [3], [2**32 - 1]])
 def test_a_member_refuses_bad_positions(positions: list[int]) -> None:
     """Repeated, beyond its list, or of a padded entry (it has one id and one padded entry; 2 is beyond)."""
-    terms = Terms(("a", "b"), pad_to=2)
-    steps = member(terms, "a", ["x"], random.Random(0).randbytes, silent)
+    terms = Terms(("a", "b"), 2, "ecdh")
+    steps = member(terms, 0, ["x"], random.Random(0).randbytes, silent)
     next(steps)
-    steps.send(terms.encoded())
+    steps.send(bytearray(terms.encoded()))
     next(steps)
     assert isinstance(next(steps), Receive)
     data = hash_to_curve([b"1", b"2"])
-    steps.send(data)
-    assert isinstance(next(steps), Receive)
+    steps.send(bytearray(data))
+    count_at(steps, len(positions))
     with pytest.raises(AlignmentError, match="client 'b' sent positions"):
-        steps.send(np.array(positions, dtype="<u4").tobytes())
+        steps.send(bytearray(np.array(positions, dtype="<u4").tobytes()))
 
 
 def test_a_matched_padded_entry_is_refused() -> None:
     """Of the two positions in the list one is the id, the other a padded entry."""
-    terms, ended = Terms(("a", "b"), pad_to=2), []
+    terms, ended = Terms(("a", "b"), 2, "ecdh"), []
     for position in (0, 1):
-        steps = member(terms, "a", ["x"], random.Random(0).randbytes, silent)
-        answers = (terms.encoded(), hash_to_curve([b"1", b"2"]), bytes(4))
+        steps = member(terms, 0, ["x"], random.Random(0).randbytes, silent)
+        answers = (terms.encoded(), hash_to_curve([b"1", b"2"]), (1).to_bytes(8, "little"), bytes(4))
         for answer in answers:
             while isinstance(next(steps), Send):
                 pass
-            steps.send(answer)
+            steps.send(bytearray(answer))
         assert isinstance(next(steps), Receive)
         try:
-            steps.send(np.array([position], dtype="<u4").tobytes())
+            steps.send(bytearray(np.array([position], dtype="<u4").tobytes()))
         except StopIteration as end:
             ended.append(end.value.tolist())
         except AlignmentError as error:
@@ -349,5 +368,5 @@ def test_terms_are_checked() -> None:
             Terms(clients)
     with pytest.raises(ValueError, match="pad_to = 0"):
         Terms(("a", "b"), 0)
-    with pytest.raises(ValueError, match="name = 'b'.*leads"):
-        next(member(Terms(("a", "b")), "b", [], random.Random(0).randbytes, silent))
+    with pytest.raises(ValueError, match="matching = 'plain'"):
+        Terms(("a", "b"), matching="plain")

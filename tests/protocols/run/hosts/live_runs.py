@@ -21,6 +21,7 @@ from tests.protocols.run.hosts.threads import Federation
 from vfl.data.columns import ClientTable
 from vfl.data.scaling import RowBound
 from vfl.federation import Federation as LocalFederation
+from vfl.tables import Ids
 
 __all__ = ["NAMES", "ROWS", "WEAK_NOISE", "LiveFederation"]
 
@@ -45,7 +46,7 @@ class LiveFederation(Federation):
         """Columns from which the labels can be learnt, the same at every call."""
         columns = dict(zip(NAMES, np.split(np.random.default_rng(5).normal(size=(ROWS, 7)), [4], axis=1), strict=True))
         labels = tuple(str(int(row)) for row in columns["bank"][:, 0] + columns["card"][:, 0] > 0)
-        table = ClientTable(f"{name}.csv", tuple(map(str, range(ROWS))), (), np.empty((ROWS, 0), np.float32), labels)
+        table = ClientTable(f"{name}.csv", Ids(map(str, range(ROWS))), (), np.empty((ROWS, 0), np.float32), labels)
         entry = next(client for client in self.config.clients if client.name == name)
         bound = RowBound(client_row_bound(self.config, entry), self.config.run.row_rule)
         return OwnColumns(table, scale * columns[name], bound, "a test")

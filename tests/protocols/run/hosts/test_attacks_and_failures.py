@@ -72,6 +72,7 @@ from tests.protocols.run.hosts.federations import make_federation
 from tests.protocols.run.hosts.hosts import loopback
 from vfl.data.columns import ClientTable
 from vfl.data.scaling import RowBound
+from vfl.tables import Ids
 
 TESTS = Path(__file__).resolve().parents[3]
 ROOT = TESTS.parent
@@ -110,7 +111,7 @@ def test_predictions_are_for_the_eyes_of_their_owner(tmp_path: Path) -> None:
     file.write_text("old")
     file.chmod(0o644)
     words = ["--as", "card", "--columns", "card.csv", "--out", str(file), "--output", "label"]
-    table = ClientTable("card.csv", ("p0", "p1"), (), np.empty((2, 0), np.float32), None)
+    table = ClientTable("card.csv", Ids(("p0", "p1")), (), np.empty((2, 0), np.float32), None)
     own = OwnColumns(table, np.zeros((2, 1)), RowBound(1.0, "clip"), "a test")
     earlier = os.umask(0o022)
     try:
@@ -153,7 +154,7 @@ def test_no_command_shows_a_private_cell(
 
 
 def test_labels_that_are_no_class_are_counted_and_not_shown(tmp_path: Path) -> None:
-    table = ClientTable("card.csv", ("p0", "p1"), (), np.empty((2, 0), np.float32), ("1", SECRET))
+    table = ClientTable("card.csv", Ids(("p0", "p1")), (), np.empty((2, 0), np.float32), ("1", SECRET))
     own = OwnColumns(table, np.zeros((2, 1)), RowBound(1.0, "clip"), "a test")
     with pytest.raises(InvalidArgument, match="card.csv: labels = '?1 ") as refused:
         own.labels_of(np.arange(2), make_federation(tmp_path).run)

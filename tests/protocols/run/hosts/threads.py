@@ -25,6 +25,7 @@ from protocols.net.wire import Identity
 from tests.protocols.run.hosts.federations import make_federation
 from vfl.data.columns import ClientTable
 from vfl.data.scaling import RowBound
+from vfl.tables import Ids
 
 __all__ = ["PATIENCE", "ROWS", "Federation", "train_until_a_checkpoint"]
 
@@ -79,7 +80,7 @@ class Federation:
         random = np.random.default_rng(len(name))
         embeddings = scale * random.uniform(-0.3, 0.3, size=(rows, entry.width))  # type: ignore[union-attr]
         labels = tuple(str(i % 2) for i in range(rows))
-        table = ClientTable(f"{name}.csv", tuple(map(str, range(rows))), (), np.empty((rows, 0), np.float32), labels)
+        table = ClientTable(f"{name}.csv", Ids(map(str, range(rows))), (), np.empty((rows, 0), np.float32), labels)
         own = OwnColumns(table, embeddings, RowBound(max(1.0, scale), "clip"), "a test")
 
         def work() -> None:

@@ -26,70 +26,29 @@ twist are harmless, its order is four times a prime and keys are multiples of ei
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import numpy as np
 
-from accel.errors import PpvflError
-from accel.validate import require, require_integer
-from vfl.alignment.group import ELEMENT, Advance, blind, hash_and_blind, valid_elements
+from vfl.alignment.group import ELEMENT, blind, hash_and_blind, valid_elements
 from vfl.alignment.ids import encode_ids
+from vfl.alignment.steps import (
+    MAX_IDS,
+    Advance,
+    AlignmentError,
+    Randomness,
+    Receive,
+    Send,
+    Steps,
+    Terms,
+    hear_count,
+    permutation,
+    tell_count,
+)
 
-__all__ = ["AlignmentError", "Receive", "Send", "Steps", "Terms", "leader", "member", "positions_in_all"]
+__all__ = ["leader", "member", "positions_in_all"]
 
-VERSION = 2
-MAX_IDS = 10_000_000
 TERMS, LIST, OPEN, MATCHED = b"T", b"L", b"O", b"M"  # kinds of messages
-
-
-class AlignmentError(PpvflError, RuntimeError):
-    """The alignment cannot go on; the text names the client and holds no id."""
-
-
-@dataclass(frozen=True)
-class Send:
-    """Send a message to the client of this index."""
-
-    to: int
-    kind: bytes
-    payload: bytes
-
-
-@dataclass(frozen=True)
-class Receive:
-    """Wait for a message of this kind, of ``low`` to ``high`` bytes, from the client of this index."""
-
-    source: int
-    kind: bytes
-    low: int
-    high: int
-
-
-Steps = Generator[Send | Receive, bytes, np.ndarray]
-Randomness = Callable[[int], bytes]
-
-
-@dataclass(frozen=True)
-class Terms:
-    """Public, and compared before anything else. The last of ``clients`` leads."""
-
-    clients: tuple[str, ...]
-    pad_to: int | None = None
-
-    def __post_init__(self) -> None:
-        require(len(self.clients) >= 2, "clients", self.clients, "at least two names, the leading client last")
-        require(len(set(self.clients)) == len(self.clients), "clients", self.clients, "different names")
-        if self.pad_to is not None:
-            require_integer("pad_to", self.pad_to, 1, MAX_IDS)
-
-    def encoded(self) -> bytes:
-        return json.dumps({"version": VERSION, "clients": self.clients, "pad_to": self.pad_to}).encode()
-
-    def list_bytes(self) -> tuple[int, int]:
-        """The least and the largest size of a list that is acceptable."""
-        return (0, MAX_IDS * ELEMENT) if self.pad_to is None else (self.pad_to * ELEMENT,) * 2
 
 
 class _Blinder:
@@ -97,18 +56,15 @@ class _Blinder:
 
     def __init__(self, terms: Terms, ids: Sequence[object], randomness: Randomness, advance: Advance):
         self._values = encode_ids(ids)
-        limit = MAX_IDS if terms.pad_to is None else terms.pad_to
-        way_out = "raise pad_to at all clients" if terms.pad_to is not None else "align in parts"
         self._own = len(self._values)
-        require(self._own <= limit, "number of ids", self._own, f"at most {limit}", way_out)
-        self.size = terms.pad_to or self._own
+        self.size = terms.padded(self._own)
         self._key = randomness(32)
         self._randomness = randomness
         self._advance = advance
 
     def offer(self) -> bytes:
         """The own list: hashed, padded with hashes of random numbers, shuffled, blinded."""
-        self._order = self.permutation(self.size)
+        self._order = permutation(self._randomness, self.size)
         padding = [b"\0" + self._randomness(32) for _ in range(self.size - self._own)]
         values = [*self._values, *padding]
         self._values = []  # of no use any more, and large
@@ -128,18 +84,25 @@ class _Blinder:
             raise AlignmentError(f"client {source!r} matched a padded entry: it does not follow the protocol")
         return rows
 
-    def permutation(self, count: int) -> np.ndarray:
-        """A uniform permutation: the order of random 64-bit keys."""
-        return np.argsort(np.frombuffer(self._randomness(8 * count), dtype=np.uint64), kind="stable")
+    def shuffle(self, count: int) -> np.ndarray:
+        """A uniform permutation, for somebody else's list."""
+        return permutation(self._randomness, count)
 
 
-def _check_list(data: bytes, source: str) -> bytes:
-    if not valid_elements(data):
+def _check_list(data: bytes | bytearray, source: str) -> bytes:
+    elements = bytes(data)
+    if not valid_elements(elements):
         raise AlignmentError(f"client {source!r} sent a list with repeated or malformed values: refused")
-    return data
+    return elements
 
 
-def _positions(data: bytes, size: int, source: str) -> np.ndarray:
+def _list_bytes(terms: Terms) -> tuple[int, int]:
+    """The least and the largest size of a list that is acceptable."""
+    low, high = (0, MAX_IDS["ecdh"]) if terms.pad_to is None else (terms.pad_to, terms.pad_to)
+    return low * ELEMENT, high * ELEMENT
+
+
+def _positions(data: bytes | bytearray, size: int, source: str) -> np.ndarray:
     found = np.frombuffer(data, dtype="<u4") if len(data) % 4 == 0 else None
     if found is None or len(np.unique(found)) != len(found) or (len(found) and found.max() >= size):
         raise AlignmentError(f"client {source!r} sent positions that are repeated or not below {size}: refused")
@@ -151,47 +114,48 @@ def _due(step: int, j: int, count: int) -> list[int]:
     return [(j - step) % count] * (step < count) + [count] * (step == j + 1)
 
 
-def member(terms: Terms, name: str, ids: Sequence[object], randomness: Randomness, advance: Advance) -> Steps:
-    """What a member does. Its only link, to the leader, has index 0. Returns own row numbers in the common order."""
-    *members, leading = terms.clients
-    require(name in members, "name", name, f"one of {members}", f"client {leading!r} leads")
-    mine, count = members.index(name), len(members)
+def member(
+    terms: Terms, mine: int, ids: Sequence[object], randomness: Randomness, advance: Advance, minimum: int = 0
+) -> Steps:
+    """What member ``mine`` does, which has a link to the leader only. Returns own row numbers in the common order."""
+    leading, count = terms.clients[-1], len(terms.clients) - 1
     blinder = _Blinder(terms, ids, randomness, advance)
-    theirs = yield Receive(0, TERMS, 1, 1 << 16)
-    yield Send(0, TERMS, terms.encoded())
-    _compare_terms(theirs, terms, leading)
-    yield Send(0, LIST, blinder.offer())
+    theirs = yield Receive(count, TERMS, 1, 1 << 16)
+    yield Send(count, TERMS, terms.encoded())
+    terms.compare(bytes(theirs), leading)
+    yield Send(count, LIST, blinder.offer())
     shuffles: dict[int, np.ndarray] = {}
     for step in range(1, count + 1):
         received = {}
         for owner in _due(step, mine, count):
-            received[owner] = _check_list((yield Receive(0, LIST, *terms.list_bytes())), leading)
+            received[owner] = _check_list((yield Receive(count, LIST, *_list_bytes(terms))), leading)
         for owner, data in received.items():
             blinded = _elements(blinder.blind(data, terms.clients[owner]))
-            shuffles[owner] = blinder.permutation(len(blinded))
-            yield Send(0, LIST, blinded[shuffles[owner]].tobytes())
+            shuffles[owner] = blinder.shuffle(len(blinded))
+            yield Send(count, LIST, blinded[shuffles[owner]].tobytes())
+    yield from hear_count(count, minimum, blinder.size)
     for step in range(count, 0, -1):
         for owner in _due(step, mine, count):
             shuffle = shuffles[owner]
-            shuffled = _positions((yield Receive(0, OPEN, 0, 4 * len(shuffle))), len(shuffle), leading)
-            yield Send(0, OPEN, _packed(shuffle[shuffled]))
-    matched = yield Receive(0, MATCHED, 0, 4 * blinder.size)
+            shuffled = _positions((yield Receive(count, OPEN, 0, 4 * len(shuffle))), len(shuffle), leading)
+            yield Send(count, OPEN, _packed(shuffle[shuffled]))
+    matched = yield Receive(count, MATCHED, 0, 4 * blinder.size)
     return blinder.rows(_positions(matched, blinder.size, leading), leading)
 
 
-def leader(terms: Terms, ids: Sequence[object], randomness: Randomness, advance: Advance) -> Steps:
-    """What the leading client does; its links are numbered like the members."""
+def leader(terms: Terms, ids: Sequence[object], randomness: Randomness, advance: Advance, minimum: int = 0) -> Steps:
+    """What the leading client does."""
     members = terms.clients[:-1]
     count = len(members)
     blinder = _Blinder(terms, ids, randomness, advance)
     for j in range(count):
         yield Send(j, TERMS, terms.encoded())
     for j, name in enumerate(members):
-        _compare_terms((yield Receive(j, TERMS, 1, 1 << 16)), terms, name)
+        terms.compare(bytes((yield Receive(j, TERMS, 1, 1 << 16))), name)
     own = blinder.offer()
     lists = []
     for j, name in enumerate(members):
-        lists.append(_check_list((yield Receive(j, LIST, *terms.list_bytes())), name))
+        lists.append(_check_list((yield Receive(j, LIST, *_list_bytes(terms))), name))
     lists.append(own)
     blinded: list[np.ndarray] = []
     for step in range(1, count + 1):
@@ -206,6 +170,7 @@ def leader(terms: Terms, ids: Sequence[object], randomness: Randomness, advance:
                 lists[owner] = _check_list((yield Receive(j, LIST, size, size)), name)
     blinded.append(_elements(lists[-1]))
     positions = positions_in_all(blinded)
+    yield from tell_count(terms, count, len(positions[-1]), minimum)
     for step in range(count, 0, -1):
         for j, name in enumerate(members):
             for owner in _due(step, j, count):
@@ -239,11 +204,3 @@ def positions_in_all(lists: Sequence[np.ndarray]) -> list[np.ndarray]:
         else:
             common = values
     return [order[np.searchsorted(values, common)] for values, order in zip(ordered, orders, strict=True)]
-
-
-def _compare_terms(theirs: bytes, terms: Terms, name: str) -> None:
-    if theirs != terms.encoded():
-        shown = "".join(c if c.isprintable() else "?" for c in theirs[:300].decode(errors="replace"))
-        raise AlignmentError(
-            f"client {name!r} has the terms {shown}, this client {terms.encoded().decode()}: make them equal"
-        )
