@@ -27,7 +27,20 @@ from accel.reference.oprf import CHECKS, DENSE
 from vfl.alignment.okvs import Shape
 from vfl.alignment.steps import AlignmentRefused, Randomness
 
-__all__ = ["Evaluator", "Holder", "Uniform", "bits_of", "message_bytes"]
+__all__ = [
+    *(
+        "CODE",
+        "Columns",
+        "Evaluator",
+        "Holder",
+        "Uniform",
+        "bits_of",
+        "function_values",
+        "message_bytes",
+        "message_parts",
+    ),
+    "rows_of_the_check",
+]
 
 _ZEROS = bytes(1 << 20)
 _CHECK_BYTES = CHECKS * (64 + 16)
@@ -52,7 +65,7 @@ def _counting(key: bytes) -> Cipher[modes.CTR]:
     return Cipher(algorithms.AES(key), modes.CTR(bytes(16)))
 
 
-class _Columns:
+class Columns:
     """512 streams that only go forward: one bin after the other."""
 
     def __init__(self, keys: Sequence[bytes], shape: Shape):
@@ -81,7 +94,7 @@ def message_bytes(shape: Shape) -> int:
     return 64 * shape.lines + _CHECK_BYTES
 
 
-def _parts(message: np.ndarray, shape: Shape) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def message_parts(message: np.ndarray, shape: Shape) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """U and the two sums of the check."""
     words = message.view(np.uint64)
     body, sums = 8 * shape.lines, 8 * CHECKS
@@ -92,7 +105,7 @@ def _parts(message: np.ndarray, shape: Shape) -> tuple[np.ndarray, np.ndarray, n
     )
 
 
-def _chosen(label: bytes, number: int, difference: np.ndarray) -> np.ndarray:
+def rows_of_the_check(label: bytes, number: int, difference: np.ndarray) -> np.ndarray:
     """Which rows go into which of the 128 sums: by a hash of U, so that it was fixed before."""
     hashed = hashlib.blake2b(label, digest_size=16, person=b"ppvfl check")
     hashed.update(number.to_bytes(8, "little"))
@@ -102,7 +115,7 @@ def _chosen(label: bytes, number: int, difference: np.ndarray) -> np.ndarray:
     return found
 
 
-def _values(records: np.ndarray, rows: np.ndarray, shape: Shape, delta: np.ndarray, label: bytes) -> np.ndarray:
+def function_values(records: np.ndarray, rows: np.ndarray, shape: Shape, delta: np.ndarray, label: bytes) -> np.ndarray:
     """F of every record: 256 bits, the hash under ``label`` of its row."""
     tables = np.empty((DENSE // 8, 256, 8), np.uint64)
     kernels.dense_tables(rows, shape.sparse, tables)
@@ -117,8 +130,8 @@ class Evaluator:
     """The client whose ids are in P; ``shape`` is that of its list."""
 
     def __init__(self, pairs: Sequence[tuple[bytes, bytes]], label: bytes, shape: Shape):
-        self._zero = _Columns([pair[0] for pair in pairs], shape)
-        self._one = _Columns([pair[1] for pair in pairs], shape)
+        self._zero = Columns([pair[0] for pair in pairs], shape)
+        self._one = Columns([pair[1] for pair in pairs], shape)
         self._label, self._shape = label, shape
 
     def draw(self) -> tuple[np.ndarray, np.ndarray]:
@@ -130,17 +143,17 @@ class Evaluator:
     ) -> tuple[np.ndarray, np.ndarray]:
         """F of the own records of a bin, and what the holder is sent. ``store``: P, all its lines."""
         message = np.empty(message_bytes(self._shape), np.uint8)
-        difference, sums, stored = _parts(message, self._shape)
+        difference, sums, stored = message_parts(message, self._shape)
         zero, one = drawn
         rows = np.empty_like(difference)
         kernels.transpose_bits(zero, rows)
         np.bitwise_xor(one, zero, out=one)
         kernels.transpose_bits(one, difference)
         kernels.code_into(store, CODE, difference)
-        chosen = _chosen(self._label, number, difference)
+        chosen = rows_of_the_check(self._label, number, difference)
         kernels.check_sums(rows, chosen, sums)
         kernels.check_sums(store, chosen, stored)
-        return _values(records, rows, self._shape, _NOTHING, self._label), message
+        return function_values(records, rows, self._shape, _NOTHING, self._label), message
 
 
 class Holder:
@@ -148,7 +161,7 @@ class Holder:
 
     def __init__(self, delta: bytes, keys: Sequence[bytes], label: bytes, shape: Shape, name: str):
         self._delta = np.frombuffer(delta, np.uint64).copy()
-        self._columns = _Columns(keys, shape)
+        self._columns = Columns(keys, shape)
         self._label, self._shape, self._name = label, shape, name
 
     def draw(self) -> np.ndarray:
@@ -157,12 +170,12 @@ class Holder:
 
     def extend(self, number: int, drawn: np.ndarray, message: bytearray, records: np.ndarray) -> np.ndarray:
         """F of the own records of a bin, after the check of what the evaluator sent."""
-        difference, sums, stored = _parts(np.frombuffer(message, np.uint8), self._shape)
+        difference, sums, stored = message_parts(np.frombuffer(message, np.uint8), self._shape)
         rows = np.empty((self._shape.lines, 8), np.uint64)
         kernels.transpose_bits(drawn, rows)
         kernels.key_rows(rows, difference, self._delta)
         due = np.empty((CHECKS, 8), np.uint64)
-        kernels.check_sums(rows, _chosen(self._label, number, difference), due)
+        kernels.check_sums(rows, rows_of_the_check(self._label, number, difference), due)
         coded = np.zeros_like(due)
         kernels.code_into(stored, CODE, coded)
         if not np.array_equal(due, sums ^ (coded & self._delta)):
@@ -170,7 +183,7 @@ class Holder:
                 f"client {self._name!r} failed the consistency check of bin {number}: it deviates or its memory is faulty; "
                 "not tried again"
             )
-        return _values(records, rows, self._shape, self._delta, self._label)
+        return function_values(records, rows, self._shape, self._delta, self._label)
 
 
 def bits_of(delta: bytes) -> list[int]:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,17 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from nacl.bindings import crypto_core_ed25519_from_uniform
 
-from vfl.alignment import MATCHINGS, AlignmentError, encode_ids, group, ot
+from tests.vfl.alignment.exchange import Exchange, silent
+from vfl.alignment import MATCHINGS, AlignmentError, encode_ids, group
 from vfl.alignment.ecdh import LIST, leader, member, positions_in_all
 from vfl.alignment.group import ELEMENT, FIELD, blind, hash_and_blind, hash_to_curve, montgomery_u, valid_elements
-from vfl.alignment.ids import arrow_ids
 from vfl.alignment.steps import COUNT, Receive, Send, Steps, Terms
 
 ORDER = 2**252 + 27742317777372353535851937790883648493
-
-
-def silent(count: int) -> None:
-    return
 
 
 # the group ---------------------------------------------------------------------------------------
@@ -159,63 +153,6 @@ def test_bad_ids_are_refused_without_saying_them(ids: list[object], message: str
 
 
 # the protocol ------------------------------------------------------------------------------------
-
-
-class Exchange:
-    """All clients in one thread; keeps what every client received."""
-
-    def __init__(
-        self, sets: Sequence[Sequence[object]], pad_to: int | None = None, seed: int = 0, matching: str = "ecdh"
-    ):
-        names = tuple(f"client {i}" for i in range(len(sets)))
-        terms = Terms(names, pad_to, matching)
-        coins = [random.Random(f"{seed} {i}").randbytes for i in range(len(sets))]
-        self.steps: list[Steps] = []
-        for me, (ids, coin) in enumerate(zip(sets, coins, strict=True)):
-            if matching == "ot":
-                self.steps.append(ot.align(terms, me, arrow_ids(ids), coin))
-            elif me == len(sets) - 1:
-                self.steps.append(leader(terms, ids, coin, silent))
-            else:
-                self.steps.append(member(terms, me, ids, coin, silent))
-        self.received: list[list[tuple[bytes, bytes]]] = [[] for _ in sets]
-        self.sent: list[list[tuple[bytes, bytes]]] = [[] for _ in sets]
-        self.rows: list[np.ndarray] = [np.zeros(0)] * len(sets)
-
-    def run(self) -> Exchange:
-        queues: dict[tuple[int, int], list[tuple[bytes, bytes]]] = {}
-        waiting: dict[int, Receive | None] = dict.fromkeys(range(len(self.steps)))
-        while waiting:
-            before = sum(map(len, self.received)), len(waiting), sum(map(len, self.sent))
-            for me in list(waiting):
-                self._advance(me, queues, waiting)
-            assert before != (sum(map(len, self.received)), len(waiting), sum(map(len, self.sent))), "deadlock"
-        assert not any(queues.values())
-        return self
-
-    def _advance(self, me: int, queues: dict[Any, Any], waiting: dict[Any, Any]) -> None:
-        answer = None
-        wanted = waiting[me]
-        try:
-            while True:
-                if wanted is not None:
-                    queue = queues.setdefault((wanted.source, me), [])
-                    if not queue:
-                        waiting[me] = wanted
-                        return
-                    kind, answer = queue.pop(0)
-                    self.received[me].append((kind, answer))
-                    assert kind == wanted.kind and wanted.low <= len(answer) <= wanted.high
-                step = next(self.steps[me]) if answer is None else self.steps[me].send(bytearray(answer))
-                answer = wanted = None
-                if isinstance(step, Send):
-                    queues.setdefault((me, step.to), []).append((step.kind, bytes(step.payload)))
-                    self.sent[me].append((step.kind, bytes(step.payload)))
-                else:
-                    wanted = step
-        except StopIteration as end:
-            self.rows[me] = end.value
-            del waiting[me]
 
 
 def elements(messages: list[tuple[bytes, bytes]]) -> list[bytes]:
