@@ -15,11 +15,12 @@ Chosen with twins on public and made-up tables (``python -m bench.defaults`` pri
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from accel.validate import require_integer, require_real
 
-__all__ = ["AUTOMATIC", "NARROW", "averaging_fits", "table_row_bound", "training_defaults"]
+__all__ = ["AUTOMATIC", "NARROW", "chosen_training", "table_row_bound", "training_defaults"]
 
 AUTOMATIC = ("batch_size", "epochs", "learning_rate", "average")  # what `training_defaults` chooses
 NARROW = 4  # columns of a client, up to which `normalise` leaves little but signs
@@ -56,6 +57,22 @@ def training_defaults(
     }
 
 
-def averaging_fits(protocol: str, weights: str) -> bool:
-    """Whether a run of this kind can give the average of its weights: somebody has to see them on the way."""
-    return weights == "open" and protocol in ("g_bmf", "g_shuff")
+def chosen_training(
+    stated: Mapping[str, Any],
+    rows: int,
+    epsilon: float,
+    *,
+    hidden: bool = False,
+    regression: bool = False,
+    averages: bool = False,
+    patience: int = 0,
+) -> dict[str, Any]:
+    """``training_defaults`` for what is not stated; the same at every door. ``averages``: whether the run can give an average of its
+    weights, which somebody has to see on the way. Stated batches are as many steps; a stated rate was chosen for what it gives; with
+    patience the last fifth is not known before the end."""
+    averaging = averages and not patience and not {"learning_rate", "average"} & set(stated)
+    chosen = training_defaults(rows, epsilon, hidden=hidden, regression=regression, averaging=averaging)
+    if "batch_size" in stated and "epochs" not in stated:
+        steps = int(chosen["epochs"]) * (rows // int(chosen["batch_size"]))
+        chosen["epochs"] = max(1, round(steps / max(1, rows // stated["batch_size"])))
+    return chosen | {name: stated[name] for name in AUTOMATIC if name in stated}

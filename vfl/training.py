@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from accel.validate import require, require_choice, require_integer, require_real
+from accel.validate import require
 from vfl.data.sets import usable_rows
 from vfl.dp.factorisation import KINDS
 from vfl.dp.random_allocation.allocation import padding
-from vfl.losses import check_task
+from vfl.losses import TASKS, check_task
+from vfl.settings import DOORS, check_settings, setting
 
 __all__ = [
     "AVERAGES",
@@ -34,6 +35,8 @@ ORDERS = ("fixed", "secret")
 SETTINGS = {1: {"weight_decay": 1.0, "momentum": 0.0}, 2: {"weight_decay": 1.0, "momentum": 0.9}}
 
 LARGEST_EPSILON = 100.0  # beyond it e^ε makes δ of the arithmetic's slack meaningless
+AUTOMATIC = tuple((door, None) for door in DOORS)  # chosen from public sizes where nothing is said (vfl.defaults)
+_BETWEEN_0_AND_1: dict[str, Any] = {"low": 0.0, "high": 1.0, "open_low": True, "open_high": True}
 
 
 @dataclass(frozen=True)
@@ -55,40 +58,130 @@ class TrainingConfig:
     ``task`` and ``class_weights`` (public, one for each class, of its rows' gradients before the clip): ``vfl.losses``.
     """
 
-    epochs: int = 40
-    batch_size: int = 128
-    learning_rate: float = 2.0
-    clip_norm: float = 1.0
-    epsilon: float = 3.0
-    delta: float = 1e-5
-    rows_per_person: int = 1
-    momentum: float = 0.0
-    weight_decay: float = 1.0
-    hidden: tuple[int, ...] = ()
-    factorisation: str = "bisr"
-    bands: int | None = None
-    noise: str = "distributed"
-    accounting: str = "proven"
-    accountant: str = "rdp"
-    gradients: str = "factored"
-    schedule: str = "constant"
-    weights: str = "secret"
-    order: str = "fixed"
-    average: str = "none"
-    task: str = "classification"
-    class_weights: tuple[float, ...] = ()
-    seed: int = 0
-    dtype: str = "float64"
+    epochs: int = setting(40, "passes over the rows", low=1, usual=AUTOMATIC)
+    batch_size: int = setting(128, "rows of a step", low=1, usual=AUTOMATIC)
+    learning_rate: float = setting(
+        2.0, "η; 2 suits one layer on rows of norm 1, 0.5 hidden layers", low=0.0, open_low=True, usual=AUTOMATIC
+    )
+    clip_norm: float = setting(1.0, "γ, the bound on each person's gradient", low=0.0, open_low=True, group="privacy")
+    epsilon: float = setting(
+        3.0,
+        "ε of the claim, which is printed before a run and kept with the model",
+        low=0.0,
+        high=LARGEST_EPSILON,
+        open_low=True,
+        group="privacy",
+        way_out="above 10 a claim says next to nothing; `python -m protocols.plain` trains without privacy",
+    )
+    delta: float = setting(
+        1e-5, "δ of the claim; well below one over the number of people", group="privacy", **_BETWEEN_0_AND_1
+    )
+    rows_per_person: int = setting(
+        1,
+        "the most rows that one person may have; with more, ε and δ are about people, and the noise grows",
+        low=1,
+        high=1000,
+        metavar="K",
+        group="privacy",
+    )
+    momentum: float = setting(0.0, "β: v ← β·v + g", low=0.0, high=1.0, open_high=True)
+    weight_decay: float = setting(
+        1.0, "α, which multiplies the weights at every step; 1 means none", low=0.0, high=1.0, open_low=True
+    )
+    hidden: tuple[int, ...] = setting(
+        (),
+        "widths of hidden layers (ReLU), such as 128,64; none: one linear layer",
+        kind=int,
+        low=1,
+        metavar="N,N",
+        needs="hidden layers",
+    )
+    factorisation: str = setting(
+        "bisr", "factorisation of the workload", choices=tuple(KINDS), group="privacy", needs="correlated noise"
+    )
+    bands: int | None = setting(
+        None,
+        "bands of the factorisation; none: from the batches, or by σ·RMSE with a secret order",
+        kind=int,
+        optional=True,
+        low=1,
+        group="privacy",
+        needs="correlated noise",
+        written="comment",
+    )
+    noise: str = setting(
+        "distributed",
+        "distributed: each server adds its own, 1.5σ² in all, free; joint: σ², unknown to all, 1.4 kB a parameter",
+        choices=("distributed", "joint"),
+        group="privacy",
+        needs="joint noise",
+        written="nothing",
+    )
+    accounting: str = setting(
+        "proven",
+        "which ε calibrates the noise: proven, for the secret order; any-order, without amplification; paper, as if batches were "
+        "Poisson samples, which nothing proves",
+        choices=("proven", "any-order", "paper"),
+        group="privacy",
+        needs="a new order in every epoch",
+        written="comment",
+    )
+    accountant: str = setting("rdp", "how a baseline's ε is counted", doors=())
+    gradients: str = setting(
+        "factored",
+        "explicit builds every per-sample gradient, as the paper does: the reference, 60 times the bytes",
+        choices=("factored", "explicit"),
+        doors=("command", "file"),
+        written="comment",
+    )
+    schedule: str = setting("constant", "of the learning rate", choices=("constant", "linear", "cosine"))
+    weights: str = setting(
+        "secret",
+        "open: every noised gradient sum is opened, so weights are public while training; same claim, fewer rounds and bytes. "
+        "secret: only the last model is opened, to the clients",
+        choices=("open", "secret"),
+        needs="servers",
+        usual=tuple((door, "open") for door in DOORS),
+        written="comment",
+    )
+    order: str = setting(
+        "fixed",
+        "fixed: everybody knows the batches; secret: rows and dummies are shuffled once, in secret, and less noise gives the same claim",
+        choices=ORDERS,
+        group="privacy",
+        needs="a secret order",
+        written="comment",
+    )
+    average: str = setting(
+        "none",
+        "fifth: the model is the mean over the last fifth of all steps; exponential; none: the last one (open weights; no privacy cost)",
+        choices=AVERAGES,
+        needs="averages",
+        usual=AUTOMATIC,
+    )
+    task: str = setting(
+        "classification",
+        "classification; binary: two classes as one logit, half the bytes; regression: the label is a number. Chosen from the label "
+        "where nothing is said",
+        choices=TASKS,
+        needs="losses",
+        doors=("command", "file"),
+        written="comment",
+    )
+    class_weights: tuple[float, ...] = setting(
+        (),
+        "public weights of the classes' gradients, before the clip; never computed from private labels",
+        kind=float,
+        metavar="W,W",
+        needs="losses",
+        doors=("command", "file"),
+        written="comment",
+    )
+    seed: int = setting(0, "of splits, an MLP's start and the twin; never of masks or noise", low=0, doors=("command",))
+    dtype: str = setting("float64", "of the twins", choices=("float32", "float64"), doors=())
 
     def __post_init__(self) -> None:
-        require_integer("epochs", self.epochs, 1)
-        require_integer("batch_size", self.batch_size, 1)
-        require_real("learning_rate", self.learning_rate, 0.0, open_low=True)
-        require_real("clip_norm", self.clip_norm, 0.0, open_low=True)
-        way_out = "above 10 a claim says next to nothing; `python -m protocols.plain` trains without privacy"
-        require_real("epsilon", self.epsilon, 0.0, LARGEST_EPSILON, open_low=True, way_out=way_out)
-        require_real("delta", self.delta, 0.0, 1.0, open_low=True, open_high=True)
-        require_integer("rows_per_person", self.rows_per_person, 1, 1000)
+        check_settings(self)
         require(
             self.rows_per_person == 1 or self.accounting != "paper",
             "rows_per_person",
@@ -96,20 +189,6 @@ class TrainingConfig:
             "1 with accounting = 'paper'",
             "that number is about one row of Poisson samples; take 'proven' or 'any-order'",
         )
-        require_real("momentum", self.momentum, 0.0, 1.0, open_high=True)
-        require_real("weight_decay", self.weight_decay, 0.0, 1.0, open_low=True)
-        for width in self.hidden:
-            require_integer("hidden", width, 1)
-        require_choice("factorisation", self.factorisation, KINDS)
-        require_choice("noise", self.noise, ("distributed", "joint"))
-        require_choice("accounting", self.accounting, ("proven", "any-order", "paper"))
-        require_choice("gradients", self.gradients, ("factored", "explicit"))
-        require_choice("schedule", self.schedule, ("constant", "linear", "cosine"))
-        require_choice("weights", self.weights, ("open", "secret"))
-        require_choice("order", self.order, ORDERS)
-        require_choice("average", self.average, AVERAGES)
-        require_choice("dtype", self.dtype, ("float32", "float64"))
-        require_integer("seed", self.seed, 0)
         check_task(self.task, self.class_weights)
 
     def with_(self, **changes: Any) -> TrainingConfig:

@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 
 from protocols.run import gl_launch, launch
-from protocols.run.options import RunOptions
+from protocols.settings import RunOptions
 from vfl.federation import Federation
 from vfl.training import TrainingConfig
 

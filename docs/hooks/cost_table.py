@@ -1,4 +1,4 @@
-"""The primitives' cost table, made from their declarations when the site is built.
+"""The tables of costs and of options, made from the declarations when the site is built.
 
 mkdocs calls ``on_page_markdown``. Some primitives have the name of the module they live in, which hides them from
 ``::: refmpc``: these are documented under their full names. ``CALLS`` has one line per primitive, as ``tests/refmpc/test_cost.py`` has: a primitive
@@ -16,12 +16,14 @@ from typing import Any
 import numpy as np
 
 import refmpc
+from protocols.settings import settings_table
 from refmpc import ArithmeticTensor, BooleanTensor
 
 __all__ = ["CALLS", "cost_table", "on_page_markdown"]
 
 MARK = "<!-- cost table -->"
 HIDDEN_MARK = "<!-- primitives named like their modules -->"
+OPTIONS_MARK = "<!-- options table -->"
 COUNT = 960  # a multiple of 64: packed bits then fill their words
 
 
@@ -137,7 +139,7 @@ def cost_table(primitives: dict[str, Any] | None = None) -> str:
 
 def on_page_markdown(markdown: str, **_: Callable[..., Any]) -> str:
     """Called by mkdocs for every page."""
-    for mark, made in ((MARK, cost_table), (HIDDEN_MARK, _hidden_primitives)):
+    for mark, made in ((MARK, cost_table), (HIDDEN_MARK, _hidden_primitives), (OPTIONS_MARK, settings_table)):
         if mark in markdown:
             markdown = markdown.replace(mark, made())
     return markdown

@@ -11,7 +11,7 @@ import numpy as np
 
 import refmpc
 from protocols.client.upload import ClientJob, client_program
-from protocols.methods import protocol
+from protocols.methods.registry import protocol
 from protocols.plan.run_plan import Plan
 from protocols.server.training import ServerJob
 from vfl.dp import Claim

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -21,25 +21,58 @@ from accel.validate import require, require_choice
 from protocols.api.backends import BACKENDS, train
 from protocols.api.estimate import Estimate, estimate_of
 from protocols.api.inputs import Blocks, Columns, is_blocks, learn_columns, texts_of, with_ids
+from protocols.methods.facts import SECURE, facts
 from protocols.methods.prediction import OUTPUTS
+from protocols.plan.combinations import usual_task
 from protocols.plan.run_plan import Plan, plan_run
+from protocols.settings import declared, estimator_signature, refuse_what_is_not_taken
 from vfl.data.scaling import RowBound, split_row_bound
-from vfl.defaults import AUTOMATIC, table_row_bound, training_defaults
+from vfl.defaults import chosen_training, table_row_bound
 from vfl.dp.claim import NO_CLAIM
 from vfl.evaluation import Evaluation
 from vfl.federation import Federation
 from vfl.gradients import GlobalModel
 from vfl.local.client import make_clients
+from vfl.settings import Setting
 from vfl.tables import Label
 from vfl.training import TrainingConfig
 
 __all__ = ["VerticalEstimator"]
 
-PROTOCOLS = ("g_bmf", "g_shuff")
+Estimator = TypeVar("Estimator", bound="VerticalEstimator")
+PROTOCOLS = tuple(name for name in SECURE if facts(name).takes("frozen rows"))
+
+
+OWN: dict[str, Any] = {
+    "parties": 2, "backend": "local", "protocol": "g_bmf", "schemas": None, "public": None, "id_column": None, "id_rule": "text",
+    "federation": None, "party": None, "random_state": None,
+}  # fmt: skip
+
+
+def with_options(own: Mapping[str, Any], without: Sequence[str] = ()) -> Callable[[type[Estimator]], type[Estimator]]:
+    """Give an estimator its arguments: those of every estimator, its ``own`` ones, and the declared options (``protocols.settings``)."""
+    signature = estimator_signature((OWN | dict(own)).items(), without)
+
+    def decorate(estimator: type[Estimator]) -> type[Estimator]:
+        def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+            given = signature.bind(self, *args, **kwargs)
+            given.apply_defaults()
+            for name, value in list(given.arguments.items())[1:]:
+                setattr(self, name, value)
+
+        __init__.__signature__ = signature  # type: ignore[attr-defined]
+        estimator.__init__ = __init__  # type: ignore[method-assign]
+        return estimator
+
+    return decorate
 
 
 class VerticalEstimator(BaseEstimator, ABC):  # type: ignore[misc]
     """What both have in common: parameters, the way from tables to a federation, the backends."""
+
+    def __init__(self, parties: Any = 2, **options: Any):
+        """``with_options`` replaces it."""
+        raise NotImplementedError
 
     claim_: Any
     classes_: npt.NDArray[Any]
@@ -56,10 +89,6 @@ class VerticalEstimator(BaseEstimator, ABC):  # type: ignore[misc]
     @abstractmethod
     def _encode(self, y: Any) -> tuple[npt.NDArray[Any], int]:
         """(labels as a run takes them, number of classes; 1 for numbers)."""
-
-    @abstractmethod
-    def _task(self, classes: int) -> str:
-        """As ``TrainingConfig`` names it."""
 
     def _weights(self) -> tuple[float, ...]:
         return ()
@@ -128,31 +157,26 @@ class VerticalEstimator(BaseEstimator, ABC):  # type: ignore[misc]
         return blocks, encoded, classes
 
     def _training(self, rows: int, classes: int, seed: int) -> TrainingConfig:
-        usual = training_defaults(
+        given = {each.name: each.check(getattr(self, each.name)) for each in declared("api") if self._states(each)}
+        refuse_what_is_not_taken(self.protocol, given)
+        given = {each.name: given[each.name] for each in declared("api", of=TrainingConfig) if each.name in given}
+        chosen = chosen_training(
+            given,
             rows,
-            self.epsilon,
+            given["epsilon"],
             hidden=bool(self.hidden),
             regression=classes == 1,
-            averaging=self.learning_rate is None and self.average is None,  # a stated rate was chosen for what it gives
+            averages=facts(self.protocol).takes("averages") and given["weights"] == "open",
         )
-        given = {name: getattr(self, name) for name in AUTOMATIC}
-        chosen = usual | {name: value for name, value in given.items() if value is not None}
-        if self.batch_size is not None and self.epochs is None:  # as many steps in other batches
-            steps = int(usual["epochs"]) * (rows // int(usual["batch_size"]))
-            chosen["epochs"] = max(1, round(steps / max(1, rows // self.batch_size)))
-        return TrainingConfig(
-            **chosen,
-            epsilon=self.epsilon,
-            delta=self.delta,
-            rows_per_person=self.rows_per_person,
-            clip_norm=self.clip_norm,
-            momentum=self.momentum,
-            hidden=tuple(self.hidden),
-            weights="open",
-            task=self._task(classes),
-            class_weights=self._weights(),
-            seed=seed,
+        task = (
+            "regression" if classes == 1 else usual_task(facts(self.protocol), classes, tuple(self.hidden), "factored")
         )
+        own = {"task": task, "class_weights": self._weights(), "seed": seed}
+        return TrainingConfig(**(given | chosen | own))
+
+    def _states(self, each: Setting) -> bool:
+        """Whether a parameter is given, so that nothing is chosen for it."""
+        return hasattr(self, each.name) and (getattr(self, each.name) is not None or each.optional)
 
     def _federation(self, blocks: Blocks, labels: npt.NDArray[Any], classes: int, seed: int) -> Federation:
         widths = self.columns_.widths

@@ -13,8 +13,7 @@ X is a table for each party (a dict or a list; the last party has the labels), o
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -25,14 +24,15 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_array, column_or_1d
 
 from accel.validate import require
-from protocols.api.base import VerticalEstimator
+from protocols.api.base import VerticalEstimator, with_options
 from protocols.api.inputs import texts_of
 from vfl.losses import probabilities, scaled_targets, unscaled_targets
-from vfl.tables import Label, Schema
+from vfl.tables import Label
 
 __all__ = ["VerticalClassifier", "VerticalRegressor"]
 
 
+@with_options({"classes": None, "class_weight": None})
 class VerticalClassifier(ClassifierMixin, VerticalEstimator):  # type: ignore[misc]
     """A classifier on columns of several parties, with differential privacy: softmax, or one logit for two classes.
 
@@ -42,12 +42,9 @@ class VerticalClassifier(ClassifierMixin, VerticalEstimator):  # type: ignore[mi
     backend : "local" (the real protocol: three server processes on this machine), "threads" (the same in this process),
         "federation" (an existing federation.toml; ``federation`` and ``party`` say which), or "twin": a fast simulation in the clear,
         which claims nothing, because its noise can be repeated.
-    epsilon, delta, clip_norm : the privacy that is asked for, and γ. ``claim_`` says what it means.
-    rows_per_person : the most rows that one person may have; ε and δ are about people, and the noise grows.
-    row_bound, row_rule : R, which every row is brought within ("clip" or "normalise"); None: from the number of columns.
-    batch_size, epochs, learning_rate, average : None: from the number of rows and ε (``vfl.defaults``). ``average`` "fifth": the model is
-        the mean over the last fifth of all steps; "exponential"; or "none".
-    hidden : widths of hidden layers.
+    protocol : "g_bmf" or "g_shuff".
+    epsilon, delta, clip_norm, order, … : every option of the table in docs/reference/options.md that estimators take, under its name.
+        None: chosen from public sizes. ``claim_`` says what the privacy means.
     schemas, public, id_column : how tables become numbers: schemas (``vfl.tables``), or public rows to make them from. Rows are
         matched by ``id_column``; without it row i is the same person at every party.
     id_rule : how ids are compared where ``public`` rows make the schemas: "text", "trimmed", "integer" (007 is 7) or "verbatim".
@@ -60,61 +57,6 @@ class VerticalClassifier(ClassifierMixin, VerticalEstimator):  # type: ignore[mi
     ----------
     claim_, classes_, columns_, layers_, plan_, cost_ (rounds, bytes and seconds of a real run), coef_, intercept_.
     """
-
-    def __init__(
-        self,
-        parties: int | Mapping[str, Sequence[int]] = 2,
-        *,
-        backend: str = "local",
-        protocol: str = "g_bmf",
-        epsilon: float = 3.0,
-        delta: float = 1e-5,
-        rows_per_person: int = 1,
-        clip_norm: float = 1.0,
-        row_bound: float | None = None,
-        row_rule: str = "clip",
-        batch_size: int | None = None,
-        epochs: int | None = None,
-        learning_rate: float | None = None,
-        average: str | None = None,
-        momentum: float = 0.0,
-        hidden: Sequence[int] = (),
-        schemas: Mapping[str, Schema] | None = None,
-        public: Any = None,
-        id_column: str | None = None,
-        id_rule: str = "text",
-        classes: Sequence[Any] | None = None,
-        class_weight: Mapping[Any, float] | None = None,
-        federation: str | Path | None = None,
-        party: str | None = None,
-        timeout: float = 60.0,
-        random_state: Any = None,
-    ):
-        self.parties = parties
-        self.backend = backend
-        self.protocol = protocol
-        self.epsilon = epsilon
-        self.delta = delta
-        self.rows_per_person = rows_per_person
-        self.clip_norm = clip_norm
-        self.row_bound = row_bound
-        self.row_rule = row_rule
-        self.batch_size = batch_size
-        self.epochs = epochs
-        self.learning_rate = learning_rate
-        self.average = average
-        self.momentum = momentum
-        self.hidden = hidden
-        self.schemas = schemas
-        self.public = public
-        self.id_column = id_column
-        self.id_rule = id_rule
-        self.classes = classes
-        self.class_weight = class_weight
-        self.federation = federation
-        self.party = party
-        self.timeout = timeout
-        self.random_state = random_state
 
     def _label_of(self, column: str) -> Label:
         return Label(column)
@@ -132,9 +74,6 @@ class VerticalClassifier(ClassifierMixin, VerticalEstimator):  # type: ignore[mi
         found = order[np.minimum(at, len(known) - 1)]
         require(bool((known[found] == y).all()), "y", "labels that are no class", f"among {known.tolist()}")
         return found.astype(np.int64), len(known)
-
-    def _task(self, classes: int) -> str:
-        return "binary" if classes == 2 and not self.hidden else "classification"
 
     def _weights(self) -> tuple[float, ...]:
         if self.class_weight is None:
@@ -196,62 +135,12 @@ class VerticalClassifier(ClassifierMixin, VerticalEstimator):  # type: ignore[mi
         return float(accuracy_score(self._own_labels(X, y), self._predicted(X), sample_weight=sample_weight))
 
 
+@with_options({"target_range": None}, without=("hidden",))
 class VerticalRegressor(RegressorMixin, VerticalEstimator):  # type: ignore[misc]
     """Linear regression with squared loss on columns of several parties, with differential privacy.
 
     ``target_range``: (lowest, highest), public; targets beyond it count as its ends. Other parameters as in ``VerticalClassifier``.
     """
-
-    def __init__(
-        self,
-        parties: int | Mapping[str, Sequence[int]] = 2,
-        *,
-        target_range: tuple[float, float] | None = None,
-        backend: str = "local",
-        protocol: str = "g_bmf",
-        epsilon: float = 3.0,
-        delta: float = 1e-5,
-        rows_per_person: int = 1,
-        clip_norm: float = 1.0,
-        row_bound: float | None = None,
-        row_rule: str = "clip",
-        batch_size: int | None = None,
-        epochs: int | None = None,
-        learning_rate: float | None = None,
-        average: str | None = None,
-        momentum: float = 0.0,
-        schemas: Mapping[str, Schema] | None = None,
-        public: Any = None,
-        id_column: str | None = None,
-        id_rule: str = "text",
-        federation: str | Path | None = None,
-        party: str | None = None,
-        timeout: float = 60.0,
-        random_state: Any = None,
-    ):
-        self.parties = parties
-        self.target_range = target_range
-        self.backend = backend
-        self.protocol = protocol
-        self.epsilon = epsilon
-        self.delta = delta
-        self.rows_per_person = rows_per_person
-        self.clip_norm = clip_norm
-        self.row_bound = row_bound
-        self.row_rule = row_rule
-        self.batch_size = batch_size
-        self.epochs = epochs
-        self.learning_rate = learning_rate
-        self.average = average
-        self.momentum = momentum
-        self.schemas = schemas
-        self.public = public
-        self.id_column = id_column
-        self.id_rule = id_rule
-        self.federation = federation
-        self.party = party
-        self.timeout = timeout
-        self.random_state = random_state
 
     hidden: tuple[int, ...] = ()
 
@@ -274,9 +163,6 @@ class VerticalRegressor(RegressorMixin, VerticalEstimator):  # type: ignore[misc
     def _encode(self, y: Any) -> tuple[npt.NDArray[Any], int]:
         y = check_array(column_or_1d(y, warn=True), ensure_2d=False, dtype=np.float64, input_name="y")
         return scaled_targets(y, self._range), 1
-
-    def _task(self, classes: int) -> str:
-        return "regression"
 
     def _public_facts(self) -> tuple[str, ...]:
         return ()

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from pyarrow import types as pa_types
 
-from accel.validate import require
+from accel.validate import require, require_integer
 from vfl.tables import ClientTable, Label, RawTable, Schema, apply_schema, as_raw_table, fit_schema, read_table
 from vfl.tables.cells import plain, texts
 
@@ -145,8 +145,8 @@ def split_widths(width: int, parties: int | Mapping[str, Sequence[int]]) -> tupl
             flat == list(range(width)), "parties", parties, f"each of the {width} columns of X at exactly one party"
         )
         return tuple(map(str, parties)), strips
-    count = min(int(parties), width)
-    require(count >= 1, "parties", parties, "at least 1")
+    largest = max(2, width)  # of one column the default, two parties, leaves one
+    count = min(require_integer("parties", parties, 1, largest, f"X has {width} columns"), width)
     cut = np.array_split(np.arange(width), count)
     return tuple(f"party {i + 1}" for i in range(count)), tuple(tuple(map(int, strip)) for strip in cut)
 

@@ -26,7 +26,7 @@ from protocols.client.gl_client import LayerClientJob, TrainedClient, receive_en
 from protocols.client.people import people_tag
 from protocols.federation.public_plan import local_update, starting_layers
 from protocols.log import Log
-from protocols.methods import protocol
+from protocols.methods.registry import protocol
 from protocols.net.backoff import Backoff
 from protocols.net.live_channels import HANDOVER
 from protocols.net.server_calls import SERVERS, Beat, ServerCalls

@@ -9,14 +9,16 @@ from dataclasses import replace
 
 from accel.validate import require
 from protocols.federation.public_rows import public_rows_of
-from protocols.federation.read import FederationConfig, LayersConfig
+from protocols.federation.read import FederationConfig
 from protocols.log import Log
+from protocols.methods.facts import facts
 from protocols.plan.gl_plan import LayerPlan, plan_from_facts
 from protocols.plan.gl_shapes import AdapterShape, LayerFacts, PublicLayers, start_digest
 from protocols.plan.public_rows import with_public_rows
 from protocols.plan.run_plan import Plan, PublicClient, PublicFederation, plan_run
+from protocols.settings import RunConfig
 from vfl.data.scaling import split_row_bound
-from vfl.defaults import averaging_fits, training_defaults
+from vfl.defaults import AUTOMATIC, chosen_training
 from vfl.dp.claim import WARNING, Claim
 from vfl.local.client import LocalUpdate, initial_layers
 from vfl.local.lora import ParallelLora
@@ -66,18 +68,17 @@ def training_for(config: FederationConfig, rows: int) -> TrainingConfig:
     run = config.run
     if not run.automatic:
         return run.training
-    used = rows - held_out_rows(config, rows)
-    hidden, regression = bool(run.training.hidden), run.target_range is not None
-    averaging = (
-        averaging_fits(run.protocol, run.training.weights)
-        and {"learning_rate", "average"} <= set(run.automatic)
-        and not run.patience  # the last fifth is not known before the end
+    used, training = rows - held_out_rows(config, rows), run.training
+    chosen = chosen_training(
+        {name: getattr(training, name) for name in AUTOMATIC if name not in run.automatic},
+        used,
+        training.epsilon,
+        hidden=bool(training.hidden),
+        regression=run.target_range is not None,
+        averages=facts(run.protocol).takes("averages") and training.weights == "open",
+        patience=run.patience,
     )
-    chosen = training_defaults(used, run.training.epsilon, hidden=hidden, regression=regression, averaging=averaging)
-    if "batch_size" not in run.automatic and "epochs" in run.automatic:  # as many steps, in batches as stated
-        steps = int(chosen["epochs"]) * (used // int(chosen["batch_size"]))
-        chosen["epochs"] = max(1, round(steps / max(1, used // run.training.batch_size)))
-    return run.training.with_(**{name: chosen[name] for name in run.automatic})
+    return training.with_(**chosen)
 
 
 def client_bounds(config: FederationConfig) -> tuple[float, ...]:
@@ -134,7 +135,7 @@ def starting_layers(config: FederationConfig, place: int) -> ParallelLora:
     return initial_layers([width], width, place, rank=layers.rank, alpha=layers.lora_alpha, seed=seed)
 
 
-def _layers(config: FederationConfig) -> LayersConfig:
+def _layers(config: FederationConfig) -> RunConfig:
     layers = config.run.layers
     require(layers is not None, "[run] protocol", config.run.protocol, "'gl_bmf', where clients train layers")
     assert layers is not None

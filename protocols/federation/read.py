@@ -24,26 +24,24 @@ from protocols.federation.schema import (
     ClientEntry,
     ConfigurationError,
     FederationConfig,
-    LayersConfig,
     PredictConfig,
     RunConfig,
     ServerEntry,
     did_you_mean,
     split_address,
 )
-from protocols.plan.combinations import refuse_combination
-from vfl.alignment import MATCHINGS
+from protocols.methods.facts import SECURE, facts
+from protocols.plan.combinations import refuse_combination, refuse_measuring, usual_task
+from protocols.settings import agreed_options, declared, refuse_what_is_not_taken
 from vfl.defaults import AUTOMATIC, table_row_bound
 from vfl.losses import output_count
 from vfl.training import TrainingConfig
 
 __all__ = [
     "FORMAT",
-    "PROTOCOLS",
     "ClientEntry",
     "ConfigurationError",
     "FederationConfig",
-    "LayersConfig",
     "PredictConfig",
     "RunConfig",
     "ServerEntry",
@@ -55,18 +53,15 @@ __all__ = [
     "split_address",
 ]
 
+_TRAINING = declared("file", of=TrainingConfig)
 FORMAT = 1  # of the file; raised when an older version could misread it
-PROTOCOLS = ("g_bmf", "g_shuff", "gl_bmf")
 AUTO = "auto"  # a value that follows from public sizes
 _NAME = re.compile(r"[a-z][a-z0-9_-]{0,31}")
 _RESERVED = re.compile(r"server-?\d*|federation|certificates?|run|runs")
-# what the plaintext twins and single-machine runs need, and a federation does not
-_NOT_SHARED = ("seed", "dtype", "accountant")
 
 
 def agreed_values(config: FederationConfig) -> dict[str, Any]:
     """Everything that participants must agree on, by key: plain values, public among them."""
-    training = asdict(config.run.training)
     values: dict[str, Any] = {"[federation] version": FORMAT, "[federation] name": config.name}
     for server in config.servers:
         values[f"{server.name}: fingerprint"] = server.fingerprint
@@ -74,15 +69,8 @@ def agreed_values(config: FederationConfig) -> dict[str, Any]:
         values[f"{client.name}: place"] = place
         for name in ("width", "label", "fingerprint"):
             values[f"{client.name}: {name}"] = getattr(client, name)
-    apart = ("training", "timeout", "layers", "automatic")
-    run = {name: value for name, value in asdict(config.run).items() if name not in apart}
-    for name in ("public_rows", "patience", "maximum_rows", "matching"):
-        if run[name] == getattr(RunConfig, name):  # files without them agree with those of before there were any
-            del run[name]
-    run |= asdict(config.run.layers) if config.run.layers is not None else {}
-    shared = {name: value for name, value in training.items() if name not in _NOT_SHARED}
-    shared |= dict.fromkeys(config.run.automatic, AUTO)
-    values |= {f"[run] {name}": value for name, value in (run | shared).items()}
+    shared = agreed_options(config.run) | dict.fromkeys(config.run.automatic, AUTO)
+    values |= {f"[run] {name}": value for name, value in shared.items()}
     values |= {f"[budget] {name}": value for name, value in (asdict(config.budget) if config.budget else {}).items()}
     values |= {f"[predict] {name}": value for name, value in asdict(config.predict).items()}
     plain: dict[str, Any] = json.loads(json.dumps(values))
@@ -278,30 +266,15 @@ class _Reader:
             )
 
     def _run(self, table: Mapping[str, Any], width: int) -> RunConfig:
-        names = {f.name: f for f in fields(TrainingConfig) if f.name not in _NOT_SHARED}
-        own = [f.name for f in fields(RunConfig) if f.name not in ("training", "layers", "automatic")]
-        own += [f.name for f in fields(LayersConfig)]
-        self._known("[run]", table, (*own, *names))
-        default = TrainingConfig()
-        given: dict[str, Any] = {}
+        structure = ("protocol", "classes", "target_range")
+        self._known("[run]", table, (*structure, *(each.name for each in declared("file"))))
         automatic = tuple(name for name in AUTOMATIC if table.get(name, AUTO) == AUTO)
-        for name in (names.keys() & table.keys()) - set(automatic):
-            value, usual = table[name], getattr(default, name)
-            where = f"[run] {name}"
-            if isinstance(usual, float):
-                given[name] = self._real(where, value)
-            elif isinstance(usual, str):
-                given[name] = self._text(where, value, f"text such as {usual!r}")
-            elif name == "class_weights":
-                require(isinstance(value, list), where, value, "a list of weights, one for each class, such as [1, 3]")
-                given[name] = tuple(self._real(where, weight) for weight in value)
-            elif isinstance(usual, tuple):
-                require(isinstance(value, list), where, value, "a list of widths such as [64]")
-                given[name] = tuple(require_integer(where, width, 1) for width in value)
-            else:
-                given[name] = require_integer(where, value, 1)
-        protocol = self._choice("[run] protocol", table.get("protocol", "g_bmf"), PROTOCOLS)
-        given.setdefault("weights", "open")
+        method = facts(self._choice("[run] protocol", table.get("protocol", SECURE[0]), SECURE))
+        given = {
+            each.name: each.check(table[each.name], f"[run] {each.name}")
+            for each in declared("file")
+            if each.name in table and (table[each.name] != AUTO or each.at("file") is not None)
+        }
         regression = given.get("task") == "regression"
         classes = () if regression else self._classes(table.get("classes"))
         require(
@@ -311,81 +284,30 @@ class _Reader:
             "absent in a regression, whose label is a number",
             "give target_range = [lowest, highest] instead",
         )
-        one_layer = not given.get("hidden") and given.get("gradients", "factored") == "factored"
-        if len(classes) == 2 and one_layer and protocol != "gl_bmf":
-            given.setdefault("task", "binary")  # one logit says the same as two, in half the bytes
+        task = usual_task(method, len(classes), given.get("hidden", ()), given.get("gradients", "factored"))
+        usual = {each.name: each.at("file") for each in declared("file") if each.at("file") is not None}
+        rule = given.get("row_rule", usual["row_rule"])
+        usual |= {"task": task, "row_bound": table_row_bound(width) if rule == "clip" else 1.0}
+        if method.takes("layers"):
+            usual["checkpoint_every"] = 0
+        chosen = usual | given
         try:
-            training = TrainingConfig(**given)
+            training = TrainingConfig(**{one.name: chosen.pop(one.name) for one in _TRAINING if one.name in chosen})
             if classes:
                 output_count(training.task, len(classes), training.class_weights)
             self._choice("noise", training.noise, ("distributed",))  # joint noise is not built for deployments yet
-            refuse_combination(protocol, training)
+            refuse_combination(method.name, training)
+            refuse_what_is_not_taken(method.name, given)
+            refuse_measuring(method, training, "public_rows", chosen["public_rows"], chosen["patience"])
         except InvalidArgument as error:
             raise InvalidArgument(f"[run] {error}") from None
-        usual = 0 if protocol == "gl_bmf" else RunConfig.checkpoint_every
-        every = require_integer("[run] checkpoint_every", table.get("checkpoint_every", usual), 0)
-        rule = self._choice("[run] row_rule", table.get("row_rule", "clip"), ("clip", "normalise"))
-        return RunConfig(
-            training=training,
-            classes=classes,
-            target_range=self._target_range(table.get("target_range"), regression),
-            protocol=protocol,
-            row_bound=self._row_bound(table.get("row_bound", AUTO), rule, width),
-            row_rule=rule,
-            held_out=require_real("[run] held_out", self._real("[run] held_out", table.get("held_out", 0.0)), 0.0, 0.5),
-            checkpoint_every=every,
-            timeout=require_real(
-                "[run] timeout", self._real("[run] timeout", table.get("timeout", 60.0)), 1.0, 86400.0
-            ),
-            layers=self._layers(table, protocol, training, every),
-            automatic=automatic,
-            maximum_rows=require_integer(
-                "[run] maximum_rows", table.get("maximum_rows", RunConfig.maximum_rows), 1, 10**9
-            ),
-            matching=self._choice("[run] matching", table.get("matching", RunConfig.matching), MATCHINGS),
-            **self._public_rows(table, protocol, training),
-        )
-
-    def _public_rows(self, table: Mapping[str, Any], protocol: str, training: TrainingConfig) -> dict[str, Any]:
-        digest, patience = table.get("public_rows", ""), require_integer("[run] patience", table.get("patience", 0), 0)
-        way_out = "`ppvfl public-rows` writes it, and the rows"
-        good = isinstance(digest, str) and bool(re.fullmatch(r"([0-9a-f]{64})?", digest))
+        every, way_out = chosen["checkpoint_every"], "0: gl_bmf keeps every step, before it opens anything of it"
+        require(not (every and method.takes("layers")), "[run] checkpoint_every", every, way_out)
+        digest, way_out = chosen["public_rows"], "`ppvfl public-rows` writes it, and the rows"
+        good = bool(re.fullmatch(r"([0-9a-f]{64})?", digest))
         require(good, "[run] public_rows", digest, "64 hexadecimal digits, the rows' SHA-256", way_out)
-        require(bool(digest) or not patience, "[run] patience", patience, "absent without public_rows", way_out)
-        measurable = training.weights == "open" and protocol != "gl_bmf" and training.task != "regression"
-        allowed = "absent but in a classification with g_bmf or g_shuff and open weights"
-        require(measurable or not digest, "[run] public_rows", f"{digest[:16]}…", allowed)
-        fifth = training.average == "fifth" and table.get("average", AUTO) != AUTO
-        allowed = "absent with average = 'fifth', whose steps are not known before the end"
-        require(not (patience and fifth), "[run] patience", patience, allowed, "use average = 'exponential' or 'none'")
-        return {"public_rows": digest, "patience": patience}
-
-    def _row_bound(self, given: Any, rule: str, width: int) -> float:
-        if given == AUTO:
-            return table_row_bound(width) if rule == "clip" else 1.0
-        return require_real("[run] row_bound", self._real("[run] row_bound", given), 2**-10, 2**10)
-
-    def _layers(
-        self, table: Mapping[str, Any], protocol: str, training: TrainingConfig, every: int
-    ) -> LayersConfig | None:
-        usual = LayersConfig()
-        if protocol != "gl_bmf":
-            for name in [f.name for f in fields(LayersConfig) if f.name in table]:
-                way_out = "only the clients of gl_bmf train layers of their own"
-                require(False, f"[run] {name}", table[name], f"absent with protocol {protocol!r}", way_out)
-            return None
-        require(
-            every == 0, "[run] checkpoint_every", every, "0: gl_bmf keeps every step, before it opens anything of it"
-        )
-        rate = self._real("[run] local_learning_rate", table.get("local_learning_rate", usual.local_learning_rate))
-        alpha = self._real("[run] lora_alpha", table.get("lora_alpha", usual.lora_alpha))
-        update = table.get("local_update", usual.local_update)
-        return LayersConfig(
-            rank=require_integer("[run] rank", table.get("rank", usual.rank), 1, 1 << 12),
-            lora_alpha=require_real("[run] lora_alpha", alpha, 0.0, open_low=True),
-            local_update=self._choice("[run] local_update", update, ("released", "estimated")),
-            local_learning_rate=require_real("[run] local_learning_rate", rate, 0.0, open_low=True),
-        )
+        target = self._target_range(table.get("target_range"), regression)
+        return RunConfig(method.name, training, classes=classes, target_range=target, automatic=automatic, **chosen)
 
     def _target_range(self, given: Any, regression: bool) -> tuple[float, float] | None:
         where = "[run] target_range"

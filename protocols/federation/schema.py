@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 from accel.errors import InvalidArgument
 from accel.validate import require
+from protocols.settings import RunConfig
 from refmpc.net.framing import Peer
-from vfl.training import TrainingConfig
 
 __all__ = [
     "HOST",
@@ -18,7 +18,6 @@ __all__ = [
     "ClientEntry",
     "ConfigurationError",
     "FederationConfig",
-    "LayersConfig",
     "PredictConfig",
     "RunConfig",
     "ServerEntry",
@@ -79,46 +78,6 @@ class ClientEntry:
     @property
     def alignment_address(self) -> tuple[str, int] | None:
         return split_address(self.alignment) if self.alignment else None
-
-
-@dataclass(frozen=True)
-class LayersConfig:
-    """GL-BMF only: the LoRA layer that each client trains on its own scaled columns, and what it does with its gradient.
-
-    ``local_update``: ``released`` (it applies just what it is told; the claim covers features and labels) or
-    ``estimated`` (the paper's; the claim covers labels only).
-    """
-
-    rank: int = 8
-    lora_alpha: float = 8.0
-    local_update: str = "released"
-    local_learning_rate: float = 0.05
-
-
-@dataclass(frozen=True)
-class RunConfig:
-    """What is trained. ``training`` is what the twins take; ``classes`` are the label texts, in the order of the outputs, or
-    (regression) there are none and ``target_range`` is what −1 and 1 stand for; ``layers`` is there if and only if the clients
-    train layers of their own (protocol gl_bmf). ``held_out``: the share of the common rows, the last of the aligned order, that
-    takes no part and is kept for an evaluation. ``public_rows``: digest of the labelled rows that the run is measured on, and
-    ``patience`` after how many epochs that have not raised the accuracy on them it stops (0: never). ``maximum_rows``: how many common rows a plan is made for; a plan of more takes a server minutes, whoever asks for it. ``automatic``: which of batch size, epochs and learning rate follow from the
-    number of rows and ε (``vfl.defaults``), whatever ``training`` says. ``matching``: how clients find their common rows (``vfl.alignment``)."""
-
-    training: TrainingConfig
-    classes: tuple[str, ...]
-    protocol: str = "g_bmf"
-    row_bound: float = 1.0
-    row_rule: str = "clip"
-    held_out: float = 0.0
-    checkpoint_every: int = 100
-    timeout: float = 60.0
-    layers: LayersConfig | None = None
-    automatic: tuple[str, ...] = ()
-    target_range: tuple[float, float] | None = None
-    public_rows: str = ""
-    patience: int = 0
-    maximum_rows: int = 10**8
-    matching: str = "ot"
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
+from protocols.settings import template_lines
+
 __all__ = ["federation_text"]
 
 _HEAD = """\
@@ -49,45 +51,7 @@ _RUN = """\
 [run]
 protocol = "g_bmf"      # "g_bmf": matrix-factorisation noise; "g_shuff": rows shuffled in secret in every epoch;
                         # "gl_bmf": as g_bmf, and each client trains a layer of its own, so clients stay until the end
-{label}# class_weights = [1.0, 3.0] # public, of the classes' gradients before the clip; never computed from the private labels
-# privacy: the claim is printed before a run, and kept with the model
-epsilon = 3.0
-delta = 1e-5            # well below one over the number of people
-rows_per_person = 1     # the most rows that one person may have; with more, ε and δ are about people, and the noise grows
-clip_norm = 1.0         # bound on each row's gradient
-row_bound = "auto"      # bound on the norm of each person's row, all clients together; "auto": 4·√(sum of widths)
-row_rule = "clip"       # how rows are brought within it: "clip" (long ones are shrunk) or "normalise" (all have this norm, which
-                        # suits embeddings and images; of a client's one or two columns it leaves little but signs)
-# training; "auto": from the number of common rows and epsilon, at about 100 to 500 steps (docs/choosing-a-mechanism.md)
-epochs = "auto"
-batch_size = "auto"
-learning_rate = "auto"
-average = "auto"        # with open weights (not gl_bmf): "fifth", the model is the mean over the last fifth of all steps;
-                        # "exponential"; "none", it is the last one. "auto": "fifth" with an automatic rate, else "none"
-held_out = {held_out}          # share of the common rows that takes no part, for `ppvfl predict --held-out`
-# public_rows, patience: `ppvfl public-rows` writes them here; rows that are public are measured on after every epoch, for no epsilon
-schedule = "constant"   # or "linear", "cosine"
-momentum = 0.0
-weight_decay = 1.0      # 1 means none: the weights are multiplied by it at every step
-hidden = []             # widths of hidden layers
-factorisation = "bisr"  # of the workload, for g_bmf: "bisr", "bsr", "toeplitz" (optimised) or "identity"
-# bands = 8             # of the factorisation; without it, from the number of batches
-# order = "fixed"       # of g_bmf's batches. "secret": rows and dummies are shuffled once, and less noise is needed
-# accounting = "proven" # of g_shuff: for its secret order; "any-order": no amplification; "paper": not proven
-# for gl_bmf only: the clients' layers (LoRA, on their own scaled columns)
-# rank = 8
-# lora_alpha = 8.0      # the layers count lora_alpha/rank
-# local_learning_rate = 0.05
-# local_update = "released" # or "estimated", the paper's: the claim then covers labels only, not features
-# operation
-# matching = "ot"       # of the clients' ids: "ot" (transfers of keys, AES, hashes), or "ecdh" (every id blinded by every client: 60 times the work)
-# weights = "open"      # every noised gradient sum is opened, so that the weights are public while they are trained; same
-                        # claim, less work. "secret": only the last model is opened, to the clients (gl_bmf: and own gradients)
-# checkpoint_every = 100 # steps between checkpoints, from which a server that died resumes; 0: none (with open weights,
-                        # and in gl_bmf, every step is kept whatever is said here)
-# maximum_rows = 100000000 # common rows that a plan is made for
-timeout = 60.0          # seconds to wait for a silent peer
-
+{label}{options}
 [predict]
 receiver = {receiver} # the only client that receives predictions
 maximum_rows = 100000   # of one request
@@ -102,7 +66,7 @@ maximum_rows = 100000   # of one request
 
 _CLASSES = """\
 classes = {classes}
-# task = "regression"   # instead of classes: the label is a number. Two classes are one logit (task = "binary") where it can be
+# instead of classes, the label can be a number: task = "regression", and
 # target_range = [0.0, 100.0] # of that number, public; values beyond it count as its ends
 """
 
@@ -135,5 +99,6 @@ def federation_text(
     label = _CLASSES.format(classes=f"{shown} # {comment}")
     if target_range is not None:
         label = _NUMBER.format(low=float(target_range[0]), high=float(target_range[1]))
-    parts.append(_RUN.format(label=label, receiver=receiver, held_out=held_out))
+    options = template_lines({"held_out": held_out})
+    parts.append(_RUN.format(label=label, receiver=receiver, options=options))
     return "".join(parts)

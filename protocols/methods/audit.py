@@ -32,7 +32,7 @@ import numpy.typing as npt
 import refmpc
 from accel.validate import require_choice, require_integer, require_real
 from protocols.client.upload import ClientJob, receive_rows
-from protocols.methods import PROTOCOLS
+from protocols.methods.registry import PROTOCOLS
 from protocols.plan.gl_plan import LayerPlan, plan_layer_run
 from protocols.plan.run_plan import Plan, plan_run
 from protocols.plan.scales import EMBEDDING_BITS, RELEASE_BITS

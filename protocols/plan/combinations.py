@@ -6,11 +6,14 @@ wherever it is described, and before anything leaves a client.
 
 from __future__ import annotations
 
+from typing import Any
+
 from accel.validate import require
+from protocols.methods.facts import Facts
 from vfl.run_mechanism import has_secret_order
 from vfl.training import TrainingConfig
 
-__all__ = ["refuse_combination"]
+__all__ = ["refuse_combination", "refuse_measuring", "usual_task"]
 
 
 def refuse_combination(protocol: str, training: TrainingConfig) -> None:
@@ -45,6 +48,25 @@ def refuse_combination(protocol: str, training: TrainingConfig) -> None:
         "bisr, toeplitz or identity with joint noise",
         "bsr's recursion rounds, which is not local on shares",
     )
+
+
+def usual_task(method: Facts, classes: int, hidden: tuple[int, ...], gradients: str) -> str:
+    """What is learned of a label with so many classes where nothing is said: two are one logit wherever that can be."""
+    one_layer = not hidden and gradients == "factored"
+    return "binary" if classes == 2 and one_layer and method.takes("losses") else "classification"
+
+
+def refuse_measuring(method: Facts, training: TrainingConfig, name: str, public: Any, patience: int) -> None:
+    """Refuse public rows, given as ``name``, that cannot be measured on, and patience without them."""
+    measurable = method.takes("public rows") and training.weights == "open" and training.task != "regression"
+    shown = f"{public[:16]}…" if isinstance(public, str) else public
+    allowed = "absent but in a classification with g_bmf or g_shuff and open weights"
+    require(measurable or not public, name, shown, allowed)
+    way_out = "set some aside: --public-fraction 0.1, in a federation `ppvfl public-rows`"
+    require(bool(public) or not patience, "patience", patience, "0 without public rows", way_out)
+    allowed = "0 with average = 'fifth', whose steps are not known before the end"
+    fifth = training.average == "fifth"
+    require(not (patience and fifth), "patience", patience, allowed, "use average = 'exponential' or 'none'")
 
 
 def _refuse_for_layers(training: TrainingConfig) -> None:

@@ -25,7 +25,7 @@ from rich.table import Table
 import refmpc
 from accel.validate import require
 from protocols.client.upload import ClientJob, client_program
-from protocols.methods import protocol
+from protocols.methods.registry import protocol
 from protocols.plan.gl_plan import LayerPlan
 from protocols.plan.run_plan import Plan
 from protocols.run.phase_costs import phase_costs

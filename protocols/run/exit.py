@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from accel.errors import PpvflError
+import sys
+
+from accel.errors import InvalidArgument, PpvflError
 from refmpc import PartyFailed
 
 __all__ = ["leaving"]
@@ -14,4 +16,7 @@ def leaving(command: str, error: PpvflError) -> SystemExit:
     text = error.summary
     if isinstance(error, PartyFailed) and not isinstance(error.__cause__, PpvflError):
         text = f"{text}\n\n{error.root_traceback}"
-    return SystemExit(f"{command}: {text}")
+    print(f"{command}: {text}", file=sys.stderr)
+    left = SystemExit(f"{command}: {text}")
+    left.code = 2 if isinstance(error, InvalidArgument) else 1  # as every command of ``ppvfl``
+    return left

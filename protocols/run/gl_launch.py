@@ -9,18 +9,18 @@ from rich.console import Console
 
 import refmpc
 from accel.files import private_folder, write_arrays
-from accel.validate import require, require_choice, require_integer
+from accel.validate import require
 from protocols.client.gl_client import LayerClientJob, TrainedClient
-from protocols.methods import protocol
+from protocols.methods.registry import protocol
 from protocols.plan.gl_plan import LayerPlan, plan_layer_run
 from protocols.plan.gl_shapes import JacobianShape
 from protocols.run.launch import Command, execute, run_directory
 from protocols.run.launch import main as main_of_protocol
-from protocols.run.options import RunOptions
 from protocols.run.report import RunReport
 from protocols.server.gl_training import LayerServerJob
 from protocols.server.open_training import durability
 from protocols.server.server_noise import insecure_total_noise
+from protocols.settings import RunOptions
 from protocols.state.checkpoint import ServerDirectory
 from protocols.step.cost import step_cost
 from vfl.data.sets import load_data
@@ -109,7 +109,7 @@ def launch(options: RunOptions, federation: Federation, console: Console) -> Run
     """Run GL-BMF to its end. Everything that can be refused is refused before a value is shared."""
     plan = plan_layer_run(federation, options.training)
     plan = plan.as_simulation() if options.twin else plan  # the twin's process sees the servers' noise
-    keep = require_integer("checkpoint_every", options.checkpoint_every, 0) > 0
+    keep = options.checkpoint_every > 0
     require(
         keep or options.resume is None,
         "resume",
@@ -117,7 +117,7 @@ def launch(options: RunOptions, federation: Federation, console: Console) -> Run
         "the directory of a run with --checkpoint-every",
         "without checkpoints its releases are not on disk, and releasing again would spend the claim twice",
     )
-    synced = require_choice("durability", options.durability, ("process", "power")) == "power"
+    synced = options.durability == "power"
     directory = run_directory(options)
     way_on = (
         f"continue with: python -m protocols.gl_bmf --resume {directory}"

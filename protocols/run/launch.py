@@ -16,9 +16,9 @@ import accel
 import refmpc
 from accel.errors import InvalidArgument, PpvflError
 from accel.files import write_text
-from accel.validate import require, require_choice, require_integer
+from accel.validate import require
 from protocols.client.upload import ClientJob
-from protocols.methods import protocol
+from protocols.methods.registry import protocol
 from protocols.plan.run_plan import Plan
 from protocols.run.calibration import Forecast, calibrate, forecast, measure_here
 from protocols.run.curves import Timeline
@@ -91,8 +91,7 @@ def launch(options: RunOptions, federation: Federation, console: Console) -> Run
     """Run one protocol to its end. Everything that can be refused is refused before a value is shared."""
     chosen = protocol(options.protocol)
     plan = _plan(options, federation)
-    every = require_integer("checkpoint_every", options.checkpoint_every, 0)
-    synced = require_choice("durability", options.durability, ("process", "power")) == "power"
+    every, synced = options.checkpoint_every, options.durability == "power"
     if options.protocol == "g_shuff" and every and not plan.opens_sums:
         # within an epoch the order is one secret permutation that is not kept: only its boundaries can be resumed from
         batches = plan.schedule.num_batches
@@ -220,9 +219,7 @@ class Command:
 
 
 def _estimate(options: RunOptions, federation: Federation) -> tuple[Plan, dict[str, float]]:
-    chosen = protocol(options.protocol)
-    plan = chosen.plan(federation, options.training)
-    plan = plan.as_simulation() if options.twin else plan
+    plan = _plan(options, federation)
     return plan, estimate(plan, keeps_steps=options.checkpoint_every > 0)
 
 

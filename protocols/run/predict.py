@@ -17,7 +17,6 @@ from rich.table import Table
 import refmpc
 from accel.errors import PpvflError
 from accel.validate import require, require_integer
-from protocols.methods import protocol
 from protocols.methods.prediction import (
     OUTPUTS,
     PREDICTION_RELEASE,
@@ -29,10 +28,11 @@ from protocols.methods.prediction import (
     plan_with_shares,
     servers,
 )
+from protocols.methods.registry import protocol
 from protocols.run.exit import leaving
 from protocols.run.launch import make_federation
-from protocols.run.options import RunOptions
 from protocols.run.report import size_in_words
+from protocols.settings import RunOptions
 from protocols.state.checkpoint import ServerDirectory
 from protocols.state.model_file import MODEL, SharedModel, read_model
 from protocols.version import add_version_option

@@ -9,7 +9,7 @@ import numpy as np
 from accel.validate import require, require_real
 from protocols.plan.public_rows import PublicRows, with_public_rows
 from protocols.plan.run_plan import Plan
-from protocols.run.options import RunOptions
+from protocols.settings import RunOptions
 from vfl.data.sets import VerticalData
 from vfl.federation import Federation
 

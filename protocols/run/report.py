@@ -20,11 +20,11 @@ from protocols.plan.run_plan import Plan
 from protocols.plan.scales import EMBEDDING_BITS
 from protocols.run.calibration import Forecast, print_forecast
 from protocols.run.curves import Timeline, draw_curves
-from protocols.run.options import RunOptions
 from protocols.run.phase_costs import phase_costs, total_cost
 from protocols.server.joint_noise import MOST_SAMPLES, SAMPLE_MEMORY, joint_block_rows
 from protocols.server.open_training import durability
 from protocols.server.verification import COMPARED_ROWS, PIECE_ROWS
+from protocols.settings import RunOptions
 from protocols.state.model_file import MODEL, ReleasedModel, write_model
 from protocols.state.stored_rows import IN_MEMORY
 from protocols.step.clip import NORM_CHUNK

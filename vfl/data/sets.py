@@ -25,6 +25,7 @@ __all__ = [
     "DATA_SETS",
     "EMBEDDED_TABLES",
     "NUMBERS",
+    "TWO_CLASSES",
     "VerticalData",
     "load_data",
     "load_embeddings",
@@ -36,6 +37,7 @@ DATA_SETS = ("digits", "breast_cancer", "diabetes", "cifar10", "cifar100", "emni
 # tables among them: training rows and columns, as ``load_data`` deals them by default
 EMBEDDED_TABLES = {"breast_cancer": (398, 30), "diabetes": (310, 10)}
 NUMBERS = ("diabetes",)  # their label is a number
+TWO_CLASSES = ("breast_cancer",)
 
 # where torchvision looks for these sets, under its root
 _IMAGE_FILES = {

@@ -17,9 +17,9 @@ from accel.validate import require
 from protocols.client.upload import CHUNK_ROWS, receive_rows
 from protocols.federation.public_plan import plan_for
 from protocols.federation.read import FederationConfig
-from protocols.methods import protocol
 from protocols.methods.prediction import PredictionPlan, PredictionServerJob, plan_with_released_model, plan_with_shares
 from protocols.methods.prediction import servers as prediction_servers
+from protocols.methods.registry import protocol
 from protocols.plan.gl_plan import LayerPlan
 from protocols.plan.run_plan import Plan
 from protocols.server.gl_training import LayerServerJob

@@ -348,7 +348,7 @@ REFUSED = {
     "backend = 'cloud': must be one of": VerticalClassifier(backend="cloud"),
     "class_weight = 'balanced': must be .*would count the private labels": VerticalClassifier(
         backend="twin",
-        class_weight="balanced",  # type: ignore[arg-type]
+        class_weight="balanced",
     ),
     "target_range = None: must be .lowest, highest.": VerticalRegressor(backend="twin"),
     "target_range = .3, 1.: must be": VerticalRegressor(backend="twin", target_range=(3, 1)),

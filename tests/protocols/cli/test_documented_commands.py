@@ -14,9 +14,8 @@ from rich.console import Console
 
 from protocols.cli import COMMANDS, main, make_parser
 from protocols.cli.run import Watch
-from protocols.federation.schema import RunConfig
 from protocols.log import Log
-from vfl.training import TrainingConfig
+from protocols.settings import declared
 
 ROOT = Path(__file__).resolve().parents[3]
 FILES = ["README.md", "docs/deployment.md", "deploy/ppvfl-server@.service", "deploy/compose.yaml"]
@@ -67,7 +66,7 @@ def test_help_says_of_each_command_what_its_module_says():
 
 def test_a_server_stays_for_predictions_and_checkpoints_are_kept_by_default():
     assert not make_parser("server").parse_args(["server", "--as", "server-0"]).until_trained
-    assert RunConfig(TrainingConfig(), ("a", "b")).checkpoint_every > 0
+    assert {each.name: each.at("file") for each in declared("file")}["checkpoint_every"] > 0
 
 
 def test_a_local_run_shows_what_happens(tmp_path, capsys):

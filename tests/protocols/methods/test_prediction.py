@@ -24,9 +24,9 @@ from protocols.methods.prediction import (
     servers,
 )
 from protocols.run.launch import launch, make_federation
-from protocols.run.options import RunOptions
 from protocols.run.predict import main
 from protocols.run.report import write_report
+from protocols.settings import RunOptions
 from refmpc import Cost
 from refmpc.primitives.io import SHARE_DIGEST_BYTES
 from vfl.gradients import GlobalModel, softmax

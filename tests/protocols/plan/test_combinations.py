@@ -104,8 +104,8 @@ def refusal(capsys: pytest.CaptureFixture[str], protocol: str, arguments: list[s
             plan_layer_run(lora_federation(ROWS, gl_runs.WIDTHS, gl_runs.BLOCKS, 3), training)
         else:
             plan_run(protocol, small_federation(ROWS, WIDTHS, classes), training)
-    except SystemExit:
-        return capsys.readouterr().err.split("error: ")[-1].strip()
+    except SystemExit as left:
+        return str(left).partition(": ")[2]
     except ValueError as error:
         return str(error)
     return None

@@ -224,11 +224,16 @@ def test_tables_have_defaults_of_their_own():
     assert (
         options.training.batch_size == 79 and options.training.epochs == 20 and options.training.learning_rate == 0.55
     )
-    assert options.training.average == "fifth" and options.training.task == "classification"
+    assert options.training.average == "fifth" and options.training.task == "binary"
     options = parse_options("g_bmf", None, ["--data", "diabetes"])
     assert (options.row_rule, options.row_bound, options.training.task) == ("clip", table_row_bound(10), "regression")
     assert options.training.learning_rate == 0.048 and options.training.average == "fifth"
-    for words in (["--learning-rate", "1"], ["--weights", "secret"], ["--patience", "3"], ["--average", "none"]):
+    for words in (
+        ["--learning-rate", "1"],
+        ["--weights", "secret"],
+        ["--average", "none"],
+        ["--patience", "3", "--public-fraction", "0.1"],
+    ):
         assert parse_options("g_bmf", None, ["--data", "breast_cancer", *words]).training.average == "none"
     assert parse_options("plain", None, ["--data", "breast_cancer"]).training.average == "none"
     given = ["--data", "breast_cancer", "--row-rule", "normalise", "--epochs", "3", "--learning-rate", "2"]

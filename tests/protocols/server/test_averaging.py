@@ -184,7 +184,10 @@ def test_the_command_draws_the_curve_and_reports_where_it_stopped(tmp_path, caps
     assert "144 labelled rows are public" in (run / "claim.txt").read_text()
     for bad, sentence in (
         (["--patience", "2"], "must be 0 without public rows"),
-        (["--weights", "secret", "--public-fraction", "0.1"], "cannot be measured"),
+        (
+            ["--weights", "secret", "--public-fraction", "0.1"],
+            "public_fraction = 0.1: must be absent but in a classification with g_bmf or g_shuff and open weights",
+        ),
     ):
         with pytest.raises(SystemExit, match=sentence):
             launch.main("g_bmf", None, [*words, *bad])

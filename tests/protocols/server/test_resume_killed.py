@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from protocols.methods import PROTOCOLS
+from protocols.methods.registry import PROTOCOLS
 from protocols.run import gl_launch, launch
 from protocols.state.model_file import MODEL, read_model
 from tests.protocols.server.killed import killed_client, killed_gl_server, killed_server
