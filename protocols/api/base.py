@@ -18,6 +18,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from accel.validate import require, require_choice
+from protocols.api.account import charge, warn_of_clipping, warn_of_noise, warn_of_unmatched
 from protocols.api.backends import BACKENDS, train
 from protocols.api.estimate import Estimate, estimate_of
 from protocols.api.inputs import Blocks, Columns, is_blocks, learn_columns, texts_of, with_ids
@@ -45,7 +46,7 @@ PROTOCOLS = tuple(name for name in SECURE if facts(name).takes("frozen rows"))
 
 OWN: dict[str, Any] = {
     "parties": 2, "backend": "local", "protocol": "g_bmf", "schemas": None, "public": None, "id_column": None, "id_rule": "text",
-    "federation": None, "party": None, "random_state": None,
+    "federation": None, "party": None, "budget": None, "random_state": None,
 }  # fmt: skip
 
 
@@ -104,11 +105,14 @@ class VerticalEstimator(BaseEstimator, ABC):  # type: ignore[misc]
         schema has a label. With backend="federation" X is this party's own table (a file or a DataFrame)."""
         require_choice("backend", self.backend, BACKENDS)
         if self.backend == "federation":
-            from protocols.api.remote import fit_in_federation
+            from protocols.api.remote import fit_in_federation, planned_in_federation
 
+            self.spent_ = charge(planned_in_federation(self, X), self.budget)
             fit_in_federation(self, X, y)
             return self
-        plan, federation = self._planned(X, y)
+        plan, federation = self._planned(X, y, told=True)
+        warn_of_noise(plan)
+        self.spent_ = charge(plan, self.budget)
         trained = train(self.backend, plan, federation, self.timeout)
         self.plan_, self.layers_, self.claim_, self.cost_ = plan, trained.layers, trained.claim, trained.cost
         self.row_bounds_ = tuple(client.row_bound.norm for client in federation.clients)
@@ -122,12 +126,15 @@ class VerticalEstimator(BaseEstimator, ABC):  # type: ignore[misc]
             return estimate_of(planned_in_federation(self, X))
         return estimate_of(self._planned(X, y)[0])
 
-    def _planned(self, X: Any, y: Any) -> tuple[Plan, Federation]:
+    def _planned(self, X: Any, y: Any, *, told: bool = False) -> tuple[Plan, Federation]:
+        """``told``: what the rows are like is kept for their owner, and what looks wrong is warned of."""
         require_choice("protocol", self.protocol, PROTOCOLS)
         blocks, labels, classes = self._read_for_fit(X, y)
         seed = _seed(self.random_state)
         training = self._training(len(blocks), classes, seed)
         federation = self._federation(blocks, labels, classes, seed)
+        if told:
+            self._tell(blocks, federation)
         plan = plan_run(self.protocol, federation, training)
         return (plan.as_simulation() if self.backend == "twin" else plan), federation
 
@@ -190,6 +197,16 @@ class VerticalEstimator(BaseEstimator, ABC):  # type: ignore[misc]
         empty: list[npt.NDArray[np.floating[Any]]] = [np.zeros((0, width)) for width in widths]
         public = (*self.columns_.sources, *self._public_facts())
         return Federation(clients, classes, labels[:0], empty, [], bound, public)
+
+    def _tell(self, blocks: Blocks, federation: Federation) -> None:
+        self.n_rows_, self.table_rows_ = len(blocks), blocks.given
+        if blocks.ids is not None:
+            warn_of_unmatched(blocks.given, len(blocks))
+        scaled = bool(self.columns_.schemas)
+        self.clipped_share_ = {
+            client.name: warn_of_clipping(client.name, block, client.row_bound, scaled=scaled)
+            for client, block in zip(federation.clients, blocks.features, strict=True)
+        }
 
     # using ----------------------------------------------------------------------------------------
 

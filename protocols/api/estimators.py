@@ -50,12 +50,16 @@ class VerticalClassifier(ClassifierMixin, VerticalEstimator):  # type: ignore[mi
     id_rule : how ids are compared where ``public`` rows make the schemas: "text", "trimmed", "integer" (007 is 7) or "verbatim".
     classes : all labels that may occur (public); None: those in y, which are then taken as public.
     class_weight : {label: weight}, public: never computed from private labels.
+    budget : a ``PrivacyBudget`` that every real fit is charged to, and refused beyond. None: real fits of this process are counted,
+        and from the second on a ``PrivacyWarning`` says what they spend together.
     random_state : of the order of rows, an MLP's start and a twin's noise; never of masks or of the servers' noise. None: the
         system's entropy.
 
     Attributes
     ----------
-    claim_, classes_, columns_, layers_, plan_, cost_ (rounds, bytes and seconds of a real run), coef_, intercept_.
+    claim_, classes_, columns_, layers_, plan_, cost_ (rounds, bytes and seconds of a real run), coef_, intercept_, predict_ids_.
+    For the owner of the rows alone: n_rows_ (trained on), table_rows_ (of each table), clipped_share_ (of each party's rows), spent_
+    ((ε, δ) of all real fits of this process, if they are about the same people).
     """
 
     def _label_of(self, column: str) -> Label:

@@ -20,7 +20,7 @@ __all__ = ["KeptClaim", "adopt_files", "load", "save"]
 
 ESTIMATOR = "estimator.json"
 FORMAT = 1
-_LEFT_OUT = ("schemas", "public", "federation")  # in the model files; public rows are not kept
+_LEFT_OUT = ("schemas", "public", "federation", "budget")  # in the model files; public rows are not kept
 
 
 def save(estimator: Any, directory: Path) -> Path:

@@ -16,7 +16,18 @@ import numpy.typing as npt
 from pyarrow import types as pa_types
 
 from accel.validate import require, require_integer
-from vfl.tables import ClientTable, Label, RawTable, Schema, apply_schema, as_raw_table, fit_schema, read_table
+from vfl.tables import (
+    ClientTable,
+    IdRule,
+    Label,
+    RawTable,
+    Schema,
+    apply_schema,
+    as_raw_table,
+    fit_schema,
+    read_table,
+    refuse_private_rows,
+)
 from vfl.tables.cells import plain, texts
 
 __all__ = [
@@ -60,7 +71,7 @@ class Columns:
         tables = self._tables(x)
         if not self.schemas:
             rows = [self._plain(name, table, i) for i, (name, table) in enumerate(zip(self.names, tables, strict=True))]
-            return _in_order(self.names, rows, None)
+            return replace(_in_order(self.names, rows, None), given=dict(zip(self.names, map(len, rows), strict=True)))
         rows, last = [], None
         read: list[ClientTable] = []
         for index, (name, table) in enumerate(zip(self.names, tables, strict=True)):
@@ -74,6 +85,7 @@ class Columns:
             rows.append(read[-1].features.astype(np.float64))
             last = read[-1] if index == len(self.names) - 1 else None
         found = _aligned(self.names, read) if self.aligned_by_id else _in_order(self.names, rows, last)
+        found = replace(found, given=dict(zip(self.names, map(len, rows), strict=True)))
         return found if last is None else _as_in_the_table(found, raw, schema)
 
     def _tables(self, x: Any) -> list[Any]:
@@ -120,6 +132,7 @@ class Blocks:
     targets: Floats | None
     typed_labels: npt.NDArray[Any] | None = None  # ``labels`` as the table has them: 0 and 1 are no texts
     shown_ids: tuple[Any, ...] | None = None  # ``ids`` as the label party's table has them
+    given: Mapping[str, int] = field(default_factory=dict)  # rows of each party's table
 
     def __len__(self) -> int:
         return len(self.features[0])
@@ -175,6 +188,9 @@ def learn_columns(
         names, tables = tuple(f"party {i + 1}" for i in range(len(x))), list(x)
     if public is not None:
         given = _public_tables(public, names, strips)
+        rule = None if id_column is None else IdRule(id_column, id_rule)
+        for name, table in zip(names, tables, strict=True):
+            refuse_private_rows(f"public: {name}", _raw(name, given[name], None), _raw(name, table, None), rule)
         schemas = {
             name: fit_schema(
                 _raw(name, table, ROW if id_column is None else None),

@@ -43,6 +43,7 @@ from refmpc.primitives.io import SHARE_DIGEST_BYTES
 from vfl.dp.certificate_cache import announced
 from vfl.local.lora import LoraLayer, ParallelLora
 from vfl.progress import progress_bar
+from vfl.tables import read_table, refuse_private_ids
 
 __all__ = ["add_parser", "client_identity", "embeddings_for", "released", "run", "take_part"]
 
@@ -108,6 +109,9 @@ def run(arguments: argparse.Namespace) -> int:
         f"{config.label_client.name} holds the labels",
     )
     own = read_columns(config, entry, arguments.columns, arguments, label_column=arguments.label_column)
+    if arguments.public is not None and own.schema is not None:
+        public = read_table(arguments.public, id_column=own.schema.id.column)
+        refuse_private_ids("--public", public, own.ids, own.schema.id)
     log.info("columns read", rows=len(own.ids), width=entry.width, public=own.source)
     for note in own.notes:
         log.warning("something in the file is not used", reason=note)

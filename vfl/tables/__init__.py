@@ -2,7 +2,7 @@
 
 from vfl.tables.applying import ClientTable, ColumnReport, TableReport, apply_schema
 from vfl.tables.errors import ColumnsError
-from vfl.tables.fitting import UnusedColumnWarning, draft_schema, fit_schema
+from vfl.tables.fitting import UnusedColumnWarning, draft_schema, fit_schema, refuse_private_ids, refuse_private_rows
 from vfl.tables.ids import IdRule, Ids, describe_ids
 from vfl.tables.kinds import Boolean, Category, Column, Date, Number
 from vfl.tables.reading import RawTable, as_raw_table, read_table
@@ -32,6 +32,8 @@ __all__ = [
     "fit_schema",
     "read_schema",
     "read_table",
+    "refuse_private_ids",
+    "refuse_private_rows",
     "schema_text",
     "write_schema",
 ]

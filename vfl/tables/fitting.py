@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import datetime
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,9 @@ from vfl.tables.kinds import Boolean, Category, Column, Date, Number
 from vfl.tables.reading import RawTable, as_raw_table
 from vfl.tables.schema import FORMAT, Label, Schema
 
-__all__ = ["UnusedColumnWarning", "draft_schema", "fit_schema"]
+__all__ = ["UnusedColumnWarning", "draft_schema", "fit_schema", "refuse_private_ids", "refuse_private_rows"]
+
+_COMPARED, _COMPARED_COLUMNS = 1000, 50  # rows and columns, where rows have no ids
 
 HEAVY_TAIL = 10.0  # deviations: a column with values beyond this is scaled by quantiles
 QUANTILES = 33
@@ -76,6 +78,57 @@ def fit_schema(
     require(len(columns) >= 1, f"{raw.source}: columns", "none that is a feature", "at least one beside id and label")
     source = f"scaled by {len(raw)} public rows" + (" and stated constants" if stated else "")
     return Schema(tuple(columns), IdRule(id_column, id_rule), label, (*ignored, *useless), source)
+
+
+def refuse_private_rows(argument: str, public: RawTable, private: RawTable, rule: IdRule | None) -> None:
+    """Refuse public rows that are the private ones: by their ids, or, where they have none (``rule`` None), by their cells.
+
+    Seen by whoever has both tables, so nothing is said of it to anybody else. Other people with the same ids, or the same people under
+    other ids, are not told apart.
+    """
+    if rule is None:
+        _refuse_some(argument, _same_rows(public.table, private.table), public, "are rows that are trained on")
+    else:
+        refuse_private_ids(argument, public, _ids(private, rule), rule)
+
+
+def refuse_private_ids(argument: str, public: RawTable, ids: Iterable[str], rule: IdRule) -> None:
+    """``refuse_private_rows`` by the ids of the private rows."""
+    if rule.column in public.names:
+        known = set(ids)
+        found = sum(name in known for name in _ids(public, rule))
+        _refuse_some(argument, found, public, "have an id of the rows that are trained on")
+
+
+def _refuse_some(argument: str, found: int, public: RawTable, what: str) -> None:
+    way_out = "constants from private rows would be a release that the claim does not cover: state them in a schema"
+    require(found == 0, argument, f"{found:,} of {len(public):,} rows {what}", "rows of other people", way_out)
+
+
+def _ids(raw: RawTable, rule: IdRule) -> list[str]:
+    if rule.column not in raw.names:
+        return []  # which is refused, by name, where the rows are read
+    try:
+        return [name for name in rule.read(raw.table.column(rule.column))[0].to_pylist() if name is not None]
+    except Misread as error:
+        raise ColumnsError(f"{raw.source}, column {rule.column!r}, row {error.row}: {error.what}") from None
+
+
+def _same_rows(public: pa.Table, private: pa.Table) -> int:
+    """How many public rows are private rows; 0 where rows repeat so much, or are so few, that this says nothing."""
+    same = [
+        f.name for f in public.schema if f.name in private.column_names and private.schema.field(f.name).type == f.type
+    ]
+    if not same:
+        return 0
+    rows = {name: plain(public.column(name)).slice(0, _COMPARED) for name in same[:_COMPARED_COLUMNS]}
+    best = max(rows, key=lambda name: pc.count_distinct(rows[name]).as_py())
+    near = pc.is_in(plain(private.column(best)), value_set=rows[best])
+    others = zip(*(plain(private.column(name)).filter(near).to_pylist() for name in rows), strict=True)
+    ours = set(zip(*(array.to_pylist() for array in rows.values()), strict=True))
+    both = len(ours & set(others))
+    distinct = len(ours) >= 0.9 * len(rows[best]) and pc.count_distinct(rows[best]).as_py() >= 0.5 * len(rows[best])
+    return both if distinct and both >= max(2, len(ours) / 2) else 0
 
 
 def _fit_column(raw: RawTable, name: str, most_categories: int) -> Column:

@@ -22,17 +22,20 @@ from sklearn.preprocessing import FunctionTransformer
 from sklearn.utils.estimator_checks import check_estimator
 
 from ppvfl import VerticalClassifier, VerticalRegressor
+from protocols.api import account
+from protocols.api.account import DataWarning, PrivacyWarning
 from protocols.api.inputs import split_widths
 from protocols.state.model_file import read_model
 from tests.not_none import not_none
 from tests.protocols.api.tables import BANK, CARD, make_tables
-from vfl.dp import Claim
+from vfl.dp import BudgetExceededError, Claim, PrivacyBudget
 from vfl.dp.claim import NO_CLAIM
 from vfl.tables import IdRule, Label, Number, Schema, fit_schema
 from vfl.twins import train_g_bmf
 
 PUBLIC = {
-    name: table.drop(columns=["defaulted", "spent"], errors="ignore") for name, table in make_tables(300, 9)[0].items()
+    name: table.drop(columns=["defaulted", "spent"], errors="ignore")
+    for name, table in make_tables(300, 9, first=50_000)[0].items()
 }
 WITHIN_CLAIM = {"check_class_weight_classifiers": "weights from 0.0001 to 1000 do not fit the fixed-point range"}
 
@@ -80,6 +83,7 @@ def test_servers_and_twin_learn_the_same_and_the_cost_is_what_was_estimated():
 # the door to a simulation -------------------------------------------------------------------------
 
 
+@pytest.mark.filterwarnings("ignore:the noise in the model")  # at ε = 0.1
 def test_a_label_is_recovered_from_a_simulation_which_says_so_and_not_by_default(tmp_path):
     """The attack of somebody who knows all rows, all labels but one, and every option: both labels are tried, and the model of the
     right one is the released model. 40 of 40 at ε = 0.1 where the noise follows from ``random_state``."""
@@ -153,7 +157,7 @@ def test_a_regression_in_threads_is_as_good_as_its_twin():
 def test_g_shuff_hidden_layers_and_three_classes():
     tables, target = make_tables(400)
     y = np.digitize(target, [-0.2, 0.4])
-    x = np.column_stack([target, tables["card"][list(CARD)].to_numpy(float)])
+    x = np.column_stack([target, tables["card"][list(CARD)].to_numpy(float) / (20, 1)])
     for changes in ({"protocol": "g_shuff"}, {"hidden": (6,)}, {"class_weight": {0: 0.5, 2: 2.0}}):
         model = VerticalClassifier(backend="twin", epsilon=8.0, **changes).fit(x, y)
         assert not_none(model.predict_proba(x)).shape == (400, 3) and model.score(x, y) > 0.4, changes
@@ -339,6 +343,64 @@ def test_it_works_in_pipelines_and_searches():
         make_pipeline(FunctionTransformer(), VerticalClassifier(backend="twin", epsilon=8.0)), x, y, cv=3
     )
     assert scores.min() > 0.85
+
+
+# what the owner of the rows is told ---------------------------------------------------------------
+
+
+def test_private_rows_given_as_public_ones_are_refused():
+    tables, _ = make_tables(100)
+    training = {"bank": tables["bank"], "card": tables["card"].drop(columns="spent")}
+    some = {**PUBLIC, "card": training["card"].sample(30, random_state=0)}
+    with pytest.raises(ValueError, match="public: card = '30 of 30 rows have an id of the rows that are trained on'"):
+        VerticalClassifier(backend="twin", public=some, id_column="customer").fit(training, y="defaulted")
+    x, y = scaled_cancer()
+    with pytest.raises(ValueError, match="public: party 1 = '200 of 200 rows are rows that are trained on'"):
+        VerticalClassifier(backend="twin", public=x[100:300]).fit(x, y)
+    with pytest.raises(ValueError, match="public: a = '50 of 50 rows are rows"):
+        tables = {name: pandas.DataFrame(x[:, part]) for name, part in (("a", slice(3)), ("b", slice(3, 6)))}
+        tables = {name: table.rename(columns=str) for name, table in tables.items()}
+        VerticalClassifier(backend="twin", public={n: t.head(50) for n, t in tables.items()}).fit(tables, y)
+
+
+def test_real_fits_of_a_process_are_counted_and_a_budget_refuses_them(tmp_path, monkeypatch):
+    """A search that looks like one fit spends once a fold, over clones and pipelines. A simulation spends nothing."""
+    monkeypatch.setattr(account, "_fits", [])
+    x, y = np.random.default_rng(3).normal(size=(240, 2)), np.arange(240) % 2
+    x[:, 0] += 2 * y
+    fast: dict[str, Any] = {"backend": "threads", "epochs": 1, "batch_size": 80, "epsilon": 2.0}
+    assert VerticalClassifier(**fast | {"backend": "twin"}).fit(x, y).spent_ is None
+    first = VerticalClassifier(**fast).fit(x, y)
+    assert first.spent_ == pytest.approx((2.0, 1e-5), rel=1e-3)
+    with pytest.warns(PrivacyWarning, match="2 real fits in this process.*spend ε = 2.8.*δ = 2e-05 together"):
+        assert not_none(VerticalClassifier(**fast).fit(x, y).spent_)[0] > 2.7
+    budget = PrivacyBudget(tmp_path / "budget.json", 3.0, 1e-4)
+    search = make_pipeline(FunctionTransformer(), VerticalClassifier(**fast, budget=budget))
+    cross_val_score(search, x, y, cv=2, error_score="raise")
+    assert len(budget.runs()) == 2 and 2.2 < budget.spent_epsilon() <= 3.0
+    with pytest.raises(BudgetExceededError, match="must stay within 3"):
+        clone(search).fit(x, y)
+    assert len(budget.runs()) == 2 and len(account._fits) == 4
+
+
+def test_counts_are_shown_to_the_owner_and_what_looks_wrong_is_warned_of():
+    tables, _ = make_tables(400)
+    training = {"bank": tables["bank"], "card": tables["card"].drop(columns="spent")}
+    model = mixed().fit(training, y="defaulted")
+    assert model.n_rows_ == 400 and model.table_rows_ == {"bank": 440, "card": 400}
+    assert all(0 <= share < 0.2 for share in model.clipped_share_.values())
+    renamed = training["bank"]["customer"].where(np.arange(440) < 60, "other-" + training["bank"]["customer"])
+    with pytest.warns(DataWarning) as said:
+        few = mixed().fit({**training, "bank": training["bank"].assign(customer=renamed)}, y="defaulted")
+    assert any(f"{few.n_rows_} of 400 rows matched by id (tables: bank 440, card 400)" in str(w.message) for w in said)
+    x, y = load_breast_cancer(return_X_y=True)
+    with pytest.warns(DataWarning) as said:
+        assert VerticalClassifier(backend="twin").fit(x, y).clipped_share_["party 1"] > 0.99
+    words = "party 1: 100% of the rows are longer than the row bound 15.49"
+    assert any(str(w.message).startswith(words) and "pass public= rows" in str(w.message) for w in said)
+    x = (x - x.mean(axis=0)) / x.std(axis=0)
+    with pytest.warns(DataWarning, match="noise in the model is .* of the furthest that the gradients of 60 rows can"):
+        VerticalClassifier(backend="twin", epsilon=0.1).fit(x[:60], y[:60])
 
 
 # refused ------------------------------------------------------------------------------------------

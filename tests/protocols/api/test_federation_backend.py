@@ -15,7 +15,7 @@ from tests.protocols.api.tables import CARD, make_tables
 from tests.protocols.run.hosts.federations import free_ports
 from tests.protocols.run.hosts.threads import Federation
 
-PUBLIC = make_tables(300, 9)[0]
+PUBLIC = make_tables(300, 9, first=50_000)[0]
 
 
 def make(directory: Path, widths: dict[str, int], **run: str) -> Federation:
@@ -85,6 +85,9 @@ def test_two_organisations_train_and_predict(tmp_path, task):
         holder = kind(party="card", public=public["card"], **options)
         estimate = holder.estimate(card)
         assert estimate.steps == 6 * (300 // 64) and estimate.epsilon == pytest.approx(3.0, rel=1e-6)
+        mine = kind(party="bank", public=tables["bank"], **options)
+        with pytest.raises(ValueError, match="--public = '330 of 330 rows have an id of the rows that are trained on'"):
+            mine.fit(tables["bank"])
         together(lambda: bank.fit(tables["bank"]), lambda: holder.fit(card, y=label))
         assert np.array_equal(bank.layers_[0], holder.layers_[0]) and holder.layers_[0].shape == (
             sum(widths.values()) + 1,

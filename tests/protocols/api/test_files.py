@@ -16,7 +16,8 @@ from tests.not_none import not_none
 from tests.protocols.api.tables import CARD, make_tables
 
 PUBLIC = {
-    name: table.drop(columns=["defaulted", "spent"], errors="ignore") for name, table in make_tables(300, 9)[0].items()
+    name: table.drop(columns=["defaulted", "spent"], errors="ignore")
+    for name, table in make_tables(300, 9, first=50_000)[0].items()
 }
 
 
@@ -91,7 +92,7 @@ def test_ids_with_leading_zeros_need_a_rule_and_then_match():
     ids, label = np.arange(300), np.where(x.sum(axis=1) > 0, "yes", "no")
     bank = pandas.DataFrame({"id": [f"{i:05d}" for i in ids], "a": x[:, 0]})
     card = pandas.DataFrame({"id": ids.astype(float), "b": x[:, 1], "label": label}).sample(frac=1, random_state=0)
-    public = {"bank": bank.head(50), "card": card.head(50)}
+    public = {name: table.head(50).assign(id=1000 + np.arange(50)) for name, table in (("bank", bank), ("card", card))}
     with pytest.raises(ValueError, match="a number with leading zeros.*rule = 'integer'"):
         VerticalClassifier(backend="twin", public=public, id_column="id").fit({"bank": bank, "card": card}, y="label")
     model = VerticalClassifier(backend="twin", public=public, id_column="id", id_rule="integer", epsilon=8.0)

@@ -37,7 +37,8 @@ TABLES = {name: PUBLIC[name] for name in ("bank", "card")}
 def prepared(directory: Path, *more: str) -> tuple[Any, dict[str, Any]]:
     """A federation whose file names public rows, by the command; and both clients' options of an estimator."""
     columns = {"bank": TABLES["bank"], "card": TABLES["card"][["customer", *CARD]]}
-    local = VerticalClassifier(backend="twin", public=columns, id_column="customer")
+    others = {name: table.assign(customer="another " + table["customer"]) for name, table in columns.items()}
+    local = VerticalClassifier(backend="twin", public=others, id_column="customer")
     training = {"bank": TABLES["bank"], "card": TABLES["card"].drop(columns="spent")}
     local.fit(training, y="defaulted")
     federation = make(

@@ -203,7 +203,8 @@ def test_files_that_the_python_api_saved_predict_in_a_federation(config: Federat
         columns = {f"x{i}": 100 + 20 * random.normal(size=300) for i in range(width)}
         tables[name] = pandas.DataFrame({"id": [f"p{i}" for i in range(300)], **columns})
     labels = np.where(tables["bank"]["x0"] + tables["card"]["x0"] > 200, "1", "0")
-    model = VerticalClassifier(backend="twin", public=tables, id_column="id", epsilon=8.0)
+    public = {name: table.assign(id=[f"q{i}" for i in range(300)]) for name, table in tables.items()}
+    model = VerticalClassifier(backend="twin", public=public, id_column="id", epsilon=8.0)
     model.fit({"bank": tables["bank"], "card": tables["card"].assign(label=labels)}, y="label")
     model.save(tmp_path / "kept")
     work = {}
