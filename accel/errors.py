@@ -5,6 +5,7 @@ with its traceback. ::
 
     PpvflError
     ├── InvalidArgument (ValueError)        what a user gave: an option, a file, a value (`require` raises it)
+    │   ├── accel.files.Damaged                       a file of ours that is not what was written
     │   ├── vfl.tables.ColumnsError                   a client's file that cannot be used as it is
     │   ├── protocols …config.schema.ConfigurationError   a value in federation.toml
     │   │   └── protocols …net.credentials.RoleError      a certificate of somebody else

@@ -84,13 +84,14 @@ def check_columns(party: Party, directory: ServerDirectory, clients: Sequence[st
     _require_equal(clients, differs)
     for file, (salt, before), tag in zip(files, kept, tags, strict=True):
         if before is None:
-            write_arrays(file, {"salt": salt, "tag": tag}, private=True)
+            write_arrays(file, {"salt": salt, "tag": tag}, private=True, sealed=True)
 
 
 def _kept(file: Path) -> tuple[np.ndarray, np.ndarray | None]:
     """This server's salt for a client, drawn once, and the client's tag if it has sent one."""
     if not file.exists():
-        write_arrays(file, {"salt": np.frombuffer(secrets.token_bytes(SALT_BYTES), dtype=np.uint8)}, private=True)
+        salt = np.frombuffer(secrets.token_bytes(SALT_BYTES), dtype=np.uint8)
+        write_arrays(file, {"salt": salt}, private=True, sealed=True)
     arrays = read_arrays(file)
     return arrays["salt"], arrays.get("tag")
 

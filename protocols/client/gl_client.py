@@ -159,7 +159,8 @@ class _Memory:
     def applied(self, step: int) -> None:
         self.step = step + 1
         if self._file is not None:
-            write_arrays(self._file, {"step": np.array(self.step), **self._local.adapter_state()}, private=True)
+            state = {"step": np.array(self.step), **self._local.adapter_state()}
+            write_arrays(self._file, state, private=True, sealed=True)
 
 
 class _Receiver:

@@ -116,7 +116,7 @@ class JointNoise:
                 shares.append(await _draw_piece(self._party, self._plan, size))
         z = np.concatenate(shares).reshape(rows, -1).view(np.int64)
         if self._keep:
-            write_arrays(self._file(block), {"first": z}, private=True)
+            write_arrays(self._file(block), {"first": z}, private=True, sealed=True)
             with self._party.phase("checkpoint"):
                 await confirm_on_disk("joint noise is on disk")
         return z

@@ -17,7 +17,7 @@ from protocols.server.joint_noise import MOST_ROWS, JointNoise
 from protocols.server.server_noise import NoiseAhead
 from protocols.state.checkpoint import ServerDirectory
 from protocols.state.releases import Releases, agree_on_step
-from protocols.state.run_identity import begin
+from protocols.state.run_identity import begin, bind_noise_key
 from protocols.state.shuffled_rows import ShuffledRows
 from protocols.state.stored_rows import StoredRows
 from protocols.step.secret_step import SharedRows, Weights, gradient_step, rate_input
@@ -71,6 +71,7 @@ class TrainingRun:
             self._joint = JointNoise(party, job.plan, self.directory, self.first_step, keep=self._every > 0)
         self._noise = None  # and no key is drawn, when everything is computed
         if self.first_step < last:
+            bind_noise_key(self.directory)
             stream = self.directory.noise_stream(job.plan.fingerprint)
             self._noise = NoiseAhead(job.plan, stream, self.first_step)
 

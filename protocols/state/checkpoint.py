@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from accel.errors import InvalidArgument
-from accel.files import private_folder, read_arrays, write_arrays, write_bytes
+from accel.files import Damaged, private_folder, read_arrays, read_bytes, write_arrays, write_bytes
 from accel.prg import KEY_BYTES, Stream
 from protocols.state.background import Background
 from protocols.step.secret_step import Weights
@@ -59,17 +59,21 @@ class ServerDirectory:
     def noise_stream(self, plan_fingerprint: str) -> Callable[[int], Stream]:
         """The stream of this server's noise for each step: from a key drawn once per run, and from the plan, so that the
         same noise never covers two different trainings (somebody may edit a configuration and resume)."""
+        derived = self._derived(f"noise of {plan_fingerprint}")
+        return lambda step: Stream(derived, step.to_bytes(8, "little"))
+
+    def noise_check(self) -> str:
+        """What tells this noise key from any other, and nothing else about it."""
+        return self._derived("key check value").hex()
+
+    def _derived(self, info: str) -> bytes:
         file = self.path / "noise.key"
         if not file.exists():
-            write_bytes(file, os.urandom(KEY_BYTES), private=True)
-        key = file.read_bytes()
+            write_bytes(file, os.urandom(KEY_BYTES), private=True, sealed=True)
+        key = read_bytes(file)
         if len(key) != KEY_BYTES:
-            raise CannotResume(
-                f"{file} has {len(key)} bytes, expected {KEY_BYTES}: it is damaged; the run cannot resume"
-            )
-        info = f"noise of {plan_fingerprint}".encode()
-        derived = HKDF(hashes.SHA256(), KEY_BYTES, salt=None, info=info).derive(key)
-        return lambda step: Stream(derived, step.to_bytes(8, "little"))
+            raise Damaged(file, f"it has {len(key)} bytes, expected {KEY_BYTES}")
+        return HKDF(hashes.SHA256(), KEY_BYTES, salt=None, info=info.encode()).derive(key)
 
     def save(self, step: int, *layers: Weights) -> None:
         """Keep the state before ``step``, layer by layer, on disk when this returns; only the last ``KEEP`` stay."""
@@ -91,7 +95,7 @@ class ServerDirectory:
         self._background.close()
 
     def _write(self, step: int, arrays: Mapping[str, np.ndarray]) -> None:
-        write_arrays(self.path / f"checkpoint-{step:08d}.npz", arrays, private=True)
+        write_arrays(self.path / f"checkpoint-{step:08d}.npz", arrays, private=True, sealed=True)
         for old in self.steps()[:-KEEP]:
             (self.path / f"checkpoint-{old:08d}.npz").unlink()
 

@@ -8,7 +8,6 @@ Nothing of another client but its name and width.
 from __future__ import annotations
 
 import json
-import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from accel.errors import InvalidArgument
-from accel.files import read_arrays, write_arrays
+from accel.files import Damaged, read_arrays, write_arrays
 from accel.validate import require, require_choice
 from protocols.plan.run_plan import Plan
 from vfl.losses import TASKS
@@ -134,7 +133,7 @@ def read_model(file: Path, argument: str = "model") -> ReleasedModel:
     require(file.exists(), argument, str(file), "an existing file with a released model")
     try:
         arrays = read_arrays(file)
-    except (ValueError, TypeError, EOFError, zipfile.BadZipFile) as error:  # what numpy says of other files
+    except Damaged as error:
         raise InvalidArgument(f"{argument} = {str(file)!r}: must be a released model (.npz): {error}") from None
     numbers = sorted(int(name.removeprefix(_LAYER)) for name in arrays if name.removeprefix(_LAYER).isdecimal())
     require(

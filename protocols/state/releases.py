@@ -28,7 +28,7 @@ from pathlib import Path
 
 import numpy as np
 
-from accel.files import read_arrays, sync_folder, write_arrays, write_bytes
+from accel.files import Damaged, read_arrays, read_json, sync_folder, write_arrays, write_json
 from protocols.state.checkpoint import KEEP, CannotResume, ServerDirectory, confirm_on_disk, exchanged
 from protocols.step.secret_step import Weights
 from refmpc import Party
@@ -50,7 +50,7 @@ class Releases:
 
     async def write(self, position: int, words: Mapping[str, np.ndarray], *state: Weights) -> None:
         """Steps 1 to 3 for ``words``, with the state after ``position`` steps; they may be sent when this returns. 1 round."""
-        write_arrays(self._file(position), words, private=True)
+        write_arrays(self._file(position), words, private=True, sealed=True)
         self._directory.save(position, *state)
         self._file(position - KEEP).unlink(missing_ok=True)
         await self.confirm(position)
@@ -66,7 +66,7 @@ class Releases:
     def mark(self, position: int) -> None:
         """From now on, nothing before ``position`` is computed again. All three servers must have written it."""
         if position > self.released:
-            write_bytes(self._directory.path / MARKER, f"{position}\n".encode(), private=True)
+            write_json(self._directory.path / MARKER, position)
 
     def words(self, position: int) -> dict[str, np.ndarray]:
         """The words of a release that all three servers have written, to be sent again."""
@@ -79,7 +79,10 @@ class Releases:
     def released(self) -> int:
         """The latest position that is marked, 0 if there is none."""
         file = self._directory.path / MARKER
-        return int(file.read_text()) if file.exists() else 0
+        found = read_json(file) if file.exists() else 0
+        if not isinstance(found, int):
+            raise Damaged(file, "it is no position")
+        return found
 
     def discard_after(self, position: int) -> None:
         """Remove words that not all three have written, so that nobody has sent them."""

@@ -11,15 +11,16 @@ import json
 from pathlib import Path
 from typing import Any
 
-from accel.files import write_bytes
+from accel.files import Damaged, read_json, write_json
 from accel.gaussian import SAMPLER_VERSION
 from protocols.plan.run_plan import Plan
 from protocols.state.checkpoint import CannotResume, ServerDirectory
 from protocols.state.model_file import MODEL
 
-__all__ = ["begin", "require_same_plan", "require_same_run"]
+__all__ = ["begin", "bind_noise_key", "require_same_plan", "require_same_run"]
 
 BEGUN = "begun.json"
+_KEY = "noise key"
 _LONGEST = 60  # characters of a value that is quoted
 _MOST = 4  # differences that are quoted
 WAY_OUT = "put that back, or start a new run: every release spends its own ε"
@@ -37,7 +38,12 @@ def _facts(plan: Plan) -> dict[str, Any]:
 
 def _read(directory: Path) -> dict[str, Any] | None:
     file = directory / BEGUN
-    return json.loads(file.read_text()) if file.exists() else None
+    if not file.exists():
+        return None
+    found = read_json(file)
+    if not isinstance(found, dict) or not {"fingerprint", "keeps_releases", "plan"} <= found.keys():
+        raise Damaged(file, "it is not how a run was begun")
+    return found
 
 
 def require_same_plan(directory: Path, plan: Plan) -> None:
@@ -87,7 +93,7 @@ def begin(directory: ServerDirectory, plan: Plan, *, keeps_releases: bool = True
                 "bring the file back, or start a new run"
             )
         facts = {"fingerprint": plan.fingerprint, "keeps_releases": keeps_releases, "plan": _facts(plan)}
-        write_bytes(directory.path / BEGUN, json.dumps(facts, indent=1).encode(), private=True)
+        write_json(directory.path / BEGUN, facts)
         return
     require_same_plan(directory.path, plan)
     if not finished and not (begun["keeps_releases"] and keeps_releases):
@@ -95,4 +101,25 @@ def begin(directory: ServerDirectory, plan: Plan, *, keeps_releases: bool = True
         raise CannotResume(
             f"the run in {directory.path} was {which} without checkpoints, and the directory must be fresh for a run without "
             "checkpoints: what it has released is not on disk, and releasing again would spend the claim twice; start a new run"
+        )
+
+
+def bind_noise_key(directory: ServerDirectory) -> None:
+    """Draw this server's noise key if the run has none, and write down its check value; refuse another key than that.
+
+    Called when the servers have agreed that a run without a key has opened nothing. The check value is a hash of the key:
+    who reads it learns nothing of the noise.
+    """
+    begun = _read(directory.path)
+    assert begun is not None
+    if not directory.has_noise and _KEY in begun:  # an attempt that died before its first step
+        del begun[_KEY]
+        write_json(directory.path / BEGUN, begun)
+    check = directory.noise_check()
+    if _KEY not in begun:
+        write_json(directory.path / BEGUN, {**begun, _KEY: check})
+    elif begun[_KEY] != check:
+        raise CannotResume(
+            f"{directory.path / 'noise.key'} is not the key with which this run was begun: other noise would cover the steps "
+            f"that are left; bring the key back, or {WAY_OUT.partition(', or ')[2]}"
         )

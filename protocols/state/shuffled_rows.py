@@ -13,15 +13,13 @@ uniform without the two others, and it knows nothing of the order that it did no
 
 from __future__ import annotations
 
-import contextlib
-import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 
 import refmpc
-from accel.files import read_arrays, sync_folder, whole_file, write_arrays
+from accel.files import Damaged, read_arrays, sync_folder, whole_file, write_arrays
 from accel.validate import require_integer
 from protocols.state.checkpoint import CannotResume
 from protocols.state.stored_rows import StoredRows, StoredTensor
@@ -66,7 +64,7 @@ class ShuffledRows:
                     arrays[_DIGEST + name] = np.frombuffer(tensor.copy_to(file), dtype=np.uint8)
             else:
                 arrays[_SHARES + name] = unseal(tensor.shares)
-        write_arrays(self._file(epoch), arrays, private=True)
+        write_arrays(self._file(epoch), arrays, private=True, sealed=True)
         for other in self._kept():
             if not other.name.startswith(self._file(epoch).stem):
                 other.unlink()
@@ -81,8 +79,7 @@ class ShuffledRows:
         file = self._file(epoch)
         if not file.exists():
             raise CannotResume(f"{file} is missing, the shuffled rows of epoch {epoch}: {WAY_OUT}")
-        with _readable(file):
-            found = read_arrays(file)
+        found = read_arrays(file)
         if found.pop(_PLAN).tobytes().decode() != self._fingerprint:
             raise CannotResume(f"{file} belongs to another plan: {WAY_OUT}")
         tensors: dict[str, ArithmeticTensor | StoredTensor] = {}
@@ -102,9 +99,15 @@ class ShuffledRows:
             raise CannotResume(
                 f"{shares} was kept by a run with its rows in files, and this one has them in memory: {WAY_OUT}"
             )
-        with _readable(shares), shares.open("rb") as file:
-            if into[name].copy_from(file) != digest:
-                raise zipfile.BadZipFile("its digest is another")
+        try:
+            with shares.open("rb") as file:
+                same = into[name].copy_from(file) == digest
+        except EOFError as error:
+            raise Damaged(shares, str(error), WAY_OUT) from None
+        except FileNotFoundError:
+            raise Damaged(shares, "it is missing", WAY_OUT) from None
+        if not same:
+            raise Damaged(shares, "its checksum does not fit", WAY_OUT)
         return into[name]
 
     def discard(self) -> None:
@@ -121,12 +124,3 @@ class ShuffledRows:
 
     def _shares(self, epoch: int, name: str) -> Path:
         return self._directory / f"{self._file(epoch).stem}-{name}.shares"
-
-
-@contextlib.contextmanager
-def _readable(file: Path) -> Iterator[None]:
-    """What cannot be read, or is not what was written, ends the run with a sentence."""
-    try:
-        yield
-    except (zipfile.BadZipFile, ValueError, OSError, EOFError) as error:
-        raise CannotResume(f"{file} is damaged ({error}): {WAY_OUT}") from None

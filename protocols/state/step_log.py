@@ -10,14 +10,18 @@ A step waits for its words and its mark, and for nothing else: the next file, wi
 own file and in the one before. A file is removed when no server can need it: they may be one step apart.
 
 ``synced``: a record is on disk when it counts as written, which a power failure does not undo. Otherwise it is with the
-operating system, which the end of the process (kill -9) does not undo. A record that was cut off counts as not written.
+operating system, which the end of the process (kill -9) does not undo.
+
+Every record carries the SHA-256 of what it is. A last record that does not fit was cut off by a crash and counts as not
+written: if another server has marked it, the run is refused. A record before others that does not fit, and a file without its
+state, are damage, which no crash leaves.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import struct
-import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +29,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-from accel.files import naming, sync_folder
+from accel.files import Damaged, naming, sync_folder
 from protocols.state.background import Background
 from protocols.state.checkpoint import CannotResume, ServerDirectory, exchanged
 from protocols.state.releases import require_nothing_lost
@@ -33,8 +37,9 @@ from refmpc import Party
 
 __all__ = ["OpenedSteps", "Resumed", "agree_on_opened"]
 
-_HEAD = struct.Struct("<4sQQI")  # kind, step, bytes that follow, their checksum
-_STATE, _WORDS, _MARK, _END = b"stat", b"word", b"mark", b"done"
+_HEAD = struct.Struct("<4sQQ")  # kind, step, bytes that follow the checksum
+_SUM = hashlib.sha256().digest_size  # of the checksum behind the head, of head and content
+_STATE, _WORDS, _MARK, _END = _KINDS = b"stat", b"word", b"mark", b"done"
 _NONE = 1 << 62  # no position
 _SIGNED = {np.dtype(np.uint32): np.int32, np.dtype(np.uint64): np.int64}
 
@@ -45,6 +50,10 @@ class _Record:
     step: int
     content: bytes
     start: int
+
+    @property
+    def end(self) -> int:
+        return self.start + _HEAD.size + _SUM + len(self.content)
 
 
 @dataclass(frozen=True)
@@ -72,6 +81,7 @@ class OpenedSteps:
         self.finished = False  # whether the last state is that of the end
         self._ends: dict[int, int] = {}  # by file: the step after the last one that it holds
         self._tidy_at = _NONE  # steps written when files that are no longer needed are removed
+        self.cut_off: Path | None = None  # a file whose last record counts as not written
         for position in self._positions():
             self._ends[position] = position
             for record in self._records(position):
@@ -264,27 +274,38 @@ class OpenedSteps:
         return self._directory / f"opened-{position:08d}.log"
 
     def _positions(self) -> list[int]:
-        found = sorted(int(file.stem.split("-")[1]) for file in self._directory.glob("opened-*.log"))
-        return [position for position in found if any(True for _ in self._records(position))]
+        return sorted(int(file.stem.split("-")[1]) for file in self._directory.glob("opened-*.log"))
 
     def _records(self, position: int) -> Iterator[_Record]:
-        """The whole records of a file; it begins with its state, or counts for nothing."""
-        with self._file(position).open("rb") as handle:
-            start = 0
-            while len(head := handle.read(_HEAD.size)) == _HEAD.size:
-                kind, step, size, checksum = _HEAD.unpack(head)
-                content = handle.read(size)
-                if len(content) != size or zlib.crc32(content) != checksum or (start == 0 and kind != _STATE):
+        """The whole records of a file, which begins with its state; ``Damaged`` if it is not what was written."""
+        file = self._file(position)
+        with file.open("rb") as handle:
+            start, length = 0, os.fstat(handle.fileno()).st_size
+            while start < length:
+                record = _read_record(handle, start, length)
+                if record is None or (start == 0 and (record.kind != _STATE or record.step != position)):
+                    if start == 0 or not self._ends_at(handle, start, length):
+                        raise Damaged(file, f"the record at byte {start} does not fit its checksum")
+                    self.cut_off = file
                     return
-                yield _Record(kind, step, content, start)
-                start += _HEAD.size + size
+                yield record
+                start = record.end
+        if not length:
+            raise Damaged(file, "it is empty")
+
+    def _ends_at(self, handle: BinaryIO, start: int, length: int) -> bool:
+        """Whether nothing whole follows a record that does not fit: then it may have been cut off while it was written."""
+        handle.seek(start)
+        rest = handle.read()
+        return not any(
+            _read_record(handle, start + at, length) for at in range(1, len(rest)) if rest[at : at + 4] in _KINDS
+        )
 
     def _cut(self, position: int, end: int | None) -> None:
         """Remove what a file holds from ``end`` on, or behind its last whole record."""
         file = self._file(position)
         if end is None:
-            last = list(self._records(position))[-1]
-            end = last.start + _HEAD.size + len(last.content)
+            end = list(self._records(position))[-1].end
         with naming(file), file.open("r+b") as handle:
             handle.truncate(end)
             if self._synced:  # what was cut off must not come back either: it belongs to an attempt that is over
@@ -301,7 +322,29 @@ class OpenedSteps:
 
 
 def _record_bytes(kind: bytes, step: int, content: bytes) -> bytes:
-    return _HEAD.pack(kind, step, len(content), zlib.crc32(content)) + content
+    head = _HEAD.pack(kind, step, len(content))
+    return head + _checksum(head, content) + content
+
+
+def _checksum(head: bytes, content: bytes) -> bytes:
+    digest = hashlib.sha256(head)
+    digest.update(content)
+    return digest.digest()
+
+
+def _read_record(handle: BinaryIO, start: int, length: int) -> _Record | None:
+    """The record at ``start``, or None if none of it, or only a part, is what was written."""
+    handle.seek(start)
+    head, checksum = handle.read(_HEAD.size), handle.read(_SUM)
+    if len(checksum) < _SUM:
+        return None
+    kind, step, size = _HEAD.unpack(head)
+    if size > length - start:
+        return None
+    content = handle.read(size)
+    if len(content) != size or _checksum(head, content) != checksum:
+        return None
+    return _Record(kind, step, content, start)
 
 
 def _state_bytes(state: np.ndarray) -> bytes:
@@ -316,5 +359,10 @@ def agree_on_opened(party: Party, directory: ServerDirectory, opened: OpenedStep
     by_server = {party.id: mine, party.next: next_, party.previous: previous}
     written = {server: int(by_server[server][2]) for server in range(3)}
     position, marked = min(written.values()), max(int(record[1]) for record in by_server.values())
-    require_nothing_lost(position, marked, written, [bool(by_server[server][0]) for server in range(3)], last)
+    try:
+        require_nothing_lost(position, marked, written, [bool(by_server[server][0]) for server in range(3)], last)
+    except CannotResume as error:
+        if opened.cut_off is None or opened.written > position:
+            raise
+        raise CannotResume(f"{error} (the last record of {opened.cut_off} is cut off or damaged)") from None
     return position, all(int(record[3]) == position for record in by_server.values())

@@ -133,11 +133,3 @@ def test_what_a_server_keeps_is_for_its_eyes_only(federation, tmp_path, monkeypa
             assert stat.S_IMODE(file.stat().st_mode) == 0o600
     keys = {(tmp_path / f"server-{i}" / "noise.key").read_bytes() for i in range(3)}
     assert len(keys) == 3
-
-
-def test_a_damaged_noise_key_is_refused(federation, tmp_path, monkeypatch):
-    plan = plan_run("g_bmf", federation, small_training())
-    run_until_crash(plan, federation, tmp_path, monkeypatch, 1)
-    (tmp_path / "server-1" / "noise.key").write_bytes(b"short")
-    with pytest.raises(refmpc.PartyFailed, match="noise.key has 5 bytes, expected 32: it is damaged"):
-        run_secure(plan, federation, tmp_path)

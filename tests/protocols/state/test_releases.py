@@ -110,7 +110,7 @@ class Watch:
         for server in range(3):
             own, marked = self._runs[party.id] / f"server-{server}", 0
             if (own / "released").exists():
-                marked = int((own / "released").read_text())
+                marked = accel.files.read_json(own / "released")
             good = (own / f"checkpoint-{step + 1:08d}.npz").exists()
             if operation == "open_to_client":
                 good = good and (own / f"release-{step + 1:08d}.npz").exists()
