@@ -17,7 +17,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from accel.files import read_json
 from accel.validate import require
+from protocols.run.hosts.sessions import require_kept
 from protocols.state.audit_log import AuditError, Record, compare, read_log
 from protocols.state.budget import BUDGET, ledger_files, read_spent
 from refmpc.net.framing import printable
@@ -207,14 +209,14 @@ def _servers(directories: list[Path]) -> dict[str, Path]:
 
 
 def _read_run(server: str, directory: Path, file: Path) -> Run:
-    ledger = json.loads(file.read_text())
+    ledger = read_json(require_kept(file.parent, file.name))
     for release in ledger["releases"]:
         require(set(release) == {"name", "elements", "receiver", "claim"}, "release", sorted(release), "a release")
     require(isinstance(ledger["declared"], dict) and isinstance(ledger["phases"], dict), "ledger", "", "complete")
-    session, claim = file.parent / "session.json", file.parent / "claim.txt"
+    session, claim = file.parent / "session.json", require_kept(file.parent, "claim.txt")
     name, number = str(file.parent.relative_to(directory)), ""
     if session.exists():
-        facts = json.loads(session.read_text())
+        facts = read_json(session)
         number = str(facts["name"])
         name = f"{facts['kind']} {number[:8]}"
     text = claim.read_text().strip() if claim.exists() else ""

@@ -19,7 +19,7 @@ import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from accel.files import private_folder, write_bytes
+from accel.files import private_folder, read_json, write_json
 from accel.validate import require
 from protocols.client.align import MOST_ALIGNMENTS, Aligner
 from protocols.client.columns import EmbeddedRows, OwnColumns, add_column_options, read_columns, rule_warning
@@ -243,13 +243,15 @@ class _Shared:
     @property
     def differs(self) -> bool:
         """Whether other columns were shared in the same session before."""
-        before = json.loads(self._file.read_text()) if self._file.exists() else {}
-        return before.get("session") == self._facts["session"] and before != self._facts
+        before = read_json(self._file) if self._file.exists() else {}
+        return before != self._facts and (
+            not isinstance(before, dict) or before.get("session") == self._facts["session"]
+        )
 
     def note(self) -> None:
         """The servers take these from now on."""
         private_folder(self._file.parent)
-        write_bytes(self._file, json.dumps(self._facts).encode(), private=True)
+        write_json(self._file, self._facts)
 
 
 def released(

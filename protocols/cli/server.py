@@ -18,10 +18,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich.console import Console
 
 import accel
-from accel.files import private_folder, write_bytes
+from accel.errors import InvalidArgument
+from accel.files import Damaged, private_folder, write_bytes
 from accel.validate import require
 from protocols.client.commitment import ColumnsChanged
 from protocols.federation.public_plan import log_claim
@@ -290,8 +292,12 @@ class Server:
         """What the three servers must agree on before they compute a session: also that nobody's budget is exceeded."""
         session = self._store[name]
         training = isinstance(session.task, TrainingTask) and not session.done
-        people = session.people
-        budget = self._budgets.objection(name, session.task.plan.claim, people) if training else ""  # type: ignore[union-attr]
+        try:
+            people = session.people
+            budget = self._budgets.objection(name, session.task.plan.claim, people) if training else ""  # type: ignore[union-attr]
+        except InvalidArgument as error:  # a file of this server is damaged
+            session.fail(f"{self._identity.name}: {error}", try_again=True)
+            raise HandshakeError(session.failed) from None
         return {**session.parameters(), "people": people, "budget": budget}
 
     def _meet_and_compute(self) -> None:
@@ -321,24 +327,25 @@ class Server:
             session.computing = True
             self._attempt(session, met)
         except BudgetExceededError as error:  # at all three: they have compared
-            session.failed = str(error)
+            session.fail(str(error), opened_nothing=not session.has_opened)
             self._audit.append("session failed", session=session.name, reason="budget")
             self._log.error("the budget of a client would be exceeded", reason=str(error))
             for connection in met.connections.values():
                 connection.close()
         # it would release something twice, or what was opened cannot be: nobody computes until an operator has acted
-        except (CannotResume, Impossible) as error:
+        except (CannotResume, Impossible, Damaged) as error:
+            reason = f"{self._identity.name}: {error}" if isinstance(error, Damaged) else str(error)
             if not session.done:  # a server that is done goes on handing out what it has
-                session.failed = str(error)
+                session.fail(reason, try_again=True)
             self._audit.append("session failed", session=session.name)
-            self._log.error("this training must not go on", reason=str(error))
+            self._log.error("this training must not go on", reason=reason)
         except UploadRefused as error:  # all three servers know
             if session.has_opened:  # in a later step of GL-BMF: what was released before is spent
                 way_out = "What was released until then counts; change [federation] name everywhere to begin a new run"
             else:  # the bit on the uploads is all that was opened, and clients may begin another one
                 way_out = "When it is mended, start all clients with --align-again"
                 self._budgets.refund(session.name)
-            session.failed = f"{error}. {way_out}"
+            session.fail(f"{error}. {way_out}", opened_nothing=not session.has_opened)
             self._audit.append("session failed", session=session.name, refused=list(error.clients))
             self._log.error("an upload is refused", clients=", ".join(error.clients), reason=str(error))
         except (RefmpcError, ColumnsChanged) as error:
@@ -409,6 +416,7 @@ class Server:
                 )
                 self._keep(session, output, ledger)
                 session.finish(met.attempt, transport.outbox)
+                self._settle(session, transport)
             except BaseException:
                 if task.opens_in_every_step and ledgers:
                     self._note_releases("release before a failure", session, met.attempt, ledgers[0])
@@ -427,6 +435,18 @@ class Server:
             bytes_sent=total.bytes_sent,
             seconds=round(time.monotonic() - begun, 2),
         )
+
+    def _settle(self, session: Session, transport: SpoolTransport | LiveTransport) -> None:
+        """Hear from both others that they have their results too: then nobody needs this server's shares and noise again, even
+        if a client never comes for its result. Otherwise they stay until every client has come. 1 round."""
+        others = [peer for peer in range(3) if peer != self._identity.me]
+        token = np.zeros(1, dtype=np.uint8)
+        try:
+            transport.exchange("done", {peer: [token] for peer in others}, {peer: [token.copy()] for peer in others})
+        except RefmpcError as error:
+            self._log.warning("shares and noise stay until every client has its result", reason=str(error))
+        else:
+            session.settle()
 
     def _note_releases(self, event: str, session: Session, attempt: str, ledger: Ledger) -> None:
         """One record for each release and receiver; with how many times, where something is released in every step."""

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from accel.errors import InvalidArgument
-from accel.files import private_folder, read_arrays, write_arrays, write_text
+from accel.files import Damaged, private_folder, read_arrays, read_json, write_arrays, write_json
 from accel.validate import require
 from protocols.log import Log
 from protocols.net.answerer import Answerer
@@ -339,7 +339,7 @@ class Aligner:
 
     def _count_alignment(self, again: bool) -> None:
         """Every alignment tells which of some ids the others have: how many there were is logged, and may be bounded (``most``)."""
-        times = self._times.read_text().splitlines() if self._times.exists() else []
+        times = read_json(self._times) if self._times.exists() else []
         require(
             self._most is None or len(times) < self._most,
             f"alignments for {self._kind}",
@@ -347,17 +347,21 @@ class Aligner:
             f"at most {self._most}",
             f"each with another list tells more about the others' people; if all agree to one more, remove {self._times}",
         )
-        write_text(self._times, "".join(f"{line}\n" for line in (*times, f"{time.time():.0f} {len(self._ids)}")))
+        write_json(self._times, [*times, [round(time.time()), len(self._ids)]])
         self._log.info("aligns", time=len(times) + 1, ids=len(self._ids), again=again)
 
     def _save(self, agreed: Agreed) -> None:
         facts = {"rows": agreed.rows, "session": np.array(agreed.session), "ids": np.array(self._tag)}
-        write_arrays(self._file, facts, private=True)
+        write_arrays(self._file, facts, private=True, sealed=True)
 
     def _load(self) -> Agreed | None:
         if not self._file.exists():
             return None
-        kept = read_arrays(self._file)
+        try:
+            kept = read_arrays(self._file)
+        except Damaged as error:
+            way_out = "bring it back from a backup, or start all clients with --align-again"
+            raise Damaged(self._file, error.why, way_out) from None
         if str(kept["ids"]) != self._tag:
             self._log.warning("the ids in the file have changed since they were aligned: aligning again")
             return None

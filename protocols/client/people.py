@@ -13,11 +13,12 @@ import secrets
 from collections.abc import Sequence
 from pathlib import Path
 
-from accel.files import private_folder, write_bytes
+from accel.files import Damaged, private_folder, read_bytes, write_bytes
 
 __all__ = ["people_tag"]
 
 KEY = "people.key"
+KEY_BYTES = 32
 
 
 def people_tag(states: Path, client: str, ids: Sequence[str]) -> str:
@@ -26,11 +27,14 @@ def people_tag(states: Path, client: str, ids: Sequence[str]) -> str:
     if not file.exists():
         private_folder(states)
         drawn = states / f"{KEY}.{secrets.token_hex(8)}"
-        write_bytes(drawn, secrets.token_bytes(32), private=True)
+        write_bytes(drawn, secrets.token_bytes(KEY_BYTES), private=True, sealed=True)
         with contextlib.suppress(FileExistsError):  # another process of this client was first: its key counts
             os.link(drawn, file)
         drawn.unlink()
-    mac = hmac.new(file.read_bytes(), f"people of {client}".encode(), "sha256")
+    key = read_bytes(file)
+    if len(key) != KEY_BYTES:
+        raise Damaged(file, f"it has {len(key)} bytes, expected {KEY_BYTES}", "bring it back from a backup")
+    mac = hmac.new(key, f"people of {client}".encode(), "sha256")
     for identifier in sorted(ids):
         mac.update(b"\0" + identifier.encode())
     return mac.hexdigest()

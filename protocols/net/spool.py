@@ -3,19 +3,32 @@
 So a client may go away and come back, and the servers can begin an attempt of the training anew without any client.
 A message is a client's share for this server (uniform on its own) behind a line that names it. Every message carries a
 random token, the same at the three servers; the chain of tokens tells whether the three hold the same sharing.
+
+Every file is sealed (``accel.files``), so bit rot here is this server's, and no client is blamed for it. In an upload that
+goes on, a damaged message and those after it count as not kept, and the client sends them again.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
-from accel.files import private_folder, write_bytes
+from accel.files import (
+    Damaged,
+    naming,
+    private_folder,
+    read_bytes,
+    read_json,
+    sealed_size,
+    write_bytes,
+    write_json,
+)
 from refmpc.core.errors import OutOfStep
 from refmpc.net.framing import Peer
 from refmpc.net.sockets import SocketTransport
@@ -35,12 +48,22 @@ class Spool:
     """The messages of one client at one server, numbered from 0."""
 
     def __init__(self, directory: Path):
-        private_folder(directory)
         self._directory = directory
         self._digests = [START]  # after 0, 1, … messages
         while (file := self._file(self.count)).exists():
-            with file.open("rb") as handle:
-                self._digests.append(chain(self._digests[-1], json.loads(handle.readline())["token"]))
+            try:
+                if not self.complete:
+                    read_bytes(file)
+                with file.open("rb") as handle:
+                    self._digests.append(chain(self._digests[-1], str(_head(file, handle)["token"])))
+            except Damaged:
+                if self.complete:
+                    raise
+                break
+        if self.complete and read_json(directory / _COMPLETE) != self._facts:
+            for file in sorted(directory.glob("*.message")):
+                read_bytes(file)
+            raise Damaged(directory / _COMPLETE, f"its messages are others than the {self.count} that lie beside it")
 
     @property
     def count(self) -> int:
@@ -57,6 +80,15 @@ class Spool:
         """Whether the client has said that it has sent everything; nothing is changed from then on."""
         return (self._directory / _COMPLETE).exists()
 
+    @property
+    def _facts(self) -> dict[str, Any]:
+        return {"messages": self.count, "digest": self.digest}
+
+    def discard(self) -> None:
+        """Forget everything: the client shares its rows in another session."""
+        shutil.rmtree(self._directory, ignore_errors=True)
+        del self._digests[1:]
+
     def cut(self, count: int) -> None:
         """Forget all but the first ``count`` messages: the servers had not all kept the others."""
         while self.count > count:
@@ -66,16 +98,13 @@ class Spool:
     def append(self, operation: str, token: str, payload: bytes | bytearray) -> None:
         """Keep the next message; on disk when this returns."""
         head = json.dumps({"token": token, "operation": operation}).encode() + b"\n"
-        write_bytes(self._file(self.count), head, payload, private=True)
+        private_folder(self._directory)
+        write_bytes(self._file(self.count), head, payload, private=True, sealed=True)
         self._digests.append(chain(self.digest, token))
 
     def seal(self) -> None:
         """The client has sent everything."""
-        write_bytes(
-            self._directory / _COMPLETE,
-            json.dumps({"messages": self.count, "digest": self.digest}).encode(),
-            private=True,
-        )
+        write_json(self._directory / _COMPLETE, self._facts)
 
     def read(self, index: int, operation: str, parts: list[np.ndarray]) -> None:
         """Message ``index`` into the arrays that a program expects."""
@@ -83,19 +112,33 @@ class Spool:
         if index >= self.count:
             raise OutOfStep(f"the program expects message {index} of '{operation}', the client sent {self.count}")
         file = self._file(index)
-        with file.open("rb") as handle:
-            head = json.loads(handle.readline())
-            rest = file.stat().st_size - handle.tell()
-            if head["operation"] != operation or rest != size:
+        if not file.exists():
+            raise Damaged(file, "it is missing")
+        with naming(file), file.open("rb") as handle:
+            end = sealed_size(file, handle)
+            handle.seek(0)
+            head = _head(file, handle)
+            rest = end - handle.tell()
+            if head["operation"] != operation:
                 raise OutOfStep(
-                    f"message {index} of the client is '{head['operation']}' with {rest} bytes, "
-                    f"the program expects '{operation}' with {size}"
+                    f"message {index} of the client is '{head['operation']}', the program expects '{operation}'"
                 )
+            if rest != size:
+                raise Damaged(file, f"it holds {rest} bytes of '{operation}', {size} are expected")
             for part in parts:
                 handle.readinto(part.reshape(-1).view(np.uint8).data)
 
     def _file(self, index: int) -> Path:
         return self._directory / f"{index:08d}.message"
+
+
+def _head(file: Path, handle: BinaryIO) -> dict[str, Any]:
+    """The line that names a message."""
+    try:
+        head = json.loads(handle.readline())
+        return {name: head[name] for name in ("token", "operation")}
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise Damaged(file, "its first line does not name it") from None
 
 
 class SpoolTransport:
@@ -178,6 +221,7 @@ def publish(directory: Path, client: str, attempt: str, messages: list[tuple[str
         json.dumps(head).encode() + b"\n",
         *(words for _, words in messages),
         private=True,
+        sealed=True,
     )
 
 
@@ -186,5 +230,12 @@ def published(directory: Path, client: str) -> tuple[dict[str, Any], bytes] | No
     file = directory / f"{client}.result"
     if not file.exists():
         return None
-    head, _, payload = file.read_bytes().partition(b"\n")
-    return json.loads(head), payload
+    head, _, payload = read_bytes(file).partition(b"\n")
+    try:
+        found = json.loads(head)
+        size = sum(int(size) for _, size in found["messages"])
+    except (ValueError, KeyError, TypeError):
+        raise Damaged(file, "its first line does not name it") from None
+    if len(payload) != size:
+        raise Damaged(file, f"it holds {len(payload)} bytes, {size} are expected")
+    return found, payload

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from accel.errors import PpvflError
-from accel.files import private_folder, write_bytes
+from accel.files import Damaged, private_folder, read_json, write_json
 from protocols.federation.schema import BudgetConfig, FederationConfig
 from vfl.dp.budget import BudgetExceededError, PrivacyBudget, composed_epsilon
 from vfl.dp.claim import Claim
@@ -112,13 +112,15 @@ class Budgets:
 
     def _all_runs(self) -> dict[str, Claim]:
         """Every run that is charged here, under whatever ``people``: a run has one claim for all clients."""
-        contents = (json.loads(file.read_text(encoding="utf-8")) for file in ledger_files(self._directory))
+        contents = (read_json(file) for file in ledger_files(self._directory))
         return {e["run"]: Claim.from_json(json.dumps(e["claim"])) for content in contents for e in content["runs"]}
 
     def _tags(self) -> dict[str, dict[str, str]]:
         """For each run, the tags of its clients."""
         file = self._directory / PEOPLE
-        known: dict[str, dict[str, str]] = json.loads(file.read_text()) if file.exists() else {}
+        known: dict[str, dict[str, str]] = read_json(file) if file.exists() else {}
+        if not isinstance(known, dict):
+            raise Damaged(file, "it does not name runs", "bring it back from a backup")
         return known
 
     def refund(self, run: str) -> None:
@@ -145,7 +147,7 @@ class Budgets:
         known = self._tags()
         if run not in known:
             file = self._directory / PEOPLE
-            write_bytes(file, json.dumps({**known, run: dict(people)}, indent=1).encode(), private=True)
+            write_json(file, {**known, run: dict(people)})
 
 
 _UNLIMITED = 1e9  # ε of a ledger without a limit: everything that is proven fits, and an unproven claim does not
@@ -158,7 +160,7 @@ def ledger_files(directory: Path) -> list[Path]:
 
 def read_spent(file: Path) -> dict[str, Any]:
     """A ledger file for people: totals, runs, and what they come to together."""
-    content = json.loads(file.read_text(encoding="utf-8"))
+    content = read_json(file)
     claims = [Claim.from_json(json.dumps(entry["claim"])) for entry in content["runs"]]
     epsilon = composed_epsilon(claims, content["total_delta"]) if claims else 0.0
     limit = content["total_epsilon"]

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from accel.errors import InvalidArgument, PpvflError
-from accel.files import write_text
+from accel.files import Damaged, read_json, write_json
 from accel.validate import require, require_real
 from vfl.dp.calibration import gaussian_epsilon
 from vfl.dp.claim import Claim
@@ -145,11 +145,11 @@ class PrivacyBudget:
 
     def _read(self) -> dict[str, Claim]:
         try:
-            content: dict[str, Any] = json.loads(self.path.read_text(encoding="utf-8"))
+            content: dict[str, Any] = read_json(self.path)
             version = content["version"]
             totals = (content["total_epsilon"], content["total_delta"])
             runs = {entry["run"]: Claim.from_json(json.dumps(entry["claim"])) for entry in content["runs"]}
-        except (json.JSONDecodeError, KeyError, TypeError) as error:
+        except (Damaged, KeyError, TypeError) as error:
             raise InvalidArgument(
                 f"budget file = {self.path.name!r}: must be a privacy ledger ({error}); restore it from a "
                 "backup, never start afresh: what was spent stays spent"
@@ -160,7 +160,7 @@ class PrivacyBudget:
             "total_epsilon, total_delta",
             (self.total_epsilon, self.total_delta),
             f"{totals} as in {self.path.name}",
-            "a budget is not raised by opening it: edit the file by hand",
+            "a budget is not raised by opening it: edit the file by hand, and remove its last line, the checksum",
         )
         return runs
 
@@ -171,7 +171,7 @@ class PrivacyBudget:
             "total_delta": self.total_delta,
             "runs": [{"run": name, "claim": json.loads(claim.to_json())} for name, claim in runs.items()],
         }
-        write_text(self.path, json.dumps(content, indent=1, ensure_ascii=False), private=True)
+        write_json(self.path, content)
 
     @contextlib.contextmanager
     def _lock(self) -> Iterator[None]:

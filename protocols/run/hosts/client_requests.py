@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from accel.errors import InvalidArgument
+from accel.files import Damaged
 from accel.validate import require
 from protocols.federation.read import FederationConfig
 from protocols.log import Log
@@ -120,6 +121,7 @@ class Reception:
 
     def _take_message(self, session: Session, client: str, spool: Spool, channel: Channel) -> None:
         message, payload = channel.receive(session.task.largest_message)
+        require(client in session.joined, "session", session.name[:8], "the one that this client came with last")
         total = session.task.messages_of(client)
         if "from" in message:
             begin = message["from"]
@@ -188,7 +190,12 @@ class Reception:
             if session.failed:
                 channel.refuse(session.failed)
                 return
-            found = session.result(client)
+            try:
+                found = session.result(client)
+            except Damaged as error:
+                self._log.error("a result cannot be handed out", client=client, reason=str(error))
+                channel.refuse(f"server-{self._number}: {error}")
+                return
             if found is None:
                 channel.send({"progress": session.progress, "complete": session.complete, "missing": session.missing})
                 channel.receive()

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from accel.errors import InvalidArgument
+from accel.files import read_json
 from protocols.cli import main
 from protocols.client.people import people_tag
 from protocols.federation.public_plan import plan_for
@@ -59,7 +60,7 @@ def test_a_second_run_beyond_the_budget_is_refused_and_the_first_is_shown(
         spent = Budgets(tmp_path / f"server-{number}" / "state", federation.config).spent()
         assert [(s.client, s.runs) for s in spent] == [("bank", 1), ("card", 1)]
         assert all(2.9 < s.epsilon < 3.1 for s in spent)
-        tags = json.loads((tmp_path / f"server-{number}" / "state" / BUDGET / "people.json").read_text())
+        tags = read_json(tmp_path / f"server-{number}" / "state" / BUDGET / "people.json")
         (first,) = tags.values()
         assert set(first) == {"bank", "card"} and len(set(first.values())) == 2
     capsys.readouterr()
@@ -67,7 +68,7 @@ def test_a_second_run_beyond_the_budget_is_refused_and_the_first_is_shown(
     shown = " ".join(capsys.readouterr().out.split())
     assert "server-2: spent on card-everybody" in shown and "in 1 runs, limit 4" in shown
     (ledger,) = (tmp_path / "server-1" / "state" / BUDGET).glob("bank-*.json")
-    content = json.loads(ledger.read_text())
+    content = read_json(ledger)
     ledger.write_text(json.dumps({**content, "runs": []}))
     assert main(["audit-log", *(str(tmp_path / f"server-{n}" / "state") for n in range(3))]) == 1
     assert "differ in the runs charged to bank" in " ".join(capsys.readouterr().out.split())

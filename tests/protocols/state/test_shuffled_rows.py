@@ -15,7 +15,6 @@ from accel.files import Damaged
 from protocols.methods import g_shuff
 from protocols.plan.run_plan import plan_run
 from protocols.server.open_training import OpenTrainingRun
-from protocols.state.checkpoint import CannotResume
 from protocols.state.shuffled_rows import ShuffledRows
 from protocols.state.stored_rows import RowFolder
 from refmpc import Party

@@ -8,6 +8,7 @@ import stat
 
 import pytest
 
+from accel.files import read_json
 from vfl.dp import (
     BudgetExceededError,
     PrivacyBudget,
@@ -94,7 +95,7 @@ def test_the_file_is_private_and_damage_is_reported(tmp_path):
     assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".")] == []
     with pytest.raises(ValueError, match=r"total_epsilon, total_delta = \(9.0, 1e-05\): must be \(3.0, 1e-05\)"):
         PrivacyBudget(path, 9.0, 1e-5)
-    content = json.loads(path.read_text())
+    content = read_json(path)
     path.write_text(path.read_text()[:100])
     with pytest.raises(ValueError, match="must be a privacy ledger"):
         budget.spend("again", claim(0.1))

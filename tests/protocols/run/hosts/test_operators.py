@@ -266,3 +266,86 @@ def test_a_client_that_voids_the_others_guarantee_is_refused_by_name(federation:
     for thread in threads:
         thread.join(PATIENCE)
     assert np.array_equal(outcome["bank"][0], outcome["card"][0])
+
+
+def _strangers_session(federation: Federation, name: str, number: int) -> str:
+    """What a server answers a client that begins a training under a name of its own."""
+    facts = {"kind": "training", "session": secrets.token_hex(16), "rows": ROWS, "output": None}
+    try:
+        channel, _ = call(
+            federation.identity(name), number, federation.config.addresses[number], "upload", timeout=20.0, **facts
+        )
+    except Refused as error:
+        return str(error)
+    channel.close()
+    return ""
+
+
+def test_one_client_removes_nothing_that_another_has_shared(federation: Federation) -> None:
+    """A first message of one client, with a random name, deleted the uploads of all at three servers."""
+    for number in range(3):
+        federation.start(number)
+    session, outcome = secrets.token_hex(16), dict[str, Any]()
+    threads = [federation.client("bank", session, outcome)]
+    _wait(lambda: all(any(e["event"] == "upload complete" for e in federation.events(f"server-{n}")) for n in range(3)))
+    before = sorted(federation.directory.glob("server-*/state/*/training-*/upload/bank/*"))
+    assert len(before) == 6
+    for number in range(3):
+        for _ in range(3):
+            assert _strangers_session(federation, "card", number) == ""
+    assert sorted(federation.directory.glob("server-*/state/*/training-*/upload/bank/*")) == before
+    assert len(list(federation.directory.glob("server-*/state/*/training-*"))) == 6  # of card only the last one stays
+    threads.append(federation.client("card", session, outcome))
+    for thread in threads:
+        thread.join(PATIENCE)
+    assert np.array_equal(outcome["bank"][0], outcome["card"][0])
+    assert len(list(federation.directory.glob("server-*/state/*/training-*"))) == 3
+
+
+def with_a_flipped_bit(content: bytes) -> bytes:
+    at = 2 * len(content) // 3
+    return content[:at] + bytes([content[at] ^ 4]) + content[at + 1 :]
+
+
+@pytest.mark.parametrize("damage", [with_a_flipped_bit, lambda content: content[: len(content) // 2]])
+def test_a_damaged_upload_is_told_of_its_server_and_of_no_client(federation: Federation, damage: Any) -> None:
+    """A flipped bit was blamed on a client ("rows beyond the row bound"), a message that was cut off was tried for ever."""
+    for number in range(3):
+        federation.start(number)
+    session, outcome = secrets.token_hex(16), dict[str, Any]()
+    threads = [federation.client("bank", session, outcome)]
+    _wait(lambda: all(any(e["event"] == "upload complete" for e in federation.events(f"server-{n}")) for n in range(3)))
+    (file,) = federation.directory.glob("server-1/state/*/training-*/upload/bank/*.message")
+    whole = file.read_bytes()
+    file.write_bytes(damage(whole))
+    threads.append(federation.client("card", session, outcome))
+    for thread in threads:
+        thread.join(PATIENCE)
+    for found in outcome.values():
+        assert "server-1: " in str(found) and f"{file.name} is damaged" in str(found), found
+    server, thread = federation.servers[1]
+    server.stop.set()
+    thread.join(PATIENCE)
+    file.write_bytes(whole)  # from a backup
+    federation.start(1)
+    for thread in [federation.client(name, session, outcome) for name in ("bank", "card")]:
+        thread.join(PATIENCE)
+    assert np.array_equal(outcome["bank"][0], outcome["card"][0])
+
+
+def test_shares_and_noise_go_when_all_servers_are_done(federation: Federation, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They stayed for ever if one client never came for its result."""
+    monkeypatch.setattr("protocols.net.server_calls.ServerCalls.confirm", lambda calls: None)
+    for number in range(3):
+        federation.start(number)
+    session, outcome = secrets.token_hex(16), dict[str, Any]()
+    for thread in [federation.client(name, session, outcome) for name in ("bank", "card")]:
+        thread.join(PATIENCE)
+    assert np.array_equal(outcome["bank"][0], outcome["card"][0])
+    kept = [f.name for f in federation.directory.glob("server-*/state/*/training-*/**/*") if f.is_file()]
+    expected = {"session.json", "done.json", "claim.txt", "ledger.json", "model.npz", "begun.json", "pid"}
+    expected |= {"bank.result", "card.result", "people-bank.tag", "people-card.tag"}
+    assert set(kept) == expected and len(kept) == 3 * len(expected)
+    again = federation.client("bank", session, outcome)  # the result can still be fetched
+    again.join(PATIENCE)
+    assert np.array_equal(outcome["bank"][0], outcome["card"][0])

@@ -10,10 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from accel.files import read_json
+from protocols.net.wire import Refused, call
 from protocols.run.hosts.sessions import Session
 from refmpc.core.errors import PeerLost
 from tests.protocols.run.hosts.live_runs import NAMES, WEAK_NOISE, LiveFederation
-from tests.protocols.run.hosts.threads import PATIENCE, Federation, _wait, train_until_a_checkpoint
+from tests.protocols.run.hosts.threads import PATIENCE, ROWS, Federation, _wait, train_until_a_checkpoint
 
 
 def lose_the_last_checkpoint(monkeypatch: pytest.MonkeyPatch, server: str) -> list[Path]:
@@ -65,6 +67,28 @@ def test_an_old_backup_does_not_make_the_servers_release_a_second_model(
         assert "server-1 no longer has the state after step 3, which was released" in str(found)
     assert all(models(tmp_path)[name] == content for name, content in before.items())
     assert len(refusals(federation)) == 3
+    keys = sorted(tmp_path.glob("server-*/state/*/training-*/server/noise.key"))
+    assert len(keys) == 3
+    for restarted in (
+        False,
+        True,
+    ):  # a first message of one client deleted all this, and the same configuration trained again
+        if restarted:
+            federation.stop()
+            for number in range(3):
+                federation.start(number)
+        for number in range(3):
+            facts = {"kind": "training", "session": secrets.token_hex(16), "rows": ROWS, "output": None}
+            with pytest.raises(Refused, match="already trained"):
+                call(
+                    federation.identity("card"),
+                    number,
+                    federation.config.addresses[number],
+                    "upload",
+                    timeout=20.0,
+                    **facts,
+                )
+        assert sorted(tmp_path.glob("server-*/state/*/training-*/server/noise.key")) == keys
     federation.stop()
 
 
@@ -94,7 +118,7 @@ def test_servers_with_another_plan_than_the_training_was_begun_with_refuse(tmp_p
     files = list(tmp_path.glob("server-*/state/*/training-*/server/begun.json"))
     assert len(files) == 3
     for file in files:
-        begun = json.loads(file.read_text())
+        begun = read_json(file)
         file.write_text(json.dumps({**begun, "plan": {**begun["plan"], "clip_norm": 7.0}}))
     for number in range(3):
         federation.start(number)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 import time
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from accel.files import read_json
 from protocols.cli import main
 from protocols.federation.read import load
 from protocols.net.wire import Identity, call
@@ -88,7 +88,7 @@ def test_the_state_of_an_earlier_version_is_read(tmp_path: Path, capsys: pytest.
         state = tmp_path / f"server-{number}" / "state"
         assert [spent.runs for spent in Budgets(state, federation.config).spent()] == [1, 1]
         assert len(list(state.glob("*/audit.jsonl"))) == 1
-        begun = json.loads(next(state.rglob(BEGUN)).read_text())
+        begun = read_json(next(state.rglob(BEGUN)))
         assert begun["keeps_releases"]
     assert main(["audit-log", *(str(tmp_path / f"server-{number}" / "state") for number in range(3))]) == 0
     capsys.readouterr()
