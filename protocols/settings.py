@@ -241,6 +241,15 @@ class RunConfig(RunOptions):
         written="comment",
         agreed="if changed",
     )
+    retention_days: float = setting(
+        0.0,
+        "days without an event after which a server forgets a session: shares, noise, results; 0: never",
+        low=0.0,
+        high=36500.0,
+        doors=_FILE,
+        written="comment",
+        agreed="never",
+    )
     maximum_rows: int = setting(
         10**8,
         "common rows that a plan is made for",

@@ -29,6 +29,7 @@ COMMANDS: dict[str, str] = {
     "client": "take part with a file of columns",
     "predict": "predictions for new rows, to one client only",
     "run": "all participants on this machine",
+    "forget": "remove what is kept of a session",
     "audit-log": "print and verify what a run released, from the servers' records",
 }
 

@@ -158,6 +158,7 @@ class Server:
         self._waiting = Waiting(log)
         self._meeting = Meeting(identity, log, self._audit, self._waiting)
         self._pause = Backoff(0.5, 60.0)  # after an attempt that failed
+        self._next_look = 0.0  # for sessions that are to be forgotten
         self.stop, self.ready = threading.Event(), threading.Event()
         self.ready.set()  # cleared while kernels are loaded: it meets nobody meanwhile
         self.status = StatusSource(
@@ -221,6 +222,7 @@ class Server:
             while not self._over():
                 self.status.tick()
                 try:
+                    self._forget_older()
                     if self._wait_for_work():
                         self._meet_and_compute()
                 except OSError as error:  # of this server's own disk, most likely full: it can go on when there is room
@@ -254,6 +256,15 @@ class Server:
         return f"{progress['phase']} {progress['done']} of {progress['total']}" if progress else "waits for servers"
 
     # the main thread -----------------------------------------------------------------------------
+
+    def _forget_older(self) -> None:
+        """Once an hour: what [run] retention_days says."""
+        days = self.config.run.retention_days
+        if days and time.monotonic() > self._next_look:
+            self._next_look = time.monotonic() + 3600.0
+            for name in self._store.forget_older(days):
+                self._audit.append("session forgotten", session=name, days=days)
+                self._log.info("a session is forgotten", session=name[:8], days=days)
 
     def _over(self) -> bool:
         """Asked to stop, or nothing left to do."""

@@ -11,9 +11,11 @@ is removed when every client has left it; one of which anything may have been op
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 import shutil
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -29,10 +31,11 @@ from protocols.run.hosts.jobs import PREDICTION, TRAINING, MakeTask, Task, make_
 from protocols.run.hosts.pace import Pace
 from protocols.run.hosts.planning import Planner
 from protocols.state.model_file import MODEL
+from protocols.state.run_identity import BEGUN
 from refmpc import Ledger
 from vfl.dp.certificate_cache import Say, announced
 
-__all__ = ["Session", "SessionStore", "require_kept", "thinned"]
+__all__ = ["Session", "SessionStore", "forget_session", "require_kept", "thinned"]
 
 _NAME, _TAG = re.compile(r"[0-9a-f]{32}"), re.compile(r"[0-9a-f]{64}")
 _OPEN = 8  # predictions of a client that may be under way
@@ -183,10 +186,34 @@ class Session:
 
     def settle(self) -> None:
         """All three servers have computed it, or nobody will: remove shares of rows, noise and words; results stay."""
-        shutil.rmtree(self.directory / "upload", ignore_errors=True)
-        for pattern in _PRIVATE:
-            for file in (self.directory / "server").glob(pattern):
-                file.unlink(missing_ok=True)  # two clients may come for theirs in the same moment
+        _remove_private(self.directory)
+
+
+def _remove_private(directory: Path) -> None:
+    shutil.rmtree(directory / "upload", ignore_errors=True)
+    for pattern in _PRIVATE:
+        for file in (directory / "server").glob(pattern):
+            file.unlink(missing_ok=True)  # two clients may come for theirs in the same moment
+
+
+def _holds_private(directory: Path) -> bool:
+    """Whether there is anything to forget."""
+    private = [file for pattern in _PRIVATE for file in (directory / "server").glob(pattern)]
+    kept = [name for name in ("upload", "results") if (directory / name).exists()]
+    return bool(private or kept) or not ((directory / _DONE).exists() or (directory / _FAILED).exists())
+
+
+def forget_session(directory: Path, why: str) -> bool:
+    """Remove what a server keeps of a session. Returns whether a record of it stays, because something may have been opened."""
+    if directory.name.startswith(TRAINING) and (
+        (directory / _DONE).exists() or (directory / "server" / BEGUN).exists()
+    ):
+        write_json(directory / _FAILED, {"reason": why, "opened nothing": False, "try again": False})
+        _remove_private(directory)
+        shutil.rmtree(directory / "results", ignore_errors=True)
+        return True
+    shutil.rmtree(directory)
+    return False
 
 
 def thinned(curve: list[Any]) -> list[list[float]]:
@@ -245,12 +272,12 @@ class SessionStore:
     def open(self, hello: Mapping[str, Any], client: str) -> Session:
         """The session that ``client`` names, made if it is new; refused with a sentence if it may not begin; ``StillPlanning``
         if its plan is not there yet."""
-        session = self._found(hello)
+        session = self._found(hello, client)
         with self.changed:
             self._join(session, client)
         return session
 
-    def _found(self, hello: Mapping[str, Any]) -> Session:
+    def _found(self, hello: Mapping[str, Any], client: str) -> Session:
         facts = self._checked(hello)
         with self.changed:
             if facts["name"] in self._sessions:
@@ -270,6 +297,8 @@ class SessionStore:
         known = self._sessions[facts["name"]]
         for field, value in facts.items():
             require(known.facts[field] == value, field, value, f"{known.facts[field]!r}, as another client says")
+        if known.failed and known.begun:
+            raise InvalidArgument(known.failed)
         return known
 
     def _checked(self, hello: Mapping[str, Any]) -> dict[str, Any]:
@@ -315,11 +344,30 @@ class SessionStore:
         session.failed = why
         shutil.rmtree(session.directory, ignore_errors=True)
 
+    def forget_older(self, days: float) -> list[str]:
+        """Forget sessions to which nothing has happened for so many days; returns their names."""
+        forgotten = []
+        for session in self:
+            newest = max(
+                (file.stat().st_mtime for file in session.directory.rglob("*") if file.is_file()), default=math.inf
+            )
+            if session.computing or time.time() - newest < days * 86400 or not _holds_private(session.directory):
+                continue
+            why = f"nothing has happened to this session for {days:g} days ([run] retention_days): it was forgotten"
+            with self.changed:
+                if forget_session(session.directory, why):
+                    session.fail(why)
+                else:
+                    self._remove(session, why)
+            forgotten.append(session.name)
+        return forgotten
+
     def _trained(self) -> Path | None:
         """Where the training lies, if it is done."""
         found = next((s.directory for s in self._sessions.values() if s.kind == TRAINING and s.done), None)
-        for name in _FOR_PEOPLE if found is not None else ():
-            require_kept(found, name)
+        if found is not None:
+            for name in _FOR_PEOPLE:
+                require_kept(found, name)
         return found
 
     def _trained_now(self) -> Path | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import secrets
 import shutil
 import threading
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from protocols.cli import main
 from protocols.cli import server as server_command
 from protocols.log import Log
 from protocols.net.wire import Refused, call
@@ -349,3 +351,36 @@ def test_shares_and_noise_go_when_all_servers_are_done(federation: Federation, m
     again = federation.client("bank", session, outcome)  # the result can still be fetched
     again.join(PATIENCE)
     assert np.array_equal(outcome["bank"][0], outcome["card"][0])
+
+
+def _files(federation: Federation) -> set[str]:
+    return {f.name for f in federation.directory.glob("server-1/state/*/training-*/**/*") if f.is_file()}
+
+
+@pytest.mark.parametrize("opened", [False, True])
+@pytest.mark.parametrize("way", ["forget", "retention_days"])
+def test_a_session_is_forgotten_and_what_was_opened_stays_spent(tmp_path: Path, way: str, opened: bool) -> None:
+    federation = Federation(tmp_path, retention_days=1.0 if way == "retention_days" else 0.0, epochs=60)
+    for number in range(3):
+        federation.start(number)
+    session, outcome = secrets.token_hex(16), dict[str, Any]()
+    for name in ("bank", "card") if opened else ("bank",):
+        federation.client(name, session, outcome)
+    pattern = f"server-1/state/*/training-{session}/{'server/opened-*' if opened else 'upload/bank/complete.json'}"
+    _wait(lambda: list(tmp_path.glob(pattern)))
+    if way == "forget":  # not while the server runs
+        own = ["forget", session[:12], "--as", "server-1", "--config", str(tmp_path / "federation.toml")]
+        assert main(own) == 2 and "complete.json" in _files(federation)
+    federation.stop()
+    if way == "forget":
+        assert main([*own[:1], *own[2:]]) == 0 and main(own) == 0
+    else:
+        for file in tmp_path.glob("server-*/state/*/training-*/**/*"):
+            os.utime(file, (time.time() - 2 * 86400,) * 2)
+    federation.start(1)
+    _wait(lambda: "complete.json" not in _files(federation))
+    expected = {"session.json", "failed.json", "begun.json", "pid", "people-bank.tag", "people-card.tag"}
+    _wait(lambda: _files(federation) == (expected if opened else set()))
+    answer = _strangers_session(federation, "card", 1)
+    assert ("already trained" in answer) == opened
+    federation.stop()
