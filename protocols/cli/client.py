@@ -45,7 +45,7 @@ from vfl.local.lora import LoraLayer, ParallelLora
 from vfl.progress import progress_bar
 from vfl.tables import read_table, refuse_private_ids
 
-__all__ = ["add_parser", "client_identity", "embeddings_for", "released", "run", "take_part"]
+__all__ = ["SharedColumns", "add_parser", "client_identity", "embeddings_for", "released", "run", "take_part"]
 
 
 def add_parser(subparsers: Any) -> None:
@@ -194,7 +194,7 @@ def take_part(
         labels = plan.labels_to_share(own.labels_of(used, config.run))
     job = ClientJob(plan, EmbeddedRows(own, used), labels)
     parameters = plan.public_parameters()
-    shared = _Shared(state / "shared.json", session, job)
+    shared = SharedColumns(state / "shared.json", session, job)
     people = people_tag(state.parent, identity.name, own.ids)
     with _waiting() as on_beat:
         while True:
@@ -230,7 +230,7 @@ def take_part(
     return model
 
 
-class _Shared:
+class SharedColumns:
     """What this client shares in a session, as a hash on its own disk: parts of two different uploads must not be mixed."""
 
     def __init__(self, file: Path, session: str, job: ClientJob):

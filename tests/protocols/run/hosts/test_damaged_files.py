@@ -16,7 +16,7 @@ import pytest
 
 from accel.errors import InvalidArgument
 from protocols.cli.audit_log import collect
-from protocols.cli.client import _Shared
+from protocols.cli.client import SharedColumns
 from protocols.client.align import Agreed, Aligner
 from protocols.client.people import people_tag
 from protocols.log import Log
@@ -120,13 +120,13 @@ def test_what_a_client_keeps(tmp_path: Path) -> None:
     def read(place: Path) -> list[Any]:
         kept = aligner(place / "kept").kept()
         assert kept is not None
-        shared = _Shared.__new__(_Shared)
+        shared = SharedColumns.__new__(SharedColumns)
         shared._file, shared._facts = place / "kept" / "shared.json", {"session": "s", "digest": "d"}
         return [kept.rows.tolist(), kept.session, people_tag(place, "bank", ["a", "b"]), shared.differs]
 
     aligner(state)._save(Agreed(np.array([1, 0]), "s"))
     people_tag(state.parent, "bank", ["a", "b"])
-    shared = _Shared.__new__(_Shared)
+    shared = SharedColumns.__new__(SharedColumns)
     shared._file, shared._facts = state / "shared.json", {"session": "s", "digest": "d"}
     shared.note()
     named = damaged_or_the_same(state.parent, read, tmp_path)
