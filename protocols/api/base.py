@@ -341,6 +341,8 @@ def _seed(random_state: Any) -> int:
         return secrets.randbits(128)
     if isinstance(random_state, int | np.integer):
         return int(random_state)
+    known = isinstance(random_state, np.random.RandomState) or random_state is np.random
+    require(known, "random_state", random_state, "a whole number, a numpy.random.RandomState, or None")
     return int(check_random_state(random_state).randint(2**31 - 1))
 
 

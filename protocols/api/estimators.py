@@ -68,6 +68,8 @@ class VerticalClassifier(ClassifierMixin, VerticalEstimator):  # type: ignore[mi
     def _encode(self, y: Any) -> tuple[npt.NDArray[Any], int]:
         y = column_or_1d(y, warn=True)
         check_classification_targets(y)
+        stated = self.classes is None or isinstance(self.classes, list | tuple | np.ndarray)
+        require(stated, "classes", self.classes, "a list of all labels that may occur, or None")
         known = np.unique(y) if self.classes is None else np.asarray(list(self.classes))
         require(
             len(known) >= 2, "classes", len(known), "2 or more: a classifier can't train when only one class is present"
@@ -152,7 +154,7 @@ class VerticalRegressor(RegressorMixin, VerticalEstimator):  # type: ignore[misc
     def _range(self) -> tuple[float, float]:
         given = self.target_range
         require(
-            given is not None and len(given) == 2 and float(given[0]) < float(given[1]),
+            isinstance(given, list | tuple) and len(given) == 2 and float(given[0]) < float(given[1]),
             "target_range",
             given,
             "(lowest, highest) of the target, public",

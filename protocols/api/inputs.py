@@ -174,6 +174,8 @@ def learn_columns(
     id_rule: str = "text",
 ) -> Columns:
     """How these tables become numbers. ``schemas`` hold by themselves; else ``public`` rows give them; else nothing is scaled."""
+    stated = schemas is None or isinstance(schemas, Mapping)
+    require(stated, "schemas", schemas, "{party: schema} of every party, or None", "vfl.tables makes them")
     require(schemas is None or public is None, "public", "given", "absent with schemas, which hold their constants")
     stated = id_rule == "text" or (public is not None and id_column is not None)
     require(stated, "id_rule", id_rule, "'text' without public and id_column", "schemas hold a rule of their own")
@@ -214,8 +216,11 @@ def learn_columns(
 
 def _public_tables(public: Any, names: tuple[str, ...], strips: tuple[tuple[int, ...], ...]) -> dict[str, Any]:
     if strips:
-        rows = np.asarray(public)
+        rows, width = np.asarray(public), sum(map(len, strips))
+        require(rows.ndim == 2 and rows.shape[1] == width, "public", public, f"rows with the {width} columns of X")
         return {name: rows[:, list(strip)] for name, strip in zip(names, strips, strict=True)}
+    tables = isinstance(public, Mapping | list | tuple) and len(public) == len(names)
+    require(tables, "public", public, f"a table for each of {', '.join(names)}, as in X")
     found = dict(zip(names, public.values() if isinstance(public, Mapping) else public, strict=True))
     if isinstance(public, Mapping):
         require(set(map(str, public)) == set(names), "public", ", ".join(map(str, public)), ", ".join(names))

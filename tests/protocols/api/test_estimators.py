@@ -437,6 +437,18 @@ def test_what_cannot_be_is_refused_in_a_sentence(sentence):
         REFUSED[sentence].fit(X, Y)
 
 
+@pytest.mark.parametrize("kind", [VerticalClassifier, VerticalRegressor])
+def test_a_wrong_value_of_every_argument_is_refused_by_its_name(kind):
+    """Arguments from the signature, so that a new one is tried too."""
+    for name in inspect.signature(kind).parameters:
+        options: dict[str, Any] = {"backend": "federation" if name in ("federation", "party") else "twin"}
+        options |= {"target_range": (0, 1)} if kind is VerticalRegressor else {}
+        wrong = type("Wrong", (), {"__repr__": lambda self: "<wrong>"})()
+        with pytest.raises(ValueError) as refused:
+            kind(**options | {name: wrong}).fit(X, Y)
+        assert name in str(refused.value) or name == "party", (name, str(refused.value))
+
+
 def test_more_input_that_is_refused():
     with pytest.raises(ValueError, match="rows = .*: must be as many at every party"):
         VerticalClassifier(backend="twin").fit([X, X[:-1]], Y)
