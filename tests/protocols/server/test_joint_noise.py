@@ -75,7 +75,7 @@ def test_g_bmf_with_joint_noise_is_its_twin(federation, tmp_path, shares, hidden
     assert estimate(plan)["bytes"] == sum(phase.bytes_sent for phase in phases)
     assert not list(tmp_path.glob("server-*/joint-*"))  # nothing is kept without checkpoints
     faults = [f"fault in the upload of {name}" for name in plan.client_names]
-    assert [r.name for r in result.ledgers[0].releases] == faults + ["global model"] * 3
+    assert [r.name for r in result.ledgers[0].releases] == faults + ["global model"] * 2
 
 
 def test_joint_noise_has_the_claimed_variance_and_each_server_knows_a_small_part(tmp_path, shares):
