@@ -17,10 +17,11 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
+from accel.errors import InvalidArgument
 from protocols.log import Log
 from protocols.net.answerer import PURPOSE as DOCTOR
 from protocols.net.answerer import Answerer
-from protocols.net.wire import Channel, Identity, caller_of, notice_silence, wrong_date
+from protocols.net.wire import CALLS, Channel, Identity, caller_of, check_fields, notice_silence, wrong_date
 from protocols.state.disk import explain
 from refmpc.core.errors import RefmpcError
 from refmpc.net.admission import PATIENCE, STRANGERS, Admission, Caller
@@ -149,7 +150,12 @@ class Door:
                 # it is who it says it is: a new file or version is on its way to one of the two
                 rolled_out = hello.get("from") == name_of(peer) and hello.get("to") == self._identity.name
                 self._refuse(connection, objection, later=rolled_out)
-            handler = self._handlers.get(str(hello.get("purpose")))
+            handler = self._handlers.get(purpose := str(hello.get("purpose")))
+            if handler is not None and purpose in CALLS:
+                try:
+                    check_fields(hello, CALLS[purpose])
+                except InvalidArgument as error:
+                    self._refuse(connection, str(error))
             if handler is None:
                 self._refuse(connection, f"{self._identity.name} takes no calls for {hello.get('purpose')!r}")
             channel = self._let_in(connection, peer)
@@ -193,6 +199,10 @@ class Door:
                 self._log.warning(
                     "a call ended", peer=name_of(channel.peer), purpose=hello["purpose"], reason=str(error)
                 )
+        except InvalidArgument as error:  # something that the caller has sent
+            with contextlib.suppress(RefmpcError):
+                channel.refuse(str(error))
+            self._log.warning("a call ended", peer=name_of(channel.peer), purpose=hello["purpose"], reason=str(error))
         except Exception as error:  # of others than our own and the system's only the kind: a text may quote values
             facts = explain(error) if isinstance(error, OSError) else {}
             kind = type(error).__name__

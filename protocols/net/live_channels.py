@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from protocols.net.wire import Channel
+from protocols.net.wire import SIGNS, Channel, check_message
 from refmpc.core.errors import HandshakeError, PeerLost
 from refmpc.net.framing import Peer, listed, name_of
 from refmpc.net.sockets import SocketTransport
@@ -81,12 +81,13 @@ class Guests:
                 channel.send(message)
                 if "refused" in message:
                     return False
-                channel.receive()
+                check_message(channel.receive()[0], SIGNS)
                 with self._changed:
                     if not guest.attempt:
                         self._changed.wait(BEAT)
             channel.send({"attempt": guest.attempt})
             answer, _ = channel.receive(timeout=HANDOVER)
+            check_message(answer, SIGNS)
             if answer.get("takes") != guest.attempt:
                 raise HandshakeError(f"{name} does not take part in the attempt that this server has named")
             with self._changed:

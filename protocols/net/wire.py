@@ -11,6 +11,7 @@ from __future__ import annotations
 import datetime
 import hashlib
 import json
+import re
 import socket
 import ssl
 import struct
@@ -23,6 +24,7 @@ from typing import Any
 import numpy as np
 from cryptography import x509
 
+from accel.validate import require
 from protocols.federation.read import FederationConfig, configuration_hash, lasting_hash
 from refmpc.core.errors import HandshakeError, PeerLost, PeerTimeout
 from refmpc.net.framing import Peer, name_of, printable
@@ -40,13 +42,109 @@ from refmpc.net.tls import (
     wrong_pin,
 )
 
-__all__ = ["VERSION", "Channel", "Identity", "Refused", "call", "caller_of", "notice_silence", "wrong_date"]
+__all__ = [
+    "CALLS",
+    "SIGNS",
+    "UPLOADS",
+    "VERSION",
+    "Channel",
+    "Field",
+    "Identity",
+    "Refused",
+    "call",
+    "caller_of",
+    "check_fields",
+    "check_message",
+    "notice_silence",
+    "wrong_date",
+]
 
 VERSION = 2  # of the messages between participants; since 2: who aligns is told whom everybody waits for
 _FRAME = struct.Struct("<IQ")
 _CALL = 10.0  # seconds for a connection, its TLS handshake and the first two messages
 
 _KEEPALIVE = (("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 4), ("TCP_USER_TIMEOUT", 35_000))
+
+
+@dataclass(frozen=True)
+class Field:
+    """What a field of a message may be. ``pattern``: a text; else a whole number from ``low`` to ``high``, or (``truth``) true."""
+
+    pattern: str = ""
+    low: int = 0
+    high: int = 0
+    truth: bool = False
+    optional: bool = False  # it may be absent, or null
+
+    @property
+    def allowed(self) -> str:
+        if self.truth:
+            return "true"
+        return f"text of the form {self.pattern}" if self.pattern else f"a whole number from {self.low} to {self.high}"
+
+    def takes(self, value: Any) -> bool:
+        """Whether ``value`` may stand here."""
+        if value is None or self.truth:
+            return value is True or (self.optional and value is None)
+        if self.pattern:
+            return isinstance(value, str) and re.fullmatch(self.pattern, value) is not None
+        return type(value) is int and self.low <= value <= self.high
+
+
+_WORD, _COUNT = r"[a-z][a-z0-9_-]{0,31}", Field(low=0, high=10**9)
+_GREETING = {
+    "version": Field(low=1, high=1 << 16),
+    "from": Field(_WORD),
+    "to": Field(_WORD),
+    "purpose": Field(_WORD),
+    "configuration": Field("[0-9a-f]{64}"),
+}
+_SESSION = _GREETING | {
+    "kind": Field(_WORD),
+    "session": Field("[0-9a-f]{32}"),
+    "rows": Field(low=1, high=10**9),
+    "output": Field(_WORD, optional=True),
+    "people": Field("[0-9a-f]{64}", optional=True),
+}
+
+# the first message of each call of a client to a server, by its purpose, and what it may say afterwards, by the first field
+CALLS: Mapping[str, Mapping[str, Field]] = {
+    "upload": _SESSION,
+    "live": _SESSION,
+    "result": _SESSION,
+    "taken": _SESSION,
+    "status": _GREETING,
+}
+UPLOADS: Mapping[str, Mapping[str, Field]] = {
+    "from": {"from": _COUNT},
+    "message": {"message": _COUNT, "operation": Field("input_from_client"), "token": Field("[0-9a-f]{32}")},
+    "complete": {"complete": _COUNT, "digest": Field("[0-9a-f]{64}")},
+}
+SIGNS: Mapping[str, Mapping[str, Field]] = {
+    "waiting": {"waiting": Field(truth=True)},
+    "takes": {"takes": Field("[0-9a-f]{32}")},
+}
+
+
+def check_fields(message: Mapping[str, Any], fields: Mapping[str, Field]) -> None:
+    """Refuse a message with a sentence that names the first field which is missing, unknown or not what it may be."""
+    for name, allowed in fields.items():
+        found = printable(str(message[name]), 80) if name in message else "missing"
+        require(allowed.takes(message.get(name)), name, found, allowed.allowed)
+    for name in message:
+        require(name in fields, printable(str(name), 40), printable(str(message[name]), 80), "absent from this message")
+
+
+def check_message(message: Mapping[str, Any], forms: Mapping[str, Mapping[str, Field]]) -> str:
+    """``check_fields`` of the one of ``forms`` that the message has the first field of; which one it is."""
+    form = next((name for name in forms if name in message), None)
+    require(
+        form is not None, "message", printable(", ".join(map(str, message)), 80), f"with a field {' or '.join(forms)}"
+    )
+    assert form is not None
+    check_fields(message, forms[form])
+    return form
+
 
 Payload = Iterable[np.ndarray | bytes | bytearray]
 

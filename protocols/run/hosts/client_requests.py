@@ -14,7 +14,7 @@ from protocols.federation.read import FederationConfig
 from protocols.log import Log
 from protocols.net.live_channels import BEAT
 from protocols.net.spool import Spool
-from protocols.net.wire import Channel, Refused
+from protocols.net.wire import SIGNS, UPLOADS, Channel, Refused, check_message
 from protocols.run.hosts.jobs import TRAINING
 from protocols.run.hosts.planning import StillPlanning
 from protocols.run.hosts.sessions import Session, SessionStore
@@ -123,13 +123,14 @@ class Reception:
         message, payload = channel.receive(session.task.largest_message)
         require(client in session.joined, "session", session.name[:8], "the one that this client came with last")
         total = session.task.messages_of(client)
-        if "from" in message:
+        form = check_message(message, UPLOADS)
+        if form == "from":
             begin = message["from"]
-            require(isinstance(begin, int) and 0 <= begin <= spool.count, "from", begin, f"0 to {spool.count}")
+            require(begin <= spool.count, "from", begin, f"0 to {spool.count}")
             spool.cut(begin)
             channel.send({"digest": spool.digest})
             self._log.info("upload begins", client=client, session=session.name[:8], kept=begin, of=total)
-        elif "message" in message:
+        elif form == "message":
             number = message["message"]
             require(number == spool.count < total, "message", number, f"{spool.count} of {total}")
             expected, shape = session.task.message_of(client, number, self._number)
@@ -141,9 +142,18 @@ class Reception:
             spool.append(str(message.get("operation")), str(message.get("token")), payload)
             channel.send({"kept": spool.count})
         else:
-            good = message.get("complete") == spool.count == total and message.get("digest") == spool.digest
-            allowed = f"{total} messages with the digest kept here, where {spool.count} are"
-            require(good, "complete", message.get("complete"), allowed)
+            require(
+                message["complete"] == spool.count == total,
+                "complete",
+                message["complete"],
+                f"{total}, of which {spool.count} are here",
+            )
+            require(
+                message["digest"] == spool.digest,
+                "digest",
+                message["digest"][:16] + "…",
+                "that of the messages kept here",
+            )
             spool.seal()
             channel.send({"sealed": spool.count})
             self._audit.append("upload complete", client=client, session=session.name, digest=spool.digest)
@@ -198,7 +208,7 @@ class Reception:
                 return
             if found is None:
                 channel.send({"progress": session.progress, "complete": session.complete, "missing": session.missing})
-                channel.receive()
+                check_message(channel.receive()[0], SIGNS)
                 with self._store.changed:
                     self._store.changed.wait(BEAT)
                 continue

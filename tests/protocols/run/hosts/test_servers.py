@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import json
 import secrets
+import socket
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +19,14 @@ from accel.prg import KEY_BYTES
 from protocols.federation.public_plan import plan_for
 from protocols.federation.read import FederationConfig
 from protocols.methods import g_shuff
-from protocols.net.wire import Refused, call
+from protocols.net.wire import CALLS, UPLOADS, Channel, Field, Refused, call
 from protocols.run.hosts.sessions import Session
 from protocols.server.open_training import OpenTrainingRun
 from protocols.state.model_file import read_model
 from protocols.state.shuffled_rows import shuffle_rows
 from protocols.step.cost import step_cost
 from refmpc.core.errors import HandshakeError, PeerLost
+from refmpc.net.tls import parse, receive, secure, send
 from tests.protocols.run.hosts.threads import PATIENCE, ROWS, Federation, _wait, train_until_a_checkpoint
 from tests.protocols.run.hosts.wiretap import APPLICATION, HANDSHAKE, Relay, record_types
 
@@ -232,3 +234,92 @@ def test_a_state_directory_belongs_to_one_process(federation: Federation) -> Non
     federation.start(0)
     with pytest.raises(ValueError, match="another process"), contextlib.suppress(OSError):
         federation.start(0)
+
+
+def wrong_values(field: Field, right: Any) -> dict[str, Any]:
+    """One wrong value of each kind: by what the field may be, not by what it is for."""
+    kinds = {
+        "a flag": not field.truth and True,
+        "no flag": False,
+        "a list": [right],
+        "an object": {"value": right},
+        "negative": -1,
+        "huge": 10**30,
+        "a fraction": 0.5,
+        "a whole fraction": float(right) if isinstance(right, int) else 1.0,
+        "not a number": float("nan"),
+        "infinite": float("inf"),
+        "empty": "",
+        "long": "9" * 5000,
+        "other letters": "ÄÖ\n\0",
+        "null": None,
+    }
+    return {kind: value for kind, value in kinds.items() if not field.takes(value)}
+
+
+def spoilt(fields: Mapping[str, Field], right: Mapping[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """(field, kind, message) for every field of a message that is right otherwise."""
+    for name, field in fields.items():
+        for kind, value in wrong_values(field, right[name]).items():
+            yield name, kind, {**right, name: value}
+        if name in ("from", "to", "kind", "output") and isinstance(
+            right[name], str | None
+        ):  # well formed, and another's
+            yield name, "another's name", {**right, name: "card"}
+        if not field.optional:
+            yield name, "missing", {key: value for key, value in right.items() if key != name}
+    yield "unheard_of", "extra", {**right, "unheard_of": 1}
+
+
+# what refusals call the fields of a greeting
+SAID = {"from": "name", "to": "peer", "configuration": "configuration hash", "purpose": "takes no calls for"}
+
+
+def test_every_field_that_a_client_sends_is_refused_by_name_if_it_is_wrong(federation: Federation) -> None:
+    """Generated from the messages' definitions. A wrong word for ``operation`` was kept, and the training then failed in every
+    attempt; 0.0 or true for a number was taken, or ended the call without a word."""
+    for number in range(3):
+        federation.start(number)
+    bank, address, session = federation.identity("bank"), federation.config.addresses[0], secrets.token_hex(16)
+    facts = {"kind": "training", "session": session, "rows": ROWS, "output": None, "people": None}
+
+    def calls(hello: Mapping[str, Any]) -> Channel | str:
+        connection = secure(socket.create_connection(address, timeout=10), bank.credentials, server_side=False)
+        connection.settimeout(10)
+        send(connection, hello, time.monotonic() + 10)
+        answer = parse(receive(connection, "server-0", time.monotonic() + 10), "server-0")
+        if "refused" not in answer:
+            return Channel(connection, 0, 10)
+        connection.close()
+        return str(answer["refused"])
+
+    unnamed = []
+    for purpose, fields in CALLS.items():
+        hello = bank.hello(0, purpose, **(facts if "session" in fields else {}))
+        for name, kind, message in spoilt(fields, hello):
+            if kind == "another's name" and name in ("kind", "output") and purpose != "upload":
+                continue  # these calls are about a session that has both already
+            said = calls(message)
+            other = "session" if (name, kind) == ("session", "missing") else name
+            good = isinstance(said, str) and any(word in said for word in (f"{other} = ", f"{SAID.get(name, name)} "))
+            if not good:
+                unnamed.append((purpose, name, kind, said))
+    assert unnamed == []
+    upload: dict[str, dict[str, Any]] = {
+        "from": {"from": 0},
+        "message": {"message": 0, "operation": "input_from_client", "token": "5" * 32},
+    }
+    upload["complete"] = {"complete": 2, "digest": "5" * 64}
+    for form, fields in UPLOADS.items():
+        for name, kind, message in spoilt(fields, upload[form]):
+            channel = calls(bank.hello(0, "upload", **facts))
+            assert isinstance(channel, Channel)
+            with channel, pytest.raises(Refused) as refused:
+                channel.send(message)
+                channel.receive()
+            words = "message = " if (name == form and kind == "missing") else f"{name} = "
+            if words not in str(refused.value):
+                unnamed.append((form, name, kind, str(refused.value)))
+    assert unnamed == []
+    assert np.isfinite(train(federation, session)).all()  # nothing was lost, and nobody must act
+    assert not [event for event in federation.events("server-0") if event["event"] == "a call failed"]
