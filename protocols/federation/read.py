@@ -71,7 +71,10 @@ def agreed_values(config: FederationConfig) -> dict[str, Any]:
             values[f"{client.name}: {name}"] = getattr(client, name)
     shared = agreed_options(config.run) | dict.fromkeys(config.run.automatic, AUTO)
     values |= {f"[run] {name}": value for name, value in shared.items()}
-    values |= {f"[budget] {name}": value for name, value in (asdict(config.budget) if config.budget else {}).items()}
+    budget = asdict(config.budget) if config.budget else {}
+    if not budget.get("apart_from"):  # files without it agree with those of before there was any
+        budget.pop("apart_from", None)
+    values |= {f"[budget] {name}": value for name, value in budget.items()}
     values |= {f"[predict] {name}": value for name, value in asdict(config.predict).items()}
     plain: dict[str, Any] = json.loads(json.dumps(values))
     return plain
@@ -175,12 +178,21 @@ class _Reader:
         self._known("[budget]", table, tuple(f.name for f in fields(BudgetConfig)))
         epsilon = self._real("[budget] epsilon", table.get("epsilon"))
         delta = self._real("[budget] delta", table.get("delta", run.training.delta))
+        words = "whose data it is, in words"
+        people = self._text("[budget] people", table.get("people", BudgetConfig.people), words)
+        apart = table.get("apart_from", [])
+        require(
+            isinstance(apart, list), "[budget] apart_from", apart, "a list of what `people` was in other federations"
+        )
+        others = tuple(self._text("[budget] apart_from", word, words) for word in apart)
+        require(
+            people not in others, "[budget] apart_from", list(others), f"without {people!r}, the people of this file"
+        )
         return BudgetConfig(
             epsilon=require_real("[budget] epsilon", epsilon, 0.0, open_low=True),
             delta=require_real("[budget] delta", delta, 0.0, 1.0, open_low=True, open_high=True),
-            people=self._text(
-                "[budget] people", table.get("people", BudgetConfig.people), "whose data it is, in words"
-            ),
+            people=people,
+            apart_from=others,
         )
 
     def _server(self, entry: Mapping[str, Any], index: int) -> ServerEntry:

@@ -90,11 +90,13 @@ class PredictConfig:
 
 @dataclass(frozen=True)
 class BudgetConfig:
-    """What may be spent in all on each client's people, over all runs of all federations that name the same ``people``."""
+    """What may be spent in all on each client's people, over all runs at the same servers but those whose ``people`` are named in
+    ``apart_from``: everybody who has this file states that theirs are others."""
 
     epsilon: float
     delta: float
     people: str = "everybody"
+    apart_from: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

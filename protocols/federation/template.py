@@ -56,12 +56,13 @@ protocol = "g_bmf"      # "g_bmf": matrix-factorisation noise; "g_shuff": rows s
 receiver = {receiver} # the only client that receives predictions
 maximum_rows = 100000   # of one request
 
-# What may be spent in all on each client's people, over all runs that name the same people: every server keeps the sum and
-# refuses a run that would exceed it. Without this section the sum is kept and shown, and nothing is refused.
+# What may be spent in all on each client's people, over all runs at these servers: every server keeps the sum and refuses a
+# run that would exceed it. Without this section the sum is kept and shown, and nothing is refused.
 # [budget]
 #   epsilon = 10.0
 #   delta = 1e-5
-#   people = "everybody"  # whose data it is; another word for a federation about other people
+#   people = "everybody"  # whose data it is
+#   apart_from = []       # `people` of earlier runs that do not count: all participants state that theirs are other people
 """
 
 _CLASSES = """\

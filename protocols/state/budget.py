@@ -2,12 +2,15 @@
 
 A run on the joint rows of all clients spends its ε on each client's people. Every server keeps, for each client, a
 ``vfl.dp.PrivacyBudget`` beside the runs' own directories (so that another configuration finds it), charged before the first
-opening and composed as that module says. All runs of a client count together, whoever its rows were about: servers cannot
-see whether two runs had people in common, and this is the bound that holds in any case. A federation on other people says
-so by another ``people`` in ``[budget]``: each value has a ledger of its own.
+opening and composed as that module says. All runs at a server count together, whatever clients and people were called:
+servers cannot see whether two runs had people in common, and this is the bound that holds in any case. Only runs whose
+``people`` are named in ``[budget] apart_from`` are left out. All participants have that sentence in the file that they compare
+when they connect, each with its own certificate, so all of them state it.
 
-Beside each run stands a tag of the client's list of people (``protocols.client.people``). Runs with the same tag are about
-the same people, so they count together whatever they were called: another word in ``[budget]`` does not make other people.
+Beside each run stands a tag of each client's list of people (``protocols.client.people``), without which nothing is charged and
+nothing trained. Runs with a tag in common are about the same people and count together, whatever ``apart_from`` says. A tag is of
+the whole list: with one id more or less, another key or another name of the client it is another, and only then is
+``apart_from`` believed.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -82,38 +85,41 @@ class Budgets:
 
     def objection(self, run: str, claim: Claim, people: Mapping[str, str]) -> str:
         """Why this run would not be charged, or nothing. Charges nothing: servers compare it before they begin."""
-        for client in self._clients:
-            runs = self._runs_on(client, people.get(client))
-            total = self._composed({**runs, run: claim})
-            if run not in self._ledger(client).runs() and total > min(self._config.epsilon, _UNLIMITED) * (1 + 1e-9):
-                elsewhere = sorted(runs.keys() - self._ledger(client).runs().keys())
-                also = (
-                    f" (with {len(elsewhere)} under another [budget] people, on the same list of ids)"
-                    if elsewhere
-                    else ""
-                )
-                return (
-                    f"this run would bring what was spent on the people of {client} from ε = {self._composed(runs):.4g}{also} to "
-                    f"{total:.4g}, [budget] allows {self._config.epsilon:g}"
-                )
-        return ""
+        if silent := [client for client in self._clients if client not in people]:
+            return f"{' and '.join(silent)} sent no tag of whose data it is: install the same version, and begin anew"
+        runs = self._counted(people.values())
+        if run in runs:
+            return ""
+        relations = {claim.neighbouring, *(earlier.neighbouring for earlier in runs.values())}
+        if len(relations) > 1:
+            return (
+                f"this run's claim is about other neighbours than those of earlier runs ({'; '.join(sorted(relations))}), so they do "
+                "not add up: keep rows_per_person and local_update as they were"
+            )
+        total = self._composed({**runs, run: claim})
+        if total <= min(self._config.epsilon, _UNLIMITED) * (1 + 1e-9):
+            return ""
+        return (
+            f"this run would bring what was spent on these people from ε = {self._composed(runs):.4g} in {len(runs)} runs to "
+            f"{total:.4g}, [budget] allows {self._config.epsilon:g}; runs on other people, which all participants state in [budget] "
+            "apart_from, do not count"
+        )
 
     def _composed(self, runs: Mapping[str, Claim]) -> float:
         return composed_epsilon([*runs.values()], self._config.delta) if runs else 0.0
 
-    def _runs_on(self, client: str, tag: str | None = None) -> dict[str, Claim]:
-        """All runs charged to this client's people: under this ``people``, and under any other with the same tag as one of
-        these, or as ``tag``."""
-        runs = self._ledger(client).runs()
-        tags = self._tags()
-        same = {tag, *(tags.get(run, {}).get(client) for run in runs)} - {None}
-        found = {run for run, own in tags.items() if own.get(client) in same} - runs.keys()
-        return {**runs, **{run: claim for run, claim in self._all_runs().items() if run in found}}
-
-    def _all_runs(self) -> dict[str, Claim]:
-        """Every run that is charged here, under whatever ``people``: a run has one claim for all clients."""
-        contents = (read_json(file) for file in ledger_files(self._directory))
-        return {e["run"]: Claim.from_json(json.dumps(e["claim"])) for content in contents for e in content["runs"]}
+    def _counted(self, people: Iterable[str] = ()) -> dict[str, Claim]:
+        """All runs that may be about the same people: a run has one claim for all clients. Left out are those of people in
+        ``apart_from``, unless they have a tag in common with one that counts, or with ``people``."""
+        apart, tags = {_key(word) for word in self._config.apart_from}, self._tags()
+        counted: dict[str, Claim] = {}
+        others: dict[str, Claim] = {}
+        for file in ledger_files(self._directory):
+            runs = counted if file.stem[-8:] not in apart else others
+            for entry in read_json(file)["runs"]:
+                runs[entry["run"]] = Claim.from_json(json.dumps(entry["claim"]))
+        same = {*people, *(tag for run in counted for tag in tags.get(run, {}).values())}
+        return counted | {run: claim for run, claim in others.items() if same & {*tags.get(run, {}).values()}}
 
     def _tags(self) -> dict[str, dict[str, str]]:
         """For each run, the tags of its clients."""
@@ -130,16 +136,13 @@ class Budgets:
 
     def spent(self) -> list[Spent]:
         """For each client."""
-        found = []
-        for client in self._clients:
-            limits, runs = self._config, self._runs_on(client)
-            found.append(Spent(client, limits.people, self._composed(runs), limits.delta, limits.epsilon, len(runs)))
-        return found
+        limits, runs = self._config, self._counted()
+        total = self._composed(runs)
+        return [Spent(c, limits.people, total, limits.delta, limits.epsilon, len(runs)) for c in self._clients]
 
     def _ledger(self, client: str) -> PrivacyBudget:
         limits = self._config
-        key = hashlib.sha256(limits.people.encode()).hexdigest()[:8]
-        name = f"{client}-{re.sub('[^a-z0-9]+', '-', limits.people.lower())[:32]}-{key}.json"
+        name = f"{client}-{re.sub('[^a-z0-9]+', '-', limits.people.lower())[:32]}-{_key(limits.people)}.json"
         epsilon = limits.epsilon if math.isfinite(limits.epsilon) else _UNLIMITED
         return PrivacyBudget(self._directory / name, epsilon, limits.delta, limits_are_agreed=True)
 
@@ -151,6 +154,11 @@ class Budgets:
 
 
 _UNLIMITED = 1e9  # ε of a ledger without a limit: everything that is proven fits, and an unproven claim does not
+
+
+def _key(people: str) -> str:
+    """How a ledger's file name ends."""
+    return hashlib.sha256(people.encode()).hexdigest()[:8]
 
 
 def ledger_files(directory: Path) -> list[Path]:

@@ -27,7 +27,7 @@ from protocols.federation.read import FederationConfig
 from protocols.methods.prediction import OUTPUTS
 from protocols.net.live_channels import Guests
 from protocols.net.spool import Spool, publish, published
-from protocols.run.hosts.jobs import PREDICTION, TRAINING, MakeTask, Task, make_task
+from protocols.run.hosts.jobs import PREDICTION, TRAINING, MakeTask, Task, TrainingTask, make_task
 from protocols.run.hosts.pace import Pace
 from protocols.run.hosts.planning import Planner
 from protocols.state.model_file import MODEL
@@ -133,8 +133,10 @@ class Session:
     def note_people(self, client: str, tag: Any) -> None:
         """A client's keyed tag of its people, for the record of what was spent on whom: one a session, and before its upload is
         complete, because the servers compare it then."""
-        if not (isinstance(tag, str) and _TAG.fullmatch(tag)):
+        if not isinstance(self.task, TrainingTask):
             return
+        tagged = isinstance(tag, str) and _TAG.fullmatch(tag)
+        require(bool(tagged), "people", tag, "the keyed tag of this client's list of ids", "install the same version")
         known = self.people.get(client)
         require(
             known in (None, tag), "people", f"{tag[:8]}…", f"{known}, whom {client} has named in this session before"

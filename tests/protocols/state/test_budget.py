@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import secrets
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ from accel.files import read_json
 from protocols.cli import main
 from protocols.client.people import people_tag
 from protocols.federation.public_plan import plan_for
-from protocols.federation.read import load
+from protocols.federation.read import configuration_hash, load
 from protocols.net.checks import check_budget
 from protocols.state.budget import BUDGET, Budgets
 from refmpc.core.errors import HandshakeError
@@ -87,44 +89,71 @@ def test_runs_compose_and_a_run_is_charged_once(tmp_path: Path) -> None:
     together = composed_epsilon([claim, claim], 1e-5)
     assert np.isclose(budgets.spent()[0].epsilon, together) and claim.epsilon < together < 2 * claim.epsilon
     assert "would bring" in budgets.objection("third", claim, tags) and budgets.objection("second", claim, tags) == ""
-    with pytest.raises(BudgetExceededError, match="bank"):
+    with pytest.raises(BudgetExceededError, match="would bring"):
         budgets.charge("third", claim, tags)
     assert [spent.runs for spent in budgets.spent()] == [2, 2]
     budgets.refund("second")
     budgets.charge("third", claim, tags)
-    file.write_text(file.read_text().replace("epsilon = 4.5", 'epsilon = 4.5\npeople = "other people"'))
-    others = Budgets(tmp_path / "state", load(file))
-    assert [spent.runs for spent in others.spent()] == [0, 0]
-    others.charge("fourth", claim, {"bank": "2" * 64, "card": "3" * 64})
-    assert [spent.runs for spent in others.spent()] == [1, 1]
+    with pytest.raises(BudgetExceededError, match="card sent no tag of whose data it is"):
+        budgets.charge("second", claim, {"bank": "0" * 64})
+    other = replace(claim, neighbouring="others", rows_per_person=2)
+    assert "other neighbours than those of earlier runs" in budgets.objection("fourth", other, tags)
 
 
-def test_another_word_for_the_same_list_of_people_does_not_make_others_of_them(tmp_path: Path) -> None:
-    """Another ``people`` in [budget] gave the same people a fresh budget, whatever had been spent on them."""
+WORDS = '\n[budget]\nepsilon = 4.0\ndelta = 1e-5\npeople = "{}"\napart_from = {}\n'
+FIRST = {"bank": "a" * 64, "card": "b" * 64}
+OTHERS = {"bank": "c" * 64, "card": "d" * 64}
+
+
+@pytest.mark.parametrize(
+    ("way", "people", "apart_from", "tags"),
+    [
+        ("another word, 999 of 1,000 ids", "of 2026", "[]", OTHERS),
+        ("other clients' names", "of 2025", "[]", OTHERS),
+        ("a lost people.key", "of 2025", "[]", OTHERS),
+        ("the same list, said to be of others", "of 2026", '["of 2025"]', {**OTHERS, "card": "b" * 64}),
+        ("said to be apart from others", "of 2026", '["of 2024"]', OTHERS),
+    ],
+)
+def test_what_was_spent_stays_spent_unless_all_state_that_people_are_others(
+    tmp_path: Path, way: str, people: str, apart_from: str, tags: dict[str, str]
+) -> None:
     make_federation(tmp_path)
     file = tmp_path / "federation.toml"
     text = file.read_text().replace("batch_size = 128", "batch_size = 32")
-    limit = '\n[budget]\nepsilon = 4.0\ndelta = 1e-5\npeople = "{}"\n'
-    file.write_text(text + limit.format("of 2025"))
+    file.write_text(text + WORDS.format("of 2025", "[]"))
     config = load(file)
     claim = plan_for(config, ROWS).claim
-    Budgets(tmp_path / "state", config).charge("first", claim, {"bank": "a" * 64, "card": "b" * 64})
-    file.write_text(text + limit.format("of 2026"))
-    renamed_budget = Budgets(tmp_path / "state", load(file))
-    same = {"bank": "c" * 64, "card": "b" * 64}  # the bank has other people now, card has not
-    said = renamed_budget.objection("second", claim, same)
-    assert "people of card" in said and "1 under another [budget] people, on the same list of ids" in said
-    with pytest.raises(BudgetExceededError, match="people of card"):
-        renamed_budget.charge("second", claim, same)
-    assert renamed_budget.objection("second", claim, {"bank": "a" * 64, "card": "d" * 64}).count("people of bank") == 1
-    new = {"bank": "c" * 64, "card": "d" * 64}
-    assert renamed_budget.objection("second", claim, new) == ""
-    renamed_budget.charge("second", claim, new)
-    file.write_text(text + limit.format("of 2025").replace("4.0", "9.0"))
-    first = Budgets(tmp_path / "state", load(file))
-    assert [spent.runs for spent in first.spent()] == [1, 1]
-    first.charge("third", claim, new)  # from now on these are the people of both
-    assert [spent.runs for spent in first.spent()] == [3, 3]
+    Budgets(tmp_path / "state", config).charge("first", claim, FIRST)
+    if "names" in way:
+        text = re.sub(r"\bcard\b", "club", re.sub(r"\bbank\b", "shop", text))
+        tags = {"shop": tags["bank"], "club": tags["card"]}
+    file.write_text(text + WORDS.format(people, apart_from))
+    again = Budgets(tmp_path / "state", load(file))
+    assert "would bring what was spent on these people from ε = " in again.objection("second", claim, tags)
+    with pytest.raises(BudgetExceededError, match="would bring"):
+        again.charge("second", claim, tags)
+
+
+def test_people_that_all_state_to_be_others_have_a_budget_of_their_own(tmp_path: Path) -> None:
+    make_federation(tmp_path)
+    file = tmp_path / "federation.toml"
+    text = file.read_text().replace("batch_size = 128", "batch_size = 32")
+    file.write_text(text + WORDS.format("of 2025", "[]"))
+    config = load(file)
+    claim = plan_for(config, ROWS).claim
+    Budgets(tmp_path / "state", config).charge("first", claim, FIRST)
+    file.write_text(text + WORDS.format("of 2026", '["of 2025"]'))
+    stated = load(file)
+    assert configuration_hash(stated) != configuration_hash(config)  # who does not state it is refused when it connects
+    others = Budgets(tmp_path / "state", stated)
+    assert [spent.runs for spent in others.spent()] == [0, 0]
+    others.charge("second", claim, OTHERS)
+    assert [spent.runs for spent in others.spent()] == [1, 1]
+    assert [spent.runs for spent in Budgets(tmp_path / "state", config).spent()] == [2, 2]  # this file states nothing
+    file.write_text(text + WORDS.format("of 2026", '["of 2026"]'))
+    with pytest.raises(ValueError, match="apart_from = .*must be without 'of 2026'"):
+        load(file)
 
 
 def test_the_tag_is_of_the_people_and_nobody_else_can_make_it(tmp_path: Path) -> None:
@@ -144,6 +173,9 @@ def test_a_client_names_its_people_once_a_session(tmp_path: Path) -> None:
     federation = Federation(tmp_path)
     server = federation.start(0)
     session = server._store.open({"kind": "training", "session": "0" * 32, "rows": ROWS, "output": None}, "bank")
+    for nothing in (None, "", "E" * 64, 7):
+        with pytest.raises(InvalidArgument, match="people = .*must be the keyed tag of this client's list of ids"):
+            session.note_people("bank", nothing)
     session.note_people("bank", "e" * 64)
     session.note_people("bank", "e" * 64)
     with pytest.raises(InvalidArgument, match="whom bank has named in this session before"):
