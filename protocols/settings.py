@@ -346,7 +346,11 @@ def agreed_options(config: RunConfig) -> dict[str, Any]:
         ):
             continue
         found[each.name] = value
-    return found | {each.name: getattr(config.training, each.name) for each in declared("file", of=TrainingConfig)}
+    for each in declared("file", of=TrainingConfig):
+        value = getattr(config.training, each.name)
+        if each.agreed != "if changed" or value != each.default:
+            found[each.name] = value
+    return found
 
 
 def template_lines(values: Mapping[str, Any]) -> str:

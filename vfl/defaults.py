@@ -5,7 +5,8 @@ Chosen with twins on public and made-up tables (``python -m bench.defaults`` pri
 - ``clip`` with R = 4·√width, the norm of a row whose columns all lie at the schema's limit of four deviations. The claim bounds each
   gradient by γ whatever R is, so a wide R costs no privacy; a narrow one takes away what tells rows apart (with 2·√width a client
   with one column had it cut off at two deviations), and ``normalise`` leaves only the sign of one column.
-- Batches of a fifth of the rows, at most 1024 (more only if an epoch had over 250 of them); hardly a row is left over.
+- Batches of a fifth of the rows, at most 1024 (more only if an epoch had over 250 of them); hardly a row is left over. Never so
+  many rows that their clipped gradients outgrow the ring: 2^15·(1 − momentum)/γ, half of what a sum and its noise have.
 - One step for every 30 rows·ε, between 100 and 500: more steps are more noise for few rows, and no gain for many.
 - Learning rate √(rows·ε/4000), at least 0.25. At most 4, and the model is the mean over the last fifth of all steps, in which the
   noise of a high rate averages out; at most 1 where there is no averaging (secret weights, GL-BMF, hidden layers) and for a
@@ -27,6 +28,7 @@ NARROW = 4  # columns of a client, up to which `normalise` leaves little but sig
 _LEAST_STEPS, _MOST_STEPS, _ROWS_A_STEP = 100, 500, 30.0
 _LEAST_BATCHES, _MOST_BATCHES, _USUAL_BATCH = 5, 250, 1024
 _LEAST_RATE, _MOST_RATE, _MOST_AVERAGED_RATE, _RATE_ROWS = 0.25, 1.0, 4.0, 4000.0
+_MOST_GRADIENT = 2.0**15  # of a sum of clipped gradients
 _LARGEST_BOUND = 1024.0
 
 
@@ -37,13 +39,21 @@ def table_row_bound(width: int) -> float:
 
 
 def training_defaults(
-    rows: int, epsilon: float, *, hidden: bool = False, regression: bool = False, averaging: bool = True
+    rows: int,
+    epsilon: float,
+    *,
+    clip_norm: float = 1.0,
+    momentum: float = 0.0,
+    hidden: bool = False,
+    regression: bool = False,
+    averaging: bool = True,
 ) -> dict[str, Any]:
     """``batch_size``, ``epochs``, ``learning_rate`` and ``average`` for ``rows`` training rows at ``epsilon``. ``averaging``: whether the
-    run can give an average (open weights, not GL-BMF)."""
+    run can give an average (open weights, not GL-BMF). ``momentum``: that of what is cut on shares, 0 with open weights."""
     require_integer("rows", rows, 1)
     worth = rows * require_real("epsilon", epsilon, 0.0, open_low=True)
     batches = min(_MOST_BATCHES, max(_LEAST_BATCHES, math.ceil(rows / _USUAL_BATCH)))
+    batches = max(batches, math.ceil(rows * clip_norm / (_MOST_GRADIENT * (1 - momentum))))
     batch = max(1, rows // batches)
     steps = min(_MOST_STEPS, max(_LEAST_STEPS, worth / _ROWS_A_STEP))
     averaged = averaging and not hidden
@@ -62,6 +72,8 @@ def chosen_training(
     rows: int,
     epsilon: float,
     *,
+    clip_norm: float = 1.0,
+    momentum: float = 0.0,
     hidden: bool = False,
     regression: bool = False,
     averages: bool = False,
@@ -71,7 +83,15 @@ def chosen_training(
     weights, which somebody has to see on the way. Stated batches are as many steps; a stated rate was chosen for what it gives; with
     patience the last fifth is not known before the end."""
     averaging = averages and not patience and not {"learning_rate", "average"} & set(stated)
-    chosen = training_defaults(rows, epsilon, hidden=hidden, regression=regression, averaging=averaging)
+    chosen = training_defaults(
+        rows,
+        epsilon,
+        clip_norm=clip_norm,
+        momentum=momentum,
+        hidden=hidden,
+        regression=regression,
+        averaging=averaging,
+    )
     if "batch_size" in stated and "epochs" not in stated:
         steps = int(chosen["epochs"]) * (rows // int(chosen["batch_size"]))
         chosen["epochs"] = max(1, round(steps / max(1, rows // stated["batch_size"])))

@@ -83,6 +83,7 @@ class TrainingConfig:
         high=1000,
         metavar="K",
         group="privacy",
+        agreed="if changed",
     )
     momentum: float = setting(0.0, "β: v ← β·v + g", low=0.0, high=1.0, open_high=True)
     weight_decay: float = setting(

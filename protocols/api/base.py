@@ -171,6 +171,8 @@ class VerticalEstimator(BaseEstimator, ABC):  # type: ignore[misc]
             given,
             rows,
             given["epsilon"],
+            clip_norm=given["clip_norm"],
+            momentum=0.0 if given["weights"] == "open" else given["momentum"],
             hidden=bool(self.hidden),
             regression=classes == 1,
             averages=facts(self.protocol).takes("averages") and given["weights"] == "open",

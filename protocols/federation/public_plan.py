@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from accel.errors import InvalidArgument
 from accel.validate import require
 from protocols.federation.public_rows import public_rows_of
 from protocols.federation.read import FederationConfig
@@ -42,6 +43,18 @@ def plan_for(config: FederationConfig, rows: int) -> Plan:
     """The plan of this federation's run on ``rows`` aligned rows; or refuse."""
     run = config.run
     require(rows <= run.maximum_rows, "rows", rows, f"at most {run.maximum_rows}, see [run] maximum_rows")
+    try:
+        return _plan(config, rows)
+    except InvalidArgument as error:
+        chosen = str(error).split(" = ")[0]
+        if chosen not in run.automatic:
+            raise
+        allowed = f"a number for which an automatic {chosen} fits these columns and hidden layers"
+        raise InvalidArgument(f"rows = {rows}: must be {allowed}; state [run] {chosen} and others. {error}") from None
+
+
+def _plan(config: FederationConfig, rows: int) -> Plan:
+    run = config.run
     if run.layers is not None:
         return layer_plan_for(config, rows)
     public = PublicFederation(
@@ -73,6 +86,8 @@ def training_for(config: FederationConfig, rows: int) -> TrainingConfig:
         {name: getattr(training, name) for name in AUTOMATIC if name not in run.automatic},
         used,
         training.epsilon,
+        clip_norm=training.clip_norm,
+        momentum=0.0 if training.weights == "open" else training.momentum,
         hidden=bool(training.hidden),
         regression=run.target_range is not None,
         averages=facts(run.protocol).takes("averages") and training.weights == "open",

@@ -75,6 +75,8 @@ def _of_tables(method: Facts, given: dict[str, Any], rows: int, width: int) -> d
         given,
         rows,
         given.get("epsilon", TrainingConfig.epsilon),
+        clip_norm=given.get("clip_norm", TrainingConfig.clip_norm),
+        momentum=0.0 if given.get("weights") == "open" else given.get("momentum", TrainingConfig.momentum),
         hidden=bool(given.get("hidden")),
         regression=given["task"] == "regression",
         averages=method.takes("averages") and given.get("weights") == "open",

@@ -85,11 +85,11 @@ class Budgets:
 
     def objection(self, run: str, claim: Claim, people: Mapping[str, str]) -> str:
         """Why this run would not be charged, or nothing. Charges nothing: servers compare it before they begin."""
-        if silent := [client for client in self._clients if client not in people]:
-            return f"{' and '.join(silent)} sent no tag of whose data it is: install the same version, and begin anew"
         runs = self._counted(people.values())
         if run in runs:
             return ""
+        if silent := [client for client in self._clients if client not in people]:
+            return f"{' and '.join(silent)} sent no tag of whose data it is: install the same version, and begin anew"
         relations = {claim.neighbouring, *(earlier.neighbouring for earlier in runs.values())}
         if len(relations) > 1:
             return (

@@ -5,10 +5,14 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
+from accel.errors import InvalidArgument
 from protocols.federation.public_plan import held_out_rows, local_update, log_claim, plan_for, training_for
 from protocols.federation.read import FederationConfig, parse
 from protocols.federation.template import federation_text
@@ -132,3 +136,39 @@ def test_an_average_of_open_weights_is_part_of_the_plan() -> None:
     assert averaged.claim == plain.claim
     with pytest.raises(ValueError, match="average = 'fifth': must be 'none' with secret weights"):
         plan_for(configured('protocol = "g_bmf"', 'average = "fifth"', 'weights = "secret"'), ROWS)
+
+
+@st.composite
+def sizes(draw: Any) -> tuple[int, int, dict[str, str]]:
+    """Up to 10^9 rows and 1,000 columns, and what somebody may have stated."""
+    rows = round(10 ** draw(st.floats(0, 9)))
+    given = {
+        "epsilon = 3.0": f"epsilon = {draw(st.sampled_from([0.1, 3.0, 3.0, 10.0]))}",
+        "clip_norm = 1.0": f"clip_norm = {draw(st.sampled_from([0.01, 1.0, 1.0, 30.0]))}",
+        "momentum = 0.0": f"momentum = {draw(st.sampled_from([0.0, 0.0, 0.9]))}",
+        "hidden = []": f"hidden = {draw(st.sampled_from(['[]', '[]', '[16]']))}",
+    }
+    return rows, draw(st.integers(2, 1000)), given
+
+
+@pytest.mark.filterwarnings("ignore::vfl.dp.DeltaWarning")
+@settings(max_examples=30, derandomize=True)
+@example((50_000_000, 500, {}))
+@example((100_000_000, 1000, {}))
+@example((1_000_000_000, 1000, {}))
+@given(sizes())
+def test_what_is_automatic_fits_or_the_refusal_names_what_somebody_gave(drawn: tuple[int, int, dict[str, str]]) -> None:
+    rows, width, stated = drawn
+    clients = [("bank", width - 1, "host:1"), ("card", 1, "host:2")]
+    text = federation_text("f", [("host", 9000 + number) for number in range(3)], clients, 2)
+    for usual, line in ({"# maximum_rows = 100000000": "maximum_rows = 1000000000"} | stated).items():
+        assert usual in text
+        text = text.replace(usual, line)
+    config = parse(text, pinned=False)
+    try:
+        plan = plan_for(config, rows)
+    except InvalidArgument as refusal:
+        assert str(refusal).split(" = ")[0] not in config.run.automatic, refusal
+        assert rows > 10**8 or stated, refusal  # with the defaults, everything up to there has a plan
+    else:
+        assert plan.schedule.num_samples > 0.9 * rows - 5

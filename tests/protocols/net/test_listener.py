@@ -362,7 +362,7 @@ def test_a_client_that_breaks_the_rules_of_an_upload_is_refused_and_nothing_is_k
     thread = threading.Thread(target=server.serve, daemon=True)
     thread.start()
     bank = Identity(config, "bank", load_credentials(config, "bank"))
-    facts = {"kind": "training", "session": secrets.token_hex(16), "rows": 200, "output": None}
+    facts = {"kind": "training", "session": secrets.token_hex(16), "rows": 200, "output": None, "people": "0" * 64}
 
     def upload(**changes: Any) -> tuple[Channel, dict[str, Any]]:
         return call(bank, 0, config.addresses[0], "upload", timeout=5.0, **{**facts, **changes})

@@ -70,7 +70,7 @@ def knocking(address: tuple[str, int]) -> str:
 
 def calling(identity: Identity, server: int, purpose: str) -> str:
     address = identity.config.addresses[server]
-    facts = {"kind": "training", "session": secrets.token_hex(16), "rows": 300, "output": None}
+    facts = {"kind": "training", "session": secrets.token_hex(16), "rows": 300, "output": None, "people": "0" * 64}
     try:
         channel, answer = call(identity, server, address, purpose, timeout=TIMEOUT, **facts)
     except Refused as error:
