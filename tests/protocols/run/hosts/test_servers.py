@@ -161,7 +161,7 @@ def test_a_client_that_stalls_holds_up_nobody_and_may_come_back(federation: Fede
     for number in range(3):
         federation.start(number)
     session = secrets.token_hex(16)
-    facts = {"kind": "training", "session": session, "rows": ROWS, "output": None, "people": "0" * 64}
+    facts = {"kind": "training", "session": session, "rows": ROWS, "output": None, "people": federation.people("bank")}
     address = federation.config.addresses[2]
     channel, answer = call(federation.identity("bank"), 2, address, "upload", timeout=5.0, **facts)
     with channel:
@@ -187,7 +187,13 @@ def test_a_second_training_of_a_configuration_is_refused(federation: Federation)
     threads.append(federation.client("card", session, outcome))
     _wait(lambda: any("all servers agree" in e["event"] for e in federation.events("server-0")))
     with pytest.raises(Refused, match="already trained .run .*Change its name or a parameter"):
-        facts = {"kind": "training", "session": secrets.token_hex(16), "rows": ROWS, "output": None, "people": "0" * 64}
+        facts = {
+            "kind": "training",
+            "session": secrets.token_hex(16),
+            "rows": ROWS,
+            "output": None,
+            "people": federation.people("bank"),
+        }
         address = federation.config.addresses[0]
         call(federation.identity("bank"), 0, address, "upload", timeout=5.0, **facts)[0].close()
     for thread in threads:

@@ -235,7 +235,7 @@ def test_garbage_on_a_live_channel_ends_an_attempt_and_nothing_else(federation: 
     for number in range(3):
         federation.start(number)
     session, outcome, identity = secrets.token_hex(16), dict[str, Any](), federation.identity("bank")
-    facts = {"kind": "training", "session": session, "rows": ROWS, "output": None, "people": "0" * 64}
+    facts = {"kind": "training", "session": session, "rows": ROWS, "output": None, "people": federation.people("bank")}
 
     def calls() -> list[Channel]:
         return [call(identity, s, federation.config.addresses[s], "live", timeout=5.0, **facts)[0] for s in range(3)]
@@ -292,7 +292,13 @@ def test_a_client_with_another_plan_shares_nothing(federation: LiveFederation) -
 
 def test_a_second_channel_of_a_client_ends_its_first(federation: LiveFederation) -> None:
     federation.start(0)
-    facts = {"kind": "training", "session": secrets.token_hex(16), "rows": ROWS, "output": None, "people": "0" * 64}
+    facts = {
+        "kind": "training",
+        "session": secrets.token_hex(16),
+        "rows": ROWS,
+        "output": None,
+        "people": federation.people("bank"),
+    }
     address = federation.config.addresses[0]
     first, second = (call(federation.identity("bank"), 0, address, "live", timeout=5.0, **facts)[0] for _ in range(2))
     assert second.receive()[0]["missing"] == ["card"]
@@ -306,7 +312,13 @@ def test_a_second_channel_of_a_client_ends_its_first(federation: LiveFederation)
 
 def test_calls_for_another_way_of_training_are_refused(federation: LiveFederation) -> None:
     federation.start(0)
-    facts = {"kind": "training", "session": secrets.token_hex(16), "rows": ROWS, "output": None, "people": "0" * 64}
+    facts = {
+        "kind": "training",
+        "session": secrets.token_hex(16),
+        "rows": ROWS,
+        "output": None,
+        "people": federation.people("bank"),
+    }
     address = federation.config.addresses[0]
     with pytest.raises(Refused, match="purpose = 'upload': must be 'live' for this with gl_bmf"):
         call(federation.identity("bank"), 0, address, "upload", timeout=5.0, **facts)

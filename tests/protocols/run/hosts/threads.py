@@ -17,6 +17,7 @@ from bench.soak.hosts import awake
 from protocols.cli.client import take_part
 from protocols.cli.server import Server
 from protocols.client.columns import OwnColumns
+from protocols.client.people import people_tag
 from protocols.federation.public_plan import plan_for
 from protocols.federation.read import FederationConfig, load
 from protocols.log import Log
@@ -96,6 +97,10 @@ class Federation:
         thread = threading.Thread(target=work, daemon=True, name=name)
         thread.start()
         return thread
+
+    def people(self, name: str, rows: int = ROWS) -> str:
+        """The tag that this client sends."""
+        return people_tag(self.directory, name, [*map(str, range(rows))])
 
     def events(self, name: str) -> list[dict[str, Any]]:
         log = self.directory / f"{name}.log"  # made by the participant's own thread, which may not have begun
