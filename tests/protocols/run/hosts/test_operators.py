@@ -149,7 +149,7 @@ def test_nobody_waits_for_the_plan_of_a_strangers_numbers(
         return make(config, facts, trained)
 
     server = federation.start(0)
-    facts = {"kind": "training", "session": secrets.token_hex(16), "rows": ROWS, "output": None}
+    facts = {"kind": "training", "session": secrets.token_hex(16), "rows": ROWS, "people": "0" * 64}
     channel, _ = call(federation.identity("bank"), 0, federation.config.addresses[0], "upload", timeout=5.0, **facts)
     monkeypatch.setattr(server._store._planner, "_make", slow)
     huge = {**facts, "session": secrets.token_hex(16), "rows": 10**9}
@@ -272,7 +272,7 @@ def test_a_client_that_voids_the_others_guarantee_is_refused_by_name(federation:
 
 def _strangers_session(federation: Federation, name: str, number: int) -> str:
     """What a server answers a client that begins a training under a name of its own."""
-    facts = {"kind": "training", "session": secrets.token_hex(16), "rows": ROWS, "output": None}
+    facts = {"kind": "training", "session": secrets.token_hex(16), "rows": ROWS, "people": federation.people(name)}
     try:
         channel, _ = call(
             federation.identity(name), number, federation.config.addresses[number], "upload", timeout=20.0, **facts

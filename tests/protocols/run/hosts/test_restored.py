@@ -78,7 +78,7 @@ def test_an_old_backup_does_not_make_the_servers_release_a_second_model(
             for number in range(3):
                 federation.start(number)
         for number in range(3):
-            facts = {"kind": "training", "session": secrets.token_hex(16), "rows": ROWS, "output": None}
+            facts = {"kind": "training", "session": secrets.token_hex(16), "rows": ROWS, "people": "0" * 64}
             with pytest.raises(Refused, match="already trained"):
                 call(
                     federation.identity("card"),
