@@ -89,7 +89,7 @@ def measure(directory: Path, rows: int, columns: int, batch: int, epochs: int, p
     tables = time.time()
     config = _federation(directory, columns, batch, epochs, protocol)
     plan = plan_for(config, rows)
-    expected = forecast(plan, calibrate(plan, partial(measure_trials, config, rows)))
+    expected = forecast(plan, calibrate(plan, partial(measure_trials, config, rows), config.run.matching))
     made = time.time()
     out = directory / "out"
     out.mkdir()

@@ -55,7 +55,9 @@ def run(arguments: argparse.Namespace) -> int:
     found = layer_estimate(plan) if isinstance(plan, LayerPlan) else estimate(plan, keeps_steps=True)
     expected = None
     if not layers and not arguments.no_calibration:
-        expected = forecast(plan, calibrate(plan, partial(measure_trials, config, arguments.rows)), network)
+        expected = forecast(
+            plan, calibrate(plan, partial(measure_trials, config, arguments.rows), config.run.matching), network
+        )
     if arguments.json:
         facts: dict[str, Any] = {**found, "steps": plan.schedule.num_steps, "privacy": plan.claim.headline()}
         facts["forecast"] = None if expected is None else {**asdict(expected), "network": network}

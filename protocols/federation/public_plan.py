@@ -37,6 +37,10 @@ __all__ = [
 ]
 
 _PUBLIC_INPUTS = ("each client states that its scaling and its local model come from public data only",)
+_MATCHING = {
+    "ot": "OT extension on ed25519",
+    "ecdh": "ECDH on Curve25519",
+}
 
 
 def plan_for(config: FederationConfig, rows: int) -> Plan:
@@ -65,10 +69,23 @@ def _plan(config: FederationConfig, rows: int) -> Plan:
         num_samples=rows - held_out_rows(config, rows),
         classes=len(run.classes) or 1,
         row_bound=run.row_bound,
-        public_inputs=_PUBLIC_INPUTS,
+        public_inputs=_public_inputs(config),
     )
     plan, measured = plan_run(run.protocol, public, training_for(config, rows)), public_rows_of(config)
     return plan if measured is None else with_public_rows(plan, measured)
+
+
+def _public_inputs(config: FederationConfig) -> tuple[str, ...]:
+    """What the claim says of what happens before anything is shared."""
+    clients, matching = len(config.clients), config.run.matching
+    if clients == 1:
+        return _PUBLIC_INPUTS
+    overlaps = ", the label client also how large some overlaps are" if matching == "ecdh" and clients > 2 else ""
+    return (
+        *_PUBLIC_INPUTS,
+        f"rows are matched by private set intersection ({_MATCHING[matching]}, proofs §10.2), in which clients learn which of their ids "
+        f"all others have, and the lengths of the lists unless padded{overlaps}, and servers the number of common rows",
+    )
 
 
 def held_out_rows(config: FederationConfig, rows: int) -> int:
@@ -128,7 +145,7 @@ def layer_plan_for(config: FederationConfig, rows: int) -> LayerPlan:
         layers = PublicLayers(client.name, columns, run.row_rule, shape.parameters, shape, lora.scale, digest)
         clients.append(replace(layers, bound=client_bounds(config)[place]))
     used = rows - held_out_rows(config, rows)
-    facts = LayerFacts(tuple(clients), used, len(run.classes), run.row_bound, update, _PUBLIC_INPUTS)
+    facts = LayerFacts(tuple(clients), used, len(run.classes), run.row_bound, update, _public_inputs(config))
     return plan_from_facts(facts, training_for(config, rows))
 
 

@@ -48,6 +48,7 @@ from refmpc.core.errors import HandshakeError
 from refmpc.net.certificates import fingerprint_of
 from refmpc.net.framing import printable
 from refmpc.net.tls import parse, receive, send, set_socket_options
+from vfl.alignment import has_the_group, matching_costs
 from vfl.dp.baselines import AS_IF_POISSON
 
 __all__ = ["PEER_CHECKS", "Finding", "check_own_files", "check_peer"]
@@ -97,6 +98,8 @@ def check_own_files(
     yield check_privacy(config, name)
     folder = own_directory(config, name, directory)
     yield check_disk(name, free_bytes(folder if state is None else Path(state)))
+    if isinstance(entry, ClientEntry) and len(config.clients) > 1:
+        yield check_matching(config, name)
     certificate = None
     try:
         certificate = read_certificate(folder / CERTIFICATE)
@@ -134,6 +137,20 @@ def check_disk(name: str, free: Any) -> Finding:
     if free < 20 * RESERVE:
         return Finding(name, "disk", "warning", found, "shares take 16 bytes a value: make room for large uploads")
     return Finding(name, "disk", "ok", found)
+
+
+def check_matching(config: FederationConfig, name: str) -> Finding:
+    """How rows will be matched, what that costs, and whether this installation can."""
+    matching, clients = config.run.matching, len(config.clients)
+    if matching == "ot" and not has_the_group():
+        found = "the libsodium of pynacl is built without ed25519's group"
+        return Finding(
+            name, "matching", "failed", found, "reinstall pynacl, or matching = 'ecdh' in [run], at all clients"
+        )
+    work, moved = matching_costs(matching, clients)
+    seconds = work * (3 if matching == "ot" else 180)
+    found = f"{matching}, clients only; with 1,000,000 rows each about {moved:,.0f} MB and {seconds:,.0f} CPU seconds in all"
+    return Finding(name, "matching", "ok", found)
 
 
 def check_budget(name: str, spent: Any, epsilon: float) -> Finding:

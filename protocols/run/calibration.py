@@ -3,7 +3,7 @@
 The plan itself runs on fewer rows and for fewer steps, three times: on a few rows as a run begins, once more the same, and on as many
 as are measured at all. The last two give the seconds of a row or a step, the first what comes on top once (``Line``). Who runs it
 is the caller's affair: ``measure_here`` runs processes as ``python -m protocols…`` does, ``protocols.run.timing_run`` a federation as
-``ppvfl`` does, with everything that servers keep on disk. Matching ids is measured apart, on a few thousand. A network adds its latency
+``ppvfl`` does, with everything that servers keep on disk. Matching ids is measured apart, for two clients. A network adds its latency
 for every round and its bandwidth for every byte; both are named with the result.
 
 What is assumed is said with the result, too (``Forecast.assumptions``): above all, that the hosts will be as this machine is now.
@@ -12,7 +12,9 @@ What is assumed is said with the result, too (``Forecast.assumptions``): above a
 from __future__ import annotations
 
 import os
+import socket
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -31,7 +33,8 @@ from protocols.plan.run_plan import Plan
 from protocols.run.phase_costs import phase_costs
 from protocols.server.training import ServerJob
 from refmpc.net.emulation import NetworkProfile, network_profile
-from vfl.alignment.group import blind, hash_and_blind
+from vfl.alignment import align_as_leader, align_as_member, matching_costs
+from vfl.tables import Ids
 
 __all__ = [
     "MEMORY",
@@ -62,7 +65,6 @@ Measure = Callable[[Sequence[Plan]], list[dict[str, float]]]  # seconds by measu
 _SHARES = 320 << 20  # bytes of shares of the largest run
 _STEPS = 20, 800  # of the small runs, and of the large one
 _IDS = 1 << 15
-_ID_BYTES = 108  # of two clients, an id: three lists of 32 bytes, three of positions
 _TIMEOUT = 120.0
 _NARROW = 0.1  # a range that is narrower is none
 
@@ -88,15 +90,16 @@ class Line:
 
 @dataclass(frozen=True)
 class Calibration:
-    """What was measured: of every phase a line; of an id the seconds that one client takes with all cores of this machine (hashed and
-    blinded, and blinded for another). ``rows`` and ``steps`` of the largest run."""
+    """What was measured: of every phase a line; of ids the seconds that two clients take who share this machine, matching them as
+    ``matching`` says. ``rows`` and ``steps`` of the largest run."""
 
     lines: Mapping[str, Line]
     memory: Line
-    id_seconds: float
+    ids: Line
     cores: int
     rows: int
     steps: int
+    matching: str = "ot"
 
 
 @dataclass(frozen=True)
@@ -113,7 +116,7 @@ class Forecast:
         return sum(self.seconds.values())
 
 
-def calibrate(plan: Plan, measure: Measure) -> Calibration:
+def calibrate(plan: Plan, measure: Measure, matching: str = "ot") -> Calibration:
     """Run the plan's shapes here, on few rows, and measure. Tens of seconds at most, and up to a GB of memory and of disk."""
     require(
         not isinstance(plan, LayerPlan), "protocol", plan.protocol, "g_bmf or g_shuff", "clients of gl_bmf compute, too"
@@ -127,7 +130,7 @@ def calibrate(plan: Plan, measure: Measure) -> Calibration:
         points = [(float(count), seconds.get(name, 0.0)) for count, seconds in zip(counts, found, strict=True)]
         lines[name] = Line.through(*points)
     memory = Line(0.0, measured[-1].get(MEMORY, 0.0) / sizes[-1][0])
-    return Calibration(lines, memory, _measure_ids(), os.cpu_count() or 1, *sizes[-1])
+    return Calibration(lines, memory, _measure_ids(matching), os.cpu_count() or 1, *sizes[-1], matching)
 
 
 def _by_phase(measured: Mapping[str, float]) -> dict[str, float]:
@@ -200,18 +203,25 @@ def elapsed(servers: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return found
 
 
-def _measure_ids() -> float:
-    """Seconds an id: hashed and blinded as one's own, and blinded as another's; on the average of a second or two, because cores are
-    now faster, now slower."""
-    values, key = [b"calibration-%09d" % i for i in range(_IDS)], os.urandom(32)
-    blind(key, hash_and_blind(key, values[:64], _silent), _silent)  # threads are started
+def _measure_ids(matching: str) -> Line:
+    """Two clients match few ids and many, after they have done so once."""
+    _match_here(matching, 64)
+    return Line.through(*((float(count), _match_here(matching, count)) for count in (_IDS >> 4, _IDS)))
+
+
+def _match_here(matching: str, count: int) -> float:
+    ids, ends = Ids(f"calibration-{i:09d}" for i in range(count)), socket.socketpair()
     begun = time.perf_counter()
-    blind(key, hash_and_blind(key, values, _silent), _silent)
-    return (time.perf_counter() - begun) / _IDS
-
-
-def _silent(count: int) -> None:
-    return
+    other = threading.Thread(
+        target=align_as_member,
+        args=(ids, ends[0]),
+        kwargs={"name": "one", "clients": ("one", "two"), "matching": matching},
+    )
+    other.start()
+    with ends[0], ends[1]:
+        align_as_leader(ids, {"one": ends[1]}, name="two", matching=matching)
+        other.join()
+    return time.perf_counter() - begun
 
 
 def forecast(
@@ -228,12 +238,11 @@ def forecast(
     together, clients = profile.name == "loopback", len(plan.client_names)
     rows, steps = plan.schedule.num_rows, plan.schedule.num_steps
     costs = phase_costs(plan, keeps_steps=keeps_steps)
-    passes = clients * clients / 4  # every client blinds every list
+    work, moved = matching_costs(measured.matching, clients)
     if together:
-        seconds = {"align": rows * passes * 2 * measured.id_seconds}  # two lists at a time, each with half of the cores
-    else:
-        moved = _ID_BYTES * rows * clients * (clients - 1) / 2
-        seconds = {"align": rows * passes * measured.id_seconds + moved / profile.bandwidth}
+        seconds = {"align": work * measured.ids.at(rows)}
+    else:  # the other's half is another host's
+        seconds = {"align": work / 2 * measured.ids.at(rows) + moved * rows / profile.bandwidth}
     for name, line in measured.lines.items():
         count = _count(name, rows, steps, plan)
         parts = [costs[part] for part in PHASES[name] if part in costs]

@@ -11,7 +11,7 @@ the lists are, but not of whom they consist.
 from vfl.alignment.base_ot import has_the_group
 from vfl.alignment.ids import encode_ids
 from vfl.alignment.link import Alignment, PeerTls, align_as_leader, align_as_member
-from vfl.alignment.steps import MATCHINGS, AlignmentError, AlignmentRefused
+from vfl.alignment.steps import MATCHINGS, AlignmentError, AlignmentRefused, matching_costs
 
 __all__ = [
     "MATCHINGS",
@@ -23,4 +23,5 @@ __all__ = [
     "align_as_member",
     "encode_ids",
     "has_the_group",
+    "matching_costs",
 ]

@@ -80,7 +80,7 @@ def test_the_plan_from_the_file_is_the_plan_from_the_rows(lines: tuple[str, ...]
     local, public = plan_layer_run(federation, config.run.training), plan_for(config, ROWS)
     assert public.public_parameters() == local.public_parameters() and public.fingerprint == local.fingerprint
     stated = replace(
-        local.claim, public=(*local.claim.public[: -len(federation.public_inputs)], public.claim.public[-1])
+        local.claim, public=(*local.claim.public[: -len(federation.public_inputs)], *public.claim.public[-2:])
     )
     assert public.claim == stated  # but for who says that scaling and local models are public
     assert public.noise == replace(local.noise, claim=public.noise.claim) and public.noise.claim == local.noise.claim

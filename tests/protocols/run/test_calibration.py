@@ -41,7 +41,7 @@ MEASURED = Calibration(
         "training": Line(0.5, 1e-2),
     },
     memory=Line(0.0, 0.0),
-    id_seconds=6e-4,
+    ids=Line(0.2, 12e-4),
     cores=2,
     rows=64,
     steps=20,
@@ -54,7 +54,7 @@ def test_everybody_here_and_a_host_each() -> None:
     here = forecast(plan, MEASURED).seconds
     assert here == pytest.approx(
         {
-            "align": rows * 2 * 6e-4,  # two clients share the cores
+            "align": 0.2 + rows * 12e-4,
             "upload": 0.1 + rows * 1e-3,
             "tests of the rows": 0.2 + rows * 2e-3,
             "norms for the clip": 0.3,
@@ -66,7 +66,7 @@ def test_everybody_here_and_a_host_each() -> None:
     training = [costs["training"], costs["checkpoint"]]
     waits = sum(cost.rounds * 20e-3 + cost.bytes / 3 / (200e6 / 8) for cost in training)
     assert apart.seconds["training"] == pytest.approx(here["training"] + waits)
-    assert apart.seconds["align"] == pytest.approx(rows * 6e-4 + 108 * rows / (200e6 / 8))
+    assert apart.seconds["align"] == pytest.approx(0.1 + rows * 6e-4 + 102 * rows / (200e6 / 8))
     assert apart.total == pytest.approx(sum(apart.seconds.values()))
     said = " ".join(apart.assumptions)
     for words in ("64 rows and 20 steps", "latency 20 ms, 200 Mbit/s", "not counted: starting, reading files"):
@@ -123,7 +123,7 @@ def test_a_calibration_runs_the_plans_own_shape(monkeypatch: pytest.MonkeyPatch,
     wanted = {"upload", "tests of the rows", "norms for the clip", "training"}
     assert set(found.lines) == wanted | ({"shuffle"} if plan.protocol == "g_shuff" else set())
     assert found.rows <= plan.schedule.num_rows and found.rows % plan.schedule.batch_size == 0
-    assert found.id_seconds > 0 and forecast(plan, found).total > 0
+    assert found.ids.at(1) > 0 and forecast(plan, found).total > 0
 
 
 def test_the_command_needs_no_keys_and_no_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
