@@ -13,12 +13,13 @@ import resource
 import socket
 import sys
 import time
+from typing import Any
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path = [place for place in sys.path if os.path.abspath(place) != HERE]  # a neighbour here is called spu, too
 
 
-def _ports(count):
+def _ports(count: int) -> list[int]:
     with_port = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
     found = [each.getsockname()[1] for each in with_port]
     for each in with_port:
@@ -26,9 +27,9 @@ def _ports(count):
     return found
 
 
-def _party(rank, method, folder, ports, ready, results):
-    import spu
-    import spu.psi as psi
+def _party(rank: int, method: str, folder: str, ports: list[int], ready: Any, results: Any) -> None:
+    import spu  # type: ignore[import-not-found]
+    import spu.psi as psi  # type: ignore[import-not-found]
 
     description = spu.link.Desc()
     for number, port in enumerate(ports):
@@ -54,7 +55,7 @@ def _party(rank, method, folder, ports, ready, results):
     link.stop_link()
 
 
-def main(method, folder, common):
+def main(method: str, folder: str, common: int) -> None:
     context = multiprocessing.get_context("spawn")
     ready, results, ports = context.Barrier(2), context.Queue(), _ports(2)
     arguments = (method, folder, ports, ready, results)
