@@ -28,8 +28,8 @@ def _ports(count: int) -> list[int]:
 
 
 def _party(rank: int, method: str, folder: str, ports: list[int], ready: Any, results: Any) -> None:
-    import spu  # type: ignore[import-not-found]
-    import spu.psi as psi  # type: ignore[import-not-found]
+    import spu
+    import spu.psi as psi
 
     description = spu.link.Desc()
     for number, port in enumerate(ports):
