@@ -23,7 +23,7 @@ from bench.harness import Option, benchmark
 from bench.shapes import StepShape
 from protocols.methods import gl_bmf
 from protocols.plan.gl_plan import LayerPlan, plan_layer_run
-from protocols.run.gl_launch import client_jobs, layer_estimate, server_jobs
+from protocols.run.report import estimate as estimate_of
 from vfl.data.scaling import RowBound
 from vfl.federation import Federation
 from vfl.local.client import make_clients
@@ -66,7 +66,7 @@ def measure_layer_step(shape: StepShape, network: str, weights: str = "open", ep
     ends, _ = _run(plan, federation, network)
     steps = np.diff(ends)  # without the first, which compiles and connects
     first, later = steps[: BATCHES - 1].min(), steps[BATCHES - 1 :].min()
-    estimate = layer_estimate(plan)
+    estimate = estimate_of(plan)
     once = 16 * shape.batch * len(federation.clients) * sum(BLOCK_WIDTHS)  # the inputs of the layers, for one batch
     seconds = later + max(0.0, first - later) / shape.epochs
     return float(seconds), (estimate["bytes_per_step"] + once / shape.epochs) / 1e6
@@ -83,9 +83,9 @@ def _run(plan: LayerPlan, federation: Federation, network: str) -> tuple[list[fl
     with tempfile.TemporaryDirectory() as directory:
         result = refmpc.run(
             gl_bmf.servers,
-            server_jobs(plan, Path(directory), keep=False),
+            gl_bmf.server_jobs(plan, Path(directory), keep=0),
             parties="processes",
-            clients=client_jobs(plan, federation, None),
+            clients=gl_bmf.METHOD.clients(plan, federation),
             network=network,
             releases=plan.releases,
             parameters=plan.public_parameters(),

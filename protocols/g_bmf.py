@@ -8,4 +8,4 @@ from protocols.run.launch import main
 __all__: list[str] = []
 
 if __name__ == "__main__":
-    main("g_bmf", g_bmf.__doc__)
+    main(g_bmf.METHOD.facts.name, g_bmf.__doc__)

@@ -8,4 +8,4 @@ from protocols.run.launch import main
 __all__: list[str] = []
 
 if __name__ == "__main__":
-    main("g_shuff", g_shuff.__doc__)
+    main(g_shuff.METHOD.facts.name, g_shuff.__doc__)

@@ -13,11 +13,11 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, Self
 
 from accel.validate import require
-from protocols.methods.facts import FACTS, SECURE, Facts, facts
 from vfl.alignment import MATCHINGS
 from vfl.data.sets import DATA_SETS
 from vfl.local.config import LOCAL_MODELS
 from vfl.local.lora import ALL_LAYERS
+from vfl.methods import FACTS, SECURE, Facts, facts
 from vfl.settings import Setting, check_settings, setting, settings_of
 from vfl.training import SETTINGS as PAPER_SETTINGS
 from vfl.training import TrainingConfig

@@ -36,3 +36,27 @@ def test_a_private_name_of_another_room_is_seen():
     assert list(private_imports("vfl.twins", "def f():\n    from vfl.dp.slack import _room, good")) == [
         "vfl.dp.slack: _room"
     ]
+
+
+NAMES_OF_METHODS = {"g_bmf", "g_shuff", "gl_bmf", "gl_sub"}
+MAY_NAME_METHODS = ("protocols/methods/", "vfl/methods.py")
+
+
+def named_methods(text: str) -> list[str]:
+    """Literals that are a method's name: whoever wants to know something of a method asks for what it can do (``vfl.methods``)."""
+    return [
+        node.value
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value in NAMES_OF_METHODS
+    ]
+
+
+def test_methods_are_named_in_methods_only():
+    found = {
+        str(path): names
+        for package in ("protocols", "vfl")
+        for path in sorted((ROOT / package).rglob("*.py"))
+        if not str(path.relative_to(ROOT)).startswith(MAY_NAME_METHODS)
+        and (names := named_methods(path.read_text("utf-8")))
+    }
+    assert not found and named_methods('if plan.protocol == "g_shuff": pass') == ["g_shuff"]

@@ -15,11 +15,10 @@ from vfl.dp import (
     for_one_row,
     workload_factorisation,
 )
+from vfl.methods import facts
 from vfl.training import Schedule, TrainingConfig
 
 __all__ = ["calibrate_run", "choose_factorisation", "choose_schedule", "has_secret_order"]
-
-_INDEPENDENT = ("g_shuff", "gl_sub")  # batches in no fixed order: noise of one step cannot cancel that of another
 
 
 def has_secret_order(protocol: str, training: TrainingConfig) -> bool:
@@ -28,12 +27,12 @@ def has_secret_order(protocol: str, training: TrainingConfig) -> bool:
     A dummy must contribute exactly nothing, which holds for one layer with factored gradients.
     """
     simple = not training.hidden and training.gradients == "factored"
-    if protocol == "g_shuff":
+    if facts(protocol).takes("a new order in every epoch"):
         return simple and training.accounting == "proven"
     if training.order == "fixed":
         return False
     require(
-        protocol == "g_bmf",
+        facts(protocol).takes("a secret order"),
         "order",
         training.order,
         f"'fixed' in {protocol}",
@@ -62,9 +61,10 @@ def _padding(schedule: Schedule) -> Padding:
 
 def choose_factorisation(protocol: str, training: TrainingConfig, schedule: Schedule) -> Factorisation:
     """Which correlated noise the steps of this run get."""
-    kind = "identity" if protocol in _INDEPENDENT else training.factorisation
+    correlated = facts(protocol).takes("correlated noise")  # else the noise of one step cannot cancel that of another
+    kind = training.factorisation if correlated else "identity"
     workload = {"weight_decay": training.weight_decay, "momentum": training.momentum}
-    if schedule.dummies and protocol not in _INDEPENDENT:
+    if schedule.dummies and correlated:
         epsilon, delta = for_one_row(training.epsilon, training.delta, training.rows_per_person)
         return amplified_factorisation(
             kind,
@@ -103,10 +103,10 @@ def calibrate_run(
             schedule.epochs,
             slack,
             training.noise,
-            every_epoch=protocol == "g_shuff",
+            every_epoch=facts(protocol).takes("a new order in every epoch"),
             rows_per_person=training.rows_per_person,
         )
-    if protocol == "g_shuff":
+    if facts(protocol).takes("a new order in every epoch"):
         return calibrate_shuffled(
             training.epsilon,
             training.delta,

@@ -24,7 +24,7 @@ DOORS = ("command", "file", "api")
 class Setting:
     """One option. ``several``: a tuple of such values. ``optional``: None means that the run chooses.
 
-    ``needs``: what a method must be able to do for the option to mean something (``protocols.methods.facts``). ``doors``: where users
+    ``needs``: what a method must be able to do for the option to mean something (``vfl.methods``). ``doors``: where users
     give it. ``usual``: what holds at a door where nothing is given, if that is not ``default``; None is
     chosen from public sizes.
     """

@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.console import Console
 
-from protocols.run import gl_launch, launch
+from protocols.run.launch import launch
 from protocols.settings import RunOptions
 from vfl.federation import Federation
 from vfl.training import TrainingConfig
@@ -24,8 +24,7 @@ def run_secure(cell: Any, federation: Federation, config: TrainingConfig) -> dic
             cell.method, config.with_(dtype="float64"), local_update=cell.variant if cell.method == "gl_bmf" else "released", twin=True,
             out=folder, timeout=300.0,
         )  # fmt: skip
-        start = gl_launch.launch if cell.method == "gl_bmf" else launch.launch
-        report = start(options, federation, Console(stderr=True, quiet=True))
+        report = launch(options, federation, Console(stderr=True, quiet=True))
     phases = report.phases()
     return {
         "accuracy": report.accuracy,

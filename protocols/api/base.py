@@ -22,7 +22,6 @@ from protocols.api.account import charge, warn_of_clipping, warn_of_noise, warn_
 from protocols.api.backends import BACKENDS, train
 from protocols.api.estimate import Estimate, estimate_of
 from protocols.api.inputs import Blocks, Columns, is_blocks, learn_columns, texts_of, with_ids
-from protocols.methods.facts import SECURE, facts
 from protocols.methods.prediction import OUTPUTS
 from protocols.plan.combinations import usual_task
 from protocols.plan.run_plan import Plan, plan_run
@@ -34,6 +33,7 @@ from vfl.evaluation import Evaluation
 from vfl.federation import Federation
 from vfl.gradients import GlobalModel
 from vfl.local.client import make_clients
+from vfl.methods import G_BMF, SECURE, facts
 from vfl.settings import Setting
 from vfl.tables import Label
 from vfl.training import TrainingConfig
@@ -45,7 +45,7 @@ PROTOCOLS = tuple(name for name in SECURE if facts(name).takes("frozen rows"))
 
 
 OWN: dict[str, Any] = {
-    "parties": 2, "backend": "local", "protocol": "g_bmf", "schemas": None, "public": None, "id_column": None, "id_rule": "text",
+    "parties": 2, "backend": "local", "protocol": G_BMF, "schemas": None, "public": None, "id_column": None, "id_rule": "text",
     "federation": None, "party": None, "budget": None, "random_state": None,
 }  # fmt: skip
 

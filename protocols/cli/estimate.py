@@ -21,7 +21,6 @@ from protocols.federation.public_plan import plan_for
 from protocols.federation.read import load
 from protocols.plan.gl_plan import LayerPlan
 from protocols.run.calibration import calibrate, forecast, print_forecast
-from protocols.run.gl_launch import layer_estimate
 from protocols.run.report import estimate, size_in_words
 from protocols.run.timing_run import measure_trials
 from refmpc.net.emulation import PROFILES
@@ -52,7 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
     network = require_choice("--network", arguments.network, PROFILES)
     plan = plan_for(config, require_integer("--rows", arguments.rows, 1))
     layers = isinstance(plan, LayerPlan)
-    found = layer_estimate(plan) if isinstance(plan, LayerPlan) else estimate(plan, keeps_steps=True)
+    found = estimate(plan, keeps_steps=True)
     expected = None
     if not layers and not arguments.no_calibration:
         expected = forecast(
@@ -77,5 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
     if expected is not None:
         print_forecast(expected, network, console)
     elif layers:
-        console.print("Time is not estimated for gl_bmf: its clients compute in every step.", style="dim")
+        console.print(
+            f"Time is not estimated for {config.run.protocol}: its clients compute in every step.", style="dim"
+        )
     return 0

@@ -22,11 +22,10 @@ from accel.files import private_folder
 from accel.validate import require
 from protocols.client.columns import OwnColumns
 from protocols.client.commitment import ColumnsChanged
-from protocols.client.gl_client import LayerClientJob, TrainedClient, receive_end
+from protocols.client.gl_client import LayerClientJob, TrainedClient, client_program, receive_end
 from protocols.client.people import people_tag
 from protocols.federation.public_plan import local_update, starting_layers
 from protocols.log import Log
-from protocols.methods.registry import protocol
 from protocols.net.backoff import Backoff
 from protocols.net.live_channels import HANDOVER
 from protocols.net.server_calls import SERVERS, Beat, ServerCalls
@@ -174,7 +173,7 @@ class LiveCalls(ServerCalls):
         connections: dict[Any, socket.socket] = {s: channel.connection for s, channel in self._channels.items()}
         transport = SocketTransport(connections, self.timeout)
         try:
-            program = protocol(job.plan.protocol).client
+            program = client_program
             trained: TrainedClient = play_client(self._identity.name, transport, program, _anew(job))[0]
             return trained
         finally:

@@ -158,7 +158,7 @@ class _Table:
 
     def _made(self, name: str, shape: tuple[int, int], bits: int) -> ArithmeticTensor | StoredTensor:
         if self._folder is not None:
-            shuffled = self._plan.protocol == "g_shuff" or self._plan.secret_order
+            shuffled = self._plan.shuffles > 0
             return self._folder.tensor(self._party, name, shape, bits, shuffled=shuffled)
         return ArithmeticTensor(self._party, np.zeros((2, *shape), dtype=np.uint64), bits)
 

@@ -12,7 +12,6 @@ from accel.validate import require
 from protocols.federation.public_rows import public_rows_of
 from protocols.federation.read import FederationConfig
 from protocols.log import Log
-from protocols.methods.facts import facts
 from protocols.plan.gl_plan import LayerPlan, plan_from_facts
 from protocols.plan.gl_shapes import AdapterShape, LayerFacts, PublicLayers, start_digest
 from protocols.plan.public_rows import with_public_rows
@@ -23,6 +22,7 @@ from vfl.defaults import AUTOMATIC, chosen_training
 from vfl.dp.claim import WARNING, Claim
 from vfl.local.client import LocalUpdate, initial_layers
 from vfl.local.lora import ParallelLora
+from vfl.methods import GL_BMF, facts
 from vfl.training import TrainingConfig
 
 __all__ = [
@@ -169,6 +169,6 @@ def starting_layers(config: FederationConfig, place: int) -> ParallelLora:
 
 def _layers(config: FederationConfig) -> RunConfig:
     layers = config.run.layers
-    require(layers is not None, "[run] protocol", config.run.protocol, "'gl_bmf', where clients train layers")
+    require(layers is not None, "[run] protocol", config.run.protocol, f"{GL_BMF!r}, where clients train layers")
     assert layers is not None
     return layers

@@ -30,11 +30,11 @@ from protocols.federation.schema import (
     did_you_mean,
     split_address,
 )
-from protocols.methods.facts import SECURE, facts
 from protocols.plan.combinations import refuse_combination, refuse_measuring, usual_task
 from protocols.settings import agreed_options, declared, refuse_what_is_not_taken
 from vfl.defaults import AUTOMATIC, table_row_bound
 from vfl.losses import output_count
+from vfl.methods import SECURE, facts
 from vfl.training import TrainingConfig
 
 __all__ = [

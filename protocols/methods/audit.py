@@ -31,12 +31,10 @@ import numpy.typing as npt
 
 import refmpc
 from accel.validate import require_choice, require_integer, require_real
-from protocols.client.upload import ClientJob, receive_rows
-from protocols.methods.registry import PROTOCOLS
-from protocols.plan.gl_plan import LayerPlan, plan_layer_run
-from protocols.plan.run_plan import Plan, plan_run
+from protocols.client.upload import receive_rows
+from protocols.methods.registry import METHODS, method
+from protocols.plan.run_plan import Plan
 from protocols.plan.scales import EMBEDDING_BITS, RELEASE_BITS
-from protocols.run.gl_launch import client_jobs, server_jobs
 from protocols.server.gl_training import OpenLayerRun, SecretLayerRun
 from protocols.server.open_training import OpenTrainingRun
 from protocols.server.server_noise import insecure_total_noise
@@ -139,7 +137,7 @@ def _words(tensor: ArithmeticTensor) -> np.ndarray:
 
 
 async def _servers(party: Party, job: ServerJob) -> Observation:
-    train = PROTOCOLS[job.plan.protocol].train
+    train = method(job.plan.protocol).train
     with (ObservedOpenRun if job.plan.opens_sums else ObservedRun)(party, job) as run:
         await train(run, await receive_rows(party, job.plan, None, run.directory))
     return run.seen
@@ -147,7 +145,7 @@ async def _servers(party: Party, job: ServerJob) -> Observation:
 
 async def _layer_servers(party: Party, job: Any) -> Observation:
     with (ObservedOpenLayerRun if job.plan.opens_sums else ObservedLayerRun)(party, job) as run:
-        await PROTOCOLS[job.plan.protocol].train(run)
+        await method(job.plan.protocol).train(run)
     return run.seen
 
 
@@ -182,13 +180,11 @@ def _plan(protocol: str, epsilon: float, delta: float, weights: str) -> Plan:
         accounting="any-order",
         weights=weights,
     )
-    federation = _canaries(np.ones(CANARIES, dtype=bool), protocol == "gl_bmf")
+    federation = _canaries(np.ones(CANARIES, dtype=bool), method(protocol).stays)
     with warnings.catch_warnings():
         # of the canaries' number only: a large δ makes the audit sharp, as what decides is seen often
         warnings.simplefilter("ignore", DeltaWarning)
-        if protocol == "gl_bmf":
-            return plan_layer_run(federation, training)
-        return plan_run(protocol, federation, training)
+        return method(protocol).plan(federation, training)
 
 
 # one run -----------------------------------------------------------------------------------------
@@ -196,23 +192,9 @@ def _plan(protocol: str, epsilon: float, delta: float, weights: str) -> Plan:
 
 def _run(plan: Plan, federation: Federation, directory: Path) -> list[Observation]:
     """The three servers' notes of one run in threads."""
-    if isinstance(plan, LayerPlan):
-        program: Any = _layer_servers
-        jobs: Any = server_jobs(plan, directory, keep=False)
-        clients: Any = client_jobs(plan, federation, None)
-    else:
-        program, jobs = _servers, [ServerJob(plan, directory / f"server-{i}", 0) for i in range(3)]
-        clients = {
-            client.name: (
-                PROTOCOLS[plan.protocol].client,
-                ClientJob(
-                    plan,
-                    client.embedding_rows(),
-                    client.one_hot_rows(slice(None), CLASSES) if client.is_label_client else None,
-                ),
-            )
-            for client in federation.clients
-        }
+    chosen = method(plan.protocol)
+    program = _layer_servers if chosen.stays else _servers
+    jobs, clients = chosen.server_jobs(plan, directory, 0, True), chosen.clients(plan, federation)
     return refmpc.run(program, jobs, clients=clients, releases=plan.releases, timeout=120).outputs
 
 
@@ -280,7 +262,7 @@ def protocol_scores(
     ``seed`` fixes which canaries are there; noise and masks are always fresh. About half a second a run. ``weights``: open,
     unless given.
     """
-    require_choice("protocol", protocol, PROTOCOLS)
+    require_choice("protocol", protocol, METHODS)
     require_real("noise_scale", noise_scale, 0, open_low=True)
     runs = math.ceil(require_integer("trials", trials, 1) / CANARIES)
     plan = _plan(protocol, epsilon, delta, weights or "open")
@@ -289,7 +271,7 @@ def protocol_scores(
     values, worlds, opened = [], [], []
     for number in range(runs):
         present = coins.random(CANARIES) < 0.5
-        federation = _canaries(present, protocol == "gl_bmf")
+        federation = _canaries(present, method(protocol).stays)
         with tempfile.TemporaryDirectory(prefix="audit-") as folder:
             seen = _run(weak, federation, Path(folder))
             stream = ServerDirectory(Path(folder) / f"server-{number % 3}").noise_stream(weak.fingerprint)

@@ -11,14 +11,17 @@ from __future__ import annotations
 import numpy as np
 
 from protocols.client.upload import receive_rows
+from protocols.methods.method import Method, frozen_rows, plan_of
 from protocols.server.open_training import training_run
 from protocols.server.training import ServerJob, TrainingRun
 from protocols.state.shuffled_rows import shuffle_rows
 from protocols.state.stored_rows import RowFolder, StoredRows
 from protocols.step.secret_step import SharedRows
 from refmpc import Party
+from vfl.methods import FACTS, G_BMF
+from vfl.twins import train_g_bmf
 
-__all__ = ["servers", "train"]
+__all__ = ["METHOD", "servers", "train"]
 
 
 async def servers(party: Party, job: ServerJob) -> list[np.ndarray]:
@@ -40,3 +43,13 @@ async def train(run: TrainingRun, rows: SharedRows | StoredRows) -> list[np.ndar
                 run.keep_shuffled(0, rows)
         await run.gradient_step(rows.batch(plan.schedule.rows(step)))
     return await run.release()
+
+
+METHOD = Method(
+    FACTS[G_BMF],
+    plan=plan_of(G_BMF),
+    servers=servers,
+    train=train,
+    twin=train_g_bmf,
+    **frozen_rows,
+)

@@ -50,6 +50,7 @@ from refmpc.net.framing import printable
 from refmpc.net.tls import parse, receive, send, set_socket_options
 from vfl.alignment import has_the_group, matching_costs
 from vfl.dp.baselines import AS_IF_POISSON
+from vfl.methods import facts
 
 __all__ = ["PEER_CHECKS", "Finding", "check_own_files", "check_peer"]
 
@@ -185,7 +186,7 @@ def check_privacy(config: FederationConfig, name: str) -> Finding:
     found = (
         f"ε = {training.epsilon:g}, δ = {training.delta:g}, for fewer than {rows:,} common rows: δ must be below 1/n"
     )
-    if config.run.protocol == "g_shuff" and training.accounting == "paper":
+    if facts(config.run.protocol).takes("a new order in every epoch") and training.accounting == "paper":
         way_out = 'take accounting = "proven" (its default), whose ε is that of the secret order'
         return Finding(name, "privacy", "warning", f"{found}; this ε is {AS_IF_POISSON}", way_out)
     return Finding(name, "privacy", "ok", found)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from accel.validate import require
-from protocols.methods.facts import Facts
+from vfl.methods import Facts, facts
 from vfl.run_mechanism import has_secret_order
 from vfl.training import TrainingConfig
 
@@ -19,9 +19,15 @@ __all__ = ["refuse_combination", "refuse_measuring", "usual_task"]
 def refuse_combination(protocol: str, training: TrainingConfig) -> None:
     """Raise ``InvalidArgument`` if no plan of ``protocol`` can have these parameters."""
     way_out = "its order is always secret: leave it out, and choose how it is counted by accounting"
-    require(protocol != "g_shuff" or training.order == "fixed", "order", training.order, "absent in g_shuff", way_out)
+    require(
+        not facts(protocol).takes("a new order in every epoch") or training.order == "fixed",
+        "order",
+        training.order,
+        f"absent in {protocol}",
+        way_out,
+    )
     has_secret_order(protocol, training)  # refuses a secret order that there is none of
-    if protocol == "gl_bmf":
+    if facts(protocol).takes("layers"):
         _refuse_for_layers(training)
         return
     require(

@@ -23,6 +23,7 @@ from vfl.dp import CalibratedNoise, Claim, FixedPointSlack, labels_only_claim, w
 from vfl.dp.claim import ROW_BOUND_CHECKED_IN_STEPS, ROW_BOUND_TRUSTED
 from vfl.federation import Federation
 from vfl.local.client import LocalUpdate
+from vfl.methods import GL_BMF
 from vfl.run_mechanism import calibrate_run, choose_factorisation, choose_schedule
 from vfl.training import TrainingConfig
 
@@ -142,8 +143,8 @@ def plan_layer_run(federation: Federation, training: TrainingConfig, bounds: Fac
 
 def plan_from_facts(facts: LayerFacts, training: TrainingConfig, bounds: FactorBounds | None = None) -> LayerPlan:
     """Calibrate the noise with the slack of the arithmetic that will run, and choose all scales; or refuse."""
-    refuse_combination("gl_bmf", training)
-    schedule = choose_schedule("gl_bmf", training, facts.num_samples)
+    refuse_combination(GL_BMF, training)
+    schedule = choose_schedule(GL_BMF, training, facts.num_samples)
     shapes = tuple(client.shape(training.gradients) for client in facts.clients)
     for client, shape in zip(facts.clients, shapes, strict=True):
         entries = training.batch_size * shape.width * shape.parameters
@@ -154,7 +155,7 @@ def plan_from_facts(facts: LayerFacts, training: TrainingConfig, bounds: FactorB
             f"at most {MOST_ENTRIES}, 256 MB of shares at each server",
             "train a smaller layer, use smaller batches, or LoRA layers with factored gradients",
         )
-    factorisation = choose_factorisation("gl_bmf", training, schedule)
+    factorisation = choose_factorisation(GL_BMF, training, schedule)
     parameters = (facts.width + 1) * facts.classes + sum(shape.parameters for shape in shapes)
 
     def calibrate(row_bound: float, clip_rounding: float, overflow: float) -> CalibratedNoise:
@@ -171,7 +172,7 @@ def plan_from_facts(facts: LayerFacts, training: TrainingConfig, bounds: FactorB
             clip_rounding=clip_rounding,
             overflow_probability=overflow,
         )
-        return calibrate_run("gl_bmf", training, schedule, factorisation, slack)
+        return calibrate_run(GL_BMF, training, schedule, factorisation, slack)
 
     # the ranges depend on the noise, and the noise (a little) on the ranges: plan for 1 % more noise than was found
     noise = calibrate(facts.row_bound, 0.0, 0.0)
@@ -202,7 +203,7 @@ def plan_from_facts(facts: LayerFacts, training: TrainingConfig, bounds: FactorB
         kept.append(f"the Jacobians of their layers within a public bound ({limits.jacobian:g})")
     enforced = f"{KEPT} {' and '.join(kept)}"
     plan = LayerPlan(
-        protocol="gl_bmf",
+        protocol=GL_BMF,
         training=training,
         schedule=schedule,
         factorisation=factorisation,

@@ -14,6 +14,7 @@ import numpy as np
 from accel.validate import require, require_integer
 from protocols.plan.run_plan import Plan
 from protocols.plan.scales import EMBEDDING_BITS
+from vfl.methods import facts
 
 __all__ = ["PublicRows", "with_public_rows"]
 
@@ -57,7 +58,7 @@ class PublicRows:
 def with_public_rows(plan: Plan, rows: PublicRows) -> Plan:
     """A plan whose run is measured on ``rows`` after every epoch; its claim says so. Open weights only."""
     require(
-        plan.opens_sums and plan.protocol != "gl_bmf",
+        plan.opens_sums and facts(plan.protocol).takes("public rows"),
         "public rows",
         f"{len(rows)} with protocol {plan.protocol!r} and weights {plan.training.weights!r}",
         "given to g_bmf or g_shuff with open weights",

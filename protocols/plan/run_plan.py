@@ -40,6 +40,7 @@ from vfl.dp import (
 from vfl.dp.claim import ROW_BOUND_CHECKED, ROW_BOUND_TRUSTED
 from vfl.gradients import GlobalModel
 from vfl.losses import output_count, shared_labels
+from vfl.methods import facts
 from vfl.run_mechanism import calibrate_run, choose_factorisation, choose_schedule
 from vfl.training import Schedule, TrainingConfig
 
@@ -197,6 +198,23 @@ class Plan:
     def secret_order(self) -> bool:
         """Whether rows and dummies are shuffled in secret, and the claim counts on it."""
         return self.schedule.dummies > 0
+
+    @property
+    def shuffles_epochs(self) -> bool:
+        """Whether every epoch has a secret order of its own."""
+        return facts(self.protocol).takes("a new order in every epoch")
+
+    @property
+    def shuffles(self) -> int:
+        """How often rows are shuffled in secret."""
+        return self.schedule.epochs if self.shuffles_epochs else int(self.secret_order)
+
+    def resumable(self, every: int) -> int:
+        """Checkpoints every so many steps, where a run can go on: not within an epoch whose order is a secret permutation that is not
+        kept. With open weights it is kept."""
+        if not every or not self.shuffles_epochs or self.opens_sums:
+            return every
+        return max(self.schedule.num_batches, every // self.schedule.num_batches * self.schedule.num_batches)
 
     @property
     def server_noise_std(self) -> float:

@@ -13,25 +13,21 @@ from __future__ import annotations
 
 import os
 import socket
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-import refmpc
 from accel.validate import require
-from protocols.client.upload import ClientJob, client_program
-from protocols.methods.registry import protocol
+from protocols.client.upload import ClientJob
 from protocols.plan.gl_plan import LayerPlan
 from protocols.plan.run_plan import Plan
 from protocols.run.phase_costs import phase_costs
-from protocols.server.training import ServerJob
+from protocols.run.session import Session, Where
 from refmpc.net.emulation import NetworkProfile, network_profile
 from vfl.alignment import align_as_leader, align_as_member, matching_costs
 from vfl.tables import Ids
@@ -143,7 +139,7 @@ def _by_phase(measured: Mapping[str, float]) -> dict[str, float]:
 
 def _count(name: str, rows: int, steps: int, plan: Plan) -> int:
     """What the seconds of a phase grow with."""
-    if name == "shuffle" and plan.protocol == "g_shuff":  # in every epoch
+    if name == "shuffle" and plan.shuffles_epochs:  # in every epoch
         return steps * plan.schedule.batch_size
     return steps if name == "training" else rows
 
@@ -173,7 +169,7 @@ def measure_here(checkpoint_every: int = 100, *, synced: bool = True, tls: bool 
 def _measure(plan: Plan, every: int, synced: bool, tls: bool) -> dict[str, float]:
     """Seconds of every phase of the ledger, with random rows."""
     random = np.random.default_rng(0)
-    count, clients = plan.schedule.num_samples, {}
+    count, jobs = plan.schedule.num_samples, {}
     for name, width, bound in zip(plan.client_names, plan.client_widths, plan.client_bounds, strict=True):
         rows = random.normal(size=(count, width))
         rows *= 0.9 * bound / np.linalg.norm(rows, axis=1, keepdims=True)
@@ -182,13 +178,9 @@ def _measure(plan: Plan, every: int, synced: bool, tls: bool) -> dict[str, float
             regression = plan.training.task == "regression"
             own = random.uniform(-1, 1, count) if regression else random.integers(0, plan.classes, count)
             labels = plan.labels_to_share(own)
-        clients[name] = client_program, ClientJob(plan, rows, labels)
-    program = protocol(plan.protocol).servers
-    with tempfile.TemporaryDirectory(prefix="ppvfl-calibrates-") as folder:
-        jobs = [ServerJob(plan, Path(folder) / f"server-{i}", every, synced) for i in range(3)]
-        result = refmpc.run(
-            program, jobs, clients=clients, parties="processes", tls=tls, releases=plan.releases, timeout=_TIMEOUT
-        )
+        jobs[name] = ClientJob(plan, rows, labels)
+    where = Where(tls=tls, timeout=_TIMEOUT, checkpoint_every=every, synced=synced)
+    result = Session(plan, where).play(jobs)
     return elapsed([{name: phase.seconds for name, phase in ledger.phases.items()} for ledger in result.ledgers])
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,67 +15,36 @@ from rich.console import Console
 import accel
 import refmpc
 from accel.errors import InvalidArgument, PpvflError
-from accel.files import write_text
+from accel.files import private_folder, write_arrays, write_text
 from accel.validate import require
-from protocols.client.upload import ClientJob
-from protocols.methods.registry import protocol
+from protocols.methods.gl_bmf import client_directory
+from protocols.methods.registry import method
+from protocols.plan.gl_plan import LayerPlan
+from protocols.plan.gl_shapes import JacobianShape
 from protocols.plan.run_plan import Plan
 from protocols.run.calibration import Forecast, calibrate, forecast, measure_here
 from protocols.run.curves import Timeline
+from protocols.run.data import make_federation, measured_plan
 from protocols.run.exit import leaving
-from protocols.run.options import RunOptions, parse_options
+from protocols.run.options import parse_options
 from protocols.run.progress import ProgressBars
-from protocols.run.public_split import measured_plan, set_aside, with_public
 from protocols.run.report import NoiseChoice, RunReport, estimate, print_estimate, print_report, write_report
 from protocols.run.run_log import RunLog
+from protocols.run.session import Session, Where
 from protocols.server.open_training import durability
-from protocols.server.server_noise import insecure_total_noise
-from protocols.server.training import ServerJob
-from protocols.state.checkpoint import ServerDirectory
+from protocols.settings import RunOptions
 from protocols.state.run_identity import require_same_run
 from refmpc.launch.processes import start_ahead
-from vfl.data.sets import load_data, load_embeddings
-from vfl.federation import Federation, build_federation
+from vfl.federation import Federation
 from vfl.gradients import GlobalModel
-from vfl.local.config import LocalModelConfig
 from vfl.losses import score_in_words
-from vfl.twins import TwinResult, train_g_bmf, train_g_shuff
+from vfl.twins import TwinResult
 
-__all__ = ["Command", "execute", "launch", "main", "main_in_the_clear", "make_federation", "run_directory"]
-
-
-def _twin_accuracy(options: RunOptions, plan: Plan, federation: Federation, directory: Path) -> float:
-    """Train the plaintext twin. G-BMF's gets the servers' own noise, which lies on this machine; the secret order of
-    G-Shuff, and joint noise, lie nowhere, so their twins draw their own."""
-    if options.protocol == "g_shuff":
-        return train_g_shuff(federation, options.training, norm_limit=plan.scales.norm_limit).test_accuracy
-    if options.training.noise == "joint":
-        return train_g_bmf(federation, options.training, norm_limit=plan.scales.norm_limit).test_accuracy
-    streams = [ServerDirectory(directory / f"server-{i}").noise_stream(plan.fingerprint) for i in range(3)]
-    noise = insecure_total_noise(plan, streams)
-    return train_g_bmf(federation, options.training, noise=noise, norm_limit=plan.scales.norm_limit).test_accuracy
-
-
-def make_federation(options: RunOptions) -> Federation:
-    """Data, local models and bounded embeddings, as the clients hold them."""
-    if options.embeddings is not None:
-        data = load_embeddings(options.embeddings, num_clients=options.clients)
-    else:
-        data = load_data(
-            options.data, num_clients=options.clients, data_root=options.data_root, seed=options.training.seed
-        )
-    federation = build_federation(
-        set_aside(data, options),
-        LocalModelConfig(kind=options.local_model, weights=options.local_weights),
-        row_bound=options.row_bound,
-        row_rule=options.row_rule,
-        seed=options.training.seed,
-    )
-    return with_public(federation, len(data.test_labels))
+__all__ = ["launch", "main", "main_in_the_clear", "run_directory"]
 
 
 def _plan(options: RunOptions, federation: Federation) -> Plan:
-    plan = protocol(options.protocol).plan(federation, options.training)
+    plan = method(options.protocol).plan(federation, options.training)
     require(
         not (options.twin and options.patience),
         "patience",
@@ -88,51 +57,9 @@ def _plan(options: RunOptions, federation: Federation) -> Plan:
 
 
 def launch(options: RunOptions, federation: Federation, console: Console) -> RunReport:
-    """Run one protocol to its end. Everything that can be refused is refused before a value is shared."""
-    chosen = protocol(options.protocol)
-    plan = _plan(options, federation)
-    every, synced = options.checkpoint_every, options.durability == "power"
-    if options.protocol == "g_shuff" and every and not plan.opens_sums:
-        # within an epoch the order is one secret permutation that is not kept: only its boundaries can be resumed from
-        batches = plan.schedule.num_batches
-        every = max(batches, every // batches * batches)
-    directory = run_directory(options)
-    used = slice(0, plan.schedule.num_samples)
-    clients = {
-        client.name: (
-            chosen.client,
-            ClientJob(
-                plan,
-                client.embedding_rows(used),
-                plan.labels_to_share(client.label_rows(used)) if client.is_label_client else None,
-            ),
-        )
-        for client in federation.clients
-    }
-    jobs = [ServerJob(plan, directory / f"server-{i}", every, synced) for i in range(3)]
-    kept = durability(plan, every, synced)
-    way_on = f"continue with: python -m protocols.{options.protocol} --resume {directory}"
-    if plan.opens_sums and not every:
-        way_on = "start a new run; with --checkpoint-every it could be continued"
-    result, seconds, timeline = execute(options, plan, directory, chosen.servers, jobs, clients, console, way_on)
-    layers: list[np.ndarray] = result.client_outputs[plan.client_names[0]]
-    accuracy = GlobalModel(layers).accuracy(federation.test_rows(), federation.test_labels, options.training.task)
-    twin = _twin_accuracy(options, plan, federation, directory) if options.twin else None
-    notes = (*federation.notes, *([kept] if kept else []))
-    return RunReport(options, plan, directory, layers, accuracy, twin, result.ledgers, seconds, notes, timeline)
-
-
-def execute(
-    options: RunOptions,
-    plan: Plan,
-    directory: Path,
-    servers: Callable[..., Any],
-    jobs: Sequence[Any],
-    clients: Mapping[str, tuple[Callable[..., Any], Any]],
-    console: Console,
-    way_on: str,
-) -> tuple[refmpc.RunResult, float, Timeline]:
-    """Run servers and clients with progress and log. A failure is noted in the log and carries ``way_on``."""
+    """Run one method to its end, with progress and log. A failure is noted in the log and says how to go on."""
+    plan, directory = _plan(options, federation), run_directory(options)
+    session = Session(plan, Where.of(options), directory)
     require_same_run(directory, plan)  # before the log names a claim
     timeline, begun = Timeline(), time.perf_counter()
     with RunLog(directory / "run.log") as log, ProgressBars(console, options.json) as show:
@@ -143,24 +70,48 @@ def execute(
                 listener(peer, message)
 
         try:
-            result = refmpc.run(
-                servers,
-                jobs,
-                parties=options.parties,
-                clients=clients,
-                network=options.network,
-                releases=plan.releases,
-                parameters=plan.public_parameters(),
-                tls=options.tls,
-                timeout=options.timeout,
-                on_report=on_report,
-            )
+            found = session.fit(federation, on_report, resumes=options.resume is not None)
         except refmpc.RefmpcError as error:
-            error.add_note(way_on)
+            error.add_note(session.way_on())
             raise
         seconds = time.perf_counter() - begun
-        log.end(result.ledgers[0], seconds)
-    return result, seconds, timeline
+        log.end(found.run.ledgers[0], seconds)
+    _keep_own_layers(plan, directory, found.run.client_outputs, console)
+    accuracy = GlobalModel(found.layers).accuracy(
+        found.federation.test_rows(), federation.test_labels, options.training.task
+    )
+    twin = session.twin(federation).test_accuracy if options.twin else None
+    notes = (*federation.notes, *_notes(plan, session.where))
+    return RunReport(
+        options, plan, directory, found.layers, accuracy, twin, found.run.ledgers, seconds, notes, timeline
+    )
+
+
+def _keep_own_layers(plan: Plan, directory: Path, outputs: Mapping[str, Any], console: Console) -> None:
+    """Without its own layers the global model is of no use to a client that trains some."""
+    for name, output in outputs.items() if isinstance(plan, LayerPlan) else ():
+        if output.warning:
+            console.print(f"{name}: {output.warning}", style="yellow", markup=False)
+        own = client_directory(directory, name)
+        private_folder(own)
+        write_arrays(own / "layers.npz", output.layers, private=True)
+
+
+def _notes(plan: Plan, where: Where) -> list[str]:
+    notes = []
+    if isinstance(plan, LayerPlan):
+        written_out = sum(isinstance(shape, JacobianShape) for shape in plan.shapes)
+        how = f", Jacobians of {written_out} clients written out" if written_out else ""
+        notes.append(
+            f"local update: {plan.local_update.kind}{how}; each client gets the gradient of its own layers only"
+        )
+    if plan.opens_sums or not isinstance(plan, LayerPlan):
+        notes.append(durability(plan, plan.resumable(where.checkpoint_every), where.synced))
+    elif where.checkpoint_every:
+        notes.append(
+            "all three servers have every release on disk before any of them sends its part (files and names synced)"
+        )
+    return [note for note in notes if note]
 
 
 def run_directory(options: RunOptions) -> Path:
@@ -193,7 +144,7 @@ def _launch_beside_mpspdz(options: RunOptions, federation: Federation, console: 
         plain = options.training.task == "classification" and not options.training.class_weights
         require(plain, "task", options.training.task, "classification without class weights with MP-SPDZ")
         require(options.training.order == "fixed", "order", options.training.order, "fixed with MP-SPDZ")
-        require_small(protocol(options.protocol).plan(federation, options.training))
+        require_small(method(options.protocol).plan(federation, options.training))
         report = launch(options, federation, console)
         noise = noise_of_the_servers(report.plan, report.directory)
         theirs = train_with_mpspdz(system, report.plan, federation, noise, options.network)
@@ -209,15 +160,6 @@ def _launch_beside_mpspdz(options: RunOptions, federation: Federation, console: 
     return replace(report, notes=(*report.notes, note))
 
 
-@dataclass(frozen=True)
-class Command:
-    """What differs between the commands: how data are prepared, what a run would cost, and the run."""
-
-    federation: Callable[[RunOptions], Federation]
-    estimate: Callable[[RunOptions, Federation], tuple[Plan, dict[str, float]]]
-    launch: Callable[[RunOptions, Federation, Console], RunReport]
-
-
 def _estimate(options: RunOptions, federation: Federation) -> tuple[Plan, dict[str, float]]:
     plan = _plan(options, federation)
     return plan, estimate(plan, keeps_steps=options.checkpoint_every > 0)
@@ -229,19 +171,18 @@ def _forecast(plan: Plan, options: RunOptions) -> Forecast:
     return replace(found, seconds={name: seconds for name, seconds in found.seconds.items() if name != "align"})
 
 
-def _with_other_noise(options: RunOptions, federation: Federation, command: Command) -> NoiseChoice:
+def _with_other_noise(options: RunOptions, federation: Federation) -> NoiseChoice:
     """The same run with the other kind of noise, so that a user can trade; or why there is none."""
     other = "distributed" if options.training.noise == "joint" else "joint"
     changed = replace(options, training=options.training.with_(noise=other))
     try:
-        return NoiseChoice.of(*command.estimate(changed, federation))
+        return NoiseChoice.of(*_estimate(changed, federation))
     except InvalidArgument as error:
         return NoiseChoice(other, refused=str(error))
 
 
-def main(name: str, description: str | None, argv: list[str] | None = None, command: Command | None = None) -> None:
+def main(name: str, description: str | None, argv: list[str] | None = None) -> None:
     """The command ``python -m protocols.<name>``."""
-    command = command or Command(make_federation, _estimate, _launch_beside_mpspdz)
     options = parse_options(name, description, argv)
     if options.resume is not None:
         stored = json.loads((Path(options.resume) / "config.json").read_text())
@@ -254,27 +195,27 @@ def main(name: str, description: str | None, argv: list[str] | None = None, comm
             console.print("First start on this machine: compiling kernels, less than a minute.", style="dim")
         start_ahead("protocols.run.preload")
     try:
-        federation = command.federation(options)
+        federation = make_federation(options)
         if options.estimate:
-            plan, found = command.estimate(options, federation)
+            plan, found = _estimate(options, federation)
             expected = _forecast(plan, options) if options.calibrate else None
-            print_estimate(plan, options, console, found, _with_other_noise(options, federation, command), expected)
+            print_estimate(plan, options, console, found, _with_other_noise(options, federation), expected)
             return
-        report = command.launch(options, federation, console)
+        report = _launch_beside_mpspdz(options, federation, console)
     except PpvflError as error:
         raise leaving(name, error) from error
     write_report(report)
     print_report(report, console)
 
 
-def main_in_the_clear(method: str, description: str | None, train: Callable[..., TwinResult]) -> None:
+def main_in_the_clear(name: str, description: str | None, train: Callable[..., TwinResult]) -> None:
     """The command of a method without secure computation: same data and options, one process."""
-    options = parse_options(method, description)
+    options = parse_options(name, description)
     console = Console()
     try:
         result = train(make_federation(options), options.training, progress=not options.json)
     except PpvflError as error:
-        raise leaving(method, error) from error
+        raise leaving(name, error) from error
     if options.json:
         print(json.dumps(result.summary(), indent=2))
         return

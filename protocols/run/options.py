@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from accel.errors import InvalidArgument
-from protocols.methods.facts import Facts, facts
 from protocols.plan.combinations import refuse_combination, refuse_measuring, usual_task
 from protocols.run.exit import leaving
 from protocols.settings import RunOptions, add_arguments, declared, refuse_what_is_not_taken
 from protocols.version import add_version_option
 from vfl.data.sets import EMBEDDED_TABLES, NUMBERS, TWO_CLASSES
 from vfl.defaults import chosen_training, table_row_bound
+from vfl.methods import Facts, facts
 from vfl.training import SETTINGS, TrainingConfig
 
 __all__ = ["RunOptions", "parse_options"]

@@ -41,7 +41,7 @@ def phase_costs(plan: Plan, *, keeps_steps: bool = False) -> dict[str, Cost]:
     if plan.row_tests:
         found["verification"] = _verification(plan)
     found["norms"] = _norms(plan)
-    shuffles = plan.schedule.epochs if plan.protocol == "g_shuff" else int(plan.secret_order)
+    shuffles = plan.shuffles
     if shuffles:
         entries = plan.schedule.num_rows * (plan.width + 1 + plan.outputs + 1)
         rounds = 2 * len(refmpc.column_chunks((plan.schedule.num_rows, plan.width + 1)))

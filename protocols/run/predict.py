@@ -28,9 +28,9 @@ from protocols.methods.prediction import (
     plan_with_shares,
     servers,
 )
-from protocols.methods.registry import protocol
+from protocols.methods.registry import method
+from protocols.run.data import make_federation
 from protocols.run.exit import leaving
-from protocols.run.launch import make_federation
 from protocols.run.report import size_in_words
 from protocols.settings import RunOptions
 from protocols.state.checkpoint import ServerDirectory
@@ -40,6 +40,7 @@ from vfl.dp.claim import NO_CLAIM
 from vfl.federation import Federation
 from vfl.gradients import GlobalModel
 from vfl.losses import classes_of, score, score_name
+from vfl.methods import facts
 
 __all__ = ["FinishedRun", "load_run", "main", "predict"]
 
@@ -71,11 +72,11 @@ def load_run(directory: Path) -> FinishedRun:
         )
     options = RunOptions.from_dict(json.loads((directory / "config.json").read_text()))
     require(
-        options.protocol != "gl_bmf",
+        not facts(options.protocol).takes("layers"),
         "protocol of the run",
         options.protocol,
         "one with frozen local models",
-        "new rows of gl_bmf need the layers that each client has trained and keeps for itself",
+        "new rows need the layers that each client has trained and keeps for itself",
     )
     federation = make_federation(options)
     claim = (directory / "claim.txt").read_text().strip()
@@ -195,7 +196,7 @@ def _server_jobs(
             task=run.options.training.task,
         )
         return plan, [PredictionServerJob(plan, tuple(run.layers))] * 3
-    training = protocol(run.options.protocol).plan(run.federation, run.options.training)
+    training = method(run.options.protocol).plan(run.federation, run.options.training)
     shared = SharedModel.of(training.as_simulation() if run.options.twin else training)
     plan = plan_with_shares(
         shared,

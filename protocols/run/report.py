@@ -14,8 +14,11 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+import refmpc
 from accel.files import write_text
 from protocols.client.upload import shares_of_rows
+from protocols.plan.gl_plan import LayerPlan
+from protocols.plan.gl_shapes import JacobianShape
 from protocols.plan.run_plan import Plan
 from protocols.plan.scales import EMBEDDING_BITS
 from protocols.run.calibration import Forecast, print_forecast
@@ -169,7 +172,7 @@ def print_report(report: RunReport, console: Console) -> None:
     view.add_row(f"test {score_name(task)}", of_model)
     if report.twin_accuracy is not None:
         twin_noise = "given the servers' noise"
-        if plan.protocol == "g_shuff":
+        if plan.shuffles_epochs:
             twin_noise = "its own order and noise"
         elif plan.secret_order:
             twin_noise += ", an order of its own: nobody knows that of the run"
@@ -219,10 +222,12 @@ def estimate(plan: Plan, *, keeps_steps: bool = False) -> dict[str, float]:
 
     ``keeps_steps``: whether steps are kept on disk. Times are those of the network alone.
     """
+    if isinstance(plan, LayerPlan):
+        return _estimate_of_layers(plan)
     step, costs = step_cost(plan), phase_costs(plan, keeps_steps=keeps_steps)
     all_phases = total_cost(costs.values())
     checks = total_cost(costs[name] for name in ("verification", "norms") if name in costs)
-    shuffles = plan.schedule.epochs if plan.protocol == "g_shuff" else int(plan.secret_order)
+    shuffles = plan.shuffles
     history = 8 * plan.parameters * (plan.factorisation.bands + 128)
     if plan.training.noise == "joint":
         block = joint_block_rows(plan.parameters)
@@ -241,6 +246,35 @@ def estimate(plan: Plan, *, keeps_steps: bool = False) -> dict[str, float]:
         "memory_per_server": INTERPRETER + _rows_in_memory(plan, shuffles) + history,
         "seconds_lan": all_phases.rounds * 1e-3 + all_phases.bytes / 3 / (1e9 / 8),
         "seconds_wan": all_phases.rounds * 20e-3 + all_phases.bytes / 3 / (200e6 / 8),
+    }
+
+
+def _estimate_of_layers(plan: LayerPlan) -> dict[str, float]:
+    """Rounds, bytes and memory of a run, from a dry run of one step; uploads and layer gradients are per step here."""
+    step = step_cost(plan)
+    steps, batch = plan.schedule.num_steps, plan.schedule.batch_size
+    upload, blocks, written_out = 0, 0, 0
+    for shape in plan.shapes:
+        upload += 16 * batch * shape.width
+        if isinstance(shape, JacobianShape):
+            upload += 16 * batch * shape.width * shape.parameters
+            written_out += 16 * batch * shape.width * shape.parameters
+        else:
+            upload += 16 * (batch * (shape.stacked_rank + 1) + shape.width * shape.stacked_rank)
+            blocks += 16 * plan.schedule.num_samples * sum(shape.block_widths) if shape.with_down else 0
+    opening = refmpc.opening_bytes(plan.scales.truncated_bits) * sum(shape.parameters for shape in plan.shapes)
+    history = 8 * plan.parameters * (plan.factorisation.bands + 128)
+    bytes_per_step = step.bytes + upload + opening
+    return {
+        "rounds_per_step": step.rounds,
+        "bytes_per_step": bytes_per_step,
+        "rounds": step.rounds * steps,
+        "bytes": (step.bytes + opening) * steps,
+        "upload_bytes": upload * steps + blocks + 16 * plan.schedule.num_samples * plan.classes,
+        "shuffles": 0,
+        "memory_per_server": written_out + blocks + 16 * plan.schedule.num_samples * plan.classes + history,
+        "seconds_lan": step.rounds * steps * 1e-3 + bytes_per_step * steps / 3 / (1e9 / 8),
+        "seconds_wan": step.rounds * steps * 20e-3 + bytes_per_step * steps / 3 / (200e6 / 8),
     }
 
 

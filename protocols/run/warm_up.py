@@ -14,11 +14,10 @@ from pathlib import Path
 
 import numpy as np
 
-import refmpc
-from protocols.client.upload import ClientJob, client_program
-from protocols.methods.registry import protocol
+from protocols.client.upload import ClientJob
 from protocols.plan.run_plan import PublicClient, PublicFederation, plan_run
-from protocols.server.training import ServerJob
+from protocols.run.session import Session, Where
+from vfl.methods import G_BMF
 from vfl.training import TrainingConfig
 
 __all__ = ["KINDS", "forget_earlier", "warm_up", "warm_up_everything"]
@@ -50,18 +49,12 @@ def warm_up(training: TrainingConfig, classes: int, directory: Path | None = Non
         task=training.task,
         hidden=training.hidden,
     )
-    plan = plan_run("g_bmf", PublicFederation((PublicClient("client", _WIDTH),), _ROWS, classes, 1.0, ()), small)
+    plan = plan_run(G_BMF, PublicFederation((PublicClient("client", _WIDTH),), _ROWS, classes, 1.0, ()), small)
     labels = plan.labels_to_share(np.zeros(_ROWS) if training.task == "regression" else np.zeros(_ROWS, dtype=np.int64))
     job = ClientJob(plan, np.zeros((_ROWS, _WIDTH)), labels)
     with tempfile.TemporaryDirectory(prefix=_FOLDER, dir=directory) as folder:
-        servers = [ServerJob(plan, Path(folder) / f"server-{i}", 1, synced=False) for i in range(3)]
-        refmpc.run(
-            protocol("g_bmf").servers,
-            servers,
-            clients={"client": (client_program, job)},
-            releases=plan.releases,
-            timeout=_TIMEOUT,
-        )
+        where = Where("threads", timeout=_TIMEOUT, checkpoint_every=1, synced=False)
+        Session(plan, where, Path(folder)).play({"client": job})
 
 
 def warm_up_everything(directory: Path | None = None) -> None:

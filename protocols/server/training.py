@@ -167,7 +167,7 @@ class TrainingRun:
         With secret weights, epochs that are shuffled anew (G-Shuff) need not be kept: nothing is opened within one, and
         checkpoints lie between them.
         """
-        if self._every and (self.plan.opens_sums or self.plan.protocol != "g_shuff"):
+        if self._every and (self.plan.opens_sums or not self.plan.shuffles_epochs):
             self._shuffled.save(epoch, vars(rows))
 
     def kept_shuffled(self, epoch: int, rows: SharedRows | StoredRows) -> SharedRows | StoredRows:

@@ -11,9 +11,9 @@ import numpy as np
 
 import refmpc
 from protocols.methods import gl_bmf
+from protocols.methods.gl_bmf import METHOD, server_jobs
 from protocols.plan.gl_plan import LayerPlan, plan_layer_run
 from protocols.plan.scales import RELEASE_BITS
-from protocols.run.gl_launch import client_jobs, server_jobs
 from protocols.server import gl_training
 from tests.protocols.conftest import lora_federation
 from tests.protocols.secure_runs import released
@@ -53,7 +53,7 @@ def run_secure(plan: LayerPlan, federation: Federation, directory: Path, keep: b
     return refmpc.run(
         gl_bmf.servers,
         server_jobs(plan, directory, keep),
-        clients=clients or client_jobs(plan, federation, directory if keep else None),
+        clients=clients or METHOD.clients(plan, federation, directory if keep else None),
         releases=plan.releases,
         timeout=60,
         **options,

@@ -15,8 +15,8 @@ from accel.errors import InvalidArgument, PpvflError
 from accel.validate import require
 from protocols import cli
 from protocols.cli import key
+from protocols.run import launch
 from protocols.run.exit import leaving
-from protocols.run.launch import Command, main
 
 PACKAGES = ("accel", "bench", "protocols", "refmpc", "vfl")
 ROOT = Path(accel.errors.__file__).parent.parent
@@ -36,12 +36,14 @@ def trees() -> list[tuple[Path, ast.Module]]:
     return [(file, ast.parse(file.read_text(encoding="utf-8"))) for file in files]
 
 
-def test_a_bug_inside_a_local_command_is_not_shown_as_the_users_mistake():
+def test_a_bug_inside_a_local_command_is_not_shown_as_the_users_mistake(monkeypatch):
+    monkeypatch.setattr(launch, "make_federation", numpy_bug)
     with pytest.raises(ValueError, match="could not be broadcast") as caught:
-        main("g_bmf", None, [], Command(numpy_bug, numpy_bug, numpy_bug))
+        launch.main("g_bmf", None, [])
     assert not isinstance(caught.value, PpvflError)
+    monkeypatch.setattr(launch, "make_federation", mistake)
     with pytest.raises(SystemExit, match=r"g_bmf: epsilon = -1: must be above 0; take 1$"):
-        main("g_bmf", None, [], Command(mistake, mistake, mistake))
+        launch.main("g_bmf", None, [])
 
 
 def test_a_bug_inside_a_deployed_command_is_not_shown_as_the_users_mistake(monkeypatch, capsys):

@@ -11,9 +11,9 @@ import pytest
 from protocols.api import VerticalClassifier, VerticalRegressor
 from protocols.federation.read import parse
 from protocols.federation.template import federation_text
-from protocols.methods.facts import FACTS, SECURE
 from protocols.run.options import parse_options
 from protocols.settings import RunConfig, declared, settings_table
+from vfl.methods import FACTS, SECURE
 from vfl.settings import Setting
 from vfl.training import TrainingConfig
 

@@ -28,12 +28,13 @@ from scipy.stats import chi2, norm
 from accel.errors import InvalidArgument, PpvflError
 from accel.validate import require, require_integer, require_real
 from vfl.dp.lower_bound import epsilon_lower_bound
+from vfl.methods import SECURE
 
 __all__ = ["AUDITORS", "ProtocolAudit", "ProtocolScores", "Scores", "find_auditor", "judge", "run_command"]
 
 GROUP = "ppvfl.audits"  # the entry points of packages that bring an auditor of their own
 # ours: also found where the package runs from its source and has no entry points
-AUDITORS = dict.fromkeys(("g_bmf", "g_shuff", "gl_bmf"), "protocols.methods.audit:protocol_scores")
+AUDITORS = dict.fromkeys(SECURE, "protocols.methods.audit:protocol_scores")
 LEAST_TRIALS = 400
 
 

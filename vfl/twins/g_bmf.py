@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from vfl.federation import Federation
 from vfl.gradients import GlobalModel
+from vfl.methods import G_BMF
 from vfl.run_mechanism import choose_schedule
 from vfl.training import TrainingConfig
 from vfl.twins.engine import Rows, TwinResult, start_model, train_frozen
@@ -31,7 +32,7 @@ def train_g_bmf(
     ``order``: with a secret order, the permutation of records and dummies instead of the seed's. ``norm_limit``: see ``vfl.gradients.clipped_gradient``. ``num_steps`` stops early, for comparing weights with a secure run after k steps; the noise is that of
     the full run.
     """
-    schedule = choose_schedule("g_bmf", config, federation.num_samples)
+    schedule = choose_schedule(G_BMF, config, federation.num_samples)
     plan = plan_matrix_factorisation(config, schedule)
     steps = schedule.num_steps if num_steps is None else min(num_steps, schedule.num_steps)
     size = start_model(federation, config, initial).num_parameters

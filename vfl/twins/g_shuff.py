@@ -10,6 +10,7 @@ import numpy.typing as npt
 from accel.validate import require
 from vfl.federation import Federation
 from vfl.gradients import GlobalModel
+from vfl.methods import G_SHUFF
 from vfl.run_mechanism import choose_schedule
 from vfl.training import Schedule, TrainingConfig
 from vfl.twins.engine import TwinResult, start_model, train_frozen
@@ -43,7 +44,7 @@ def train_g_shuff(
     ``noise``: rows to add to the sum of each step instead of the seed's. ``orders``: the permutations, an
     array (epochs, rows) or a function of the epoch; numbers from the records on are dummies. ``norm_limit``: see ``vfl.gradients.clipped_gradient``. ``num_steps`` stops early (comparison after k steps).
     """
-    schedule = choose_schedule("g_shuff", config, federation.num_samples)
+    schedule = choose_schedule(G_SHUFF, config, federation.num_samples)
     plan = plan_shuffled(config, schedule)
     steps = schedule.num_steps if num_steps is None else min(num_steps, schedule.num_steps)
     size = start_model(federation, config, initial).num_parameters

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from accel.validate import require
 from vfl.federation import Federation
 from vfl.gradients import GlobalModel
+from vfl.methods import GL_BMF
 from vfl.run_mechanism import choose_schedule
 from vfl.training import TrainingConfig
 from vfl.twins.engine import TwinResult, adapter_parameters, start_model, train_with_adapters
@@ -58,7 +59,7 @@ def train_gl_bmf(
     trained.
     """
     estimated = is_estimated(federation)
-    schedule = choose_schedule("gl_bmf", config, federation.num_samples)
+    schedule = choose_schedule(GL_BMF, config, federation.num_samples)
     plan = plan_matrix_factorisation(config, schedule, labels_only=estimated)
     steps = schedule.num_steps if num_steps is None else min(num_steps, schedule.num_steps)
     size = release_size(federation, config, initial)
@@ -97,7 +98,7 @@ def train_gl_sub(
     The clients see who takes part, so the amplification holds only against others (the claim says so).
     """
     estimated = is_estimated(federation)
-    schedule = choose_schedule("gl_bmf", config, federation.num_samples)
+    schedule = choose_schedule(GL_BMF, config, federation.num_samples)
     plan = plan_subsampled(config, schedule, labels_only=estimated)
     size = release_size(federation, config, initial)
     source = (

@@ -18,6 +18,7 @@ from vfl.dp import (
     with_delta_checked,
 )
 from vfl.federation import Federation
+from vfl.methods import G_BMF, G_SHUFF, GL_SUB
 from vfl.run_mechanism import calibrate_run, choose_factorisation
 from vfl.training import Schedule, TrainingConfig
 
@@ -61,8 +62,8 @@ def plan_matrix_factorisation(config: TrainingConfig, schedule: Schedule, *, lab
 
     ``labels_only``: the claim of GL-BMF with estimated local updates (same noise, narrower claim).
     """
-    factorisation = choose_factorisation("g_bmf", config, schedule)
-    noise = calibrate_run("g_bmf", config, schedule, factorisation)
+    factorisation = choose_factorisation(G_BMF, config, schedule)
+    noise = calibrate_run(G_BMF, config, schedule, factorisation)
     claim = labels_only_claim(noise.claim) if labels_only else noise.claim
     claim = with_delta_checked(claim, schedule.num_samples)
     return _noise_plan(noise, factorisation, claim)
@@ -70,15 +71,15 @@ def plan_matrix_factorisation(config: TrainingConfig, schedule: Schedule, *, lab
 
 def plan_shuffled(config: TrainingConfig, schedule: Schedule) -> NoisePlan:
     """G-Shuff: independent noise, accounted as ``config.accounting`` says."""
-    factorisation = choose_factorisation("g_shuff", config, schedule)
-    noise = calibrate_run("g_shuff", config, schedule, factorisation)
+    factorisation = choose_factorisation(G_SHUFF, config, schedule)
+    noise = calibrate_run(G_SHUFF, config, schedule, factorisation)
     claim = with_delta_checked(noise.claim, schedule.num_samples)
     return _noise_plan(noise, factorisation, claim)
 
 
 def plan_method(method: str, config: TrainingConfig, schedule: Schedule) -> NoisePlan:
     """G-BMF's or G-Shuff's."""
-    return (plan_shuffled if method == "g_shuff" else plan_matrix_factorisation)(config, schedule)
+    return (plan_shuffled if method == G_SHUFF else plan_matrix_factorisation)(config, schedule)
 
 
 def plan_subsampled(config: TrainingConfig, schedule: Schedule, *, labels_only: bool = False) -> NoisePlan:
@@ -100,7 +101,7 @@ def plan_subsampled(config: TrainingConfig, schedule: Schedule, *, labels_only: 
     if labels_only:
         claim = labels_only_claim(claim)
     claim = with_delta_checked(claim, schedule.num_samples)
-    factorisation = choose_factorisation("gl_sub", config, schedule)
+    factorisation = choose_factorisation(GL_SUB, config, schedule)
     return NoisePlan(sigma, config.clip_norm, std, factorisation, claim, factorisation.noise_norms())
 
 

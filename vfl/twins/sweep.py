@@ -17,6 +17,7 @@ import numpy.typing as npt
 from accel.validate import require, require_choice
 from vfl.federation import Federation
 from vfl.gradients import GlobalModel, with_ones
+from vfl.methods import G_BMF, G_SHUFF, GL_BMF, facts
 from vfl.progress import progress_bar
 from vfl.run_mechanism import choose_schedule
 from vfl.training import TrainingConfig, averaging_share
@@ -42,7 +43,7 @@ def train_at_every_epsilon(
 ) -> list[TwinResult]:
     """One result per ε. ``plans``: noise to take in the place of what this federation's own claim needs, one for each ε."""
     started = time.perf_counter()
-    require_choice("method", method, ("g_bmf", "g_shuff"))
+    require_choice("method", method, (G_BMF, G_SHUFF))
     require(not config.hidden, "hidden", config.hidden, "() for several ε at once", "train each ε with its own twin")
     require(len(epsilons) > 0, "epsilons", list(epsilons), "at least one ε")
     require(len(plans) in (0, len(epsilons)), "plans", len(plans), "none, or one for each ε")
@@ -68,8 +69,8 @@ def train_at_every_epsilon(
     with progress_bar(f"{method}, {runs} ε", schedule.num_steps, progress) as advance:
         for step in range(schedule.num_steps):
             here: slice | npt.NDArray[np.int64] = schedule.rows(step)
-            if method == "g_shuff" or schedule.dummies:
-                if step == 0 or (method == "g_shuff" and step % schedule.num_batches == 0):
+            if method == G_SHUFF or schedule.dummies:
+                if step == 0 or (method == G_SHUFF and step % schedule.num_batches == 0):
                     order = epoch_order(config.seed, schedule.epoch(step), schedule.num_rows)
                 assert order is not None
                 here = schedule.records(step, order)
@@ -99,7 +100,7 @@ def train_at_every_epsilon(
     if config.average != "none":
         weights = averaged
     seconds = (time.perf_counter() - started) / runs
-    test, name = federation.test_rows().astype(dtype), {"g_bmf": "G-BMF", "g_shuff": "G-Shuff"}[method]
+    test, name = federation.test_rows().astype(dtype), facts(method).title
     results = []
     for run, (plan, each) in enumerate(zip(plans, configs, strict=True)):
         model = GlobalModel([np.ascontiguousarray(weights[:, run * classes : (run + 1) * classes])])
@@ -120,7 +121,7 @@ def train_adapters_at_every_epsilon(
     started = time.perf_counter()
     require(len(epsilons) > 0, "epsilons", list(epsilons), "at least one ε")
     estimated = is_estimated(federation)
-    schedule = choose_schedule("gl_bmf", config, federation.num_samples)
+    schedule = choose_schedule(GL_BMF, config, federation.num_samples)
     configs = [config.with_(epsilon=epsilon) for epsilon in epsilons]
     plans = [plan_matrix_factorisation(each, schedule, labels_only=estimated) for each in configs]
     dtype, steps = np.dtype(config.dtype), schedule.num_steps

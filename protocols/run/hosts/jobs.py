@@ -19,7 +19,7 @@ from protocols.federation.public_plan import plan_for
 from protocols.federation.read import FederationConfig
 from protocols.methods.prediction import PredictionPlan, PredictionServerJob, plan_with_released_model, plan_with_shares
 from protocols.methods.prediction import servers as prediction_servers
-from protocols.methods.registry import protocol
+from protocols.methods.registry import method
 from protocols.plan.gl_plan import LayerPlan
 from protocols.plan.run_plan import Plan
 from protocols.server.gl_training import LayerServerJob
@@ -111,17 +111,17 @@ class TrainingTask(_Uploads):
     def checkpoint_every(self) -> int:
         """In steps. G-Shuff only between epochs: within one the order is a secret permutation. With open weights every step
         is kept, and this is how often the state is written anew."""
-        every, batches = self._config.run.checkpoint_every, self.plan.schedule.num_batches
+        every = self._config.run.checkpoint_every
         if self.plan.opens_sums:
             return every or STATE_EVERY
-        return max(batches, every // batches * batches) if every and self.plan.protocol == "g_shuff" else every
+        return self.plan.resumable(every)
 
     async def run(self, party: Party, directory: Path) -> list[np.ndarray]:
         """At each server, when everything that clients send is there."""
         job = ServerJob(self.plan, directory / "server", self.checkpoint_every)
         with training_run(party, job) as run, RowFolder(run.directory.path, self.in_memory) as folder:
             rows = await receive_rows(party, self.plan, folder)
-            layers: list[np.ndarray] = await protocol(self.plan.protocol).train(run, rows)
+            layers: list[np.ndarray] = await method(self.plan.protocol).train(run, rows)
             return layers
 
     def keep(self, directory: Path, layers: list[np.ndarray]) -> None:
@@ -145,7 +145,7 @@ class LiveTrainingTask(TrainingTask):
         """At each server, with all clients connected. Every release is on all three disks before it is opened."""
         assert isinstance(self.plan, LayerPlan)
         job = LayerServerJob(self.plan, directory / "server", keep=True)
-        layers: list[np.ndarray] = await protocol(self.plan.protocol).servers(party, job)
+        layers: list[np.ndarray] = await method(self.plan.protocol).servers(party, job)
         return layers
 
 
@@ -220,7 +220,7 @@ def prediction_plan(
 def make_task(config: FederationConfig, facts: dict[str, Any], trained: Path | None) -> Task:
     """The task that public facts describe; ``trained`` is the directory of a training that is done."""
     if facts["kind"] == TRAINING:
-        return (LiveTrainingTask if protocol(config.run.protocol).live else TrainingTask)(config, facts["rows"])
+        return (LiveTrainingTask if method(config.run.protocol).stays else TrainingTask)(config, facts["rows"])
     require(
         trained is not None and any((trained / name).exists() for name in (MODEL, SHARED_MODEL)),
         "kind",

@@ -13,10 +13,12 @@ import protocols.client.gl_client
 import protocols.server.training
 import refmpc
 from protocols.client.gl_client import client_program
+from protocols.methods.gl_bmf import METHOD
 from protocols.plan.gl_plan import plan_layer_run
 from protocols.plan.gl_scales import FactorBounds
 from protocols.plan.scales import RELEASE_BITS
-from protocols.run.gl_launch import client_jobs, layer_estimate, main
+from protocols.run import launch
+from protocols.run.report import estimate
 from protocols.server.gl_training import OpenLayerRun
 from protocols.server.training import release_model
 from protocols.step.cost import step_cost
@@ -130,7 +132,7 @@ def test_the_ledger_holds_exactly_the_declared_releases_and_costs(tmp_path, weig
     assert total["layer gradients"] == steps * 12 * sum(shape.parameters for shape in plan.shapes)
     if weights == "secret":
         assert total["training"] == steps * counted.bytes
-        assert layer_estimate(plan)["bytes"] == total["training"] + total["layer gradients"]
+        assert estimate(plan)["bytes"] == total["training"] + total["layer gradients"]
     else:  # bytes depend on how large logits can be in each step, which is public
         assert 0.8 * steps * counted.bytes < total["training"] <= steps * counted.bytes
         secret = step_cost(make()[1])
@@ -193,7 +195,7 @@ def test_a_step_of_the_papers_size_stays_within_its_budget():
     clients = make_clients([wide(1000)] * 2, labels, [RowBound(0.5**0.5)] * 2, block_outputs=blocks, rank=8)
     federation = Federation(clients, 10, labels[:0], [], [], 1.0)
     plan = plan_layer_run(federation, TrainingConfig(epochs=20, learning_rate=0.5))
-    found = layer_estimate(plan)
+    found = estimate(plan)
     assert found["rounds_per_step"] <= 31
     once = found["upload_bytes"] / plan.schedule.num_steps  # X and labels spread over the run
     # The first budget was 12 MB in 70 rounds. The low-round softmax and clip factor cost 40 kB more and save 39 rounds,
@@ -216,7 +218,7 @@ def logging_client(client, job):
 
 def test_a_client_receives_its_own_gradient_and_the_model_and_nothing_else(tmp_path):
     federation, plan = make(epochs=1)
-    jobs = {name: (logging_client, job) for name, (_, job) in client_jobs(plan, federation, None).items()}
+    jobs = {name: (logging_client, job) for name, job in METHOD.client_jobs(plan, federation, None).items()}
     result = run_secure(plan, federation, tmp_path, clients=jobs)
     for name, shape in zip(plan.client_names, plan.shapes, strict=True):
         assert result.client_outputs[name][1] == [
@@ -346,7 +348,7 @@ def test_a_client_that_lost_its_adapters_is_refused(tmp_path):
 
 def test_a_whole_run_from_the_command_line(tmp_path, capsys):
     words = ["--epochs", "1", "--parties", "threads", "--out", str(tmp_path), "--json", "--twin", "--rank", "4"]
-    main(None, words)
+    launch.main("gl_bmf", None, words)
     report = json.loads(capsys.readouterr().out)
     (run,) = tmp_path.iterdir()
     assert abs(report["test_accuracy"] - report["twin_accuracy"]) <= 0.01
@@ -354,7 +356,7 @@ def test_a_whole_run_from_the_command_line(tmp_path, capsys):
     names = [release["name"] for release in report["releases"]]
     assert names.count("layer gradient of client 1") == names.count("layer gradient of client 2") == report["steps"]
     with pytest.raises(SystemExit, match="the directory of a run with --checkpoint-every"):
-        main(None, ["--resume", str(run)])
+        launch.main("gl_bmf", None, ["--resume", str(run)])
 
 
 @pytest.mark.parametrize("layers", ["first", "2"])
@@ -362,7 +364,7 @@ def test_lora_reads_the_layers_that_were_asked_for(tmp_path, capsys, layers):
     """Three servers and twin train the same model on one block of an MLP's two, and release a gradient of that size."""
     pytest.importorskip("torch")
     words = ["--local-model", "mlp", "--epochs", "1", "--parties", "threads", "--twin", "--rank", "4", "--json"]
-    main(None, [*words, "--out", str(tmp_path), "--lora-layers", layers])
+    launch.main("gl_bmf", None, [*words, "--out", str(tmp_path), "--lora-layers", layers])
     report = json.loads(capsys.readouterr().out)
     assert abs(report["test_accuracy"] - report["twin_accuracy"]) <= 0.01
     sizes = {r["elements"] for r in report["releases"] if r["name"] == "layer gradient of client 1"}
@@ -384,11 +386,11 @@ def test_lora_reads_the_layers_that_were_asked_for(tmp_path, capsys, layers):
 def test_layers_that_do_not_exist_are_refused(words, sentence):
     pytest.importorskip("torch")
     with pytest.raises(SystemExit, match=re.escape(sentence)):
-        main(None, ["--local-model", "mlp", "--estimate", *words])
+        launch.main("gl_bmf", None, ["--local-model", "mlp", "--estimate", *words])
 
 
 def test_the_estimate_and_the_labels_only_claim_from_the_command_line(capsys):
-    main(None, ["--estimate", "--json", "--local-update", "estimated"])
+    launch.main("gl_bmf", None, ["--estimate", "--json", "--local-update", "estimated"])
     printed = json.loads(capsys.readouterr().out)
     assert printed["rounds_per_step"] <= 70
     assert printed["claim"]["covers"] == "labels only"

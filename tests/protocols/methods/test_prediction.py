@@ -23,7 +23,8 @@ from protocols.methods.prediction import (
     plan_with_released_model,
     servers,
 )
-from protocols.run.launch import launch, make_federation
+from protocols.run.data import make_federation
+from protocols.run.launch import launch
 from protocols.run.predict import main
 from protocols.run.report import write_report
 from protocols.settings import RunOptions

@@ -11,9 +11,10 @@ import pytest
 
 from protocols.methods import g_shuff
 from protocols.plan.run_plan import plan_run
-from protocols.run import gl_launch, predict
+from protocols.run import predict
 from protocols.run.curves import Timeline, curve_title, draw_curves
-from protocols.run.launch import main, main_in_the_clear, make_federation
+from protocols.run.data import make_federation
+from protocols.run.launch import main, main_in_the_clear
 from protocols.run.options import RunOptions, parse_options
 from protocols.run.report import estimate
 from protocols.state.model_file import read_model
@@ -28,7 +29,7 @@ from vfl.twins import train_ldp_g
 
 def test_the_default_job_does_not_import_torch():
     program = (
-        "import sys; from protocols.run.launch import make_federation; from protocols.run.options import parse_options\n"
+        "import sys; from protocols.run.data import make_federation; from protocols.run.options import parse_options\n"
         "import protocols.methods.g_bmf; make_federation(parse_options('g_bmf', None, []))\n"
         "print([name for name in ('torch', 'torchvision', 'opacus', 'matplotlib') if name in sys.modules])"
     )
@@ -95,7 +96,7 @@ def test_a_whole_run_leaves_its_files(tmp_path, capsys, protocol):
     words += ["--twin"] if protocol == "g_bmf" else []
     words += ["--accounting", "any-order"] if protocol == "g_shuff" else []
     if protocol == "gl_bmf":
-        gl_launch.main(None, [*words, "--rank", "2"])
+        main("gl_bmf", None, [*words, "--rank", "2"])
     else:
         main(protocol, None, words)
     report = json.loads(capsys.readouterr().out)
@@ -123,7 +124,7 @@ def test_a_whole_run_leaves_its_files(tmp_path, capsys, protocol):
 @pytest.mark.parametrize("protocol", ["g_bmf", "gl_bmf"])
 def test_whatever_a_run_with_a_twin_shows_begins_with_no_claim(tmp_path, capsys, protocol):
     """Its process sees the servers' noise. A run without one claims what it did."""
-    command = partial(gl_launch.main, None) if protocol == "gl_bmf" else partial(main, protocol, None)
+    command = partial(main, protocol, None)
     words = ["--epochs", "1", "--parties", "threads", "--out", str(tmp_path), "--checkpoint-every", "5", "--twin"]
     outputs = []
     for more in ([], ["--json"]):
@@ -208,7 +209,7 @@ def test_a_delta_that_is_too_large_is_warned_of(capsys, monkeypatch, protocol):
             monkeypatch.setattr(sys, "argv", ["ldp", *words])
             main_in_the_clear("ldp", None, train_ldp_g)
         elif protocol == "gl_bmf":
-            gl_launch.main(None, [*words, "--estimate", "--rank", "2"])
+            main("gl_bmf", None, [*words, "--estimate", "--rank", "2"])
         else:
             main(protocol, None, [*words, "--estimate"])
     assert "WARNING: delta = 0.001" in capsys.readouterr().out

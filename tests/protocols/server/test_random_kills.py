@@ -21,8 +21,8 @@ import numpy as np
 import pytest
 
 from protocols.methods import g_bmf, g_shuff, gl_bmf
+from protocols.methods.gl_bmf import METHOD, server_jobs
 from protocols.plan.run_plan import Plan, plan_run
-from protocols.run.gl_launch import client_jobs, server_jobs
 from refmpc import run
 from refmpc.core.errors import PartyFailed
 from tests.protocols.conftest import small_federation
@@ -48,7 +48,7 @@ def made(protocol: str) -> tuple[Federation, Plan]:
 
 def attempt(protocol: str, plan: Any, federation: Federation, directory: Path, servers: Any, parties: str) -> Any:
     if protocol == "gl_bmf":
-        clients, jobs = client_jobs(plan, federation, directory), server_jobs(plan, directory, keep=True)
+        clients, jobs = METHOD.clients(plan, federation, directory), server_jobs(plan, directory, keep=True)
         return run(servers, jobs, parties=parties, clients=clients, releases=plan.releases, timeout=60)
     return run_secure(plan, federation, directory, servers, parties, every=2)
 

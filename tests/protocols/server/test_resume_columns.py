@@ -12,8 +12,8 @@ import refmpc
 from protocols.client.gl_client import client_program as gl_program
 from protocols.client.upload import ClientJob, client_program
 from protocols.methods import g_bmf
+from protocols.methods.gl_bmf import METHOD
 from protocols.plan.run_plan import plan_run
-from protocols.run.gl_launch import client_jobs
 from protocols.server.training import ServerJob
 from tests.not_none import not_none
 from tests.protocols.gl_runs import make
@@ -112,7 +112,7 @@ def test_gl_bmf_refuses_other_columns_too(tmp_path, part):
         who.block_outputs = [x[::-1] for x in who.block_outputs]
     else:
         who.labels = (not_none(who.labels) + 1) % plan.classes
-    jobs = {name: (watched, job) for name, (_, job) in client_jobs(plan, changed, tmp_path).items()}
+    jobs = {name: (watched, job) for name, job in METHOD.client_jobs(plan, changed, tmp_path).items()}
     SHARED.clear()
     with pytest.raises(refmpc.PartyFailed, match=f"client '{who.name}' came back with different columns"):
         run_gl(plan, federation, tmp_path, keep=True, clients=jobs)

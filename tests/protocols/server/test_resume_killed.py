@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from protocols.methods.registry import PROTOCOLS
-from protocols.run import gl_launch, launch
+from protocols.methods.registry import METHODS
+from protocols.run import launch
 from protocols.state.model_file import MODEL, read_model
 from tests.protocols.server.killed import killed_client, killed_gl_server, killed_server
 
@@ -21,14 +21,11 @@ COMMON = ["--timeout", "250", "--json"]
 
 def use(patch: pytest.MonkeyPatch, protocol: str, **programs: Any) -> None:
     """Let servers or clients of ``protocol`` run another program."""
-    patch.setitem(PROTOCOLS, protocol, replace(PROTOCOLS[protocol], **programs))
+    patch.setitem(METHODS, protocol, replace(METHODS[protocol], **programs))
 
 
 def run_command(protocol: str, words: list[str]) -> None:
-    if protocol == "gl_bmf":
-        gl_launch.main(None, words)
-    else:
-        launch.main(protocol, None, words)
+    launch.main(protocol, None, words)
 
 
 def interrupted(protocol: str, words: list[str], out: Path) -> tuple[Path, str]:

@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 
 import refmpc
+from protocols.methods.gl_bmf import METHOD
 from protocols.plan.gl_plan import LayerPlan, plan_layer_run
 from protocols.plan.gl_shapes import JacobianShape
 from protocols.plan.scales import EMBEDDING_BITS, RELEASE_BITS
-from protocols.run.gl_launch import client_jobs, layer_estimate, main
+from protocols.run.launch import main
+from protocols.run.report import estimate
 from protocols.step.cost import step_cost
 from protocols.step.gl_step import clip_factors, layer_step, weight_products
 from protocols.step.jacobians import ClientJacobian, global_samples, layer_samples
@@ -251,7 +253,7 @@ def test_a_layer_without_factors_is_trained_as_by_the_twin(tmp_path, kind, mixed
     counted = step_cost(plan)
     assert result.ledgers[0].phases["training"].rounds == steps * counted.rounds
     total = sum(l.phases[name].bytes_sent for l in result.ledgers for name in ("training", "layer gradients"))
-    assert layer_estimate(plan)["bytes"] == total
+    assert estimate(plan)["bytes"] == total
     names: dict[str, int] = defaultdict(int)
     for release in result.ledgers[0].releases:
         names[release.name] += release.elements
@@ -277,7 +279,7 @@ def test_a_layer_without_factors_survives_a_crash(tmp_path, monkeypatch):
     assert isinstance(client, LayerClient)
     client.rows = client.rows[::-1].copy()
     with pytest.raises(PartyFailed, match="client 'client 1' came back with different columns"):
-        run_secure(plan, federation, tmp_path, keep=True, clients=client_jobs(plan, federation, tmp_path))
+        run_secure(plan, federation, tmp_path, keep=True, clients=METHOD.clients(plan, federation, tmp_path))
 
 
 def test_jacobians_beyond_their_bound_are_shared_within_it():
@@ -291,14 +293,14 @@ def test_jacobians_beyond_their_bound_are_shared_within_it():
 
 def test_explicit_from_the_command_line(tmp_path, capsys):
     words = ["--epochs", "1", "--parties", "threads", "--out", str(tmp_path), "--json", "--twin", "--rank", "1"]
-    main(None, [*words, "--gradients", "explicit"])
+    main("gl_bmf", None, [*words, "--gradients", "explicit"])
     report = json.loads(capsys.readouterr().out)
     assert abs(report["test_accuracy"] - report["twin_accuracy"]) <= 0.01
     assert any("Jacobians of 2 clients written out" in note for note in report["notes"])
 
 
 def test_a_convolution_from_the_command_line(capsys):
-    main(None, ["--local-model", "cnn", "--train-layer", "one", "--estimate", "--json"])
+    main("gl_bmf", None, ["--local-model", "cnn", "--train-layer", "one", "--estimate", "--json"])
     printed = json.loads(capsys.readouterr().out)
     assert printed["memory_per_server"] > 2 * 16 * 128 * 60 * 192  # the Jacobians of a batch, of both clients
     assert any("but for its layer one" in text for text in printed["claim"]["public"])
@@ -311,4 +313,4 @@ def test_a_convolution_from_the_command_line(capsys):
         ),
     ):
         with pytest.raises(SystemExit, match=sentence):
-            main(None, [*words, "--estimate"])
+            main("gl_bmf", None, [*words, "--estimate"])

@@ -13,7 +13,7 @@ import refmpc
 from protocols.methods import g_shuff
 from protocols.plan.run_plan import Plan, plan_run
 from protocols.plan.scales import EMBEDDING_BITS, RELEASE_BITS
-from protocols.run.launch import make_federation
+from protocols.run.data import make_federation
 from protocols.run.options import RunOptions, parse_options
 from protocols.run.report import estimate
 from protocols.step.cost import step_cost

@@ -6,7 +6,10 @@ from dataclasses import dataclass
 
 from accel.validate import require_choice
 
-__all__ = ["FACTS", "SECURE", "Facts", "facts"]
+__all__ = ["FACTS", "GL_BMF", "GL_SUB", "G_BMF", "G_SHUFF", "LDP", "PLAIN", "SECURE", "Facts", "facts"]
+
+G_BMF, G_SHUFF, GL_BMF, PLAIN, LDP = "g_bmf", "g_shuff", "gl_bmf", "plain", "ldp"
+GL_SUB = "gl_sub"  # a baseline among the twins, not a method that users run
 
 
 @dataclass(frozen=True)
@@ -28,16 +31,17 @@ _FROZEN = frozenset(
 FACTS = {
     entry.name: entry
     for entry in (
-        Facts("g_bmf", "G-BMF", _FROZEN | {"correlated noise", "a secret order", "MP-SPDZ"}),
-        Facts("g_shuff", "G-Shuff", _FROZEN | {"a new order in every epoch"}),
-        Facts("gl_bmf", "GL-BMF", frozenset({"servers", "correlated noise", "layers"})),
-        Facts("plain", "Plain", frozenset({"losses", "hidden layers", "frozen rows"})),
-        Facts("ldp", "LDP-G", frozenset()),
+        Facts(G_BMF, "G-BMF", _FROZEN | {"correlated noise", "a secret order", "MP-SPDZ"}),
+        Facts(G_SHUFF, "G-Shuff", _FROZEN | {"a new order in every epoch"}),
+        Facts(GL_BMF, "GL-BMF", frozenset({"servers", "correlated noise", "layers"})),
+        Facts(PLAIN, "Plain", frozenset({"losses", "hidden layers", "frozen rows"})),
+        Facts(LDP, "LDP-G", frozenset()),
     )
 }
+_BASELINES = {GL_SUB: Facts(GL_SUB, "GL-Sub", frozenset())}
 SECURE = tuple(name for name, entry in FACTS.items() if entry.takes("servers"))
 
 
 def facts(name: str, argument: str = "protocol") -> Facts:
     """Those of the method called ``name``."""
-    return FACTS[require_choice(argument, name, FACTS)]
+    return _BASELINES[name] if name in _BASELINES else FACTS[require_choice(argument, name, FACTS)]
