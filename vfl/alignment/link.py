@@ -31,7 +31,7 @@ from vfl.alignment import ecdh, ot
 from vfl.alignment.ids import arrow_ids
 from vfl.alignment.steps import Advance, AlignmentError, AlignmentRefused, Receive, Send, Steps, Terms, show
 
-__all__ = ["Alignment", "PeerTls", "align_as_leader", "align_as_member"]
+__all__ = ["Alignment", "Hub", "PeerTls", "align_as_leader", "align_as_member"]
 
 _HEADER = struct.Struct("<cI")  # kind, length
 _GAVE_UP, _REFUSED, _DONE, _PASSED = b"X", b"Z", b"D", b"r"
@@ -138,7 +138,7 @@ def _align(
     advance: Advance | None,
 ) -> Alignment:
     require_integer("minimum", minimum, 0)
-    hub, told = _Hub(terms.clients, me, links, tls, timeout), advance or _silent
+    hub, told = Hub(terms.clients, me, links, tls, timeout), advance or _silent
     try:
         if terms.matching == "ot":
             steps = ot.align(terms, me, arrow_ids(ids), secrets.token_bytes, told, minimum, folder)
@@ -159,7 +159,7 @@ def _align(
     return Alignment(rows, hub.sent, hub.received)
 
 
-def _run(steps: Steps, hub: _Hub) -> np.ndarray:
+def _run(steps: Steps, hub: Hub) -> np.ndarray:
     """Do what the protocol asks for."""
     try:
         answer: bytearray | None = None
@@ -322,11 +322,16 @@ class _Tunnel:
                 else:
                     self.leaving[0] = first[went:]
             while (room := self.inbox.room()) is not None:
-                self.inbox.took(self._tls.read(len(room), room))  # type: ignore[arg-type]
+                count: int = self._tls.read(len(room), room)  # type: ignore[assignment]
+                if not count:
+                    raise ssl.SSLEOFError(8, "it has ended what it says")
+                self.inbox.took(count)
         except _LATER:
             pass
         except ssl.SSLError as error:
-            reason = f"the TLS handshake with client {self.inbox.peer!r} failed: {error.reason or error}"
+            reason = (
+                f"the TLS handshake with client {self.inbox.peer!r} failed: {getattr(error, 'reason', None) or error}"
+            )
             self.inbox.error = self.inbox.gave_up = AlignmentRefused(reason)
 
     def _recognise(self) -> None:
@@ -336,7 +341,7 @@ class _Tunnel:
         self._secure = True
 
 
-class _Hub:
+class Hub:
     """All that one client sends and receives, moved by a thread of its own."""
 
     def __init__(
@@ -417,6 +422,17 @@ class _Hub:
                 self._reads = False
             self.send(leader, _DONE, b"")
         self._flush(self._timeout)
+
+    @property
+    def name(self) -> str:
+        """Whose it is."""
+        return self._clients[self._me]
+
+    def cut(self) -> None:
+        """End all links at once, as if this process were gone."""
+        for link in self._links.values():
+            with contextlib.suppress(OSError):
+                socket.socket.shutdown(link.socket, socket.SHUT_RDWR)
 
     def give_up(self, kind: bytes, reason: str) -> None:
         """Tell all others why."""

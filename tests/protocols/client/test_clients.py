@@ -33,6 +33,7 @@ from refmpc.core.errors import HandshakeError
 from tests.not_none import not_none
 from tests.protocols.client.meetings import together
 from tests.protocols.run.hosts.federations import CLIENTS, free_ports, make_federation
+from vfl.alignment.link import Hub
 
 WIDTHS = {name: width for name, width, _ in CLIENTS}
 
@@ -127,6 +128,88 @@ def test_a_client_that_comes_back_too_late_is_not_left_waiting(config: Federatio
     over = threading.Event()
     found = together({name: lambda name=name: matched(name) for name in ids})
     assert found["card"] is True and 0.5 < found["bank"] < 10
+
+
+class Killed(BaseException):
+    """As by the system: nothing is said, and nothing kept."""
+
+
+@pytest.mark.parametrize(("name", "message"), [*(("bank", i) for i in range(5)), *(("card", i) for i in range(6))])
+def test_a_client_that_is_killed_at_any_message_aligns_when_it_is_back_or_is_told_why_not(
+    config: FederationConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, message: int
+) -> None:
+    """And the other goes on meanwhile. Keys are those of one attempt (``tests/security``)."""
+    ids = {"bank": [f"p{i}" for i in range(9)], "card": [f"p{i}" for i in range(4, 12)]}
+    said, send = 0, Hub.send
+
+    def until(hub: Hub, to: int, kind: bytes, payload: bytes | memoryview) -> None:
+        nonlocal said
+        if hub.name == name:
+            said += 1
+            if said == message + 1:
+                hub.cut()
+                raise Killed
+        send(hub, to, kind, payload)
+
+    monkeypatch.setattr(Hub, "send", until)
+    over = threading.Event()
+
+    def work(me: str) -> Any:
+        try:
+            with aligner(config, tmp_path, me, ids[me]).open() as mine:
+                return mine.agree(lambda count: None), me == "card" and over.wait(60)
+        except Killed:
+            with aligner(config, tmp_path, me, ids[me]).open() as mine:
+                return mine.agree(lambda count: None), me == "card" and over.wait(60)
+        finally:
+            if me == "bank":
+                over.set()
+
+    found = together({me: lambda me=me: work(me) for me in ids})
+    assert said > message
+    (card, _), bank = found["card"], found["bank"]
+    common = [ids["card"][row] for row in card.rows]
+    assert sorted(common) == [f"p{i}" for i in range(4, 9)]
+    if isinstance(bank, HandshakeError):  # the label client had its rows before
+        assert "start all clients with --align-again" in str(bank)
+    else:
+        assert [ids["bank"][row] for row in bank[0].rows] == common and bank[0].session == card.session
+
+
+def test_how_often_a_training_is_aligned_is_counted_and_bounded(config: FederationConfig, tmp_path: Path) -> None:
+    """Each time with another list is an answer about other ids."""
+    ids = {"bank": ["p1", "p2"], "card": ["p2", "p3"]}
+    agree(config, tmp_path, ids)
+    agree(config, tmp_path, ids)  # from disk
+    agree(config, tmp_path, ids, again=True)
+    events = [json.loads(line) for line in (tmp_path / "bank.log").read_text().splitlines()]
+    counted = [(line["time"], line["again"]) for line in events if line["event"] == "aligns"]
+    assert counted == [(1, False), (2, True)]
+    identity = Identity(config, "bank", load_credentials(config, "bank"))
+    log = Log("bank", tmp_path / "bank.log")
+    bank = Aligner(identity, "training", ids["bank"], tmp_path / "bank", log, listen_on=None, most=2)
+    with pytest.raises(InvalidArgument, match="alignments for training = 3: must be at most 2; each with another list"):
+        bank.agree(lambda count: None, again=True)
+
+
+def test_fewer_common_ids_than_a_client_asks_for_end_it_at_all_before_they_are_named(
+    config: FederationConfig, tmp_path: Path
+) -> None:
+    ids = {"bank": [f"p{i}" for i in range(9)], "card": [f"p{i}" for i in range(4, 12)]}
+
+    def work(name: str, minimum: int) -> Any:
+        identity, log = Identity(config, name, load_credentials(config, name)), Log(name, tmp_path / f"{name}.log")
+        mine = Aligner(identity, "training", ids[name], tmp_path / name, log, listen_on=None, minimum=minimum)
+        with mine.open():
+            return mine.agree(lambda count: None)
+
+    found = together({"bank": lambda: work("bank", 6), "card": lambda: work("card", 0)})
+    for error in found.values():
+        assert isinstance(error, InvalidArgument) and "5 ids are common, and one client asks for at least 6" in str(
+            error
+        )
+    found = together({"bank": lambda: work("bank", 5), "card": lambda: work("card", 0)})
+    assert all(len(each.rows) == 5 for each in found.values())
 
 
 def test_of_three_clients_those_who_are_early_say_whom_they_wait_for(tmp_path: Path) -> None:

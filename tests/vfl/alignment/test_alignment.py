@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from hypothesis import given, settings
@@ -15,7 +17,10 @@ from tests.vfl.alignment.exchange import Exchange, silent
 from vfl.alignment import MATCHINGS, AlignmentError, encode_ids, group
 from vfl.alignment.ecdh import LIST, leader, member, positions_in_all
 from vfl.alignment.group import ELEMENT, FIELD, blind, hash_and_blind, hash_to_curve, montgomery_u, valid_elements
+from vfl.alignment.ids import arrow_ids, bytes_and_offsets
 from vfl.alignment.steps import COUNT, Receive, Send, Steps, Terms
+from vfl.tables.cells import Misread
+from vfl.tables.ids import ID_RULES, IdRule, Ids
 
 ORDER = 2**252 + 27742317777372353535851937790883648493
 
@@ -150,6 +155,25 @@ def test_bad_ids_are_refused_without_saying_them(ids: list[object], message: str
     with pytest.raises(ValueError, match=message) as caught:
         encode_ids(ids)
     assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("rule", ID_RULES)
+@settings(max_examples=20, deadline=None)
+@given(st.data())
+def test_both_ways_compare_the_same_bytes_whatever_the_rule_is(rule: str, data: st.DataObject) -> None:
+    """The one hashes Arrow's buffers, pieces of a column too, the other Python texts."""
+    spelt = st.integers(0, 10**6).map(str) if rule == "integer" else st.text(st.characters(codec="utf-8"), min_size=1)
+    texts = [text for text in data.draw(st.lists(spelt, min_size=1, unique=True)) if text == text.strip()]
+    column = pa.chunked_array([texts], data.draw(st.sampled_from([pa.string(), pa.large_string()])))
+    try:
+        read, missing = IdRule(rule=rule).read(column)
+    except Misread:
+        return  # refused before anything is matched
+    ids = Ids(read.filter(pa.array(~missing)))
+    first = data.draw(st.integers(0, len(ids)))
+    for part in (ids, Ids(ids.array.slice(first))):
+        found, offsets = bytes_and_offsets(arrow_ids(part))
+        assert [found[a:b].tobytes() for a, b in itertools.pairwise(offsets)] == encode_ids(list(part))
 
 
 # the protocol ------------------------------------------------------------------------------------

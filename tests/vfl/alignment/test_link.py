@@ -4,18 +4,32 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import ssl
 import struct
 import threading
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from bench.alignment import measure
 from refmpc.net.certificates import make_credentials
-from refmpc.net.tls import secure, shake_hands, tls_context
-from vfl.alignment import MATCHINGS, Alignment, AlignmentError, PeerTls, align_as_leader, align_as_member
+from refmpc.net.tls import Credentials, secure, shake_hands, tls_context
+from vfl.alignment import (
+    MATCHINGS,
+    Alignment,
+    AlignmentError,
+    AlignmentRefused,
+    PeerTls,
+    align_as_leader,
+    align_as_member,
+)
 from vfl.alignment.steps import Terms
+
+
+def _context(own: Credentials, server_side: bool) -> ssl.SSLContext:
+    return tls_context(own, server_side=server_side)
 
 
 @contextlib.contextmanager
@@ -50,10 +64,8 @@ def test_over_mutual_tls_and_the_same_counts_at_both_ends(tmp_path: Path, matchi
     ids = {name: [*"xyz", *(f"{name}{i}" for i in range(place))] for place, name in enumerate(clients)}
 
     def tls(name: str) -> PeerTls:
-        return PeerTls(
-            lambda server_side: tls_context(credentials[name], server_side=server_side),
-            {str(peer): pin for peer, pin in credentials[name].pinned.items()},
-        )
+        own = credentials[name]
+        return PeerTls(partial(_context, own), {str(peer): pin for peer, pin in own.pinned.items()})
 
     with contextlib.ExitStack() as stack:
         outcomes, links = [], {}
@@ -77,6 +89,26 @@ def test_over_mutual_tls_and_the_same_counts_at_both_ends(tmp_path: Path, matchi
         terms = len(Terms(("a", "b"), 300, "ecdh").encoded())
         lists, positions, count, headers = 3 * 300 * 32, 3 * 3 * 4, 8, 11 * 5
         assert moved == 2 * terms + lists + positions + count + headers
+
+
+def test_a_member_whose_certificate_is_not_the_pinned_one_is_refused_by_the_other(tmp_path: Path) -> None:
+    """The leader passes on what members say: it could put itself in between."""
+    clients = ("a", "b", "c")
+    credentials = make_credentials(clients, tmp_path)
+    pins = {str(peer): pin for peer, pin in credentials["a"].pinned.items()} | {"b": credentials["a"].pinned["c"]}
+    links, outcomes = {}, {}
+    with contextlib.ExitStack() as stack:
+        for name in clients[:-1]:
+            here, there = socket.socketpair()
+            links[name] = stack.enter_context(here)
+            known = pins if name == "a" else {str(peer): pin for peer, pin in credentials["b"].pinned.items()}
+            tls = PeerTls(partial(_context, credentials[name]), known)
+            outcomes[name] = stack.enter_context(running(["x"], there, name=name, clients=clients, tls=tls))
+        with pytest.raises(AlignmentRefused, match="client '[ab]' gave up: .*client 'b' failed: .*not the one pinned"):
+            align_as_leader(["x"], links, name="c")
+    assert all(isinstance(outcome[0], AlignmentRefused) for outcome in outcomes.values())
+    with pytest.raises(ValueError, match="tls = None: must be certificates"):
+        align_as_member(["x"], links["a"], name="a", clients=clients)
 
 
 def test_different_terms_are_named_at_both_ends() -> None:
