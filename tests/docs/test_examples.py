@@ -47,6 +47,22 @@ def test_the_example_of_the_tutorial_computes_a_softmax():
     assert run_example("softmax").startswith("[0.09  0.245 0.665] ")
 
 
+@pytest.mark.timeout(300)
+def test_the_first_program_of_the_readme_trains(tmp_path):
+    program = re.findall(r"(?s)```python\n(.*?)```", (ROOT / "README.md").read_text())[0]
+    (tmp_path / "first.py").write_text(program)
+    done = subprocess.run(
+        [sys.executable, "-W", "error", str(tmp_path / "first.py")],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    score, _, claim = done.stdout.partition("\n")
+    assert done.returncode == 0 and float(score) > 0.9, done.stderr
+    assert claim.startswith("Everything this run releases is (3, 1e-05)-differentially private")
+
+
 def test_the_tables_of_the_tutorial_are_about_the_same_people(tmp_path):
     assert "427 people" in run_example("make_columns", str(tmp_path))
     clinic = read_table(tmp_path / "clinic.csv", id_column="person").table.column("person").to_pylist()
@@ -58,7 +74,7 @@ def commands(pattern):
     pages = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
     found = []
     for page in pages:
-        for line in re.findall(rf"(?m)^(?:    )?({pattern}.*)$", page.read_text()):
+        for line in re.findall(rf"(?m)^(?:    )?({pattern}.*)$", page.read_text().replace("\\\n", " ")):
             found.append((f"{page.name}: {line.split('  #')[0].strip()}", shlex.split(line.split("  #")[0])))
     return found
 
