@@ -21,9 +21,26 @@ __all__ = ["backend", "is_compiled", "kept_in", "kernels"]
 
 _PACKAGES = {"numpy": "accel.reference", "numba": "accel.compiled"}
 _FAMILIES = (
-    "additive", "allocation", "bits", "calls", "comparison", "counters", "exponential", "frames", "two_holder", "local", "noise", "open_weights",
-    "oprf", "order", "pieces", "projection", "ring", "series", "truncation",
-)  # fmt: skip
+    "additive",
+    "allocation",
+    "bits",
+    "calls",
+    "comparison",
+    "counters",
+    "exponential",
+    "frames",
+    "two_holder",
+    "local",
+    "noise",
+    "open_weights",
+    "oprf",
+    "order",
+    "pieces",
+    "projection",
+    "ring",
+    "series",
+    "truncation",
+)
 
 
 def backend(name: str | None = None) -> Any:

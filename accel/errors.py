@@ -1,7 +1,7 @@
 """The errors of this project. They live in ``accel`` because that is the one package that every other may import.
 
-A command shows these as one sentence. Anything else, a plain ``ValueError`` of numpy included, is a bug of ours and is shown
-with its traceback. ::
+A command shows these as one sentence. Anything else, a plain ``ValueError`` of numpy included, is a bug of ours and is
+shown with its traceback. ::
 
     PpvflError
     ├── InvalidArgument (ValueError)        what a user gave: an option, a file, a value (`require` raises it)

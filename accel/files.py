@@ -1,9 +1,9 @@
 """Files of our own: written all at once, so that a crash leaves the old file or the new one, never half, and read back.
 
 What a server or a client must find again as it left it is *sealed*: the file ends with the SHA-256 of its content.
-Every reader here checks it and raises ``Damaged``, which names the file. A file without a seal is of an earlier version, or
-meant for people: it is read as it is, and must be whole in its own format. So a fault in the seal alone costs nothing, and a
-fault in the content is noticed. A seal is no signature: who may write the file may seal it.
+Every reader here checks it and raises ``Damaged``, which names the file. A file without a seal is of an earlier
+version, or meant for people: it is read as it is, and must be whole in its own format. So a fault in the seal alone
+costs nothing, and a fault in the content is noticed. A seal is no signature: who may write the file may seal it.
 
 It lives in ``accel`` because that is the one package that every other may import.
 """
@@ -67,7 +67,8 @@ def private_folder(folder: Path) -> Path:
 
 @contextlib.contextmanager
 def naming(file: Path) -> Iterator[None]:
-    """An error of the system inside says which file it is about: those of ``write`` and ``fsync`` do not by themselves."""
+    """An error of the system inside says which file it is about: those of ``write`` and ``fsync`` do not by
+    themselves."""
     try:
         yield
     except OSError as error:
@@ -80,8 +81,8 @@ def naming(file: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def whole_file(file: Path, *, private: bool = False, sealed: bool = False) -> Iterator[BinaryIO]:
-    """What is written becomes ``file`` all at once, and is on disk afterwards, its name too: a rename alone may be lost with
-    the power.
+    """What is written becomes ``file`` all at once, and is on disk afterwards, its name too: a rename alone may be lost
+    with the power.
 
     ``private``: mode 0600 from the first byte on. Otherwise a file that is there keeps its mode. Several may write the
     same file at the same time: one of them is the last, and it is whole. ``sealed``: it ends with its seal.
@@ -130,7 +131,8 @@ def write_arrays(file: Path, arrays: Mapping[str, np.ndarray], *, private: bool 
 
 
 def sealed_size(file: Path, handle: BinaryIO) -> int:
-    """Bytes of content before the seal of an open file, if it has one; ``Damaged`` if they are not those that were sealed."""
+    """Bytes of content before the seal of an open file, if it has one; ``Damaged`` if they are not those that were
+    sealed."""
     size = max(0, handle.seek(0, os.SEEK_END) - _SEAL_BYTES)
     handle.seek(size)
     found = handle.read()
@@ -172,9 +174,9 @@ _ONE_HEADER_AT_A_TIME = threading.Lock()
 
 
 def read_arrays(file: Path) -> dict[str, np.ndarray]:
-    """What ``write_arrays`` wrote; ``Damaged`` if it is not that. One thread at a time: numpy reads an array's header with ``ast``,
-    and CPython 3.11 counts its depth for all threads together ("AST constructor recursion depth mismatch", now and then, in
-    whoever comes second)."""
+    """What ``write_arrays`` wrote; ``Damaged`` if it is not that. One thread at a time: numpy reads an array's header
+    with ``ast``, and CPython 3.11 counts its depth for all threads together ("AST constructor recursion depth
+    mismatch", now and then, in whoever comes second)."""
     with naming(file), file.open("rb") as handle:
         sealed_size(file, handle)
         handle.seek(0)

@@ -17,8 +17,8 @@ the only distance is the cut at 512h ≥ 16 std:
 
 Why round(ζ) and not a discrete Gaussian: an integer shift of round(ζ) is the same shift of ζ, so what is
 proved for the continuous Gaussian holds for it as it stands. ``vfl.dp.slack`` treats sums of several.
-The running time depends on the attempts rejected, and on how often exp is needed to decide: for places far from zero more often. It is
-not the same for all values, so whoever could time single samples would learn about their size.
+The running time depends on the attempts rejected, and on how often exp is needed to decide: for places far from zero
+more often. It is not the same for all values, so whoever could time single samples would learn about their size.
 """
 
 from __future__ import annotations

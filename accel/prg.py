@@ -63,8 +63,8 @@ class Stream:
     """A pseudo-random stream: AES-256-CTR under ``key``, starting at block (nonce, 0).
 
     Two streams with the same key and different 8-byte nonces never share a block. The stream is sequential: each call
-    continues where the last one stopped. Short draws from its first 256 KiB are computed block by block from the key that is
-    expanded already, everything else by a counter-mode context of its own.
+    continues where the last one stopped. Short draws from its first 256 KiB are computed block by block from the key
+    that is expanded already, everything else by a counter-mode context of its own.
     """
 
     __slots__ = ("_context", "_first", "_key", "_nonce", "_word", "position")

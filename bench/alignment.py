@@ -1,7 +1,8 @@
 """Private alignment over loopback and mutual TLS, one process a client, after a small one that loads what is compiled.
 
-``--matching all`` measures "ot" and "ecdh". An interpreter that has SPU (``pip install spu``; of its own, because it needs older packages)
-may be named by ``SPU_PYTHON``: with two clients it then matches the same ids with ECDH, KKRT and RR22, in the same run.
+``--matching all`` measures "ot" and "ecdh". An interpreter that has SPU (``pip install spu``; of its own, because it
+needs older packages) may be named by ``SPU_PYTHON``: with two clients it then matches the same ids with ECDH, KKRT and
+RR22, in the same run.
 """
 
 from __future__ import annotations
@@ -139,7 +140,8 @@ def measure(
     matching: str = "ot",
     pad_to: int = 0,
 ) -> dict[str, Any]:
-    """Time, processor seconds of all clients, bytes (all that clients have sent, the leader's passing on too), memory."""
+    """Time, processor seconds of all clients, bytes (all that clients have sent, the leader's passing on too),
+    memory."""
     require_integer("clients", clients, 2, 16)
     require_integer("ids", ids, 1)
     require_integer("member_ids", member_ids, 0)

@@ -22,10 +22,13 @@ from bench.comparison.workloads import standard_workloads
 __all__ = ["main", "markdown", "table", "to_json"]
 
 NOTES = (
-    "CPU is that of one party, its noise thread included. An explicit step builds every per-sample gradient, as the paper does. Only our steps include their noise. Gaussian"
-    " samples are unknown to every party in both systems (the error is that of the standard deviation); the noise in our"
+    "CPU is that of one party, its noise thread included. An explicit step builds every per-sample gradient, as the "
+    "paper does. Only our steps include their noise. Gaussian"
+    " samples are unknown to every party in both systems (the error is that of the standard deviation); the noise in "
+    "our"
     " step is another kind, which sends nothing. A comparison gives a shared bit in the system's own form (ours: two"
-    " holders; MP-SPDZ: arithmetic; SPU: Boolean); with the selection all give the same. SPU does not report rounds, and"
+    " holders; MP-SPDZ: arithmetic; SPU: Boolean); with the selection all give the same. SPU does not report rounds, "
+    "and"
     " has no shuffle or Gaussian sampler to call."
 )
 

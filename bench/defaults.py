@@ -1,8 +1,9 @@
 """The defaults for tables beside what else could have been chosen: ``python -m bench.defaults``.
 
-Twins of G-BMF on public and made-up tables, each at several ε: with the defaults of ``vfl.defaults``, with those of earlier versions
-(rows normalised to 1, B = 128, 40 epochs, rate 2), with the best of a grid (which nobody may choose on private rows), and logistic
-regression without privacy. Scores are the area under the ROC curve, accuracy for digits, means over seeds.
+Twins of G-BMF on public and made-up tables, each at several ε: with the defaults of ``vfl.defaults``, with those of
+earlier versions (rows normalised to 1, B = 128, 40 epochs, rate 2), with the best of a grid (which nobody may choose on
+private rows), and logistic regression without privacy. Scores are the area under the ROC curve, accuracy for digits,
+means over seeds.
 """
 
 from __future__ import annotations
@@ -61,10 +62,18 @@ class PublicTable:
 
 
 def mixed_table(rows: int = 30_000, seed: int = 0) -> tuple[dict[str, Any], np.ndarray]:
-    """Numbers, heavy tails, categories, a boolean and gaps, made by scikit-learn's ``make_classification``; 24 % are positive."""
+    """Numbers, heavy tails, categories, a boolean and gaps, made by scikit-learn's ``make_classification``; 24 % are
+    positive."""
     values, labels = make_classification(
-        rows, n_features=14, n_informative=8, n_redundant=3, weights=[0.76], class_sep=0.8, flip_y=0.05, random_state=seed
-    )  # fmt: skip
+        rows,
+        n_features=14,
+        n_informative=8,
+        n_redundant=3,
+        weights=[0.76],
+        class_sep=0.8,
+        flip_y=0.05,
+        random_state=seed,
+    )
     random = np.random.default_rng(seed)
     columns: dict[str, Any] = {f"x{i}": values[:, i] for i in range(14)}
     for place, count in enumerate((5, 4, 3, 8)):
@@ -91,7 +100,12 @@ def public_table(name: str) -> PublicTable:
         random, count = np.random.default_rng(0), 10_000
         balance, student = np.maximum(0, random.normal(835, 480, count)), random.random(count) < 0.3
         labels = (random.random(count) < 1 / (1 + np.exp(10.9 - 0.00574 * balance + 0.65 * student))).astype(np.int64)
-        columns = {"id": np.arange(count), "balance": balance, "income": random.normal(33500, 13300, count), "student": student}  # fmt: skip
+        columns = {
+            "id": np.arange(count),
+            "balance": balance,
+            "income": random.normal(33500, 13300, count),
+            "student": student,
+        }
         public, stop = 500, 8000
     else:
         raw = load_breast_cancer()

@@ -1,8 +1,8 @@
 """The secret shuffle that G-Shuff does at the start of an epoch, at full size: ``python -m bench.epoch_shuffle``.
 
-Three processes hold random shares of all rows (embeddings with their column of ones, labels, norms) and shuffle them once.
-Column sums, opened before and after, show that every row is still there; memory is the peak of a server's process beside
-its share of the data. ``--files``: the rows lie in files, as those of a large training do.
+Three processes hold random shares of all rows (embeddings with their column of ones, labels, norms) and shuffle them
+once. Column sums, opened before and after, show that every row is still there; memory is the peak of a server's process
+beside its share of the data. ``--files``: the rows lie in files, as those of a large training do.
 """
 
 from __future__ import annotations

@@ -1,13 +1,14 @@
 """Where training the clients' layers pays: ``python -m bench.gl_gain --data-root DIR``.
 
-GL-BMF against G-BMF at the same ε, δ, data, local models and epochs, on public data, with the plaintext twins. Each method gets
-the learning rates that are best for it at each ε with seed 0 (``RATES``); the comparison is of the seeds after that, which share
-data split, local model and noise in pairs. A gain counts if it exceeds two standard errors. Beside it stands G-BMF on the
-clients' own columns, without any local model: what a client could do instead.
+GL-BMF against G-BMF at the same ε, δ, data, local models and epochs, on public data, with the plaintext twins. Each
+method gets the learning rates that are best for it at each ε with seed 0 (``RATES``); the comparison is of the seeds
+after that, which share data split, local model and noise in pairs. A gain counts if it exceeds two standard errors.
+Beside it stands G-BMF on the clients' own columns, without any local model: what a client could do instead.
 
     python -m bench.gl_gain --data-root DIR --only letters-8          one case; results are kept, so that it continues
     python -m bench.gl_gain --data-root DIR --update estimated        the paper's local update
-    python -m bench.gl_gain --data-root DIR --layers last --layers first    LoRA on these blocks, and the difference between them
+    python -m bench.gl_gain --data-root DIR --layers last --layers first    LoRA on these blocks, and the difference
+    between them
 """
 
 from __future__ import annotations
@@ -212,7 +213,7 @@ class Runs:
 
 @dataclass(frozen=True)
 class Gain:
-    """Of one case at one ε: accuracies by seed in per cent, and the rates they were reached with."""
+    """Gain of one case at one ε: accuracies by seed in per cent, and the rates they were reached with."""
 
     epsilon: float
     g_bmf: list[float]
@@ -222,7 +223,7 @@ class Gain:
 
     @property
     def mean_and_error(self) -> tuple[float, float]:
-        """Of GL-BMF minus G-BMF, same seeds."""
+        """GL-BMF minus G-BMF, same seeds."""
         return _paired(self.gl_bmf, self.g_bmf)
 
     @property
@@ -232,7 +233,7 @@ class Gain:
         return mean > 2 * error
 
     def against(self, other: Gain) -> tuple[float, float]:
-        """Of this GL-BMF minus that one: mean and standard error, same seeds."""
+        """This GL-BMF minus that one: mean and standard error, same seeds."""
         return _paired(self.gl_bmf, other.gl_bmf)
 
 
@@ -263,7 +264,8 @@ def _plus_minus(mean: float, error: float, bold: bool) -> str:
 
 
 def _table_of(results: dict[tuple[str, str], Sequence[Gain]], update: str, seeds: int) -> Table:
-    """One line for each case, layers and ε; where several layers were tried, their difference from the first ones named."""
+    """One line for each case, layers and ε; where several layers were tried, their difference from the first ones
+    named."""
     view = Table(
         title=f"GL-BMF ({update}) against G-BMF at the same ε, test accuracy in %, {seeds} seeds", title_justify="left"
     )
@@ -282,11 +284,16 @@ def _table_of(results: dict[tuple[str, str], Sequence[Gain]], update: str, seeds
                 mean, error = found.against(first[index])
                 compared = _plus_minus(mean, error, abs(mean) > 2 * error)
             view.add_row(
-                CASES[case].title, *([layers] if "layers" in columns else []), f"{found.epsilon:g}",
-                f"{np.mean(found.g_bmf):.1f}", f"{np.mean(found.gl_bmf):.1f}", _plus_minus(*found.mean_and_error, found.counts),
-                *([compared] if several else []), f"{np.mean(found.own_columns):.1f}",
+                CASES[case].title,
+                *([layers] if "layers" in columns else []),
+                f"{found.epsilon:g}",
+                f"{np.mean(found.g_bmf):.1f}",
+                f"{np.mean(found.gl_bmf):.1f}",
+                _plus_minus(*found.mean_and_error, found.counts),
+                *([compared] if several else []),
+                f"{np.mean(found.own_columns):.1f}",
                 f"{frozen[0]:g}; {trained[0]:g}, {trained[1]:g}",
-            )  # fmt: skip
+            )
     return view
 
 
@@ -301,7 +308,8 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--update", choices=("released", "estimated"), default="released")
     parser.add_argument(
         "--layers", action="append", metavar="LAYERS",
-        help="blocks that LoRA reads: all (default), first, last, or numbers from 1, as 1,2; may be given several times",
+        help="blocks that LoRA reads: all (default), first, last, or numbers from 1, as 1,2; may be given several "
+             "times",
     )  # fmt: skip
     parser.add_argument("--seeds", type=int, default=4, help="at least two")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="start nothing new after this long")

@@ -1,10 +1,11 @@
 """One step of GL-BMF at the paper's size: real servers and clients, random data, timed from outside.
 
-Two clients with a ResNet-18 each share, in every step, embeddings and the factors of eight LoRA layers of rank 8, and get
-their layer gradients back. The inputs of the layers are shared once, in the first epoch; a step carries its part of that,
-1/epochs of it, in time and in bytes.
+Two clients with a ResNet-18 each share, in every step, embeddings and the factors of eight LoRA layers of rank 8, and
+get their layer gradients back. The inputs of the layers are shared once, in the first epoch; a step carries its part of
+that, 1/epochs of it, in time and in bytes.
 
-``python -m bench.gl_step`` says what the servers' tests of each step (proofs §11.6) add to it: two runs, with them and without.
+``python -m bench.gl_step`` says what the servers' tests of each step (proofs §11.6) add to it: two runs, with them and
+without.
 """
 
 from __future__ import annotations
@@ -55,10 +56,11 @@ def layer_federation(shape: StepShape, batches: int = BATCHES, seed: int = 1) ->
 
 
 def measure_layer_step(shape: StepShape, network: str, weights: str = "open", epochs: int = 8) -> tuple[float, float]:
-    """Seconds and megabytes of one step, uploads, noise and layer gradients included; bytes with open weights at most that.
+    """Seconds and megabytes of one step, uploads, noise and layer gradients included; bytes with open weights at most
+    that.
 
-    With open weights a step is recorded anew whenever the public bound of its logits has doubled, which in a run's first steps
-    happens in most: hence more epochs than a step that is repeated would need.
+    With open weights a step is recorded anew whenever the public bound of its logits has doubled, which in a run's
+    first steps happens in most: hence more epochs than a step that is repeated would need.
     """
     federation = layer_federation(shape)
     training = TrainingConfig(epochs=epochs, batch_size=shape.batch, learning_rate=0.5, weights=weights)

@@ -1,9 +1,9 @@
 """What it costs to test an honest upload: ``python -m bench.input_checks --rows 100000 --columns 64``.
 
-Three servers and two clients as processes, over mutual TLS on loopback. The same columns are shared again and again, each time
-either tested by the servers or taken as they are; one run, in turns, after an upload of each kind that is not counted. Time is from
-the moment at which clients may begin until the last server has rows and norms, with which a training begins; CPU time is that of
-all five processes.
+Three servers and two clients as processes, over mutual TLS on loopback. The same columns are shared again and again,
+each time either tested by the servers or taken as they are; one run, in turns, after an upload of each kind that is not
+counted. Time is from the moment at which clients may begin until the last server has rows and norms, with which a
+training begins; CPU time is that of all five processes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ CLIENTS = ("bank", "card")
 
 @dataclass(frozen=True)
 class InputChecks:
-    """Seconds, and seconds of CPU and bytes of all five, of an upload with the tests and without: medians of ``repeats``."""
+    """Seconds, and seconds of CPU and bytes of all five, of an upload with the tests and without: medians of
+    ``repeats``."""
 
     rows: int
     columns: int

@@ -22,8 +22,8 @@ COUNT, ROWS, COLUMNS = 10_000, 50_000, 20
 class Aim:
     """What a case may cost at most (bytes an element, or in all; rounds), and what others take.
 
-    1/x, division and roots take 7 or 9 rounds, and no more bytes than MP-SPDZ for the same function and range, else than SPU.
-    MP-SPDZ's numbers have 31 bits: 2^20 is beyond them, and its 1/sqrt is off by up to 0.4 %.
+    1/x, division and roots take 7 or 9 rounds, and no more bytes than MP-SPDZ for the same function and range, else
+    than SPU. MP-SPDZ's numbers have 31 bits: 2^20 is beyond them, and its 1/sqrt is off by up to 0.4 %.
     """
 
     bytes: float | None
@@ -132,5 +132,8 @@ def table(found: dict[str, Measurement]) -> Table:
             aim.spu,
             style="yellow" if aim.missed(m) else "",
         )
-    view.caption = "bytes of all parties: an element, or in all for softmax; yellow: dearer than the aim; * bytes and rounds on like machines"
+    view.caption = (
+        "bytes of all parties: an element, or in all for softmax; yellow: dearer than the aim; * bytes and rounds on "
+        "like machines"
+    )
     return view

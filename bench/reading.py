@@ -1,7 +1,8 @@
 """How long a client's file takes to read, and how much memory: ``python -m bench.reading``.
 
-A file of numbers, texts, dates and booleans with gaps is made in a temporary folder and read in a process of its own, once for its
-cells (``read_table``) and once more into features (``apply_schema``). Memory is the process's largest resident size, imports included.
+A file of numbers, texts, dates and booleans with gaps is made in a temporary folder and read in a process of its own,
+once for its cells (``read_table``) and once more into features (``apply_schema``). Memory is the process's largest
+resident size, imports included.
 """
 
 from __future__ import annotations

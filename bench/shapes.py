@@ -1,4 +1,5 @@
-"""Training shapes for measurement: the paper's sizes, random rows of bounded norm, and the public plan of such a run."""
+"""Training shapes for measurement: the paper's sizes, random rows of bounded norm, and the public plan of such a
+run."""
 
 from __future__ import annotations
 

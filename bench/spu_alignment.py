@@ -1,9 +1,10 @@
-"""SPU's private set intersection of two files on this machine, for ``bench.alignment``: run by the interpreter of ``SPU_PYTHON``.
+"""SPU's private set intersection of two files on this machine, for ``bench.alignment``: run by the interpreter of
+``SPU_PYTHON``.
 
     python spu_alignment.py METHOD DIRECTORY COMMON
 
-reads 0.csv and 1.csv there, a process each, and prints seconds, processor seconds and memory of both as JSON (of bytes it knows nothing: 0). It takes nothing but
-SPU and the standard library, because that interpreter has nothing of ours.
+reads 0.csv and 1.csv there, a process each, and prints seconds, processor seconds and memory of both as JSON (of bytes
+it knows nothing: 0). It takes nothing but SPU and the standard library, because that interpreter has nothing of ours.
 """
 
 import json

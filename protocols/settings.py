@@ -1,7 +1,7 @@
 """The options of a run, each declared once: here, and for what a training computes in ``vfl.training``.
 
-The command line, ``federation.toml`` and its template, the estimators' arguments, the table of the documentation and the hash that
-participants compare are made from these declarations.
+The command line, ``federation.toml`` and its template, the estimators' arguments, the table of the documentation and
+the hash that participants compare are made from these declarations.
 """
 
 from __future__ import annotations
@@ -69,7 +69,8 @@ class RunOptions:
     )
     row_rule: str = setting(
         "normalise",
-        "how rows are brought within R: clip (long ones are shrunk) or normalise (all have this norm, which suits embeddings and "
+        "how rows are brought within R: clip (long ones are shrunk) or normalise (all have this norm, which suits "
+        "embeddings and "
         "images; of a client's one or two columns it leaves little but signs). For tables clip",
         choices=("clip", "normalise"),
         group="data",
@@ -77,7 +78,8 @@ class RunOptions:
     )
     local_update: str = setting(
         "released",
-        "what clients do with their gradient: apply it (claim on features and labels), or the paper's estimate (labels only)",
+        "what clients do with their gradient: apply it (claim on features and labels), or the paper's estimate "
+        "(labels only)",
         choices=("released", "estimated"),
         doors=_BOTH,
         **_OF_LAYERS,
@@ -132,7 +134,8 @@ class RunOptions:
     out: str = setting("runs", "runs are kept here", metavar="DIR", **_WHERE)
     checkpoint_every: int = setting(
         0,
-        "steps between checkpoints, from which a run that was interrupted goes on; 0: none (with open weights, and in GL-BMF, any "
+        "steps between checkpoints, from which a run that was interrupted goes on; 0: none (with open weights, and "
+        "in GL-BMF, any "
         "other number keeps every step)",
         low=0,
         metavar="STEPS",
@@ -143,7 +146,8 @@ class RunOptions:
     )
     durability: str = setting(
         "process",
-        "open weights with checkpoints: what is written before it is opened survives the end of a process, or a power failure too",
+        "open weights with checkpoints: what is written before it is opened survives the end of a process, or a "
+        "power failure too",
         choices=("process", "power"),
         needs="servers",
         **_WHERE,
@@ -153,7 +157,8 @@ class RunOptions:
     )
     public_fraction: float = setting(
         0.0,
-        "declare this part of the training rows public: they are not trained on, and accuracy and loss on them are measured after "
+        "declare this part of the training rows public: they are not trained on, and accuracy and loss on them are "
+        "measured after "
         "every epoch (open weights; costs no privacy)",
         low=0.0,
         high=1.0,
@@ -210,9 +215,9 @@ class RunOptions:
 
 @dataclass(frozen=True)
 class RunConfig(RunOptions):
-    """The section [run] of ``federation.toml``. ``classes`` are the label texts, in the order of the outputs, or (regression) there are
-    none and ``target_range`` is what −1 and 1 stand for. ``automatic``: which parameters of the training follow from the number of rows
-    and ε (``vfl.defaults``), whatever ``training`` says."""
+    """The section [run] of ``federation.toml``. ``classes`` are the label texts, in the order of the outputs, or
+    (regression) there are none and ``target_range`` is what −1 and 1 stand for. ``automatic``: which parameters of the
+    training follow from the number of rows and ε (``vfl.defaults``), whatever ``training`` says."""
 
     classes: tuple[str, ...] = ()
     target_range: tuple[float, float] | None = None
@@ -233,7 +238,8 @@ class RunConfig(RunOptions):
     )
     matching: str = setting(
         "ot",
-        "how clients find their common rows: ot (transfers of keys, AES, hashes), or ecdh (every id blinded by every client: 60 times "
+        "how clients find their common rows: ot (transfers of keys, AES, hashes), or ecdh (every id blinded by every "
+        "client: 60 times "
         "the work)",
         choices=tuple(MATCHINGS),
         doors=_FILE,

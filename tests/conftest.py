@@ -1,4 +1,5 @@
-"""One deterministic hypothesis profile for the whole suite, and a cache of its own: what is kept from earlier runs hides defects."""
+"""One deterministic hypothesis profile for the whole suite, and a cache of its own: what is kept from earlier runs
+hides defects."""
 
 from __future__ import annotations
 

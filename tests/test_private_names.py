@@ -43,7 +43,8 @@ MAY_NAME_METHODS = ("protocols/methods/", "vfl/methods.py")
 
 
 def named_methods(text: str) -> list[str]:
-    """Literals that are a method's name: whoever wants to know something of a method asks for what it can do (``vfl.methods``)."""
+    """Literals that are a method's name: whoever wants to know something of a method asks for what it can do
+    (``vfl.methods``)."""
     return [
         node.value
         for node in ast.walk(ast.parse(text))

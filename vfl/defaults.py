@@ -2,15 +2,18 @@
 
 Chosen with twins on public and made-up tables (``python -m bench.defaults`` prints them beside a grid of others):
 
-- ``clip`` with R = 4·√width, the norm of a row whose columns all lie at the schema's limit of four deviations. The claim bounds each
-  gradient by γ whatever R is, so a wide R costs no privacy; a narrow one takes away what tells rows apart (with 2·√width a client
-  with one column had it cut off at two deviations), and ``normalise`` leaves only the sign of one column.
-- Batches of a fifth of the rows, at most 1024 (more only if an epoch had over 250 of them); hardly a row is left over. Never so
-  many rows that their clipped gradients outgrow the ring: 2^15·(1 − momentum)/γ, half of what a sum and its noise have.
+- ``clip`` with R = 4·√width, the norm of a row whose columns all lie at the schema's limit of four deviations. The
+  claim bounds each gradient by γ whatever R is, so a wide R costs no privacy; a narrow one takes away what tells rows
+  apart (with 2·√width a client with one column had it cut off at two deviations), and ``normalise`` leaves only the
+  sign of one column.
+- Batches of a fifth of the rows, at most 1024 (more only if an epoch had over 250 of them); hardly a row is left over.
+  Never so many rows that their clipped gradients outgrow the ring: 2^15·(1 − momentum)/γ, half of what a sum and its
+  noise have.
 - One step for every 30 rows·ε, between 100 and 500: more steps are more noise for few rows, and no gain for many.
-- Learning rate √(rows·ε/4000), at least 0.25. At most 4, and the model is the mean over the last fifth of all steps, in which the
-  noise of a high rate averages out; at most 1 where there is no averaging (secret weights, GL-BMF, hidden layers) and for a
-  regression. Half of it for hidden layers, a tenth for a regression, whose loss is as steep far from its minimum as close to it.
+- Learning rate √(rows·ε/4000), at least 0.25. At most 4, and the model is the mean over the last fifth of all steps, in
+  which the noise of a high rate averages out; at most 1 where there is no averaging (secret weights, GL-BMF, hidden
+  layers) and for a regression. Half of it for hidden layers, a tenth for a regression, whose loss is as steep far from
+  its minimum as close to it.
 """
 
 from __future__ import annotations
@@ -48,8 +51,9 @@ def training_defaults(
     regression: bool = False,
     averaging: bool = True,
 ) -> dict[str, Any]:
-    """``batch_size``, ``epochs``, ``learning_rate`` and ``average`` for ``rows`` training rows at ``epsilon``. ``averaging``: whether the
-    run can give an average (open weights, not GL-BMF). ``momentum``: that of what is cut on shares, 0 with open weights."""
+    """``batch_size``, ``epochs``, ``learning_rate`` and ``average`` for ``rows`` training rows at ``epsilon``.
+    ``averaging``: whether the run can give an average (open weights, not GL-BMF). ``momentum``: that of what is cut on
+    shares, 0 with open weights."""
     require_integer("rows", rows, 1)
     worth = rows * require_real("epsilon", epsilon, 0.0, open_low=True)
     batches = min(_MOST_BATCHES, max(_LEAST_BATCHES, math.ceil(rows / _USUAL_BATCH)))
@@ -79,9 +83,9 @@ def chosen_training(
     averages: bool = False,
     patience: int = 0,
 ) -> dict[str, Any]:
-    """``training_defaults`` for what is not stated; the same at every door. ``averages``: whether the run can give an average of its
-    weights, which somebody has to see on the way. Stated batches are as many steps; a stated rate was chosen for what it gives; with
-    patience the last fifth is not known before the end."""
+    """``training_defaults`` for what is not stated; the same at every door. ``averages``: whether the run can give an
+    average of its weights, which somebody has to see on the way. Stated batches are as many steps; a stated rate was
+    chosen for what it gives; with patience the last fifth is not known before the end."""
     averaging = averages and not patience and not {"learning_rate", "average"} & set(stated)
     chosen = training_defaults(
         rows,

@@ -26,8 +26,8 @@ class Federation:
     """Clients with bounded embeddings, and test rows to measure on (never trained on).
 
     ``row_bound`` is R, which every concatenated row obeys: part of the DP claim. ``public_inputs`` lists
-    what was taken as public (scaling, local models), for the claim. ``public``: bounded embeddings and labels of rows that are
-    nobody's secret, to measure a run on while it trains.
+    what was taken as public (scaling, local models), for the claim. ``public``: bounded embeddings and labels of rows
+    that are nobody's secret, to measure a run on while it trains.
     """
 
     clients: list[Client]
@@ -109,8 +109,8 @@ def build_federation(
     Row bound: each client brings its block to R_i (``row_rule`` clip or normalise) with R_i = R/√N, so
     that the concatenated row obeys R. ``row_bound="public"`` takes R_i as the
     95 % quantile of the client's own *public* embeddings. With ``lora``, each row of a pooled block output is
-    normalised to 1: a public number that sizes the fixed-point ranges of the shared factors. ``lora_layers`` are the blocks of
-    each local model that its LoRA layers read (``choose_layers``).
+    normalised to 1: a public number that sizes the fixed-point ranges of the shared factors. ``lora_layers`` are the
+    blocks of each local model that its LoRA layers read (``choose_layers``).
     """
     parts = list(embeddings) if embeddings is not None else embed(
         data, config or LocalModelConfig(), keep_blocks=lora, progress=progress

@@ -6,7 +6,8 @@
 | ``binary`` | one logit | sigmoid(z) − y | 0 or 1 |
 | ``regression`` | one number | z − y | y, scaled to −1 … 1 by a public range |
 
-The gradient of a row is [h 1] ⊗ δ in all of them, so clip, noise and claim are the same. Class weights multiply δ before the clip.
+The gradient of a row is [h 1] ⊗ δ in all of them, so clip, noise and claim are the same. Class weights multiply δ
+before the clip.
 """
 
 from __future__ import annotations
@@ -58,7 +59,8 @@ def check_task(task: str, class_weights: Sequence[float]) -> None:
 
 
 def output_count(task: str, classes: int, class_weights: Sequence[float] = ()) -> int:
-    """Columns of the last layer, or refuse a task that does not fit the data. ``classes`` is 1 if the label is a number."""
+    """Columns of the last layer, or refuse a task that does not fit the data. ``classes`` is 1 if the label is a
+    number."""
     if task == "regression":
         require(classes == 1, "task", task, f"classification: the labels are {classes} classes, not numbers")
         return 1
@@ -106,7 +108,7 @@ def _sigmoid(logits: Floats) -> Floats:
 
 
 def probabilities(task: str, logits: Floats) -> Floats:
-    """Of each class, (rows, classes)."""
+    """Probabilities of each class, (rows, classes)."""
     require(task != "regression", "task", task, "classification or binary: a regression has no probabilities")
     if task == "classification":
         return softmax(logits)

@@ -1,4 +1,5 @@
-"""The mechanism of a run: schedule, bands, factorisation, calibration. Chosen here alone, so that twin and product cannot differ."""
+"""The mechanism of a run: schedule, bands, factorisation, calibration. Chosen here alone, so that twin and product
+cannot differ."""
 
 from __future__ import annotations
 

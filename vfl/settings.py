@@ -2,8 +2,8 @@
 
     epochs: int = setting(40, "passes over the rows", low=1)
 
-``check_settings(self)`` in ``__post_init__`` holds every value against its declaration. The command line, ``federation.toml``, the
-estimators and the documentation are made from the same declarations (``protocols.settings``).
+``check_settings(self)`` in ``__post_init__`` holds every value against its declaration. The command line,
+``federation.toml``, the estimators and the documentation are made from the same declarations (``protocols.settings``).
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ DOORS = ("command", "file", "api")
 class Setting:
     """One option. ``several``: a tuple of such values. ``optional``: None means that the run chooses.
 
-    ``needs``: what a method must be able to do for the option to mean something (``vfl.methods``). ``doors``: where users
-    give it. ``usual``: what holds at a door where nothing is given, if that is not ``default``; None is
-    chosen from public sizes.
+    ``needs``: what a method must be able to do for the option to mean something (``vfl.methods``). ``doors``: where
+    users give it. ``usual``: what holds at a door where nothing is given, if that is not ``default``; None is chosen
+    from public sizes.
     """
 
     default: Any

@@ -45,16 +45,15 @@ class TrainingConfig:
 
     SGD follows the workload matrix: v ← β·v + g, θ ← α·θ − η·v, with g the noised mean gradient;
     ``momentum`` is β and ``weight_decay`` is α (1 means none).
-    ``rows_per_person``: the most rows that one person may have; ε and δ are then about people, and the noise grows (proofs §9.3).
-    ``noise``: ``distributed`` (what an outsider faces is 1.5σ², proofs §6.4) or ``joint`` (exactly σ²).
-    ``order`` (G-BMF only): ``fixed`` (public) or ``secret`` (rows and dummies shuffled once, in secret: less noise, proofs §9.6).
-    ``accounting`` (G-Shuff only): ``proven`` calibrates for its secret order, ``any-order`` for no secret at all, ``paper`` as if
-    batches were Poisson samples, which is proven by nothing.
-    ``weights``: ``open`` (the noised gradient sum of every step is opened, so the weights are public while they are trained;
-    same claim, less work) or ``secret`` (only the last model is opened). It changes nothing for the twins. The commands and
-    ``federation.toml`` say ``open``.
-    ``average``: which model a run gives: the last one (``none``), the mean of those of the last fifth of all steps (``fifth``), or
-    an ``exponential`` average. It is post-processing; secure runs do it with open weights.
+    ``rows_per_person``: the most rows that one person may have; ε and δ are then about people, and the noise grows
+    (proofs §9.3). ``noise``: ``distributed`` (what an outsider faces is 1.5σ², proofs §6.4) or ``joint`` (exactly σ²).
+    ``order`` (G-BMF only): ``fixed`` (public) or ``secret`` (rows and dummies shuffled once, in secret: less noise,
+    proofs §9.6). ``accounting`` (G-Shuff only): ``proven`` calibrates for its secret order, ``any-order`` for no secret
+    at all, ``paper`` as if batches were Poisson samples, which is proven by nothing. ``weights``: ``open`` (the noised
+    gradient sum of every step is opened, so the weights are public while they are trained; same claim, less work) or
+    ``secret`` (only the last model is opened). It changes nothing for the twins. The commands and ``federation.toml``
+    say ``open``. ``average``: which model a run gives: the last one (``none``), the mean of those of the last fifth of
+    all steps (``fifth``), or an ``exponential`` average. It is post-processing; secure runs do it with open weights.
     ``task`` and ``class_weights`` (public, one for each class, of its rows' gradients before the clip): ``vfl.losses``.
     """
 
@@ -120,7 +119,8 @@ class TrainingConfig:
     )
     accounting: str = setting(
         "proven",
-        "which ε calibrates the noise: proven, for the secret order; any-order, without amplification; paper, as if batches were "
+        "which ε calibrates the noise: proven, for the secret order; any-order, without amplification; paper, as if "
+        "batches were "
         "Poisson samples, which nothing proves",
         choices=("proven", "any-order", "paper"),
         group="privacy",
@@ -138,7 +138,8 @@ class TrainingConfig:
     schedule: str = setting("constant", "of the learning rate", choices=("constant", "linear", "cosine"))
     weights: str = setting(
         "secret",
-        "open: every noised gradient sum is opened, so weights are public while training; same claim, fewer rounds and bytes. "
+        "open: every noised gradient sum is opened, so weights are public while training; same claim, fewer rounds "
+        "and bytes. "
         "secret: only the last model is opened, to the clients",
         choices=("open", "secret"),
         needs="servers",
@@ -147,7 +148,8 @@ class TrainingConfig:
     )
     order: str = setting(
         "fixed",
-        "fixed: everybody knows the batches; secret: rows and dummies are shuffled once, in secret, and less noise gives the same claim",
+        "fixed: everybody knows the batches; secret: rows and dummies are shuffled once, in secret, and less noise "
+        "gives the same claim",
         choices=ORDERS,
         group="privacy",
         needs="a secret order",
@@ -155,14 +157,16 @@ class TrainingConfig:
     )
     average: str = setting(
         "none",
-        "fifth: the model is the mean over the last fifth of all steps; exponential; none: the last one (open weights; no privacy cost)",
+        "fifth: the model is the mean over the last fifth of all steps; exponential; none: the last one (open "
+        "weights; no privacy cost)",
         choices=AVERAGES,
         needs="averages",
         usual=AUTOMATIC,
     )
     task: str = setting(
         "classification",
-        "classification; binary: two classes as one logit, half the bytes; regression: the label is a number. Chosen from the label "
+        "classification; binary: two classes as one logit, half the bytes; regression: the label is a number. Chosen "
+        "from the label "
         "where nothing is said",
         choices=TASKS,
         needs="losses",
@@ -227,10 +231,11 @@ class TrainingConfig:
 
 @dataclass(frozen=True)
 class Schedule:
-    """Batch b of every epoch is rows b·B..(b+1)·B of the order: the aligned one, or a secret one of rows and ``dummies``.
+    """Batch b of every epoch is rows b·B..(b+1)·B of the order: the aligned one, or a secret one of rows and
+    ``dummies``.
 
-    ``batch_size`` is what a step computes on, dummies included; sums are divided by ``divisor``, the records of a batch on
-    average.
+    ``batch_size`` is what a step computes on, dummies included; sums are divided by ``divisor``, the records of a batch
+    on average.
     """
 
     num_samples: int

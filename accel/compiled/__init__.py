@@ -1,14 +1,15 @@
 """The kernels in numba: the same names and results as ``accel.reference``.
 
-Compiled code is kept, so that the second start compiles nothing: beside the source, or in the user's cache directory, or (a package
-installed by root, run by a service without a home) in a directory of this user alone under the system's temporary one. numba
-looks only at the file of a function itself, not at what it calls in others, so after a change elsewhere old machine code would run
-without a word. Therefore the directory has the name of everything that is compiled here.
+Compiled code is kept, so that the second start compiles nothing: beside the source, or in the user's cache directory,
+or (a package installed by root, run by a service without a home) in a directory of this user alone under the system's
+temporary one. numba looks only at the file of a function itself, not at what it calls in others, so after a change
+elsewhere old machine code would run without a word. Therefore the directory has the name of everything that is compiled
+here.
 
-Machine code is linked by names, and numba makes a name of module, function, argument types and the function's number in its process. Two
-processes that compile in another order give one number to two functions; if both are made by one factory, their names are the same, and a third
-process, which finds what both have kept, runs one in place of the other (numba issue 10486). So functions have random numbers here,
-and what is made by a factory has a name of its own.
+Machine code is linked by names, and numba makes a name of module, function, argument types and the function's number in
+its process. Two processes that compile in another order give one number to two functions; if both are made by one
+factory, their names are the same, and a third process, which finds what both have kept, runs one in place of the other
+(numba issue 10486). So functions have random numbers here, and what is made by a factory has a name of its own.
 """
 
 from __future__ import annotations
@@ -74,8 +75,8 @@ def _cache_directory() -> str:
 
 
 def _take_over(directory: Path, places: Iterable[Path]) -> None:
-    """What was compiled at the installation, where this process cannot write (a read-only image), is used all the same: numba
-    reads only where it can write, so this is a copy. It is trusted as the source is, which lies no safer."""
+    """What was compiled at the installation, where this process cannot write (a read-only image), is used all the same:
+    numba reads only where it can write, so this is a copy. It is trusted as the source is, which lies no safer."""
     kept = next((place / directory.name for place in places if (place / directory.name).is_dir()), directory)
     if kept == directory or directory.exists():
         return

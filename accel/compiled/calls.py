@@ -1,10 +1,11 @@
 """Kernels called one behind the other by one compiled loop, without the interpreter between them.
 
-To call a compiled function from Python, numba looks at every argument, takes it apart and finds the machine code: a microsecond
-or two, which is more than most kernels of a training step need for their work. Here that is done once. A *table* holds, for
-every call, the address of the machine code and its arguments as words, as numba's calling convention wants them: a number
-is one word, an array of n axes 5 + 2n (two for its owner, which is nobody; elements, bytes of one, address, shape, strides).
-A small compiled *entry* for each list of argument types loads them from the table into registers and calls.
+To call a compiled function from Python, numba looks at every argument, takes it apart and finds the machine code: a
+microsecond or two, which is more than most kernels of a training step need for their work. Here that is done once. A
+*table* holds, for every call, the address of the machine code and its arguments as words, as numba's calling convention
+wants them: a number is one word, an array of n axes 5 + 2n (two for its owner, which is nobody; elements, bytes of one,
+address, shape, strides). A small compiled *entry* for each list of argument types loads them from the table into
+registers and calls.
 
 Arrays in a table must outlive it, or be bound anew (``CallTable.bind``) before every run.
 """
@@ -35,7 +36,8 @@ _entries: dict[tuple[str, ...], int] = {}  # addresses, by types of the argument
 
 
 class Composed:
-    """A kernel made of calls of other functions; which ones depends on shapes and types of its arguments, never on values."""
+    """A kernel made of calls of other functions; which ones depends on shapes and types of its arguments, never on
+    values."""
 
     def __init__(self, calls: Callable[..., Iterable[Call]]):
         self.calls = calls
@@ -63,9 +65,9 @@ class CallTable:
         return len(self._calls)
 
     def add(self, function: Callable[..., Any], arguments: Sequence[Any], result: int | None = None) -> bool:
-        """Put a call at the end, or all those that a composed kernel consists of. A kernel that returns a number is *done* if
-        that is ``result``. False, and nothing is added, if a function is not compiled for such arguments, or takes arrays that
-        are not memory of the arguments: those would be computed once and never again."""
+        """Put a call at the end, or all those that a composed kernel consists of. A kernel that returns a number is
+        *done* if that is ``result``. False, and nothing is added, if a function is not compiled for such arguments, or
+        takes arrays that are not memory of the arguments: those would be computed once and never again."""
         found = []
         for single, own in function.calls(*arguments) if isinstance(function, Composed) else [(function, arguments)]:
             code = _machine_code(single, own, result is not None)
@@ -82,8 +84,8 @@ class CallTable:
         return True
 
     def finish(self, origin: Callable[[np.ndarray], tuple[int, int]]) -> dict[int, tuple[np.ndarray, np.ndarray]]:
-        """No calls are added from here on. ``origin`` says which input an array lies in, −1 for none, and how many bytes from its
-        beginning; returns, by input, the places of such addresses and those distances, for ``bind``."""
+        """No calls are added from here on. ``origin`` says which input an array lies in, −1 for none, and how many
+        bytes from its beginning; returns, by input, the places of such addresses and those distances, for ``bind``."""
         self._table = np.array(self._calls, dtype=np.int64).reshape(-1, 5)
         self._arguments = np.array(self._words, dtype=np.uint64)
         kept, placed = [], collections.defaultdict(list)
@@ -104,8 +106,8 @@ class CallTable:
         self._arguments[places] = offsets + np.uint64(address)
 
     def run(self, first: int, stop: int) -> int:
-        """Do these calls. Returns ``stop``, or the first call that was not done: it raised, or returned another number than
-        expected."""
+        """Do these calls. Returns ``stop``, or the first call that was not done: it raised, or returned another number
+        than expected."""
         return _run(self._table, self._arguments, first, stop)
 
 
@@ -145,8 +147,8 @@ def _as_words(value: Any) -> list[int]:
 
 @global_compiler_lock  # type: ignore[untyped-decorator]
 def _entry(kinds: tuple[str, ...]) -> int:
-    """The address of a compiled function (address of a kernel, its words, place of a result) → status for arguments of these
-    kinds."""
+    """The address of a compiled function (address of a kernel, its words, place of a result) → status for arguments of
+    these kinds."""
     if kinds not in _entries:
         library = cpu_target.target_context.codegen().create_library(f"entry of {len(kinds)} arguments")
         module = library.create_ir_module("entry")

@@ -1,9 +1,9 @@
 """A banded Toeplitz matrix times the float64 rows of a ring by tiles, for processors with 512-bit registers.
 
-BLAS multiplies the zeros of the band too, and the one that comes with numpy may use half of such a register. A tile sums up
-eight rows of the result and sixteen columns in registers; every row of the ring that was loaded serves eight results. What the
-next columns need is asked for meanwhile: the rows of noise lie far apart. The product with the first tap is added in integers
-before anything is written, so nothing is written twice.
+BLAS multiplies the zeros of the band too, and the one that comes with numpy may use half of such a register. A tile
+sums up eight rows of the result and sixteen columns in registers; every row of the ring that was loaded serves eight
+results. What the next columns need is asked for meanwhile: the rows of noise lie far apart. The product with the first
+tap is added in integers before anything is written, so nothing is written twice.
 """
 
 from __future__ import annotations
@@ -34,18 +34,21 @@ def _has_registers() -> bool:
 
 
 def is_worth_it(rows: int, columns: int) -> bool:
-    """Whether most of such a product lies in tiles, on a processor that has the registers: otherwise BLAS is as fast."""
+    """Whether most of such a product lies in tiles, on a processor that has the registers: otherwise BLAS is as
+    fast."""
     return rows >= ROWS and columns >= 4 * COLUMNS and _has_registers()
 
 
 def padded_taps(taps: np.ndarray) -> np.ndarray:
-    """All taps but the first, the last one in front, with zeros on both sides: a tile's rows begin one after the other."""
+    """All taps but the first, the last one in front, with zeros on both sides: a tile's rows begin one after the
+    other."""
     return np.concatenate([np.zeros(ROWS - 1), taps[:0:-1], np.zeros(ROWS - 1)])
 
 
 @intrinsic
 def _tile(_typing: Any, padded: Any, ring: Any, begin: Any, first: Any, rows: Any, out: Any, t: Any, c: Any) -> Any:
-    """out[t+r, c+v] = first·rows[t+r, c+v] + Σ_q padded[ROWS − 1 + q − r]·ring[(begin + q) mod n, c+v] for a tile of rows and columns."""
+    """out[t+r, c+v] = first·rows[t+r, c+v] + Σ_q padded[ROWS − 1 + q − r]·ring[(begin + q) mod n, c+v] for a tile of
+    rows and columns."""
 
     def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
         taps_, ring_, rows_, out_ = (
@@ -121,8 +124,9 @@ def _tile(_typing: Any, padded: Any, ring: Any, begin: Any, first: Any, rows: An
 
 @njit(cache=True, nogil=True)
 def filter_by_tiles(padded, first, ring, start, rows, out):
-    """out[t] = first·rows[t] + Σ_k taps[k]·z[t + depth − k] over all taps but the first, given as ``padded_taps`` makes them; z are the rows
-    of ``ring`` (n, m) from ``start`` on and around. Exact, in any order, where all sums of floats are integers below 2^53."""
+    """out[t] = first·rows[t] + Σ_k taps[k]·z[t + depth − k] over all taps but the first, given as ``padded_taps`` makes
+    them; z are the rows of ``ring`` (n, m) from ``start`` on and around. Exact, in any order, where all sums of floats
+    are integers below 2^53."""
     count, columns = out.shape
     depth, around = padded.size - 2 * (ROWS - 1), ring.shape[0]
     whole_rows, whole_columns = count - count % ROWS, columns - columns % COLUMNS

@@ -1,9 +1,11 @@
-"""One round over connected sockets in one compiled call: frames to some peers, frames from some, without the interpreter.
+"""One round over connected sockets in one compiled call: frames to some peers, frames from some, without the
+interpreter.
 
 ``sendmsg`` for every frame that goes out, then ``recvmsg`` for every one that comes in, with ``poll`` before it where
-nothing is there yet. All memory is the caller's and laid out beforehand. What does not go as expected (a short write, an error,
-another header than the one that must come, nothing for ``milliseconds``) ends the call: the caller goes on from what has moved,
-and says what there is to say. ``refmpc.net.prepared`` describes frames and does the same in Python.
+nothing is there yet. All memory is the caller's and laid out beforehand. What does not go as expected (a short write,
+an error, another header than the one that must come, nothing for ``milliseconds``) ends the call: the caller goes on
+from what has moved, and says what there is to say. ``refmpc.net.prepared`` describes frames and does the same in
+Python.
 """
 
 from __future__ import annotations
@@ -76,12 +78,14 @@ def _receive(link, headers, place, vectors, scratch, moved, expected, totals, mi
 
 @njit(cache=True, nogil=True)
 def carry_round(links, sending, vectors, headers, counts, totals, moved, scratch, code, weight, base, milliseconds):
-    """Send the frames of the first ``sending`` links, then take those of the others; ``round_is_done`` if all went well.
+    """Send the frames of the first ``sending`` links, then take those of the others; ``round_is_done`` if all went
+    well.
 
-    A link is (file descriptor, its row in ``counts``, bytes of payload, its first buffer among ``vectors``, how many), a buffer (address,
-    bytes), the first one of each link its header. ``counts`` are frames sent and received by peer, ``totals`` bytes and frames
-    sent and nanoseconds waited. ``moved`` says for every link how many bytes have moved, −1 when it is done and counted; its last
-    entry is 1 while the round is under way. The code of the frames is ``code + weight·base[0]`` modulo 2^32.
+    A link is (file descriptor, its row in ``counts``, bytes of payload, its first buffer among ``vectors``, how many),
+    a buffer (address, bytes), the first one of each link its header. ``counts`` are frames sent and received by peer,
+    ``totals`` bytes and frames sent and nanoseconds waited. ``moved`` says for every link how many bytes have moved, −1
+    when it is done and counted; its last entry is 1 while the round is under way. The code of the frames is ``code +
+    weight·base[0]`` modulo 2^32.
     """
     number = links.shape[0]
     moved[number] = 1

@@ -1,5 +1,5 @@
-"""Local operations on words: numpy's own loops for any layout, and compiled ones for arrays in one piece of memory, which a
-recorded step calls without the interpreter (``accel.compiled.calls``)."""
+"""Local operations on words: numpy's own loops for any layout, and compiled ones for arrays in one piece of memory,
+which a recorded step calls without the interpreter (``accel.compiled.calls``)."""
 
 from __future__ import annotations
 

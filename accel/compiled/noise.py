@@ -74,8 +74,8 @@ def _attempts(words, thresholds, aliases, ceilings, floors, curvature, strip_bit
 def fir_taps(history: np.ndarray, rows: np.ndarray, taps: np.ndarray) -> np.ndarray:
     """See ``accel.reference.noise.fir_taps``: exact mod 2^64 for every int64 input.
 
-    z = 2^32·high + low with |high|, |low| < 2^32, each half through a float64 product, if Σ|taps|·2^32 ≤ 2^53. Larger taps go to
-    the reference. The choice depends on public numbers only.
+    z = 2^32·high + low with |high|, |low| < 2^32, each half through a float64 product, if Σ|taps|·2^32 ≤ 2^53. Larger
+    taps go to the reference. The choice depends on public numbers only.
     """
     depth = len(taps) - 1
     size, _ = _sizes(taps.tobytes())
@@ -112,8 +112,9 @@ def fir_takes_blas(rows: int, columns: int) -> bool:
 
 
 def fir_ring(ring: np.ndarray, position: int, rows: np.ndarray, taps: np.ndarray, out: np.ndarray) -> None:
-    """See ``accel.reference.noise.fir_ring``: one float64 matrix product, by tiles (``accel.compiled.fir``) or BLAS. All its sums are
-    integers below 2^53, hence exact in any order; the first tap, usually half of all, is multiplied in integers."""
+    """See ``accel.reference.noise.fir_ring``: one float64 matrix product, by tiles (``accel.compiled.fir``) or BLAS.
+    All its sums are integers below 2^53, hence exact in any order; the first tap, usually half of all, is multiplied in
+    integers."""
     depth, steps, around = len(taps) - 1, len(rows), len(ring)
     _into_ring(rows, ring, position)
     start = (position - depth) % around
@@ -131,7 +132,7 @@ def fir_ring(ring: np.ndarray, position: int, rows: np.ndarray, taps: np.ndarray
 
 @functools.lru_cache(maxsize=8)
 def _kept_toeplitz(taps: bytes, steps: int) -> np.ndarray:
-    """Of all taps but the first."""
+    """The filter of all taps but the first."""
     later = np.frombuffer(taps, dtype=np.int64).astype(np.float64)
     later[0] = 0.0
     return _toeplitz(later, steps)

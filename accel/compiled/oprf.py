@@ -35,7 +35,8 @@ _MIXED = (
 
 @intrinsic
 def _twelve_rounds(_typing: Any, state: Any, message: Any, count: Any, last: Any) -> Any:
-    """The compression of BLAKE2b (RFC 7693, §3.2). Written out, because a loop over its table of indices is three times slower."""
+    """The compression of BLAKE2b (RFC 7693, §3.2). Written out, because a loop over its table of indices is three times
+    slower."""
 
     def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
         word = ir.IntType(64)

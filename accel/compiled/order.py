@@ -28,7 +28,7 @@ def order_shuffle(draws, out):
 
 @njit(cache=True, nogil=True)
 def _differences(words, ring, out):
-    """Of all pairs of a row, modulo 2^(w+1)."""
+    """Differences of all pairs of a row, modulo 2^(w+1)."""
     at = 0
     for row in range(words.shape[0]):
         for i in range(words.shape[1] - 1):
@@ -118,7 +118,8 @@ def _blinded(tests, scale, mask, prime, leads, out):
 
 @njit(cache=True, nogil=True)
 def _places(slots, places, swapped):
-    """Where the pair of two slots stands among all pairs of all rows, and whether the first class is in the later slot."""
+    """Where the pair of two slots stands among all pairs of all rows, and whether the first class is in the later
+    slot."""
     rows, classes = slots.shape
     pairs = classes * (classes - 1) // 2
     table = np.zeros((classes, classes), dtype=np.int64)

@@ -1,8 +1,8 @@
 """Sums over public random subsets in numba: additions only, and few of them.
 
-All sixteen sums of four rows are made once, and each subset takes the one it needs: 13 additions a number instead of 41. Eight lanes
-are written as LLVM vectors of eight words, which every processor takes (``accel.compiled.tiles`` says why). They write into memory
-without bounds checks: ``_eight_lanes`` hands out only rows that lie inside.
+All sixteen sums of four rows are made once, and each subset takes the one it needs: 13 additions a number instead of
+41. Eight lanes are written as LLVM vectors of eight words, which every processor takes (``accel.compiled.tiles`` says
+why). They write into memory without bounds checks: ``_eight_lanes`` hands out only rows that lie inside.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ def _store(builder: ir.IRBuilder, value: Any, address: Any) -> None:
 
 @intrinsic
 def _sums_of_four(_typing: Any, x: Any, row: Any, column: Any, tables: Any, which: Any) -> Any:
-    """tables[which, s] = the sum of those of x[row : row + 4, column : column + 8] whose bit in s is one, for s from 1 to 15."""
+    """tables[which, s] = the sum of those of x[row : row + 4, column : column + 8] whose bit in s is one, for s from 1
+    to 15."""
 
     def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
         source = context.make_array(signature.args[0])(context, builder, arguments[0])

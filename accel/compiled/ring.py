@@ -224,7 +224,8 @@ def _both_held(x0, x1, turned, out):
 
 @Composed
 def matmul_held(x: np.ndarray, role: int, turned: np.ndarray, out: np.ndarray) -> list[Call]:
-    """See ``accel.reference.ring.matmul_held``. A share is read only where it is needed, and both together in one pass."""
+    """See ``accel.reference.ring.matmul_held``. A share is read only where it is needed, and both together in one
+    pass."""
     rows = [share if share.flags.c_contiguous else np.ascontiguousarray(share) for share in x]
     if role == 2:
         return [(_both_held, (*rows, turned[None], out))]

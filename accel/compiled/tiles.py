@@ -84,8 +84,8 @@ PAIR, ONE, SUM = range(3)
 
 
 def _row_tile(rows: int, columns: int, what: int) -> Any:
-    """A tile of ``by_rows``: out[i+r, j+c] += Σ_l x0[i+r, l]·y[0, j+c, l] + x1[i+r, l]·y[1, j+c, l]; of ``one_by_rows`` without
-    x1, of ``sum_by_rows`` with (x0 + x1)·y[0]."""
+    """A tile of ``by_rows``: out[i+r, j+c] += Σ_l x0[i+r, l]·y[0, j+c, l] + x1[i+r, l]·y[1, j+c, l]; of ``one_by_rows``
+    without x1, of ``sum_by_rows`` with (x0 + x1)·y[0]."""
 
     @intrinsic
     def tile(_typing: Any, x0: Any, x1: Any, y: Any, out: Any, i: Any, j: Any) -> Any:
@@ -146,8 +146,8 @@ def _splat(builder: ir.IRBuilder, word: Any) -> Any:
 
 
 def _column_tile(columns: int, deep: int) -> Any:
-    """A tile of ``by_columns``: sums[c, at] += Σ x0[l+r, i]·y[0, l+r, j+c] + x1[l+r, i]·y[1, l+r, j+c] over r < deep, for eight words from
-    i and ``at`` on, which lie beside each other in the transposed factors."""
+    """A tile of ``by_columns``: sums[c, at] += Σ x0[l+r, i]·y[0, l+r, j+c] + x1[l+r, i]·y[1, l+r, j+c] over r < deep,
+    for eight words from i and ``at`` on, which lie beside each other in the transposed factors."""
 
     @intrinsic
     def tile(_typing: Any, x0: Any, x1: Any, y: Any, sums: Any, l: Any, i: Any, j: Any, at: Any) -> Any:
@@ -263,11 +263,11 @@ _add_narrow = _panel(1, _narrow, _narrow_shallow)
 
 @njit(cache=True, nogil=True)
 def by_columns(x0_transposed, x1_transposed, y, out, fresh):
-    """out += x0·y[0] + x1·y[1], or out = if it is ``fresh``, where x0, x1 lie transposed in memory, as in Hᵀ·u: (k, n), y (2, k, m), out
-    (n, m).
+    """out += x0·y[0] + x1·y[1], or out = if it is ``fresh``, where x0, x1 lie transposed in memory, as in Hᵀ·u: (k, n),
+    y (2, k, m), out (n, m).
 
-    A few rows of the transposed factors at a time, from their beginning to their end, as memory likes it: a batch is larger than
-    the caches of a core."""
+    A few rows of the transposed factors at a time, from their beginning to their end, as memory likes it: a batch is
+    larger than the caches of a core."""
     rows, columns = out.shape
     whole = rows - rows % LANES
     sums = np.empty((WIDE, PANEL), dtype=np.uint64)

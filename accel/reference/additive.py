@@ -74,8 +74,9 @@ def weigh_opened_hold(
 ) -> None:
     """A holder's share of start + Σ_k step_k·bit_k, times x = c − ρ where ``times``, for every row of ``weights``.
 
-    bit_k = alpha_k ⊕ pad_k = alpha_k + (1 − 2·alpha_k)·pad_k. ``alpha`` is (K, n), ``halves`` (n, 2, K) are shares of pad_k and pad_k·ρ, ``rho``
-    (n,) is the share of ρ; ``weights`` (outputs, 1 + K) hold start and steps as ring words; ``out`` is (outputs, n).
+    bit_k = alpha_k ⊕ pad_k = alpha_k + (1 − 2·alpha_k)·pad_k. ``alpha`` is (K, n), ``halves`` (n, 2, K) are shares of
+    pad_k and pad_k·ρ, ``rho`` (n,) is the share of ρ; ``weights`` (outputs, 1 + K) hold start and steps as ring words;
+    ``out`` is (outputs, n).
     """
     lead = ONE if leads else ZERO
     a = alpha.T.astype(np.uint64)
@@ -109,7 +110,8 @@ def scale_rows_hold(
     leads: bool,
     out: np.ndarray,
 ) -> None:
-    """A holder's summand (n, k) of ((c≫bits) − R − margin)·x: x is ``middle`` (known to both holders), the two ``outer``."""
+    """A holder's summand (n, k) of ((c≫bits) − R − margin)·x: x is ``middle`` (known to both holders), the two
+    ``outer``."""
     factor = ((c >> np.uint64(bits)) - np.uint64(margin))[:, np.newaxis]
     version = halves[np.arange(len(c)), (c >> TOP).astype(np.int64)]
     own = outer + middle if leads else outer

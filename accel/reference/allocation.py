@@ -1,11 +1,11 @@
 """Samples of a random allocation, for Monte-Carlo accounting (proofs §9.6): which slots are free, and which is the own.
 
-``free`` of the ``bins·slots`` slots are free, a uniformly random set; ``counts`` says how many in each bin, and one free slot,
-uniform among them, is the record's own. Counts are drawn as independent binomials (Walker's alias method), which given their
-sum have this law, again if they are too many, and filled up slot by slot.
+``free`` of the ``bins·slots`` slots are free, a uniformly random set; ``counts`` says how many in each bin, and one
+free slot, uniform among them, is the record's own. Counts are drawn as independent binomials (Walker's alias method),
+which given their sum have this law, again if they are too many, and filled up slot by slot.
 
-Each sample has its own stream, a function of the key and the sample's number (splitmix64: Steele, Lea and Flood 2014). So the
-samples are the same on every machine, whatever their order.
+Each sample has its own stream, a function of the key and the sample's number (splitmix64: Steele, Lea and Flood 2014).
+So the samples are the same on every machine, whatever their order.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def allocate(
     counts: np.ndarray,
     own: np.ndarray,
 ) -> None:
-    """Fill ``counts`` (samples × bins) and ``own``, the record's bin. One bin's binomial is given as an alias table of up to
-    1024 entries, a power of two: entry k stands for k with probability accept·2^-48, else for alias."""
+    """Fill ``counts`` (samples × bins) and ``own``, the record's bin. One bin's binomial is given as an alias table of
+    up to 1024 entries, a power of two: entry k stands for k with probability accept·2^-48, else for alias."""
     lanes = np.arange(len(own))
     counts[:], own[:] = _drawn(_Streams(key, first, len(own)), counts.shape[1], slots, free, accept, alias, lanes)

@@ -1,7 +1,8 @@
 """Local steps of the comparison of x = c − ρ with thresholds: c known to two holders, ρ to the dealer.
 
-It works on digits of g = 2 or 3 bits: a digit of ρ travels as the 2^g − 1 bits [digit > 0], [digit > 1], ... shared modulo
-a small prime, packed. Only the bits from ``low`` to ``low`` + ``width`` are compared, the one above them is the sign.
+It works on digits of g = 2 or 3 bits: a digit of ρ travels as the 2^g − 1 bits [digit > 0], [digit > 1], ... shared
+modulo a small prime, packed. Only the bits from ``low`` to ``low`` + ``width`` are compared, the one above them is the
+sign.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ def compare_deal(
     top: np.ndarray,
     packed: np.ndarray,
 ) -> None:
-    """The dealer, ρ = −x0 − x1: the other halves of its threshold bits modulo ``prime``, (thresholds, n) packed, and ρ's
-    sign bit. Row (2^g − 1)·d + v is [digit d of ρ > v] − halves; digits count from the lowest."""
+    """The dealer, ρ = −x0 − x1: the other halves of its threshold bits modulo ``prime``, (thresholds, n) packed, and
+    ρ's sign bit. Row (2^g − 1)·d + v is [digit d of ρ > v] − halves; digits count from the lowest."""
     rho = np.uint64(0) - x0 - x1
     value = (rho >> np.uint64(low)) & _low_bits(width)
     out = np.empty_like(halves)
@@ -70,8 +71,8 @@ def compare_reply(
 
     For coin (lowest bit) 0 the tests have a zero exactly when c < ρ, for 1 exactly when c ≥ ρ:
     e_d = 1 − [digit decides] + Σ_{k>d} [digits k differ], so at most one e_d is zero and e_d ≤ digits < prime.
-    Each e_d is multiplied by its non-zero ``scale`` + 1, masked, and the column is rotated. Public constants are added by
-    the holder that ``leads``, which also adds the mask where the other subtracts it.
+    Each e_d is multiplied by its non-zero ``scale`` + 1, masked, and the column is rotated. Public constants are added
+    by the holder that ``leads``, which also adds the mask where the other subtracts it.
     """
     digits, thresholds = comparison_digits(width, digit_bits)
     per_digit = 2**digit_bits - 1

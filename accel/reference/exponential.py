@@ -16,8 +16,8 @@ TABLE_BITS = 8
 def exp_deal(
     x0: np.ndarray, x1: np.ndarray, fraction_bits: int, step: int, dealt_bits: int, masks: np.ndarray, out: np.ndarray
 ) -> None:
-    """The dealer, ρ = −x0 − x1: the second half of the vectors (n, places) that hold e^−ρ_low·2^dealt_bits at the place of
-    ρ's digit and zero elsewhere. A digit counts steps of ``step`` (a power of two), ρ_low is below one."""
+    """The dealer, ρ = −x0 − x1: the second half of the vectors (n, places) that hold e^−ρ_low·2^dealt_bits at the place
+    of ρ's digit and zero elsewhere. A digit counts steps of ``step`` (a power of two), ρ_low is below one."""
     rho = np.uint64(0) - x0 - x1
     low_bits = fraction_bits + step.bit_length() - 1
     below = np.uint64((1 << low_bits) - 1)
@@ -50,8 +50,8 @@ def exp_hold(
 def agreed_exp(words: np.ndarray, fraction_bits: int, table: np.ndarray) -> np.ndarray:
     """e^(words·2^-fraction_bits) as doubles, relative error below 2^-50, from the table of e^(i·2^-8).
 
-    A table look-up for the bits above 2^-8, and 1 + r(1 + r/2(1 + r/3(1 + r/4(1 + r/5)))) for the rest: what is left out
-    is r⁶/720 < 2^-57.
+    A table look-up for the bits above 2^-8, and 1 + r(1 + r/2(1 + r/3(1 + r/4(1 + r/5)))) for the rest: what is left
+    out is r⁶/720 < 2^-57.
     """
     if fraction_bits <= TABLE_BITS:
         return table[(words << np.uint64(TABLE_BITS - fraction_bits)).astype(np.int64)]

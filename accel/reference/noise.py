@@ -17,8 +17,8 @@ _LOW_BITS = 24
 def grid_gaussian_attempts(
     words: np.ndarray, table: StripTable, out: np.ndarray
 ) -> tuple[int, int, np.ndarray, np.ndarray]:
-    """Attempts of ``accel.gaussian``: from word pairs the first values kept into ``out``, until it is full. Returns how many attempts
-    that took, how many values were kept, the undecided places in them, and their attempts.
+    """Attempts of ``accel.gaussian``: from word pairs the first values kept into ``out``, until it is full. Returns how
+    many attempts that took, how many values were kept, the undecided places in them, and their attempts.
 
     First word: column (9 bits), alias coin (23), acceptance coin (32). Second: sign (1), place in strip (63).
     """
@@ -44,7 +44,8 @@ def grid_gaussian_attempts(
 
 
 def fir_fits_ring(taps: np.ndarray, largest: int) -> bool:
-    """Whether ``fir_ring`` is exact for integers within ±largest, a public bound: Σ|taps|·largest ≤ 2^53 without the first tap."""
+    """Whether ``fir_ring`` is exact for integers within ±largest, a public bound: Σ|taps|·largest ≤ 2^53 without the
+    first tap."""
     return max(1, sum(abs(tap) for tap in taps[1:].tolist())) * largest <= 1 << 53
 
 
@@ -54,10 +55,12 @@ def fir_takes_blas(rows: int, columns: int) -> bool:
 
 
 def fir_ring(ring: np.ndarray, position: int, rows: np.ndarray, taps: np.ndarray, out: np.ndarray) -> None:
-    """``fir_taps`` of int64 ``rows`` into ``out`` (which may be ``rows``), where ``fir_fits_ring`` says that floats are enough.
+    """``fir_taps`` of int64 ``rows`` into ``out`` (which may be ``rows``), where ``fir_fits_ring`` says that floats are
+    enough.
 
-    ``ring`` holds the last rows as float64, at least len(taps)−1 and as many as ``rows`` has: those before ``position``, around its end.
-    The new ones are put there from ``position`` on, so nothing is moved, and every row is converted once.
+    ``ring`` holds the last rows as float64, at least len(taps)−1 and as many as ``rows`` has: those before
+    ``position``, around its end. The new ones are put there from ``position`` on, so nothing is moved, and every row is
+    converted once.
     """
     depth, around = len(taps) - 1, len(ring)
     history = ring[np.arange(position - depth, position) % around].astype(np.int64)

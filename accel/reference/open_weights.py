@@ -1,6 +1,7 @@
 """Integers of a step with open weights: summands that are cut, words that are added up, and the public weights.
 
-Everything is exact, so all servers come to the same numbers. The weights are public: kernels on them may return numbers.
+Everything is exact, so all servers come to the same numbers. The weights are public: kernels on them may return
+numbers.
 """
 
 from __future__ import annotations
@@ -38,14 +39,15 @@ def add_packed(mine: np.ndarray, first: np.ndarray, second: np.ndarray, width: i
 
 
 def centred_rounded(values: np.ndarray, bits: int, out: np.ndarray) -> None:
-    """Every row minus its rounded mean, over 2^bits, to the nearest integer (int64); |values| below 2^61 over columns."""
+    """Every row minus its rounded mean, over 2^bits, to the nearest integer (int64); |values| below 2^61 over
+    columns."""
     columns = values.shape[1]
     mean = np.floor_divide(2 * values.sum(axis=1, keepdims=True) + columns, 2 * columns)
     out[:] = values - mean if bits == 0 else (values - mean + (1 << (bits - 1))) >> bits
 
 
 def largest_absolute(values: np.ndarray) -> int:
-    """Of a matrix of integers (int64) above −2^63; 0 if there are none."""
+    """The largest absolute value of a matrix of integers (int64) above −2^63; 0 if there are none."""
     return int(np.abs(values).max(initial=0))
 
 
@@ -70,8 +72,8 @@ def moved_weights(
     rate: int,
     out: np.ndarray,
 ) -> int:
-    """out = round(α·values/2^a) − rate·v with v = round(β·velocity/2^b) + sums, which takes the place of ``velocity``; (β, b) =
-    ``momentum``, (α, a) = ``decay``. All int64, flat. Returns the largest |out|."""
+    """out = round(α·values/2^a) − rate·v with v = round(β·velocity/2^b) + sums, which takes the place of ``velocity``;
+    (β, b) = ``momentum``, (α, a) = ``decay``. All int64, flat. Returns the largest |out|."""
     change = sums
     if velocity is not None:
         beta, bits = momentum
@@ -83,8 +85,9 @@ def moved_weights(
 
 
 def checksum(words: np.ndarray) -> int:
-    """A checksum of public words against mistakes, as fast as they can be read, not cryptographic: Σ_r x_{r,l}·STEP^(R−1−r) modulo 2^64 for each of eight lanes of R rows (the last filled up with zeros), and over the lanes
-    Σ_l s_l·ACROSS^l, 64 bits, of flat uint64 ``words``. One word that differs changes it for certain."""
+    """A checksum of public words against mistakes, as fast as they can be read, not cryptographic: Σ_r
+    x_{r,l}·STEP^(R−1−r) modulo 2^64 for each of eight lanes of R rows (the last filled up with zeros), and over the
+    lanes Σ_l s_l·ACROSS^l, 64 bits, of flat uint64 ``words``. One word that differs changes it for certain."""
     rows = -(-words.size // LANES)
     filled = np.zeros(rows * LANES, dtype=np.uint64)
     filled[: words.size] = words

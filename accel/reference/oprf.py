@@ -1,9 +1,10 @@
-"""Kernels of the matching of rows (``vfl.alignment.oprf``), with Python's integers and hashlib: slow, and easy to compare with the proofs.
+"""Kernels of the matching of rows (``vfl.alignment.oprf``), with Python's integers and hashlib: slow, and easy to
+compare with the proofs.
 
-A *record* is an id in five words: its value H (two), the hash that its three sparse columns follow from (96 bits), its row (32 bits),
-its 48 dense bits. A *store* over GF(2) has m sparse lines and 48 dense ones; an id has the sum of those that its record chooses,
-⟨row, store⟩ in the proofs. Rows of 512 bits are eight words, bit i of a row being bit i mod 64 of
-word i // 64. Nothing here decides by a secret that another client must not learn: all secrets are this client's own.
+A *record* is an id in five words: its value H (two), the hash that its three sparse columns follow from (96 bits), its
+row (32 bits), its 48 dense bits. A *store* over GF(2) has m sparse lines and 48 dense ones; an id has the sum of those
+that its record chooses, ⟨row, store⟩ in the proofs. Rows of 512 bits are eight words, bit i of a row being bit i mod 64
+of word i // 64. Nothing here decides by a secret that another client must not learn: all secrets are this client's own.
 """
 
 from __future__ import annotations
@@ -40,8 +41,9 @@ BLAKE_WORDS = (
 def hash_into_bins(
     data: np.ndarray, offsets: np.ndarray, first: int, key: np.ndarray, records: np.ndarray, filled: np.ndarray
 ) -> int:
-    """BLAKE2b-512 of every id (none is empty) data[offsets[i] : offsets[i + 1]] under the key of 16 bytes, as a record (row ``first + i``) at the end of
-    its bin. The first bin that had no room, or −1; ``filled`` counts the records of each bin."""
+    """BLAKE2b-512 of every id (none is empty) data[offsets[i] : offsets[i + 1]] under the key of 16 bytes, as a record
+    (row ``first + i``) at the end of its bin. The first bin that had no room, or −1; ``filled`` counts the records of
+    each bin."""
     text = data.tobytes()
     for i, (begin, end) in enumerate(zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True)):
         words = np.frombuffer(hashlib.blake2b(text[begin:end], key=key.tobytes()).digest(), np.uint64)
@@ -81,8 +83,9 @@ def peel(
     order: np.ndarray,
     own: np.ndarray,
 ) -> int:
-    """Take away, again and again, a record that has a column to itself: the k-th is order[k], with column own[k]. How many went; what is
-    left has no such column. ``degree`` and ``met`` (m) are scratch, ``columns[i]`` becomes the three columns of record i."""
+    """Take away, again and again, a record that has a column to itself: the k-th is order[k], with column own[k]. How
+    many went; what is left has no such column. ``degree`` and ``met`` (m) are scratch, ``columns[i]`` becomes the three
+    columns of record i."""
     degree[:m] = 0
     met[:m] = 0
     for i, record in enumerate(records):
@@ -120,7 +123,8 @@ def fill_back(
     m: int,
     store: np.ndarray,
 ) -> None:
-    """Set the own column of every peeled record, the last first, so that ⟨row of record i, store⟩ = values[i] (128 bits)."""
+    """Set the own column of every peeled record, the last first, so that ⟨row of record i, store⟩ = values[i] (128
+    bits)."""
     for k in range(done - 1, -1, -1):
         i, c = int(order[k]), int(own[k])
         others = [j for j in _line(records[i], columns[i].tolist(), m) if j != c]
@@ -159,7 +163,8 @@ def decode_rows(
 
 
 def code_into(values: np.ndarray, code: np.ndarray, rows: np.ndarray) -> None:
-    """rows[i] ^= C(values[i]): the linear code, 128 to 512 bits, by a table for each byte (only the first rows of ``rows``)."""
+    """rows[i] ^= C(values[i]): the linear code, 128 to 512 bits, by a table for each byte (only the first rows of
+    ``rows``)."""
     for i, value in enumerate(np.ascontiguousarray(values).view(np.uint8).reshape(len(values), 16)):
         rows[i] ^= np.bitwise_xor.reduce(code[np.arange(16), value], axis=0)
 
@@ -176,7 +181,8 @@ def key_rows(rows: np.ndarray, difference: np.ndarray, delta: np.ndarray) -> Non
 
 
 def check_sums(rows: np.ndarray, chosen: np.ndarray, out: np.ndarray) -> None:
-    """out[s] = the sum of the rows i whose bit s of chosen[i] (128 bits) is set, and of row len(chosen) + s, which masks it."""
+    """out[s] = the sum of the rows i whose bit s of chosen[i] (128 bits) is set, and of row len(chosen) + s, which
+    masks it."""
     bits = np.unpackbits(chosen.view(np.uint8), axis=1, bitorder="little").astype(bool)
     for s in range(CHECKS):
         masked = rows[len(chosen) + s]
@@ -184,7 +190,7 @@ def check_sums(rows: np.ndarray, chosen: np.ndarray, out: np.ndarray) -> None:
 
 
 def match_tags(mine: np.ndarray, theirs: np.ndarray, table: np.ndarray, found: np.ndarray) -> None:
-    """found[k] = which of ``mine`` (two words each) equals theirs[k], or −1. ``table`` is scratch of a power of two of words, more than
-    there are in ``mine``."""
+    """found[k] = which of ``mine`` (two words each) equals theirs[k], or −1. ``table`` is scratch of a power of two of
+    words, more than there are in ``mine``."""
     place = {row.tobytes(): i for i, row in reversed(list(enumerate(mine)))}
     found[:] = [place.get(row.tobytes(), -1) for row in theirs]

@@ -2,8 +2,8 @@
 
 Numbers lie in rows (n, g), pairs i < j in the order of ``itertools.combinations``. Of ρ_i − ρ_j the dealer's message
 holds, for each base-4 digit of the low w bits from the highest, the bits [digit > 0], [> 1], [> 2], and the top bit at
-the end, each shared modulo a prime. A bit, or a test, of all pairs of all rows lies in one line of memory: (bits, n·pairs). All
-results go into ``out``.
+the end, each shared modulo a prime. A bit, or a test, of all pairs of all rows lies in one line of memory: (bits,
+n·pairs). All results go into ``out``.
 """
 
 from __future__ import annotations
@@ -70,9 +70,9 @@ def order_reply(
 ) -> None:
     """One holder's half of the blinded tests (2·digits + 1, n·pairs of slots), uint8.
 
-    Of the tests of a pair exactly one is zero if the class in the lower slot is ahead (ties go to the lower class), else
-    none: D = C − R ≥ 0 means equal top bits and R_low ≤ C_low, or different ones and R_low > C_low. ``slots`` (n, g)
-    says which slot a class is in, ``scale`` + 1 multiplies a test, ``turn`` rotates the column of tests.
+    Of the tests of a pair exactly one is zero if the class in the lower slot is ahead (ties go to the lower class),
+    else none: D = C − R ≥ 0 means equal top bits and R_low ≤ C_low, or different ones and R_low > C_low. ``slots`` (n,
+    g) says which slot a class is in, ``scale`` + 1 multiplies a test, ``turn`` rotates the column of tests.
     """
     digits = -(-width // 2)
     count = 2 * digits + 1

@@ -1,8 +1,8 @@
 """Local steps of functions that are put together from pieces: exp below zero, the octave of a sum, splines.
 
 Both holders compute their weights for themselves, so only single IEEE additions, multiplications, divisions, square
-roots and roundings of doubles are used, never a fused one: the words are the same on every processor. Tables of e^x come
-as arguments. Digits of ρ travel as one-hot vectors over GF(2), 64 places to a word. All results go into ``out``.
+roots and roundings of doubles are used, never a fused one: the words are the same on every processor. Tables of e^x
+come as arguments. Digits of ρ travel as one-hot vectors over GF(2), 64 places to a word. All results go into ``out``.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ def split_codes(codes: np.ndarray, out: np.ndarray) -> None:
 def exp_below_argument(
     z: np.ndarray, largest: np.ndarray, up: int, down: int, unit: int, extra: int, bits: int, out: np.ndarray
 ) -> None:
-    """z (n, k) on the grid of 2^-16 (moved ``up`` or ``down``), minus ``largest`` (n,) of a grid coarser by ``unit`` bits
-    and ``extra`` fine units: modulo 2^bits."""
+    """z (n, k) on the grid of 2^-16 (moved ``up`` or ``down``), minus ``largest`` (n,) of a grid coarser by ``unit``
+    bits and ``extra`` fine units: modulo 2^bits."""
     fine = (z << np.uint64(up)) >> np.uint64(down)
     out[:] = (fine - (largest << np.uint64(unit))[:, np.newaxis] - np.uint64(extra)) & _low(bits)
 
@@ -74,8 +74,8 @@ def exp_below_deal(
     hot: np.ndarray,
     values: np.ndarray,
 ) -> None:
-    """The dealer of e^(c − ρ), flat over elements: one-hot digits of ρ's high part ⊕ halves, and e^-ρ_low at the place mu
-    says, for both targets, minus halves.
+    """The dealer of e^(c − ρ), flat over elements: one-hot digits of ρ's high part ⊕ halves, and e^-ρ_low at the place
+    mu says, for both targets, minus halves.
 
     ``falling[i]`` = e^(−i/256), ``falling_fine[i]`` = e^(−i/65536). Bit target·digits + b of ``mu`` belongs to digit b.
     """

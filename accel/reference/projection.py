@@ -11,10 +11,11 @@ _PIECE = 1 << 8  # stretches at a time
 
 
 def subset_sums(x: np.ndarray, first: int, stop: int, picks: np.ndarray, out: np.ndarray) -> None:
-    """out[t, l] += the sum modulo 2^64 of the numbers x[i, first + g·lanes + l] that subset t has; x (n, d), out (k, lanes).
+    """out[t, l] += the sum modulo 2^64 of the numbers x[i, first + g·lanes + l] that subset t has; x (n, d), out (k,
+    lanes).
 
-    Subset t has row i of the g-th group of ``lanes`` columns if bit i mod 32 of picks[i // 32 · groups + g, t] is one (picks uint32:
-    one row for each 32 rows and group). All lanes of a group have the same places."""
+    Subset t has row i of the g-th group of ``lanes`` columns if bit i mod 32 of picks[i // 32 · groups + g, t] is one
+    (picks uint32: one row for each 32 rows and group). All lanes of a group have the same places."""
     lanes = out.shape[1]
     groups = -(-(stop - first) // lanes)
     stretches = -(-len(x) // _STRETCH)
@@ -32,11 +33,13 @@ def subset_sums(x: np.ndarray, first: int, stop: int, picks: np.ndarray, out: np
 
 
 def square_sums(x: np.ndarray, y: np.ndarray, first: int, stop: int, out: np.ndarray) -> None:
-    """out[i] = Σ_j x_ij·(x_ij + 2·y_ij) over the columns first ≤ j < stop: one server's summand of Σ h_ij² from its two shares."""
+    """out[i] = Σ_j x_ij·(x_ij + 2·y_ij) over the columns first ≤ j < stop: one server's summand of Σ h_ij² from its two
+    shares."""
     left, right = x[:, first:stop], y[:, first:stop]
     np.add.reduce(left * (left + right + right), axis=1, out=out)
 
 
 def subset_parities(bits: np.ndarray, coins: np.ndarray, out: np.ndarray) -> None:
-    """out[0] ^= the coins at the places where ``bits`` (uint8, the lowest counts) are one: 64 parities of random subsets."""
+    """out[0] ^= the coins at the places where ``bits`` (uint8, the lowest counts) are one: 64 parities of random
+    subsets."""
     out ^= np.bitwise_xor.reduce(coins * (bits & np.uint8(1)), axis=0, initial=np.uint64(0))

@@ -39,8 +39,9 @@ def matmul_pair(x: np.ndarray, y: np.ndarray, addend: np.ndarray | None, out: np
 
 
 def random_permutation(words: np.ndarray, order: np.ndarray) -> None:
-    """A uniformly random permutation of 0..count−1 from random words (Fisher–Yates) into ``order``. A word that would bias
-    the choice is skipped, which happens with probability below count·2^-64: a few more words than ``count`` are enough."""
+    """A uniformly random permutation of 0..count−1 from random words (Fisher–Yates) into ``order``. A word that would
+    bias the choice is skipped, which happens with probability below count·2^-64: a few more words than ``count`` are
+    enough."""
     order[:] = np.arange(order.size)
     source = iter(words.tolist())
     for i in range(order.size - 1, 0, -1):
@@ -66,13 +67,14 @@ def decode_fixed(words: np.ndarray, fraction_bits: int) -> np.ndarray:
 
 
 def matmul_each(x: np.ndarray, factor: np.ndarray, out: np.ndarray) -> None:
-    """x0·factor and x1·factor: shares times a matrix that everybody knows. x (2, n, k), factor (k, m), out (2, n, m)."""
+    """x0·factor and x1·factor: shares times a matrix that everybody knows. x (2, n, k), factor (k, m), out (2, n,
+    m)."""
     np.matmul(x, factor, out=out)
 
 
 def matmul_held(x: np.ndarray, role: int, turned: np.ndarray, out: np.ndarray) -> None:
-    """What a party of ``role`` keeps of x·turnedᵀ in two-holder form, c − ρ, for a matrix that everybody knows: holders (0, 1)
-    c, the product of the share that both have, the dealer (2) ρ, minus the products of its two. x (2, n, k), turned (m, k),
-    out (n, m)."""
+    """What a party of ``role`` keeps of x·turnedᵀ in two-holder form, c − ρ, for a matrix that everybody knows: holders
+    (0, 1) c, the product of the share that both have, the dealer (2) ρ, minus the products of its two. x (2, n, k),
+    turned (m, k), out (n, m)."""
     left = np.negative(x[0] + x[1]) if role == 2 else x[1 - role]
     np.matmul(left, turned.T, out=out)

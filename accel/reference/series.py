@@ -160,7 +160,7 @@ def scaled_hold(
 
 
 def lifted_squares_deal(rho: np.ndarray, width: int, bits: int, halves: np.ndarray, out: np.ndarray) -> None:
-    """Of each entry ρ, T = 2^width·top(ρ) and T² − 2ρT, and of the row Σρ², less ``halves``."""
+    """For each entry ρ, T = 2^width·top(ρ) and T² − 2ρT, and of the row Σρ², less ``halves``."""
     rows, entries = rho.shape
     top = (rho >> np.uint64(width - 1)) << np.uint64(width)
     words = np.stack([rho, top, top * top - TWO * rho * top], axis=2).reshape(rows, -1)

@@ -1,9 +1,10 @@
 """Local steps of truncation (proofs §2.2 and §1.2): what each of the three roles computes between its messages.
 
 ``masks`` are rows of words that the dealer and one holder draw alike. Truncated product (``truncation_…``): with role 0
-r0, A0, and a third from which A1 (its low bits) and M0 (its high bits) are taken, M0 from a fourth if both do not fit into
-one word; with role 1 r1, and a second whose high bits are M2. Truncation of a shared value (``truncate_…``): with role 0
-A0, M0 (high bits) and two keys (low and high bits, of two words if they do not fit into one); with role 1 M2 and two keys.
+r0, A0, and a third from which A1 (its low bits) and M0 (its high bits) are taken, M0 from a fourth if both do not fit
+into one word; with role 1 r1, and a second whose high bits are M2. Truncation of a shared value (``truncate_…``): with
+role 0 A0, M0 (high bits) and two keys (low and high bits, of two words if they do not fit into one); with role 1 M2 and
+two keys.
 
 Packed results and arguments are whole words: ``count`` values of ``bits`` bits, the rest of the last word is arbitrary.
 """
@@ -168,7 +169,8 @@ def truncate_deal(
 
 
 def truncate_key(x: np.ndarray, key_0: np.ndarray, key_1: np.ndarray, bits: int, packed: np.ndarray) -> None:
-    """A holder of c = x + 2^62 sends the other the key (low bits of ``key_0``, high bits of ``key_1``) for its top bit."""
+    """A holder of c = x + 2^62 sends the other the key (low bits of ``key_0``, high bits of ``key_1``) for its top
+    bit."""
     _pack(np.where((x + OFFSET) >> TOP == ONE, _high(key_1, bits), _low(key_0, bits)), bits, packed)
 
 

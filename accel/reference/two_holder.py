@@ -1,7 +1,7 @@
 """Local steps of the two-holder protocols: selection, conversion and weighted sums of two-holder bits, look-up.
 
-A bit is β ⊕ β' with β at two holders and β' at the dealer. ``held`` (uint8) is what this party has of it, ``leads`` says
-whether it is role 0, which adds what both holders know.
+A bit is β ⊕ β' with β at two holders and β' at the dealer. ``held`` (uint8) is what this party has of it, ``leads``
+says whether it is role 0, which adds what both holders know.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ def uniform_below(random: np.ndarray, bound: int, out: np.ndarray) -> int:
     """Fills ``out`` with values uniform in 0..bound−1 (bound ≤ 256) from random bytes, and returns how many there were:
     fewer than asked for if the bytes did not last.
 
-    Two bytes, v, give two values: the digits of v·bound²/2^16, rounded down. v is rejected if the low half of the product is
-    below 2^16 mod bound²; of those left every pair of digits has equally many: no bias at all (Lemire, TOMACS 2019)."""
+    Two bytes, v, give two values: the digits of v·bound²/2^16, rounded down. v is rejected if the low half of the
+    product is below 2^16 mod bound²; of those left every pair of digits has equally many: no bias at all (Lemire,
+    TOMACS 2019)."""
     bytes_ = random[: random.size // 2 * 2].reshape(-1, 2).astype(np.uint32)
     scaled = (bytes_[:, 0] | bytes_[:, 1] << np.uint32(8)) * np.uint32(bound * bound)
     pairs = scaled[(scaled & np.uint32(0xFFFF)) >= 65536 % (bound * bound)] >> np.uint32(16)

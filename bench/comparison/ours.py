@@ -1,10 +1,10 @@
 """The workloads on refmpc: three processes, all workloads in one run.
 
-The time of a repetition is that of the slowest party, from a common start. The training step is the whole step of G-BMF,
-noise included: the thread of a real run makes each step's share of later noise beside the step, and the step ends when
-both are done. A repetition is the mean of several steps in a row, after some that are not counted, because a run consists of
-hundreds: the first one records what later ones repeat, and fills caches. For the error the noise, known here to the
-measurement alone, is subtracted.
+The time of a repetition is that of the slowest party, from a common start. The training step is the whole step of
+G-BMF, noise included: the thread of a real run makes each step's share of later noise beside the step, and the step
+ends when both are done. A repetition is the mean of several steps in a row, after some that are not counted, because a
+run consists of hundreds: the first one records what later ones repeat, and fills caches. For the error the noise, known
+here to the measurement alone, is subtracted.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ Call = Callable[[], Coroutine[Any, Any, Any]]
 
 @dataclass(frozen=True)
 class OurResult:
-    """Times of all repetitions (slowest party each), CPU time, exact rounds and bytes of all parties, and what was computed."""
+    """Times of all repetitions (slowest party each), CPU time, exact rounds and bytes of all parties, and what was
+    computed."""
 
     times: list[float]
     cpu: list[float]  # a repetition's mean over the parties
@@ -132,7 +133,8 @@ class _Step:
         return await step_words(rows, layers, head, addend, self.training, self.plan.scales)
 
     async def _open_step(self) -> np.ndarray:
-        """As ``OpenTrainingRun`` does it when it keeps nothing: the weights after the step, in the clear, as integers."""
+        """As ``OpenTrainingRun`` does it when it keeps nothing: the weights after the step, in the clear, as
+        integers."""
         party, plan = self._party, self.plan
         head, layers = public_inputs(party, self._start, plan)
         (words,) = await self._step(self.rows, layers, head, own_addend(party, self.last_noise, plan))

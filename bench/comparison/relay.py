@@ -1,8 +1,8 @@
 """A userspace TCP relay that adds delay and a bandwidth limit, for programs that are not ours.
 
-The kernel here has no netem, and our own transport imposes its profiles itself; the peers get the same profile from this
-relay, by the same rule (``refmpc.net.emulation.ReceivingLine``): a chunk leaves when its directed link is free, takes
-size/bandwidth to leave and arrives one delay later. All connections of a directed pair of parties share one link.
+The kernel here has no netem, and our own transport imposes its profiles itself; the peers get the same profile from
+this relay, by the same rule (``refmpc.net.emulation.ReceivingLine``): a chunk leaves when its directed link is free,
+takes size/bandwidth to leave and arrives one delay later. All connections of a directed pair of parties share one link.
 """
 
 from __future__ import annotations

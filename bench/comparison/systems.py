@@ -25,8 +25,8 @@ PEERS = ("MP-SPDZ", "SPU")
 
 @dataclass(frozen=True)
 class Cell:
-    """One system on one workload: best time, bytes of all parties, rounds and CPU time a party (None where not reported),
-    largest error."""
+    """One system on one workload: best time, bytes of all parties, rounds and CPU time a party (None where not
+    reported), largest error."""
 
     seconds: float
     bytes: int
@@ -143,7 +143,8 @@ def compare(
     peers: Sequence[str] = PEERS,
     progress: Callable[[str], None] = lambda text: None,
 ) -> Comparison:
-    """``repeat`` passes over all systems, ``inner`` repetitions a pass; a peer that is not there is left out and named."""
+    """``repeat`` passes over all systems, ``inner`` repetitions a pass; a peer that is not there is left out and
+    named."""
     require_integer("repeat", repeat, 1)
     require_integer("inner", inner, 1)
     measures: dict[str, Measure] = {OURS: _ours}

@@ -19,8 +19,8 @@ __all__ = ["Workload", "exact_step", "make_workload", "standard_workloads"]
 
 @dataclass(frozen=True)
 class Workload:
-    """One row of the comparison. ``program`` and ``arguments`` name it in every system; ``exact`` is the float64 answer,
-    None where the answer is random (then ``error`` tests what can be tested)."""
+    """One row of the comparison. ``program`` and ``arguments`` name it in every system; ``exact`` is the float64
+    answer, None where the answer is random (then ``error`` tests what can be tested)."""
 
     title: str
     program: str

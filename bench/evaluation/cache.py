@@ -15,8 +15,8 @@ __all__ = ["ResultCache"]
 
 
 class ResultCache:
-    """Files are named by ``Cell.key``; they are written whole or not at all. ``carried``: results of an earlier report whose files
-    are not on this machine, with what the report says about them; they live as long as this object."""
+    """Files are named by ``Cell.key``; they are written whole or not at all. ``carried``: results of an earlier report
+    whose files are not on this machine, with what the report says about them; they live as long as this object."""
 
     def __init__(self, folder: str | Path, data: DataOptions) -> None:
         self.folder, self.data = Path(folder), data

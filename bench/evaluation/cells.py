@@ -42,8 +42,8 @@ _LDP = ("ldp_g", "ldp_gl")
 
 @dataclass(frozen=True)
 class Cell:
-    """``variant``: the local update of GL methods (released, estimated), or order and noise of G-BMF if not the preset's. ``clip_norm`` None: the preset's own.
-    ``epsilon`` None: without noise, and Plain without clipping too.
+    """``variant``: the local update of GL methods (released, estimated), or order and noise of G-BMF if not the
+    preset's. ``clip_norm`` None: the preset's own. ``epsilon`` None: without noise, and Plain without clipping too.
     ``kind``: utility (test accuracy), attack (AUC of P-Attack) or secure (real three-party run beside its twin).
     """
 
@@ -305,7 +305,8 @@ def train_baseline(
     seed: int,
     rates: tuple[float, float],
 ) -> BaselineResult:
-    """One of the paper's baselines, a small trainable MLP of 60 outputs at each client; ``rates``: client's, server's."""
+    """One of the paper's baselines, a small trainable MLP of 60 outputs at each client; ``rates``: client's,
+    server's."""
     import torch
 
     from vfl import baselines

@@ -2,9 +2,9 @@
 
 The stand-in task is ten superclasses of CIFAR-100 (10,000 rows to train, 2,500 to measure); the projection is fitted
 on the other ten, as it will meet classes it has not seen. The private set has five times the rows. A mean gradient
-feels noise as std/B, so the stand-in takes a fifth of the batch size and a fifth of the noise that the private run needs: number of
-steps, factorisation, sensitivity and noise per mean are then those of the real run, and what is best here should be best
-there. ``--order`` and ``--noise`` search at the noise of a secret order, or of joint noise.
+feels noise as std/B, so the stand-in takes a fifth of the batch size and a fifth of the noise that the private run
+needs: number of steps, factorisation, sensitivity and noise per mean are then those of the real run, and what is best
+here should be best there. ``--order`` and ``--noise`` search at the noise of a secret order, or of joint noise.
 
 Coordinate search from the preset: one option at a time, the best mean over budgets and seeds is kept. The baselines'
 learning rates are searched on the same stand-in, so that they are not beaten for want of tuning.

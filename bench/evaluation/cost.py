@@ -2,10 +2,10 @@
 
 Runtime and communication of one batch over LAN and WAN (the paper's Tables 5 and 8): the paper's own figures, MP-SPDZ
 on this machine with explicit per-sample gradients as in the paper (when MPSPDZ_HOME is set), and our step with its
-noise: explicit, factored with secret weights, and factored with open weights, the default. GL-BMF is factored only, with its
-uploads (``bench.gl_step``). G-Shuff adds the shuffle of
-one batch's rows, which is a batch's part of an epoch's shuffle. Ours and MP-SPDZ run under the same network profile
-(``bench.comparison.relay``); the paper's machine is another one.
+noise: explicit, factored with secret weights, and factored with open weights, the default. GL-BMF is factored only,
+with its uploads (``bench.gl_step``). G-Shuff adds the shuffle of one batch's rows, which is a batch's part of an
+epoch's shuffle. Ours and MP-SPDZ run under the same network profile (``bench.comparison.relay``); the paper's machine
+is another one.
 """
 
 from __future__ import annotations
@@ -113,8 +113,8 @@ def _ours(shape: StepShape, network: str, repeat: int) -> list[Figure]:
 
 
 class Pace:
-    """How long MP-SPDZ's explicit step will take. It works on B·(d+1)·S gradient entries: the first guess is what such an entry
-    took on one 2-core machine, and each run corrects it for this one."""
+    """How long MP-SPDZ's explicit step will take. It works on B·(d+1)·S gradient entries: the first guess is what such
+    an entry took on one 2-core machine, and each run corrects it for this one."""
 
     COMPILATION = 10.0  # seconds, whatever the size
     ENTRY = 1e-5  # seconds of computing

@@ -1,7 +1,7 @@
 """Cells of an earlier ``report.json``, so that a report can be renewed without training everything again.
 
-Every cell of a report has its key. Those whose key is the present one go into the cache of results as if they had been run
-here; those whose files are not on this machine are shown as the report has them.
+Every cell of a report has its key. Those whose key is the present one go into the cache of results as if they had been
+run here; those whose files are not on this machine are shown as the report has them.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ __all__ = ["Taken", "take_cells", "take_search"]
 
 @dataclass(frozen=True)
 class Taken:
-    """How many cells of a report: kept as if run here; carried on, their files not being here; left out, because code, settings or
-    data are others by now, or because the report is older than its keys."""
+    """How many cells of a report: kept as if run here; carried on, their files not being here; left out, because code,
+    settings or data are others by now, or because the report is older than its keys."""
 
     kept: int
     carried: int
@@ -32,8 +32,9 @@ class Taken:
 
 
 def take_cells(file: Path, cache: ResultCache) -> Taken:
-    """Keep the cells of a ``report.json`` that are still what they were. Where a file behind a cell is not here (weights of our
-    own, say), the cell is carried on as the report has it if settings, code and all files that are here are the same."""
+    """Keep the cells of a ``report.json`` that are still what they were. Where a file behind a cell is not here
+    (weights of our own, say), the cell is carried on as the report has it if settings, code and all files that are here
+    are the same."""
     stored = json.loads(file.read_text(encoding="utf-8"))
     require("cells" in stored, "from", str(file), "a report.json of bench.paper, which has its cells")
     names = [field.name for field in fields(Cell)]
@@ -60,7 +61,8 @@ def _not_here(files: Sequence[str], cell: Cell, cache: ResultCache) -> bool:
 
 
 def take_search(file: Path, choice: Path) -> bool:
-    """Write the search for our settings that a ``report.json`` holds to ``choice``, unless there is one; whether it was written."""
+    """Write the search for our settings that a ``report.json`` holds to ``choice``, unless there is one; whether it was
+    written."""
     search = json.loads(file.read_text(encoding="utf-8")).get("search")
     if not search or choice.exists():
         return False

@@ -45,8 +45,8 @@ def _svg(figure: Any) -> str:
 
 
 def plot_accuracy(lines: Sequence[Line], results: Results, classes: int) -> str | None:
-    """Accuracy against ε of the first data set: a panel for every method, the paper's curve beside ours, all on one scale, with
-    the accuracy of guessing and of the same layer without privacy."""
+    """Accuracy against ε of the first data set: a panel for every method, the paper's curve beside ours, all on one
+    scale, with the accuracy of guessing and of the same layer without privacy."""
     first = [l for l in lines if (l.data, l.pretraining) == (lines[0].data, lines[0].pretraining)]
     panels: dict[tuple[str, int], list[Line]] = {}
     for line in (line for line in first if line.method != "plain"):

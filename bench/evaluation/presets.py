@@ -4,8 +4,8 @@
 knows; the row bound is so wide that it never acts, as the paper has none.
 ``ours``: the same data, local models, ε and δ; what differs was chosen on public data (``bench.paper choose``, see
 ``bench.evaluation.choose``), never on the private test rows. Its noise is the one our servers make, whose variance an
-outsider sees as 1.5σ²: the comparison is at our expense. Runs of 100 epochs have settings that were chosen for 100 epochs
-(``LONG``).
+outsider sees as 1.5σ²: the comparison is at our expense. Runs of 100 epochs have settings that were chosen for 100
+epochs (``LONG``).
 """
 
 from __future__ import annotations
@@ -92,7 +92,8 @@ def preset_for(name: str, epochs: int) -> Preset:
     return LONG.get(name, PRESETS[name]) if epochs >= _LONG_EPOCHS else PRESETS[name]
 
 
-# Learning rates (a client's, the server's) of the methods that are set against ours, chosen on the same public stand-in.
+# Learning rates (a client's, the server's) of the methods that are set against ours, chosen on the same public
+# stand-in.
 BASELINE_RATES = {
     "admm": (5.0, 0.001),
     "fedbcd": (20.0, 0.0005),

@@ -39,8 +39,8 @@ class Section:
 
 @dataclass
 class Report:
-    """The whole report; ``facts`` are machine, commands and times; ``cells`` every result behind the tables; ``search`` how
-    our settings were chosen, so that a later report can say it too."""
+    """The whole report; ``facts`` are machine, commands and times; ``cells`` every result behind the tables; ``search``
+    how our settings were chosen, so that a later report can say it too."""
 
     title: str
     lead: list[str]

@@ -21,9 +21,13 @@ def run_secure(cell: Any, federation: Federation, config: TrainingConfig) -> dic
     """
     with tempfile.TemporaryDirectory(prefix="secure-") as folder:
         options = RunOptions(
-            cell.method, config.with_(dtype="float64"), local_update=cell.variant if cell.method == "gl_bmf" else "released", twin=True,
-            out=folder, timeout=300.0,
-        )  # fmt: skip
+            cell.method,
+            config.with_(dtype="float64"),
+            local_update=cell.variant if cell.method == "gl_bmf" else "released",
+            twin=True,
+            out=folder,
+            timeout=300.0,
+        )
         report = launch(options, federation, Console(stderr=True, quiet=True))
     phases = report.phases()
     return {

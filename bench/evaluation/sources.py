@@ -41,8 +41,8 @@ DATA_TITLES = {
     "digits": "digits (embedded)",
 }
 NUM_CLASSES = {"cifar10": 10, "cifar10_images": 10, "emnist": 26, "ocr_letters": 26, "digits": 10}
-# Which local models a data set is tried with; "none" is the identity on the client's own columns, "own" a small residual network
-# that vfl.local.pretrain trained on the public images.
+# Which local models a data set is tried with; "none" is the identity on the client's own columns, "own" a small
+# residual network that vfl.local.pretrain trained on the public images.
 PRETRAININGS = {
     "cifar10": ("imagenet", "cifar100", "own"),
     "cifar10_images": ("imagenet",),

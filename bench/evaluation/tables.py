@@ -36,8 +36,8 @@ TABLES = (1, 2, 3, 4, 7, 9)
 NOT_RUN = "not run"
 Results = Mapping[Cell, dict[str, Any] | str]
 MARK = " †"  # behind the name of a method whose ε is not proven for what runs
-# By method, not from the results: runs that were kept from before still say that theirs is proven. Of G-Shuff, the paper's own
-# accounting alone (``Line.presumes``).
+# By method, not from the results: runs that were kept from before still say that theirs is proven. Of G-Shuff, the
+# paper's own accounting alone (``Line.presumes``).
 NOT_PROVEN = {
     "g_shuff": AS_IF_POISSON,
     "gl_sub": AS_IF_UNSEEN,
@@ -256,8 +256,8 @@ def _is_empty(line: Line, results: Results) -> bool:
 
 
 def view(number: int, lines: Sequence[Line], results: Results) -> TableView:
-    """One table as text, its data sets under headings. Lines of ours without a figure are left to ``missing_view``; a data set
-    of which nothing was run takes no line at all, and a note says why."""
+    """One table as text, its data sets under headings. Lines of ours without a figure are left to ``missing_view``; a
+    data set of which nothing was run takes no line at all, and a note says why."""
     table = paper_table(number)
     epsilons = sorted({e.epsilon for line in lines for e in line.entries if e.epsilon is not None})
     columns = ["method", "source", *(f"ε = {e:g}" for e in epsilons)]

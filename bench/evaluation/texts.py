@@ -41,7 +41,8 @@ BASELINES = (
     "Baselines run at example-level DP: all epochs and both clients together count for one person. The published "
     "codes clip a whole batch and count one client. Their learning rates are searched on the public stand-in, as our "
     "settings are. Labels, and the trained local models that the clients keep, are outside their claims. Their ε, and "
-    "LDP-GL's, is that of a record's own released rows alone and is not proven for the run: clients train on raw rows, so "
+    "LDP-GL's, is that of a record's own released rows alone and is not proven for the run: clients train on raw "
+    "rows, so "
     "a record also moves later releases of others, un-noised. Ada-VFed is "
     "rebuilt from its abstract. The local model is an MLP with 60 outputs on the frozen features."
 )
@@ -54,7 +55,8 @@ SECURE = (
 
 
 def own_weights(digests: Sequence[str]) -> str:
-    """The note below a table with lines of our own network; a digest that is none: the report these lines are from had none."""
+    """The note below a table with lines of our own network; a digest that is none: the report these lines are from had
+    none."""
     files = [
         f"of the file with SHA-256 {d[:16]}" if len(d) == 64 else "of a file whose digest was not kept" for d in digests
     ]

@@ -1,4 +1,5 @@
-"""Makes the integers of ``refmpc/mathematics/coefficients.py``: ``python -m bench.generators.coefficients`` prints them.
+"""Makes the integers of ``refmpc/mathematics/coefficients.py``: ``python -m bench.generators.coefficients`` prints
+them.
 
 They are stored, not computed at start, because two servers must agree on them to the last bit, and least squares does
 not give the same last bit everywhere.
@@ -15,8 +16,8 @@ __all__ = ["minimax", "stored_form"]
 
 
 def minimax(degree: int) -> tuple[np.ndarray, float]:
-    """Coefficients in t = x − centre of the polynomial nearest to log(x) (in absolute error) on the mantissa's range, and
-    that error. Lawson's iteration: reweighted least squares."""
+    """Coefficients in t = x − centre of the polynomial nearest to log(x) (in absolute error) on the mantissa's range,
+    and that error. Lawson's iteration: reweighted least squares."""
     middle, half = (MANTISSA_HIGH + MANTISSA_LOW) / 2, (MANTISSA_HIGH - MANTISSA_LOW) / 2
     x = np.cos(np.linspace(0, np.pi, 2001)) * half + middle
     target = np.log(x)

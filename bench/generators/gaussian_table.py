@@ -1,4 +1,5 @@
-"""Makes refmpc/mathematics/gaussian_table.py, the polynomials of ``joint_gaussian``: python -m bench.generators.gaussian_table > FILE
+"""Makes refmpc/mathematics/gaussian_table.py, the polynomials of ``joint_gaussian``: python -m
+bench.generators.gaussian_table > FILE
 
 Segment k < 60 holds tail probabilities 2^-(k+1)·(1/2, 1]. There |Z| = Q^-1(2^-(k+1)·(3−T)/4) is analytic in T up to
 T = 3, so Chebyshev series converge like 5.83^-degree. Coefficients are rounded from the highest down, and those below
@@ -38,7 +39,8 @@ def rounded_polynomial(segment: int) -> list[int]:
 def main() -> None:
     """Print the module."""
     print(
-        '"""|Z| on 61 segments as polynomials; made by ``python -m bench.generators.gaussian_table``, tested, not edited."""\n'
+        '"""|Z| on 61 segments as polynomials; made by ``python -m bench.generators.gaussian_table``, tested, not '
+        'edited."""\n'
     )
     print("# stored rather than computed: the three servers must use the same integers, whatever their libm does")
     print(f"CENTRE_BITS, COEFFICIENT_BITS = {CENTRE_BITS}, {COEFFICIENT_BITS}\n")

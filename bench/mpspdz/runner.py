@@ -110,7 +110,8 @@ class MpSpdz:
         return headings[0] if headings else "unknown"
 
     def compile(self, program: str, *arguments: int | float | str) -> Compiled:
-        """Compile ``programs/<program>.mpc`` for these sizes; compiled before with the same text: taken from the cache."""
+        """Compile ``programs/<program>.mpc`` for these sizes; compiled before with the same text: taken from the
+        cache."""
         source = PROGRAMS / f"{program}.mpc"
         known = sorted(path.stem for path in PROGRAMS.glob("*.mpc"))
         require(program in known, "program", program, f"one of {', '.join(known)}")

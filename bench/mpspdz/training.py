@@ -1,7 +1,7 @@
 """The steps of a G-BMF run executed by MP-SPDZ: an independent check of a whole training run, at small sizes.
 
-It is a check, not a private run: one party is given all rows and the noise that our three servers drew. MP-SPDZ's numbers
-have 16 fraction bits and 15 before the point, so noise and gradients must stay below 2^15.
+It is a check, not a private run: one party is given all rows and the noise that our three servers drew. MP-SPDZ's
+numbers have 16 fraction bits and 15 before the point, so noise and gradients must stay below 2^15.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
     python -m bench.scale --rows 100000 --columns 100
 
-Makes the tables, then reads, aligns, uploads, tests, trains and releases as ``ppvfl run`` does. Prints one line a phase: seconds,
-bytes and the most memory of each participant (own memory; pages of files, which the kernel takes back, are not counted), and what
-``--estimate`` and its calibration, made right before, say beside what happened.
+Makes the tables, then reads, aligns, uploads, tests, trains and releases as ``ppvfl run`` does. Prints one line a
+phase: seconds, bytes and the most memory of each participant (own memory; pages of files, which the kernel takes back,
+are not counted), and what ``--estimate`` and its calibration, made right before, say beside what happened.
 """
 
 from __future__ import annotations
@@ -216,7 +216,8 @@ def _ledger(directory: Path, server: str) -> Path:
 
 
 def beside_estimate(found: Scale) -> dict[str, tuple[float, float]]:
-    """What was estimated, and what happened: rounds and bytes of the servers, bytes of the clients, memory of the largest server."""
+    """What was estimated, and what happened: rounds and bytes of the servers, bytes of the clients, memory of the
+    largest server."""
     by_name = {phase.name: phase for phase in found.phases}
     servers = [by_name[name] for name in _SERVER_PHASES if name in by_name]
     memory = max(phase.memory.get(server, 0) for phase in servers for server in SERVERS)

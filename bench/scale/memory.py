@@ -17,8 +17,8 @@ _EVERY = 0.05  # seconds between two looks
 
 @dataclass(frozen=True)
 class Held:
-    """Bytes at one moment (``time.time``): ``own`` memory, which nobody else can use, and pages of files, which the kernel takes
-    back when it needs them. ``cpu``: seconds used so far."""
+    """Bytes at one moment (``time.time``): ``own`` memory, which nobody else can use, and pages of files, which the
+    kernel takes back when it needs them. ``cpu``: seconds used so far."""
 
     when: float
     own: int

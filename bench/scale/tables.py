@@ -1,4 +1,5 @@
-"""Made-up Parquet files of any length for two clients: written block by block, so that making them takes little memory."""
+"""Made-up Parquet files of any length for two clients: written block by block, so that making them takes little
+memory."""
 
 from __future__ import annotations
 
@@ -18,8 +19,8 @@ BLOCK = 1 << 16  # rows at a time
 
 
 def make_tables(directory: Path, rows: int, columns: int, seed: int = 0) -> dict[str, Path]:
-    """One file a client, each with half of the ``columns`` (−1 … 1) of the same people in an order of its own; the label
-    follows a linear score of all columns."""
+    """One file a client, each with half of the ``columns`` (−1 … 1) of the same people in an order of its own; the
+    label follows a linear score of all columns."""
     require_integer("rows", rows, 1)
     require_integer("columns", columns, 2)
     widths = (columns // 2, columns - columns // 2)

@@ -1,14 +1,16 @@
 """Training while things break: ``python -m bench.soak --minutes 30 --seed 1``.
 
-Three servers and two clients run as processes, each in a network namespace of its own with a disk of its own where that is
-permitted (root), otherwise on loopback. Every 20 seconds something breaks (``bench.soak.faults``), from a seed. It must end
-with the model that the same servers, with the same noise, train without faults; no step may ever be released with two
-values; nobody may end but well; and memory must stay flat. At the end stands one line, PASSED or FAILED with a sentence for whatever
-does not hold; ``soak.json`` in ``--out`` says the same. Exit code 0 or 1. Nobody needs to look after it.
+Three servers and two clients run as processes, each in a network namespace of its own with a disk of its own where that
+is permitted (root), otherwise on loopback. Every 20 seconds something breaks (``bench.soak.faults``), from a seed. It
+must end with the model that the same servers, with the same noise, train without faults; no step may ever be released
+with two values; nobody may end but well; and memory must stay flat. At the end stands one line, PASSED or FAILED with a
+sentence for whatever does not hold; ``soak.json`` in ``--out`` says the same. Exit code 0 or 1. Nobody needs to look
+after it.
 
-How long it takes: the minutes at least, and before that about half of them for the run without faults. Both runs go on from one and the
-same state: a federation is stopped right after its noise was drawn, and copied. How many steps fill the minutes is judged by a trial;
-if they were too few, another training follows, with faults and without, until the minutes are over.
+How long it takes: the minutes at least, and before that about half of them for the run without faults. Both runs go on
+from one and the same state: a federation is stopped right after its noise was drawn, and copied. How many steps fill
+the minutes is judged by a trial; if they were too few, another training follows, with faults and without, until the
+minutes are over.
 """
 
 from __future__ import annotations
@@ -71,9 +73,9 @@ class SoakFailed(PpvflError):
 
 @dataclass(frozen=True)
 class Lap:
-    """One training. ``difference`` is the largest of any weight to the run without faults; ``one_row`` the standard deviation
-    of one step's noise in a weight, the least that one lost or doubled step would change; ``memory``: of each participant
-    seconds of its longest life, MB early, MB late, most."""
+    """One training. ``difference`` is the largest of any weight to the run without faults; ``one_row`` the standard
+    deviation of one step's noise in a weight, the least that one lost or doubled step would change; ``memory``: of each
+    participant seconds of its longest life, MB early, MB late, most."""
 
     minutes: float
     steps: int
@@ -89,7 +91,8 @@ class Lap:
 
 @dataclass(frozen=True)
 class Soak:
-    """What came out of ``asked`` minutes: its trainings, the kinds of faults that were possible here, and what does not hold."""
+    """What came out of ``asked`` minutes: its trainings, the kinds of faults that were possible here, and what does not
+    hold."""
 
     asked: float
     kinds: tuple[str, ...]
@@ -291,7 +294,8 @@ def _attempts(place: Path) -> int:
 
 
 def _compare_models(place: Path, reference: Path) -> tuple[float, float]:
-    """The largest difference of a weight to the run without faults, and the largest weight; both clients must have one model."""
+    """The largest difference of a weight to the run without faults, and the largest weight; both clients must have one
+    model."""
     found = [
         np.concatenate([layer.reshape(-1) for layer in read_model(folder / f"model-{name}.npz").layers])
         for folder in (place, reference)
@@ -320,9 +324,12 @@ def _show(found: Soak, console: Console) -> None:
             table.add_row(name, *(f"{value:.0f}" for value in numbers))
         console.print(table)
         console.print(
-            f"training {number}: {lap.minutes:.1f} minutes, {sum(lap.faults.values())} faults {lap.faults}, {lap.attempts} attempts, "
-            f"{lap.steps} steps ({lap.reference_minutes:.1f} minutes without faults). Words and sums of {lap.compared} steps "
-            f"were the same at all times and at all servers. Model: largest difference to the run without faults {lap.difference:.2g}; "
+            f"training {number}: {lap.minutes:.1f} minutes, {sum(lap.faults.values())} faults {lap.faults}, "
+            f"{lap.attempts} attempts, "
+            f"{lap.steps} steps ({lap.reference_minutes:.1f} minutes without faults). Words and sums of "
+            f"{lap.compared} steps "
+            f"were the same at all times and at all servers. Model: largest difference to the run without faults "
+            f"{lap.difference:.2g}; "
             f"weights up to {lap.largest_weight:.3g}; noise of one step {lap.one_row:.2g}.",
             highlight=False,
         )
@@ -343,7 +350,8 @@ def _end(directory: Path, console: Console, found: Soak | None, wrong: Sequence[
     left_out = [kind for kind in KINDS if kind not in found.kinds]
     console.print(
         f"[bold green]PASSED[/bold green]: {found.minutes:.1f} minutes with faults (asked for {found.asked:g}), "
-        f"{sum(sum(lap.faults.values()) for lap in found.laps)} of them; the same model as without, nothing opened with two "
+        f"{sum(sum(lap.faults.values()) for lap in found.laps)} of them; the same model as without, nothing opened "
+        f"with two "
         f"values, memory flat{f'; not tried here: {left_out}' if left_out else ''}",
         highlight=False,
     )

@@ -4,7 +4,8 @@ kill       kill -9, started again some seconds later
 restart    SIGTERM, as systemd does it, and started again
 stop       SIGSTOP, later SIGCONT: a host that hangs (its kernel still answers)
 unplug     its link is down (network namespaces): no packet gets through, in either direction
-disk       the file system of a server's state is full (a tmpfs of its own); where that cannot be mounted, its process may not
+disk       the file system of a server's state is full (a tmpfs of its own); where that cannot be mounted, its process
+may not
            write to any file (RLIMIT_FSIZE 0)
 """
 
@@ -47,8 +48,8 @@ class Fault:
 
 
 def planned(seed: object, minutes: float, every: float, kinds: Sequence[str]) -> Iterator[Fault]:
-    """A fault every so many seconds, without end; one in five hits two participants at once. Kinds come in shuffled rounds, so that
-    a short soak has seen all of them, too."""
+    """A fault every so many seconds, without end; one in five hits two participants at once. Kinds come in shuffled
+    rounds, so that a short soak has seen all of them, too."""
     draw = random.Random(f"soak {seed}")
     number, left = 0, list[str]()
     while True:

@@ -1,4 +1,5 @@
-"""The federation of a soak: made-up columns of two clients, keys, one configuration, its processes and what they keep."""
+"""The federation of a soak: made-up columns of two clients, keys, one configuration, its processes and what they
+keep."""
 
 from __future__ import annotations
 

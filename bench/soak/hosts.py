@@ -1,4 +1,5 @@
-"""Hosts for soaks and end-to-end tests: network namespaces behind a bridge (as root), or loopback addresses; and their processes."""
+"""Hosts for soaks and end-to-end tests: network namespaces behind a bridge (as root), or loopback addresses; and their
+processes."""
 
 from __future__ import annotations
 
@@ -22,8 +23,8 @@ _STOPPED = 5.0  # seconds without a look at the clock, after which this process 
 
 
 class _AwakeClock:
-    """Seconds in which this process ran. Where it was stopped, and the federation with it (SIGSTOP, a machine that slept), the clock
-    stood still: nobody is late on that account. Only for loops that look at it all the time."""
+    """Seconds in which this process ran. Where it was stopped, and the federation with it (SIGSTOP, a machine that
+    slept), the clock stood still: nobody is late on that account. Only for loops that look at it all the time."""
 
     def __init__(self) -> None:
         self._looked, self._slept = time.monotonic(), 0.0
@@ -64,7 +65,8 @@ def _within(namespace: str, command: str) -> list[str]:
 
 @contextlib.contextmanager
 def namespaces(names: Sequence[str]) -> Iterator[dict[str, Host]]:
-    """A namespace each, and one for the bridge between them ("hub"), so that this machine's own network is not touched."""
+    """A namespace each, and one for the bridge between them ("hub"), so that this machine's own network is not
+    touched."""
     stem = f"pp{os.getpid() % 100000}"
     spaces = {name: f"{stem}-{name}" for name in (*names, "hub")}
 

@@ -29,9 +29,9 @@ class OpenedTwice(PpvflError):
 class SentWords:
     """The rule that nothing is released twice with different values, looked at from outside, in the servers' files.
 
-    A step that a server has marked may have been sent. From then on its words must stay what they are, whatever happens, and
-    what each server takes from the step must be the sum of the three servers' words. Steps are read about once a second,
-    which is often enough to see each of them before its file is replaced.
+    A step that a server has marked may have been sent. From then on its words must stay what they are, whatever
+    happens, and what each server takes from the step must be the sum of the three servers' words. Steps are read about
+    once a second, which is often enough to see each of them before its file is replaced.
     """
 
     def __init__(self, directory: Path, plan: Plan, words: int | None = None):
@@ -111,8 +111,8 @@ class Memory:
                 self.samples[name].append((time.monotonic() - self.begun, pid, pages * 4096))
 
     def growth(self, name: str) -> tuple[float, float, float, float]:
-        """Of the participant's longest life: its seconds, and the median memory in its second and in its last quarter, and
-        the most that any life took; in MB."""
+        """The participant's longest life: its seconds, and the median memory in its second and in its last quarter,
+        and the most that any life took; in MB."""
         lives: dict[int, list[tuple[float, int]]] = defaultdict(list)
         for at, pid, size in self.samples[name]:
             lives[pid].append((at, size))

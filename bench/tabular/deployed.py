@@ -1,4 +1,5 @@
-"""One training and one evaluation by ``ppvfl`` on loopback: three servers and two clients as processes, from files, over TLS."""
+"""One training and one evaluation by ``ppvfl`` on loopback: three servers and two clients as processes, from files,
+over TLS."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Tables of two parties for ``bench.tabular``: training, test and public rows, schemas, and what is to be predicted.
 
-Made up, embedded in scikit-learn, or (``--data-root``) read from the public files adult.csv of UCI and Default.csv of ISLP.
+Made up, embedded in scikit-learn, or (``--data-root``) read from the public files adult.csv of UCI and Default.csv of
+ISLP.
 """
 
 from __future__ import annotations
@@ -52,8 +53,8 @@ class Task:
 
 
 def mixed_tables(rows: int, seed: int, first: int = 0) -> dict[str, Any]:
-    """A bank's and a card company's tables: numbers with long tails and gaps, text, dates, truth values; a tenth of the bank's people
-    are not the card company's."""
+    """A bank's and a card company's tables: numbers with long tails and gaps, text, dates, truth values; a tenth of the
+    bank's people are not the card company's."""
     import pandas
 
     random = np.random.default_rng([seed, 0x7461626C65])
@@ -126,15 +127,46 @@ TABLES: dict[str, Callable[[], Task]] = {
 
 
 FILES = {  # public files: their label, its positive value, which columns the first party has, the rule for ids
-    "adult": ("adult.csv", "income", ">50K", ("age", "workclass", "education", "education-num", "marital-status", "relationship", "race", "sex", "native-country")),
+    "adult": (
+        "adult.csv",
+        "income",
+        ">50K",
+        (
+            "age",
+            "workclass",
+            "education",
+            "education-num",
+            "marital-status",
+            "relationship",
+            "race",
+            "sex",
+            "native-country",
+        ),
+    ),
     "default": ("Default.csv", "default", "Yes", ("balance",)),
-}  # fmt: skip
-_ADULT = ("age", "workclass", "fnlwgt", "education", "education-num", "marital-status", "occupation", "relationship", "race", "sex", "capital-gain", "capital-loss", "hours-per-week", "native-country", "income")  # fmt: skip
+}
+_ADULT = (
+    "age",
+    "workclass",
+    "fnlwgt",
+    "education",
+    "education-num",
+    "marital-status",
+    "occupation",
+    "relationship",
+    "race",
+    "sex",
+    "capital-gain",
+    "capital-loss",
+    "hours-per-week",
+    "native-country",
+    "income",
+)
 
 
 def table_from_file(name: str, root: str | Path) -> Task:
-    """UCI's Adult or ISLP's Default, cut in two: a tenth public, a fifth for the test, ids of our own, a twentieth of the first party's
-    people unknown to the second. Weights of the survey (fnlwgt) are left out."""
+    """UCI's Adult or ISLP's Default, cut in two: a tenth public, a fifth for the test, ids of our own, a twentieth of
+    the first party's people unknown to the second. Weights of the survey (fnlwgt) are left out."""
     import pandas
 
     file, label, positive, first = FILES[name]

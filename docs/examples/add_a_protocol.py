@@ -1,7 +1,7 @@
 """A new protocol: sums of one client's columns by the other client's groups, with noise and a claim.
 
-Client ``card`` knows each person's group, client ``bank`` each person's columns. Nobody but the servers' arithmetic ever
-brings the two together, and what is released is Σ_j [group of j] ⊗ h_j plus Gaussian noise.
+Client ``card`` knows each person's group, client ``bank`` each person's columns. Nobody but the servers' arithmetic
+ever brings the two together, and what is released is Σ_j [group of j] ⊗ h_j plus Gaussian noise.
 """
 
 from __future__ import annotations

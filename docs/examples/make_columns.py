@@ -1,8 +1,9 @@
-"""Two organisations' tables about the same people, as they come: text, gaps, dates, other ids, and public rows to scale by.
+"""Two organisations' tables about the same people, as they come: text, gaps, dates, other ids, and public rows to scale
+by.
 
-A clinic and a laboratory hold parts of scikit-learn's embedded breast cancer data, with made-up columns beside them. The clinic
-writes ids with leading zeros, the laboratory as plain numbers; some cells are empty. The files called public hold rows of other
-people, who do not mind.
+A clinic and a laboratory hold parts of scikit-learn's embedded breast cancer data, with made-up columns beside them.
+The clinic writes ids with leading zeros, the laboratory as plain numbers; some cells are empty. The files called public
+hold rows of other people, who do not mind.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The tables of costs and of options, made from the declarations when the site is built.
 
 mkdocs calls ``on_page_markdown``. Some primitives have the name of the module they live in, which hides them from
-``::: refmpc``: these are documented under their full names. ``CALLS`` has one line per primitive, as ``tests/refmpc/test_cost.py`` has: a primitive
-without a line stops the build.
+``::: refmpc``: these are documented under their full names. ``CALLS`` has one line per primitive, as
+``tests/refmpc/test_cost.py`` has: a primitive without a line stops the build.
 """
 
 from __future__ import annotations

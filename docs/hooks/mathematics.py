@@ -1,4 +1,5 @@
-"""Subscripts and superscripts in the pages: z_{t−k}, 2^(64−m) and the like, written as in the code, shown as mathematics.
+"""Subscripts and superscripts in the pages: z_{t−k}, 2^(64−m) and the like, written as in the code, shown as
+mathematics.
 
 Markdown would take some of these underscores for emphasis. Code spans and code blocks are left alone.
 """

@@ -38,10 +38,11 @@ class DataWarning(UserWarning):
 
 
 def charge(plan: Plan, budget: PrivacyBudget | None) -> tuple[float, float] | None:
-    """Count a real fit before it starts; (ε, δ) of all of this process, if their rows are the same people. A simulation is not counted.
+    """Count a real fit before it starts; (ε, δ) of all of this process, if their rows are the same people. A simulation
+    is not counted.
 
-    ``budget``: the fit is charged to it, and refused beyond it (``BudgetExceededError``); it holds over processes and restarts. Without
-    one the second fit of a process, and every further one, warns.
+    ``budget``: the fit is charged to it, and refused beyond it (``BudgetExceededError``); it holds over processes and
+    restarts. Without one the second fit of a process, and every further one, warns.
     """
     require(budget is None or isinstance(budget, PrivacyBudget), "budget", budget, "a vfl.dp.PrivacyBudget, or None")
     if plan.claim.simulated:
@@ -55,8 +56,10 @@ def charge(plan: Plan, budget: PrivacyBudget | None) -> tuple[float, float] | No
     total = composed_epsilon(fits, delta) if delta < 1 else float("inf")
     if len(fits) > 1 and budget is None:
         warnings.warn(
-            f"{len(fits)} real fits in this process: if their rows are the same people, they spend ε = {total:.4g}, δ = {delta:.3g} "
-            "together, and each claim_ speaks of one fit alone. Search on public or made-up rows (backend='twin'), or give "
+            f"{len(fits)} real fits in this process: if their rows are the same people, they spend ε = {total:.4g}, "
+            f"δ = {delta:.3g} "
+            "together, and each claim_ speaks of one fit alone. Search on public or made-up rows (backend='twin'), "
+            "or give "
             "budget=PrivacyBudget(file, total_epsilon, total_delta), which refuses what goes beyond it",
             PrivacyWarning,
             stacklevel=3,
@@ -70,7 +73,8 @@ def warn_of_unmatched(given: Mapping[str, int], common: int) -> None:
     if common < _FEW * fewest:
         counts = ", ".join(f"{name} {rows:,}" for name, rows in given.items())
         warnings.warn(
-            f"{common:,} of {fewest:,} rows matched by id (tables: {counts}): are ids written in the same way everywhere? "
+            f"{common:,} of {fewest:,} rows matched by id (tables: {counts}): are ids written in the same way "
+            f"everywhere? "
             "id_rule='integer' takes 007 and 7 for one person",
             DataWarning,
             stacklevel=4,
@@ -98,8 +102,10 @@ def warn_of_noise(plan: Plan) -> float:
     ratio = float(deviation * np.sqrt(plan.parameters) / (plan.training.clip_norm * plan.schedule.num_steps))
     if ratio > _DROWNING:
         warnings.warn(
-            f"the noise in the model is {ratio:.0%} of the furthest that the gradients of {plan.schedule.num_samples:,} rows can move it, "
-            f"so that it is next to nothing but noise; up to {_DROWNING / 4:.0%} is usual: more rows, fewer columns, or a larger epsilon",
+            f"the noise in the model is {ratio:.0%} of the furthest that the gradients of "
+            f"{plan.schedule.num_samples:,} rows can move it, "
+            f"so that it is next to nothing but noise; up to {_DROWNING / 4:.0%} is usual: more rows, fewer columns, "
+            f"or a larger epsilon",
             DataWarning,
             stacklevel=4,
         )

@@ -1,6 +1,7 @@
 """What both estimators have in common: from tables to a federation, the backends, evaluation and files.
 
-``fit`` and ``estimate`` make one plan from the same rows; nothing is fitted on the rows that are trained on but the model.
+``fit`` and ``estimate`` make one plan from the same rows; nothing is fitted on the rows that are trained on but the
+model.
 """
 
 from __future__ import annotations
@@ -45,13 +46,23 @@ PROTOCOLS = tuple(name for name in SECURE if facts(name).takes("frozen rows"))
 
 
 OWN: dict[str, Any] = {
-    "parties": 2, "backend": "local", "protocol": G_BMF, "schemas": None, "public": None, "id_column": None, "id_rule": "text",
-    "federation": None, "party": None, "budget": None, "random_state": None,
-}  # fmt: skip
+    "parties": 2,
+    "backend": "local",
+    "protocol": G_BMF,
+    "schemas": None,
+    "public": None,
+    "id_column": None,
+    "id_rule": "text",
+    "federation": None,
+    "party": None,
+    "budget": None,
+    "random_state": None,
+}
 
 
 def with_options(own: Mapping[str, Any], without: Sequence[str] = ()) -> Callable[[type[Estimator]], type[Estimator]]:
-    """Give an estimator its arguments: those of every estimator, its ``own`` ones, and the declared options (``protocols.settings``)."""
+    """Give an estimator its arguments: those of every estimator, its ``own`` ones, and the declared options
+    (``protocols.settings``)."""
     signature = estimator_signature((OWN | dict(own)).items(), without)
 
     def decorate(estimator: type[Estimator]) -> type[Estimator]:
@@ -101,8 +112,8 @@ class VerticalEstimator(BaseEstimator, ABC):  # type: ignore[misc]
     # fitting --------------------------------------------------------------------------------------
 
     def fit(self, X: Any, y: Any = None) -> Self:
-        """Train. ``y``: labels in the order of the rows; or the name of a column of the last party's table; or None if its
-        schema has a label. With backend="federation" X is this party's own table (a file or a DataFrame)."""
+        """Train. ``y``: labels in the order of the rows; or the name of a column of the last party's table; or None if
+        its schema has a label. With backend="federation" X is this party's own table (a file or a DataFrame)."""
         require_choice("backend", self.backend, BACKENDS)
         if self.backend == "federation":
             from protocols.api.remote import fit_in_federation, planned_in_federation
@@ -213,8 +224,8 @@ class VerticalEstimator(BaseEstimator, ABC):  # type: ignore[misc]
     # using ----------------------------------------------------------------------------------------
 
     def join_prediction(self, X: Any, output: str = "label") -> None:
-        """backend="federation", at a party that does not receive predictions: share the columns of new rows while the receiver calls
-        ``predict`` ("label", of a regression "value") or ``predict_proba`` ("probabilities")."""
+        """backend="federation", at a party that does not receive predictions: share the columns of new rows while the
+        receiver calls ``predict`` ("label", of a regression "value") or ``predict_proba`` ("probabilities")."""
         from protocols.api.remote import join_in_federation
 
         require(
@@ -243,10 +254,12 @@ class VerticalEstimator(BaseEstimator, ABC):  # type: ignore[misc]
     def evaluate(
         self, X: Any, y: Any = None, *, report: str | Path | None = None, non_private: tuple[Any, Any] | None = None
     ) -> Evaluation:
-        """Figures on rows that took no part in the training: AUC, F1, average precision, calibration, confusion; or RMSE, MAE, R².
+        """Figures on rows that took no part in the training: AUC, F1, average precision, calibration, confusion; or
+        RMSE, MAE, R².
 
-        ``y`` as in ``score``. ``report``: an HTML page with curves. ``non_private``: (X, y) to train scikit-learn's linear model on, without
-        privacy, for a column beside; of public or made-up rows, or where nobody else sees the page. All of it is outside the claim.
+        ``y`` as in ``score``. ``report``: an HTML page with curves. ``non_private``: (X, y) to train scikit-learn's
+        linear model on, without privacy, for a column beside; of public or made-up rows, or where nobody else sees the
+        page. All of it is outside the claim.
         """
         from protocols.api.evaluation import evaluate
 
@@ -293,12 +306,12 @@ class VerticalEstimator(BaseEstimator, ABC):  # type: ignore[misc]
 
     @property
     def coef_(self) -> npt.NDArray[np.float64]:
-        """Of one layer: (outputs, columns), for rows within their bounds."""
+        """Weights of one layer: (outputs, columns), for rows within their bounds."""
         return np.asarray(self.layers_[0][:-1].T)
 
     @property
     def intercept_(self) -> npt.NDArray[np.float64]:
-        """Of one layer."""
+        """Intercept of one layer."""
         return np.asarray(self.layers_[0][-1])
 
     # shown ----------------------------------------------------------------------------------------
@@ -321,8 +334,8 @@ class VerticalEstimator(BaseEstimator, ABC):  # type: ignore[misc]
     # keeping --------------------------------------------------------------------------------------
 
     def save(self, directory: str | Path) -> Path:
-        """Write a folder: each party's model file, as ``ppvfl client`` writes it (private: it holds that party's schema), and this
-        estimator's parameters."""
+        """Write a folder: each party's model file, as ``ppvfl client`` writes it (private: it holds that party's
+        schema), and this estimator's parameters."""
         from protocols.api.files import save
 
         check_is_fitted(self, "layers_")
@@ -338,7 +351,8 @@ class VerticalEstimator(BaseEstimator, ABC):  # type: ignore[misc]
 
 
 def _seed(random_state: Any) -> int:
-    """Of the order of rows, an MLP's start and a twin's noise. None: from the system's entropy, whatever numpy was seeded with."""
+    """Seed of the order of rows, an MLP's start and a twin's noise. None: from the system's entropy, whatever numpy was
+    seeded with."""
     if random_state is None:
         return secrets.randbits(128)
     if isinstance(random_state, int | np.integer):

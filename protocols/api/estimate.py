@@ -13,7 +13,8 @@ __all__ = ["Estimate", "estimate_of"]
 
 @dataclass(frozen=True)
 class Estimate:
-    """Of one training: steps, what the servers send, how long that takes at least over a LAN and a WAN, and the claim."""
+    """One training: steps, what the servers send, how long that takes at least over a LAN and a WAN, and the
+    claim."""
 
     steps: int
     rounds: int
@@ -29,7 +30,8 @@ class Estimate:
     def __str__(self) -> str:
         return (
             f"{self.steps:,} steps, {self.rounds:,} rounds, {size_in_words(self.bytes)} between the servers,"
-            f" {size_in_words(self.upload_bytes)} from the clients, {size_in_words(self.memory_per_server)} a server; network"
+            f" {size_in_words(self.upload_bytes)} from the clients, {size_in_words(self.memory_per_server)} a "
+            f"server; network"
             f" alone {self.seconds_lan:.1f} s over a LAN, {self.seconds_wan:.0f} s over a WAN.\n{self.claim}"
         )
 

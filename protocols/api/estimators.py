@@ -1,4 +1,5 @@
-"""``VerticalClassifier`` and ``VerticalRegressor``: a model on columns that several parties hold, by scikit-learn's conventions.
+"""``VerticalClassifier`` and ``VerticalRegressor``: a model on columns that several parties hold, by scikit-learn's
+conventions.
 
     from ppvfl import VerticalClassifier
 
@@ -8,7 +9,8 @@
     print(model.claim_.paragraph())
     model.predict_proba(new_tables)
 
-X is a table for each party (a dict or a list; the last party has the labels), or one matrix whose columns are split by ``parties``.
+X is a table for each party (a dict or a list; the last party has the labels), or one matrix whose columns are split by
+``parties``.
 """
 
 from __future__ import annotations
@@ -40,26 +42,31 @@ class VerticalClassifier(ClassifierMixin, VerticalEstimator):  # type: ignore[mi
     ----------
     parties : how a single matrix X is split: a number of strips, or {name: columns}. The last one has the labels.
     backend : "local" (the real protocol: three server processes on this machine), "threads" (the same in this process),
-        "federation" (an existing federation.toml; ``federation`` and ``party`` say which), or "twin": a fast simulation in the clear,
-        which claims nothing, because its noise can be repeated.
+        "federation" (an existing federation.toml; ``federation`` and ``party`` say which), or "twin": a fast simulation
+        in the clear, which claims nothing, because its noise can be repeated.
     protocol : "g_bmf" or "g_shuff".
-    epsilon, delta, clip_norm, order, … : every option of the table in docs/reference/options.md that estimators take, under its name.
+    epsilon, delta, clip_norm, order, … : every option of the table in docs/reference/options.md that estimators take,
+    under its name.
         None: chosen from public sizes. ``claim_`` says what the privacy means.
-    schemas, public, id_column : how tables become numbers: schemas (``vfl.tables``), or public rows to make them from. Rows are
+    schemas, public, id_column : how tables become numbers: schemas (``vfl.tables``), or public rows to make them from.
+    Rows are
         matched by ``id_column``; without it row i is the same person at every party.
-    id_rule : how ids are compared where ``public`` rows make the schemas: "text", "trimmed", "integer" (007 is 7) or "verbatim".
+    id_rule : how ids are compared where ``public`` rows make the schemas: "text", "trimmed", "integer" (007 is 7) or
+    "verbatim".
     classes : all labels that may occur (public); None: those in y, which are then taken as public.
     class_weight : {label: weight}, public: never computed from private labels.
-    budget : a ``PrivacyBudget`` that every real fit is charged to, and refused beyond. None: real fits of this process are counted,
+    budget : a ``PrivacyBudget`` that every real fit is charged to, and refused beyond. None: real fits of this process
+    are counted,
         and from the second on a ``PrivacyWarning`` says what they spend together.
-    random_state : of the order of rows, an MLP's start and a twin's noise; never of masks or of the servers' noise. None: the
+    random_state : of the order of rows, an MLP's start and a twin's noise; never of masks or of the servers' noise.
+    None: the
         system's entropy.
 
     Attributes
     ----------
-    claim_, classes_, columns_, layers_, plan_, cost_ (rounds, bytes and seconds of a real run), coef_, intercept_, predict_ids_.
-    For the owner of the rows alone: n_rows_ (trained on), table_rows_ (of each table), clipped_share_ (of each party's rows), spent_
-    ((ε, δ) of all real fits of this process, if they are about the same people).
+    claim_, classes_, columns_, layers_, plan_, cost_ (rounds, bytes and seconds of a real run), coef_, intercept_,
+    predict_ids_. For the owner of the rows alone: n_rows_ (trained on), table_rows_ (of each table), clipped_share_ (of
+    each party's rows), spent_ ((ε, δ) of all real fits of this process, if they are about the same people).
     """
 
     def _label_of(self, column: str) -> Label:
@@ -109,7 +116,7 @@ class VerticalClassifier(ClassifierMixin, VerticalEstimator):  # type: ignore[mi
         return self._shown(X, found, self.classes_.tolist())
 
     def predict_proba(self, X: Any) -> Any:
-        """Of each class, in the order of ``classes_``. Rows as in ``predict``."""
+        """The probability of each class, in the order of ``classes_``. Rows as in ``predict``."""
         if self.backend == "federation":
             found = self._remote(X, "probabilities").astype(np.float64)
         else:
@@ -124,9 +131,10 @@ class VerticalClassifier(ClassifierMixin, VerticalEstimator):  # type: ignore[mi
     def predict(self, X: Any) -> Any:
         """The most likely class of each row, an array of the type of the labels of ``fit``.
 
-        Where rows are matched by id, the common rows in the order of the label party's table, with their ids: a pandas Series (of tables
-        of pandas), or an Arrow table; ``predict_ids_`` holds the ids too, for arrays. In a federation: computed on shares, for the common
-        rows in the order of this party's table, at the receiver; the others call ``join_prediction``."""
+        Where rows are matched by id, the common rows in the order of the label party's table, with their ids: a pandas
+        Series (of tables of pandas), or an Arrow table; ``predict_ids_`` holds the ids too, for arrays. In a
+        federation: computed on shares, for the common rows in the order of this party's table, at the receiver; the
+        others call ``join_prediction``."""
         return self._shown(X, self._predicted(X))
 
     def _predicted(self, X: Any) -> npt.NDArray[Any]:
@@ -145,7 +153,8 @@ class VerticalClassifier(ClassifierMixin, VerticalEstimator):  # type: ignore[mi
 class VerticalRegressor(RegressorMixin, VerticalEstimator):  # type: ignore[misc]
     """Linear regression with squared loss on columns of several parties, with differential privacy.
 
-    ``target_range``: (lowest, highest), public; targets beyond it count as its ends. Other parameters as in ``VerticalClassifier``.
+    ``target_range``: (lowest, highest), public; targets beyond it count as its ends. Other parameters as in
+    ``VerticalClassifier``.
     """
 
     hidden: tuple[int, ...] = ()
@@ -174,7 +183,8 @@ class VerticalRegressor(RegressorMixin, VerticalEstimator):  # type: ignore[misc
         return ()
 
     def predict(self, X: Any) -> Any:
-        """The number of each row, in the units of the target. Rows, and what a federation does, as in ``VerticalClassifier.predict``."""
+        """The number of each row, in the units of the target. Rows, and what a federation does, as in
+        ``VerticalClassifier.predict``."""
         return self._shown(X, self._predicted(X))
 
     def _predicted(self, X: Any) -> npt.NDArray[np.float64]:

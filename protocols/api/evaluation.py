@@ -1,4 +1,5 @@
-"""Figures and a report of an estimator on rows that took no part in its training: outside the claim, as ``vfl.evaluation`` says."""
+"""Figures and a report of an estimator on rows that took no part in its training: outside the claim, as
+``vfl.evaluation`` says."""
 
 from __future__ import annotations
 

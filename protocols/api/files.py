@@ -1,4 +1,5 @@
-"""Estimators on disk: a folder with each party's model file, as ``ppvfl client`` writes it, and the estimator's parameters."""
+"""Estimators on disk: a folder with each party's model file, as ``ppvfl client`` writes it, and the estimator's
+parameters."""
 
 from __future__ import annotations
 
@@ -76,7 +77,8 @@ def _models_of(estimator: Any, columns: Columns) -> dict[str, ReleasedModel]:
 
 
 def load(kind: type, path: Path) -> Any:
-    """An estimator of class ``kind`` that predicts as the one that was saved, or as the model that ``ppvfl client`` wrote."""
+    """An estimator of class ``kind`` that predicts as the one that was saved, or as the model that ``ppvfl client``
+    wrote."""
     if path.is_file():
         return _from_models(kind, {path.name: read_model(path, "path")})
     file = path / ESTIMATOR
@@ -131,7 +133,8 @@ def _from_models(kind: type, models: Mapping[str, ReleasedModel]) -> Any:
 
 
 def adopt_files(estimator: Any, models: Mapping[str, ReleasedModel]) -> Any:
-    """Tables of parties whose files these are go through their schemas; those of others are taken as scaled by their owners."""
+    """Tables of parties whose files these are go through their schemas; those of others are taken as scaled by their
+    owners."""
     model = next(iter(models.values()))
     for name, each in models.items():
         require(

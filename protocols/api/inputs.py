@@ -1,7 +1,7 @@
 """From what a user passes as X to one block of numbers for each party: a matrix to be split, or a table for each.
 
-Without a schema columns are taken as they are: their owner states that they are scaled by public constants. Nothing here is ever
-fitted on the rows that are trained on (proofs §10.1).
+Without a schema columns are taken as they are: their owner states that they are scaled by public constants. Nothing
+here is ever fitted on the rows that are trained on (proofs §10.1).
 """
 
 from __future__ import annotations
@@ -173,7 +173,8 @@ def learn_columns(
     label: Label | None,
     id_rule: str = "text",
 ) -> Columns:
-    """How these tables become numbers. ``schemas`` hold by themselves; else ``public`` rows give them; else nothing is scaled."""
+    """How these tables become numbers. ``schemas`` hold by themselves; else ``public`` rows give them; else nothing is
+    scaled."""
     stated = schemas is None or isinstance(schemas, Mapping)
     require(stated, "schemas", schemas, "{party: schema} of every party, or None", "vfl.tables makes them")
     require(schemas is None or public is None, "public", "given", "absent with schemas, which hold their constants")
@@ -310,8 +311,9 @@ def _as_in_the_table(blocks: Blocks, raw: RawTable, schema: Schema | None) -> Bl
 def with_ids(
     x: Any, id_column: str, ids: npt.NDArray[Any] | None, found: npt.NDArray[Any], names: Sequence[Any]
 ) -> Any:
-    """Predictions in the form of the label party's table: a pandas object whose index is the ids, or an Arrow table with a column of
-    ids (of files too). Arrays, and rows without ids, get an array. ``names``: of the columns, where there are several."""
+    """Predictions in the form of the label party's table: a pandas object whose index is the ids, or an Arrow table
+    with a column of ids (of files too). Arrays, and rows without ids, get an array. ``names``: of the columns, where
+    there are several."""
     table = x if not is_blocks(x) else list(x.values() if isinstance(x, Mapping) else x)[-1]
     if ids is None or isinstance(table, np.ndarray):
         return found

@@ -1,7 +1,7 @@
 """backend="federation": this party's side of an existing federation, as ``ppvfl client`` and ``ppvfl predict`` do it.
 
-Every organisation runs its own estimator on its own table, at the same time. Nothing is written but what these commands keep; a table
-that is not a file goes through a private temporary one.
+Every organisation runs its own estimator on its own table, at the same time. Nothing is written but what these commands
+keep; a table that is not a file goes through a private temporary one.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ def planned_in_federation(estimator: Any, table: Any) -> Plan:
 
 
 def predict_in_federation(estimator: Any, table: Any, output: str) -> tuple[np.ndarray, np.ndarray]:
-    """Predictions for the common rows and their ids, in the order of this party's table. Refused at a party that would not receive them."""
+    """Predictions for the common rows and their ids, in the order of this party's table. Refused at a party that would
+    not receive them."""
     party, receiver = _who(estimator), load(str(estimator.federation)).predict.receiver
     require(
         party == receiver,
@@ -104,7 +105,7 @@ def _predict(estimator: Any, table: Any, output: str) -> tuple[np.ndarray, np.nd
 
 
 def _label_type(table: Any, y: Any) -> str:
-    """Of this party's own labels; the federation knows their texts."""
+    """The type of this party's own labels; the federation knows their texts."""
     if isinstance(table, str | Path):
         column = read_table(table, label_column=y, keep=(y,)).table.column(y)
     else:

@@ -52,8 +52,8 @@ class Run:
 
 @dataclass(frozen=True)
 class Log:
-    """One audit log of one server. ``place``, below the server's directory, is the same at all servers: a server has a log
-    for each configuration."""
+    """One audit log of one server. ``place``, below the server's directory, is the same at all servers: a server has a
+    log for each configuration."""
 
     server: str
     place: str
@@ -171,7 +171,8 @@ def check_against_logs(runs: list[Run], logs: list[Log]) -> list[str]:
         ]
         if Counter(found) != Counter(want):
             wrong.append(
-                f"{one.name}: the ledger of {one.server} lists {len(want)} releases, its audit log has {len(found)} that "
+                f"{one.name}: the ledger of {one.server} lists {len(want)} releases, its audit log has {len(found)} "
+                f"that "
                 "match in part: the ledger was changed, or the server died between writing the two"
             )
     return wrong

@@ -1,4 +1,5 @@
-"""``ppvfl check FILE``: look at one's own file before any connection: what will be dropped, filled and clipped, and how often.
+"""``ppvfl check FILE``: look at one's own file before any connection: what will be dropped, filled and clipped, and how
+often.
 
 Everything it prints is about private rows: it is for the owner of the file, and is sent to nobody.
 """
@@ -131,7 +132,8 @@ def _about_the_bound(table: ClientTable, config: FederationConfig, entry: Client
         return []
     bound = client_row_bound(config, entry)
     return [
-        f"{shrunk:.0%} of the rows are longer than this client's part {bound:.3g} of row_bound, and shrunk to it; a larger row_bound "
+        f"{shrunk:.0%} of the rows are longer than this client's part {bound:.3g} of row_bound, and shrunk to it; a "
+        f"larger row_bound "
         "costs no privacy"
     ]
 

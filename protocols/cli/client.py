@@ -186,7 +186,8 @@ def take_part(
     on_model: Callable[[list[np.ndarray], tuple[CurvePoint, ...]], None] = lambda layers, curve: None,
 ) -> list[np.ndarray]:
     """Share the aligned rows, and wait for the released model. ``state`` keeps what tells that columns have changed;
-    ``on_model`` keeps the model, and the curve on public rows if the run has any, before the servers are told that it is here and may end."""
+    ``on_model`` keeps the model, and the curve on public rows if the run has any, before the servers are told that it
+    is here and may end."""
     config = identity.config
     used = rows[: plan.schedule.num_samples]
     labels = None
@@ -231,7 +232,8 @@ def take_part(
 
 
 class SharedColumns:
-    """What this client shares in a session, as a hash on its own disk: parts of two different uploads must not be mixed."""
+    """What this client shares in a session, as a hash on its own disk: parts of two different uploads must not be
+    mixed."""
 
     def __init__(self, file: Path, session: str, job: ClientJob):
         digest = hashlib.sha256()
@@ -262,8 +264,9 @@ def released(
     columns: OwnColumns | None = None,
     client: str = "",
 ) -> ReleasedModel:
-    """What goes into this client's file. ``own``: the layers it has trained itself (GL-BMF), without which the model is of no
-    use here; how they came about (velocities) is not needed any more. ``columns``: how ``client`` reads its columns, for new rows."""
+    """What goes into this client's file. ``own``: the layers it has trained itself (GL-BMF), without which the model is
+    of no use here; how they came about (velocities) is not needed any more. ``columns``: how ``client`` reads its
+    columns, for new rows."""
     local = {name: array for name, array in (own or {}).items() if "velocity" not in name}
     model = ReleasedModel(
         layers,

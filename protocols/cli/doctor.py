@@ -1,4 +1,5 @@
-"""``ppvfl doctor``: from one host, check everything a run needs, before it starts; say what to do about each failure."""
+"""``ppvfl doctor``: from one host, check everything a run needs, before it starts; say what to do about each
+failure."""
 
 from __future__ import annotations
 

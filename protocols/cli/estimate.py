@@ -1,8 +1,8 @@
 """``ppvfl estimate``: rounds, bytes, memory and time of the federation's training, before anybody connects.
 
-Rounds, bytes and memory follow from the plan. Time is measured: short trainings of the same shape run on this machine, with made-up
-rows and everything that servers do (``protocols.run.timing_run``), some 20 s; ``--no-calibration`` leaves it out. Needs no keys and no
-data, and talks to nobody. Disks are measured where temporary files are made (TMPDIR).
+Rounds, bytes and memory follow from the plan. Time is measured: short trainings of the same shape run on this machine,
+with made-up rows and everything that servers do (``protocols.run.timing_run``), some 20 s; ``--no-calibration`` leaves
+it out. Needs no keys and no data, and talks to nobody. Disks are measured where temporary files are made (TMPDIR).
 """
 
 from __future__ import annotations

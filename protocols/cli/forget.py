@@ -1,7 +1,9 @@
-"""``ppvfl forget``: remove what a stopped server or client keeps of a session: shares of rows, noise key, results, layers.
+"""``ppvfl forget``: remove what a stopped server or client keeps of a session: shares of rows, noise key, results,
+layers.
 
-A training that may have opened something leaves a record that it was there: its ε is spent, so the same configuration is never
-trained again. Budget, audit log, model and claim stay. What is removed cannot be brought back, and the session cannot go on.
+A training that may have opened something leaves a record that it was there: its ε is spent, so the same configuration
+is never trained again. Budget, audit log, model and claim stay. What is removed cannot be brought back, and the session
+cannot go on.
 """
 
 from __future__ import annotations

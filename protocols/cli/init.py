@@ -34,7 +34,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--alignment",
         default="127.0.0.1:7100",
         metavar="HOST:PORT",
-        help="where the label client listens for the others while ids are matched (default: port 7100 of this machine); "
+        help="where the label client listens for the others while ids are matched (default: port 7100 of this "
+        "machine); "
         "or an address for each client",
     )
     parser.add_argument("--widths", default="", metavar="N,…", help="columns of each client (default 32 each)")

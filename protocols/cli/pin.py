@@ -1,4 +1,5 @@
-"""``ppvfl pin``: write a participant's certificate and its fingerprint into the file; everything else stays as it is."""
+"""``ppvfl pin``: write a participant's certificate and its fingerprint into the file; everything else stays as it
+is."""
 
 from __future__ import annotations
 

@@ -1,13 +1,14 @@
 """``ppvfl predict``: predictions for new rows, with every client's columns, for the one client that the file names.
 
-The clients align the new rows, share their embeddings, and the servers (`ppvfl server`, which stays after the training) compute. Only
-the receiver learns predictions; servers learn nothing but the number of rows. With ``--clear`` no server takes part:
-the other clients send the receiver their sums of the first layer, which tell it more about their columns than a
-prediction does.
+The clients align the new rows, share their embeddings, and the servers (`ppvfl server`, which stays after the training)
+compute. Only the receiver learns predictions; servers learn nothing but the number of rows. With ``--clear`` no server
+takes part: the other clients send the receiver their sums of the first layer, which tell it more about their columns
+than a prediction does.
 
 Columns are found by name and scaled as when the model was trained: the model's file holds names and constants. With
-``--held-out`` the rows are those of the training file that ``[run] held_out`` kept apart, and the label client, if it receives
-predictions, compares them with its labels and writes a report; ``--evaluate`` does this with labelled new rows.
+``--held-out`` the rows are those of the training file that ``[run] held_out`` kept apart, and the label client, if it
+receives predictions, compares them with its labels and writes a report; ``--evaluate`` does this with labelled new
+rows.
 """
 
 from __future__ import annotations
@@ -193,13 +194,15 @@ def read_own_model(file: Path, name: str, config: FederationConfig, log: Log) ->
         trained == {client.name: client.width for client in clients} and same,
         "--model",
         f"{file}, of clients and widths {trained}, task {model.task} and classes {', '.join(model.classes) or 'none'}",
-        f"a model of the federation in {config.source}: {', '.join(f'{c.name} {c.width}' for c in clients)}, task {run.training.task}, "
+        f"a model of the federation in {config.source}: {', '.join(f'{c.name} {c.width}' for c in clients)}, task "
+        f"{run.training.task}, "
         f"classes {', '.join(run.classes) or 'none'}, in this order",
     )
     if model.schema is None:
         log.warning(
             "the model's file knows no names of columns",
-            reason="it was written by an older version: columns are taken in the order of the file, and must be scaled as in the "
+            reason="it was written by an older version: columns are taken in the order of the file, and must be "
+            "scaled as in the "
             "training; train again to have this checked",
         )
     return model

@@ -1,9 +1,10 @@
-"""``ppvfl public-rows``: labelled rows of all clients that are public, to measure a run on after every epoch, which costs no privacy.
+"""``ppvfl public-rows``: labelled rows of all clients that are public, to measure a run on after every epoch, which
+costs no privacy.
 
-Whoever has the public rows of all clients runs it once, after `ppvfl init`. It scales them as the clients scale theirs, writes
-public-rows.npz beside federation.toml, and its digest into federation.toml; everybody gets both files. The rows must be public in every
-column and in the label, and no part of what is trained on. ``--schema``, ``--public``, ``--id`` and ``--value-range`` take one value for
-all clients, or NAME=VALUE,… .
+Whoever has the public rows of all clients runs it once, after `ppvfl init`. It scales them as the clients scale theirs,
+writes public-rows.npz beside federation.toml, and its digest into federation.toml; everybody gets both files. The rows
+must be public in every column and in the label, and no part of what is trained on. ``--schema``, ``--public``, ``--id``
+and ``--value-range`` take one value for all clients, or NAME=VALUE,… .
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ def add_parser(subparsers: Any) -> None:
         type=int,
         default=0,
         metavar="EPOCHS",
-        help="stop when so many epochs have not raised the accuracy on these rows, and give the best model (default 0: never)",
+        help="stop when so many epochs have not raised the accuracy on these rows, and give the best model (default "
+        "0: never)",
     )
     parser.add_argument("--json", action="store_true", help="print JSON instead of words")
     add_column_options(parser)

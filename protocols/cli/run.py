@@ -1,8 +1,8 @@
 """``ppvfl run``: a whole federation on this machine, for trying out: the same commands as on many hosts, as processes.
 
 Every participant is its own process with its own key and its own state, over mutual TLS. All keys lie on one machine,
-so nothing is hidden from whoever owns it. ``--schema``, ``--public``, ``--id`` and ``--id-rule`` take one value for all clients, the
-first three also NAME=VALUE,… .
+so nothing is hidden from whoever owns it. ``--schema``, ``--public``, ``--id`` and ``--id-rule`` take one value for all
+clients, the first three also NAME=VALUE,… .
 """
 
 from __future__ import annotations
@@ -196,7 +196,8 @@ def processes(commands: dict[str, Sequence[str]] | dict[str, list[str]], out: Pa
 
 
 class Watch:
-    """What the participants are doing, for people: a bar where there is a terminal, and what happens, from their logs."""
+    """What the participants are doing, for people: a bar where there is a terminal, and what happens, from their
+    logs."""
 
     def __init__(self, out: Path, names: Sequence[str], console: Console):
         self._files = {name: out / f"{name}.log" for name in names}

@@ -1,7 +1,8 @@
 """``ppvfl schema FILE``: write columns.toml, which says how each column of a client's file becomes numbers.
 
-Of FILE only names and types of columns are used, so it may be private. Constants come from ``--public``, rows that are public, or
-are stated with ``--range`` and ``--values``; what is left open is marked in the file, for an editor. `ppvfl check` comes next.
+Of FILE only names and types of columns are used, so it may be private. Constants come from ``--public``, rows that are
+public, or are stated with ``--range`` and ``--values``; what is left open is marked in the file, for an editor. `ppvfl
+check` comes next.
 """
 
 from __future__ import annotations

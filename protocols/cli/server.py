@@ -1,4 +1,5 @@
-"""``ppvfl server``: one of the three servers. Listens, takes in what clients send, trains with the two others, hands out.
+"""``ppvfl server``: one of the three servers. Listens, takes in what clients send, trains with the two others, hands
+out.
 
 Everything a server has accepted is on its disk, so it may be stopped and started again at any time: with the same
 configuration and the same ``--state`` it goes on where it was. The others notice, wait, and meet it again.
@@ -115,8 +116,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def load_kernels(config: FederationConfig, state: Path, log: Log, ready: threading.Event) -> None:
-    """Load, or compile, what the training will need while clients read and align their rows: before the servers meet, so that
-    no attempt waits for it. ``ready`` is set at its end; if it failed, they are loaded when they are needed."""
+    """Load, or compile, what the training will need while clients read and align their rows: before the servers meet,
+    so that no attempt waits for it. ``ready`` is set at its end; if it failed, they are loaded when they are needed."""
     begun = time.monotonic()
     try:
         private_folder(state)
@@ -169,7 +170,8 @@ class Server:
         self._listeners = listen_everywhere(host, entry.port)
 
     def show_status(self, address: tuple[str, int], *, required: bool = True) -> None:
-        """A page for people and monitors at ``address``; if it is not ``required``, a port that is taken is only logged."""
+        """A page for people and monitors at ``address``; if it is not ``required``, a port that is taken is only
+        logged."""
         try:
             self.page = StatusPage(address, self.status, self._directory)
         except OSError as error:
@@ -305,7 +307,8 @@ class Server:
         training = isinstance(session.task, TrainingTask) and not session.done
         try:
             people = session.people
-            budget = self._budgets.objection(name, session.task.plan.claim, people) if training else ""  # type: ignore[union-attr]
+            claim = session.task.plan.claim  # type: ignore[union-attr]
+            budget = self._budgets.objection(name, claim, people) if training else ""
         except InvalidArgument as error:  # a file of this server is damaged
             session.fail(f"{self._identity.name}: {error}", try_again=True)
             raise HandshakeError(session.failed) from None
@@ -448,8 +451,8 @@ class Server:
         )
 
     def _settle(self, session: Session, transport: SpoolTransport | LiveTransport) -> None:
-        """Hear from both others that they have their results too: then nobody needs this server's shares and noise again, even
-        if a client never comes for its result. Otherwise they stay until every client has come. 1 round."""
+        """Hear from both others that they have their results too: then nobody needs this server's shares and noise
+        again, even if a client never comes for its result. Otherwise they stay until every client has come. 1 round."""
         others = [peer for peer in range(3) if peer != self._identity.me]
         token = np.zeros(1, dtype=np.uint8)
         try:

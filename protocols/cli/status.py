@@ -1,4 +1,5 @@
-"""``ppvfl status``: what the three servers are doing: who is waited for, which step, how fast, what was opened and spent."""
+"""``ppvfl status``: what the three servers are doing: who is waited for, which step, how fast, what was opened and
+spent."""
 
 from __future__ import annotations
 

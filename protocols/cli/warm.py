@@ -1,7 +1,8 @@
 """``ppvfl warm``: compile every kernel once, at the installation or when an image is built, so that no training does.
 
-A kernel is compiled for this machine's kind of processor when it is first used, and kept: where NUMBA_CACHE_DIR says, or
-beside the source, or in the user's cache directory. A process that may write to none of them uses what was compiled there.
+A kernel is compiled for this machine's kind of processor when it is first used, and kept: where NUMBA_CACHE_DIR says,
+or beside the source, or in the user's cache directory. A process that may write to none of them uses what was compiled
+there.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Clients find their common rows: a private set intersection over mutual TLS between clients, without any server.
 
-The label client leads and listens at its ``alignment`` address; the others call it. Afterwards the leader draws the name
-of the session, which ties the uploads of all clients to this one alignment. An attempt that breaks leaves nothing behind: the next one
-has other keys. How often a client has aligned anew is kept in its state and bounded, because each time with another list tells
-the others' clients more.
+The label client leads and listens at its ``alignment`` address; the others call it. Afterwards the leader draws the
+name of the session, which ties the uploads of all clients to this one alignment. An attempt that breaks leaves nothing
+behind: the next one has other keys. How often a client has aligned anew is kept in its state and bounded, because each
+time with another list tells the others' clients more.
 """
 
 from __future__ import annotations
@@ -130,8 +130,10 @@ class Aligner:
         if not len(agreed.rows):
             self.forget()  # other files may have rows in common
             raise InvalidArgument(
-                f"no person is in every client's file: none of the {describe_ids(self._ids)} here is at all the others; check "
-                "that the files are about the same people, that --id is the right column, and that ids are written alike "
+                f"no person is in every client's file: none of the {describe_ids(self._ids)} here is at all the "
+                f"others; check "
+                "that the files are about the same people, that --id is the right column, and that ids are written "
+                "alike "
                 "([id] rule in columns.toml)"
             )
         return agreed
@@ -174,8 +176,10 @@ class Aligner:
                 return
         if hello.get("id_form") != self._id_form:
             channel.answer(
-                refused=f"{name} writes ids in {printable(str(hello.get('id_form')))} form, {self._identity.name} in {self._id_form} "
-                "form, so that the same person could have two: [id] rule = 'verbatim' in columns.toml must be at all clients "
+                refused=f"{name} writes ids in {printable(str(hello.get('id_form')))} form, {self._identity.name} in "
+                f"{self._id_form} "
+                "form, so that the same person could have two: [id] rule = 'verbatim' in columns.toml must be at all "
+                "clients "
                 "or at none"
             )
             return
@@ -338,14 +342,16 @@ class Aligner:
     # disk ----------------------------------------------------------------------------------------
 
     def _count_alignment(self, again: bool) -> None:
-        """Every alignment tells which of some ids the others have: how many there were is logged, and may be bounded (``most``)."""
+        """Every alignment tells which of some ids the others have: how many there were is logged, and may be bounded
+        (``most``)."""
         times = read_json(self._times) if self._times.exists() else []
         require(
             self._most is None or len(times) < self._most,
             f"alignments for {self._kind}",
             len(times) + 1,
             f"at most {self._most}",
-            f"each with another list tells more about the others' people; if all agree to one more, remove {self._times}",
+            f"each with another list tells more about the others' people; if all agree to one more, remove "
+            f"{self._times}",
         )
         write_json(self._times, [*times, [round(time.time()), len(self._ids)]])
         self._log.info("aligns", time=len(times) + 1, ids=len(self._ids), again=again)

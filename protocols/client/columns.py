@@ -60,7 +60,8 @@ class OwnColumns:
     report: TableReport | None = field(default=None, repr=False)
 
     def embeddings(self, rows: np.ndarray, layers: ParallelLora | None = None) -> np.ndarray:
-        """What this client shares of these rows: from its frozen local model, or with the layers that it has trained."""
+        """What this client shares of these rows: from its frozen local model, or with the layers that it has
+        trained."""
         outputs = self.outputs[rows].astype(np.float64)
         return self.bound.apply(outputs if layers is None else outputs + layers.output([self.block(rows)]))
 
@@ -148,7 +149,8 @@ def rule_warning(config: FederationConfig, entry: ClientEntry) -> str:
         return ""
     suited = table_row_bound(sum(client.width for client in config.clients))
     return (
-        f"[run] row_rule = 'normalise' gives every row of these {entry.width} columns the same norm, and leaves little but signs; agree "
+        f"[run] row_rule = 'normalise' gives every row of these {entry.width} columns the same norm, and leaves "
+        f"little but signs; agree "
         f"on row_rule = 'clip' and row_bound = 'auto' ({suited:g})"
     )
 
@@ -165,8 +167,8 @@ def read_columns(
 ) -> OwnColumns:
     """Read, scale, embed and bound the rows of one client.
 
-    ``label_column``: the label client's, if it is not the schema's. ``with_label`` False: new rows, whose label is not known. ``model``: the
-    file whose schema and constants hold; options that say something else are refused.
+    ``label_column``: the label client's, if it is not the schema's. ``with_label`` False: new rows, whose label is not
+    known. ``model``: the file whose schema and constants hold; options that say something else are refused.
     """
     require(
         config.run.layers is None or arguments.local_model == "identity",
@@ -214,8 +216,8 @@ def read_columns(
 def resolve_schema(
     arguments: argparse.Namespace, raw: RawTable, label_column: str | None = None, known: Schema | None = None
 ) -> Schema:
-    """The schema that the options mean for this file: columns.toml, public rows, a stated range, or none. ``known`` is that of
-    a model: it holds by itself, and what the options say must agree with it."""
+    """The schema that the options mean for this file: columns.toml, public rows, a stated range, or none. ``known`` is
+    that of a model: it holds by itself, and what the options say must agree with it."""
     given = (arguments.schema, arguments.public, arguments.value_range, arguments.scaled or None)
     if all(option is None for option in given):
         require(
@@ -264,7 +266,8 @@ def _with_label_of_run(schema: Schema, label: Label, config: FederationConfig) -
 def _schema_of_options(
     arguments: argparse.Namespace, raw: RawTable, label_column: str | None, known: Schema | None
 ) -> Schema:
-    """--public, --value-range or --scaled: all columns of the file but id and label (of new rows: those of the model)."""
+    """--public, --value-range or --scaled: all columns of the file but id and label (of new rows: those of the
+    model)."""
     rule = (
         _with_id(known, arguments.id).id
         if known is not None

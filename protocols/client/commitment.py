@@ -1,17 +1,18 @@
-"""Notice a client that comes back with other rows: a keyed hash of its columns, kept by the servers, compared on resume.
+"""Notice a client that comes back with other rows: a keyed hash of its columns, kept by the servers, compared on
+resume.
 
-At the first upload each server draws a salt for every client and keeps it. The client gets the three salts, and sends all
-servers tag = HMAC-SHA256(s_0 ⊕ s_1 ⊕ s_2, its fixed-point columns); they keep it beside the salt (mode 0600). When the run is
-resumed they send the same salts, and the tag must be the same: otherwise everybody stops before anything is shared.
-The client keeps nothing, and no row is uploaded twice for it to be noticed.
+At the first upload each server draws a salt for every client and keeps it. The client gets the three salts, and sends
+all servers tag = HMAC-SHA256(s_0 ⊕ s_1 ⊕ s_2, its fixed-point columns); they keep it beside the salt (mode 0600). When
+the run is resumed they send the same salts, and the tag must be the same: otherwise everybody stops before anything is
+shared. The client keeps nothing, and no row is uploaded twice for it to be noticed.
 
 Who sees what: a server knows its own salt and the tag. The sum of the two other salts is uniform to it, so the tag is a
 pseudo-random number: it cannot try out values, and over several attempts it learns whether the columns were equal, and
 nothing else. Other clients get other salts.
 
 What this is for: a file that was edited, sorted anew or exchanged, a local model that was loaded with other weights.
-What it is not for: nothing ties the tag to the shares that follow, so a client that lies consistently (sends the old tag,
-and shares other rows) is not noticed; clients follow the protocol here as everywhere (proofs §1.1).
+What it is not for: nothing ties the tag to the shares that follow, so a client that lies consistently (sends the old
+tag, and shares other rows) is not noticed; clients follow the protocol here as everywhere (proofs §1.1).
 """
 
 from __future__ import annotations
@@ -77,7 +78,8 @@ def check_columns(party: Party, directory: ServerDirectory, clients: Sequence[st
             ],
             dtype=np.uint8,
         )
-        # one server may have died before it kept a tag: all go by what any of them knows, and only then keep the new ones
+        # one server may have died before it kept a tag: all go by what any of them knows, and only then keep the new
+        # ones
         differs |= _others(party, differs)
         for name in clients:
             party.send("verdict", name, [differs])

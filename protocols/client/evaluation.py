@@ -1,4 +1,5 @@
-"""The label client compares predictions that it received with its own labels: figures on the terminal, a report as a file."""
+"""The label client compares predictions that it received with its own labels: figures on the terminal, a report as a
+file."""
 
 from __future__ import annotations
 
@@ -39,7 +40,8 @@ def print_evaluation(
     public: PublicRows | None = None,
     non_private: Mapping[str, float] | None = None,
 ) -> Evaluation:
-    """``found[i]`` is the prediction for the client's own row ``rows[i]``. Writes ``file`` and prints figures, at the label client only."""
+    """``found[i]`` is the prediction for the client's own row ``rows[i]``. Writes ``file`` and prints figures, at the
+    label client only."""
     if model.target_range is None:
         evaluation = evaluate_classes(own.label_numbers(rows, model.classes), found, model.classes)
     else:

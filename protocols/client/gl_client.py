@@ -1,7 +1,8 @@
 """What a client of GL-BMF does: share its batch and its layer factors, receive its own layer gradient, apply it.
 
-Who sees what: the servers get shares of H, A, X, U (or of ∂H/∂φ, for a layer without factors) and of the labels. The client gets the noised gradient of its own
-layers in each step, and the global model at the end; nothing of any other client.
+Who sees what: the servers get shares of H, A, X, U (or of ∂H/∂φ, for a layer without factors) and of the labels. The
+client gets the noised gradient of its own layers in each step, and the global model at the end; nothing of any other
+client.
 """
 
 from __future__ import annotations
@@ -58,8 +59,9 @@ class LayerClientJob:
 class TrainedClient:
     """What a client has at the end: the global model, its own trained layers, and its log of estimates.
 
-    ``shortened``: of what it shared, the part of rows whose layer factors were beyond their public bounds. It tells how much
-    less its layers have learned than they could; it is about its own rows and covered by no claim, so it is for the client alone.
+    ``shortened``: of what it shared, the part of rows whose layer factors were beyond their public bounds. It tells how
+    much less its layers have learned than they could; it is about its own rows and covered by no claim, so it is for
+    the client alone.
     """
 
     model: npt.NDArray[np.float64]
@@ -73,8 +75,10 @@ class TrainedClient:
         if self.shortened <= 0.01:
             return ""
         return (
-            f"the layer factors of {self.shortened:.0%} of the rows it shared were longer than their public bounds and were "
-            "shortened, so its layers learn less than they could: lower the row bound, or clip rows instead of normalising them"
+            f"the layer factors of {self.shortened:.0%} of the rows it shared were longer than their public bounds "
+            f"and were "
+            "shortened, so its layers learn less than they could: lower the row bound, or clip rows instead of "
+            "normalising them"
         )
 
 
@@ -104,7 +108,8 @@ def _stacked(local: LocalClient, rows: slice) -> tuple[npt.NDArray[np.floating],
 
 
 def rows_beyond(local: LocalClient, rows: slice, bounds: FactorBounds) -> int:
-    """How many of these rows have factors beyond the public bounds, all of them if U has: ``bounded_factors`` shortens these."""
+    """How many of these rows have factors beyond the public bounds, all of them if U has: ``bounded_factors`` shortens
+    these."""
     projected, up = _stacked(local, rows)
     if np.linalg.norm(up) > bounds.up:
         return len(projected)
@@ -247,7 +252,8 @@ def client_program(client: Client, job: LayerClientJob) -> TrainedClient:
 
 
 def receive_end(client: Client, job: LayerClientJob) -> TrainedClient:
-    """For a client that was away when the training ended: its last gradient and the model, which the servers have kept."""
+    """For a client that was away when the training ended: its last gradient and the model, which the servers have
+    kept."""
     receiver, steps = _Receiver(client, job), job.plan.schedule.num_steps
     receiver.require_step(steps)
     receiver.gradient(steps - 1)

@@ -1,7 +1,8 @@
 """Whose data a client shares, for the servers' record of what was spent on whom: a keyed tag of its list of ids.
 
-Two runs on the same list of people have the same tag, whatever the columns, their order and the common rows are. The key is the
-client's own and stays in its ``--state``, beside the states of all configurations: to the servers a tag is a random number.
+Two runs on the same list of people have the same tag, whatever the columns, their order and the common rows are. The
+key is the client's own and stays in its ``--state``, beside the states of all configurations: to the servers a tag is a
+random number.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""A client of GL-BMF in a deployment: it stays with the three servers while they train, and comes back when anything breaks.
+"""A client of GL-BMF in a deployment: it stays with the three servers while they train, and comes back when anything
+breaks.
 
-What it must not lose lies in its ``--state``: its layers and how many gradients it has applied (``protocols.client.gl_client``). The
-servers keep each release before they open it, so whoever died is sent the same one again.
+What it must not lose lies in its ``--state``: its layers and how many gradients it has applied
+(``protocols.client.gl_client``). The servers keep each release before they open it, so whoever died is sent the same
+one again.
 """
 
 from __future__ import annotations

@@ -45,8 +45,8 @@ class Embeddings(Protocol):
 
 @dataclass(frozen=True)
 class ClientJob:
-    """One client's own columns; nobody else receives this object. Labels (``vfl.losses.shared_labels``) only at the label
-    client."""
+    """One client's own columns; nobody else receives this object. Labels (``vfl.losses.shared_labels``) only at the
+    label client."""
 
     plan: Plan
     embeddings: Embeddings = field(repr=False)
@@ -91,8 +91,8 @@ def share_columns(client: Client, job: ClientJob, advance: Callable[[int], None]
 
 
 def receive_model(client: Client, plan: Plan) -> list[np.ndarray]:
-    """Wait for the released model. Raises ``SharesDiffer`` if two servers disagree about a share of it, ``Impossible`` if
-    no training can have led to it: with secret weights only clients can look."""
+    """Wait for the released model. Raises ``SharesDiffer`` if two servers disagree about a share of it, ``Impossible``
+    if no training can have led to it: with secret weights only clients can look."""
     model = plan.unflatten(client.receive((plan.parameters,), plan.scales.weight_bits, timeout=PATIENCE))
     require_possible_model(plan, model)
     return model
@@ -101,13 +101,13 @@ def receive_model(client: Client, plan: Plan) -> list[np.ndarray]:
 async def receive_rows(
     party: Party, plan: Plan, folder: RowFolder | None = None, directory: ServerDirectory | None = None
 ) -> SharedRows | StoredRows:
-    """Take in all clients' columns side by side, test them (``protocols.server.verification``), append the column of ones,
-    and compute the row norms.
+    """Take in all clients' columns side by side, test them (``protocols.server.verification``), append the column of
+    ones, and compute the row norms.
 
-    Many rows go into files of ``folder``, and memory stays at a few chunks; without it, or if they are few, all stay in memory, one
-    copy and a chunk. ``directory`` keeps what tells a resumed run that a client's columns are still the same; None if the servers have
-    kept the shares themselves (``protocols.deploy``). Dummies of a secret order come last: zero in every column, that of the ones
-    included, so that whatever is multiplied by them is zero exactly.
+    Many rows go into files of ``folder``, and memory stays at a few chunks; without it, or if they are few, all stay in
+    memory, one copy and a chunk. ``directory`` keeps what tells a resumed run that a client's columns are still the
+    same; None if the servers have kept the shares themselves (``protocols.deploy``). Dummies of a secret order come
+    last: zero in every column, that of the ones included, so that whatever is multiplied by them is zero exactly.
     """
     if directory is not None:
         check_columns(party, directory, plan.client_names)

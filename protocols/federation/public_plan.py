@@ -83,13 +83,15 @@ def _public_inputs(config: FederationConfig) -> tuple[str, ...]:
     overlaps = ", the label client also how large some overlaps are" if matching == "ecdh" and clients > 2 else ""
     return (
         *_PUBLIC_INPUTS,
-        f"rows are matched by private set intersection ({_MATCHING[matching]}, proofs §10.2), in which clients learn which of their ids "
+        f"rows are matched by private set intersection ({_MATCHING[matching]}, proofs §10.2), in which clients learn "
+        f"which of their ids "
         f"all others have, and the lengths of the lists unless padded{overlaps}, and servers the number of common rows",
     )
 
 
 def held_out_rows(config: FederationConfig, rows: int) -> int:
-    """How many of the common rows, the last of the aligned order, take no part in the training. Public: it looks at no value."""
+    """How many of the common rows, the last of the aligned order, take no part in the training. Public: it looks at no
+    value."""
     return int(config.run.held_out * rows)
 
 
@@ -114,7 +116,8 @@ def training_for(config: FederationConfig, rows: int) -> TrainingConfig:
 
 
 def client_bounds(config: FederationConfig) -> tuple[float, ...]:
-    """The parts of the row bound, in the order of the columns: by width with ``clip``, the same for all with ``normalise``."""
+    """The parts of the row bound, in the order of the columns: by width with ``clip``, the same for all with
+    ``normalise``."""
     clients = config.ordered_clients
     widths = [client.width for client in clients] if config.run.row_rule == "clip" else None
     return tuple(split_row_bound(config.run.row_bound, len(clients), widths))

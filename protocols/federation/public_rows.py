@@ -1,6 +1,8 @@
-"""Labelled rows that are nobody's secret, beside federation.toml: what a run is measured on after every epoch, for no ε.
+"""Labelled rows that are nobody's secret, beside federation.toml: what a run is measured on after every epoch, for no
+ε.
 
-``ppvfl public-rows`` writes the file and puts its digest into federation.toml, so that everybody measures on the same rows.
+``ppvfl public-rows`` writes the file and puts its digest into federation.toml, so that everybody measures on the same
+rows.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ FILE = "public-rows.npz"
 
 
 def public_rows_of(config: FederationConfig) -> PublicRows | None:
-    """The rows that ``[run] public_rows`` means, or None if it means none; refuses a file that is missing or another one."""
+    """The rows that ``[run] public_rows`` means, or None if it means none; refuses a file that is missing or another
+    one."""
     run = config.run
     if not run.public_rows:
         return None

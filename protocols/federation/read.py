@@ -86,7 +86,8 @@ def configuration_hash(config: FederationConfig) -> str:
 
 
 def lasting_hash(config: FederationConfig) -> str:
-    """``configuration_hash`` without the certificates: what is kept under it stays where it is when these are replaced."""
+    """``configuration_hash`` without the certificates: what is kept under it stays where it is when these are
+    replaced."""
     return _hash({name: value for name, value in agreed_values(config).items() if not name.endswith(": fingerprint")})
 
 

@@ -1,4 +1,5 @@
-"""What ``federation.toml`` says, as frozen objects: who takes part, what is trained. ``protocols.federation.read`` reads it."""
+"""What ``federation.toml`` says, as frozen objects: who takes part, what is trained. ``protocols.federation.read``
+reads it."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ class ConfigurationError(InvalidArgument):
 
 @dataclass(frozen=True)
 class ServerEntry:
-    """One of the three computing servers. ``fingerprint``: SHA-256 of its certificate (DER), in hex; empty until pinned."""
+    """One of the three computing servers. ``fingerprint``: SHA-256 of its certificate (DER), in hex; empty until
+    pinned."""
 
     id: int
     host: str
@@ -90,8 +92,8 @@ class PredictConfig:
 
 @dataclass(frozen=True)
 class BudgetConfig:
-    """What may be spent in all on each client's people, over all runs at the same servers but those whose ``people`` are named in
-    ``apart_from``: everybody who has this file states that theirs are others."""
+    """What may be spent in all on each client's people, over all runs at the same servers but those whose ``people``
+    are named in ``apart_from``: everybody who has this file states that theirs are others."""
 
     epsilon: float
     delta: float

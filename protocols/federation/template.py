@@ -33,8 +33,9 @@ fingerprint = ""
 
 _CLIENTS = """\
 # The clients hold the data. Columns are put side by side in this order, those of the label client last.
-# width: number of columns that the client shares (`ppvfl check` prints it; outputs of its local model, if it has one). alignment: where the label
-# client listens for the other clients while ids are matched (private set intersection); the others only call.
+# width: number of columns that the client shares (`ppvfl check` prints it; outputs of its local model, if it has one).
+# alignment: where the label client listens for the other clients while ids are matched (private set
+# intersection); the others only call.
 """
 
 _CLIENT = """\
@@ -56,13 +57,13 @@ protocol = "g_bmf"      # "g_bmf": matrix-factorisation noise; "g_shuff": rows s
 receiver = {receiver} # the only client that receives predictions
 maximum_rows = 100000   # of one request
 
-# What may be spent in all on each client's people, over all runs at these servers: every server keeps the sum and refuses a
-# run that would exceed it. Without this section the sum is kept and shown, and nothing is refused.
+# What may be spent in all on each client's people, over all runs at these servers: every server keeps the sum and
+# refuses a run that would exceed it. Without this section the sum is kept and shown, and nothing is refused.
 # [budget]
 #   epsilon = 10.0
 #   delta = 1e-5
 #   people = "everybody"  # whose data it is
-#   apart_from = []       # `people` of earlier runs that do not count: all participants state that theirs are other people
+#   apart_from = []       # `people` of earlier runs that do not count: theirs are other people, all participants state
 """
 
 _CLASSES = """\
@@ -85,8 +86,8 @@ def federation_text(
     held_out: float = 0.0,
     target_range: tuple[float, float] | None = None,
 ) -> str:
-    """``servers`` are (host, port), ``clients`` (name, width, alignment address); the last client holds the labels. With a
-    ``target_range`` the label is a number, and ``classes`` are not used."""
+    """``servers`` are (host, port), ``clients`` (name, width, alignment address); the last client holds the labels.
+    With a ``target_range`` the label is a number, and ``classes`` are not used."""
     quoted = json.dumps  # the escapes of JSON are those of TOML's basic strings
     parts = [_HEAD.format(name=quoted(name))]
     parts += [_SERVER.format(id=i, host=quoted(host), port=port) for i, (host, port) in enumerate(servers)]

@@ -3,17 +3,16 @@
     python -m vfl.dp.audit --protocol g_bmf
 
 Every record is a canary with a column of its own: there, it has the largest row in that column, so its gradient is the
-worst one, clipped to γ; absent, it has one unit of the grid there, so it contributes nothing but stays findable. With open
-weights (unless asked otherwise) every server sees all noised, cut gradient sums y_t. With secret ones
-the observer is told more than any server: it adds up the shares of all weights after every step, which gives the y_t. It
-subtracts the noise that one server drew itself, and looks at each canary's own column,
-where no other record contributes. What is left there is the canary's contribution and the two honest servers' noise,
-independent between columns. The score is the matched filter over all steps, in the coordinates of Ω̂, where the noise is
-white: its deviation is that of the claim, and its shift by a canary at most the sensitivity (γ·R/√(R²+1) a step here:
-the constant column takes the rest of γ).
+worst one, clipped to γ; absent, it has one unit of the grid there, so it contributes nothing but stays findable. With
+open weights (unless asked otherwise) every server sees all noised, cut gradient sums y_t. With secret ones the observer
+is told more than any server: it adds up the shares of all weights after every step, which gives the y_t. It subtracts
+the noise that one server drew itself, and looks at each canary's own column, where no other record contributes. What is
+left there is the canary's contribution and the two honest servers' noise, independent between columns. The score is the
+matched filter over all steps, in the coordinates of Ω̂, where the noise is white: its deviation is that of the claim,
+and its shift by a canary at most the sensitivity (γ·R/√(R²+1) a step here: the constant column takes the rest of γ).
 
-The secret order of G-Shuff is reconstructed too, so its claim is the one proven for any order. In GL-BMF the weights stay
-near zero, so the layers' gradients do: what is opened to clients is their noise, and its deviation is compared.
+The secret order of G-Shuff is reconstructed too, so its claim is the one proven for any order. In GL-BMF the weights
+stay near zero, so the layers' gradients do: what is opened to clients is their noise, and its deviation is compared.
 """
 
 from __future__ import annotations
@@ -205,7 +204,8 @@ def _added(shares: list[np.ndarray]) -> np.ndarray:
 
 
 def _sums(plan: Plan, seen: list[Observation]) -> np.ndarray:
-    """Every y_t, (steps × rows × classes): opened, or from secret weights: W_{t+1} = W_t − k·y_t in integers, exactly."""
+    """Every y_t, (steps × rows × classes): opened, or from secret weights: W_{t+1} = W_t − k·y_t in integers,
+    exactly."""
     if plan.opens_sums:
         return np.stack(seen[0].sums).reshape(-1, *plan.layer_shapes[0]) * 2.0**-RELEASE_BITS
     weights = np.stack([_added([one.weights[t] for one in seen]) for t in range(len(seen[0].weights))])
@@ -259,8 +259,8 @@ def protocol_scores(
     """Runs of 256 canaries each until there are ``trials``; the corrupted server changes from run to run.
 
     ``noise_scale`` below 1 plants the fault that the audit must see: servers draw that much of the calibrated noise.
-    ``seed`` fixes which canaries are there; noise and masks are always fresh. About half a second a run. ``weights``: open,
-    unless given.
+    ``seed`` fixes which canaries are there; noise and masks are always fresh. About half a second a run. ``weights``:
+    open, unless given.
     """
     require_choice("protocol", protocol, METHODS)
     require_real("noise_scale", noise_scale, 0, open_low=True)

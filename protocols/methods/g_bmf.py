@@ -2,8 +2,8 @@
 
     python -m protocols.g_bmf
 
-Correlated noise; batches in a fixed order that everybody knows, or (``--order secret``) in one that is shuffled once, in secret,
-and needs less noise.
+Correlated noise; batches in a fixed order that everybody knows, or (``--order secret``) in one that is shuffled once,
+in secret, and needs less noise.
 """
 
 from __future__ import annotations

@@ -2,9 +2,10 @@
 
     python -m protocols.g_shuff
 
-Rows and dummies are shuffled, so that nobody knows which batch a record is in even if they know everybody else's: that makes
-the claim a theorem (proofs §9.6). Independent noise in every step; open weights by default, which a run that is resumed within an
-epoch continues in the same secret order (``protocols.state.shuffled_rows``). ``--accounting paper`` shows the paper's number.
+Rows and dummies are shuffled, so that nobody knows which batch a record is in even if they know everybody else's: that
+makes the claim a theorem (proofs §9.6). Independent noise in every step; open weights by default, which a run that is
+resumed within an epoch continues in the same secret order (``protocols.state.shuffled_rows``). ``--accounting paper``
+shows the paper's number.
 """
 
 from __future__ import annotations

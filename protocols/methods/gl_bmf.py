@@ -3,10 +3,9 @@
     python -m protocols.gl_bmf
 
 Fixed order of batches, correlated noise. In every step each client is told the noised gradient of its own layers, and
-nothing else; at the end all get the global model. With open weights (default) the noised sums of the global layer are opened
-to the three servers in every step. With ``--local-update released`` (default) a client applies just
-that, and the claim covers features and labels; with ``estimated`` it does as the paper says, and the claim covers
-labels only.
+nothing else; at the end all get the global model. With open weights (default) the noised sums of the global layer are
+opened to the three servers in every step. With ``--local-update released`` (default) a client applies just that, and
+the claim covers features and labels; with ``estimated`` it does as the paper says, and the claim covers labels only.
 """
 
 from __future__ import annotations

@@ -22,10 +22,10 @@ Jobs = dict[str, Any]  # what each client is given
 
 @dataclass(frozen=True)
 class Method:
-    """``plan`` makes the public plan of a federation and a training. ``servers`` is what each server runs on its entry of
-    ``server_jobs`` (plan, folder, checkpoints, synced), ``train`` the loop in it, given a run; ``client_jobs`` (plan, federation, folder)
-    is what each client runs. ``trained``: the layers, and the federation with what its clients learnt. ``twin`` trains in the clear,
-    given the servers' noise if ``twin_takes_noise``."""
+    """``plan`` makes the public plan of a federation and a training. ``servers`` is what each server runs on its entry
+    of ``server_jobs`` (plan, folder, checkpoints, synced), ``train`` the loop in it, given a run; ``client_jobs``
+    (plan, federation, folder) is what each client runs. ``trained``: the layers, and the federation with what its
+    clients learnt. ``twin`` trains in the clear, given the servers' noise if ``twin_takes_noise``."""
 
     facts: Facts
     plan: Callable[[Federation, TrainingConfig], Plan]
@@ -44,7 +44,7 @@ class Method:
         return self.facts.takes("layers")
 
     def clients(self, plan: Any, federation: Federation, directory: Path | None = None) -> dict[str, Any]:
-        """Of each client, its program and what it is given."""
+        """For each client its program and what it is given."""
         return {name: (self.client, job) for name, job in self.client_jobs(plan, federation, directory).items()}
 
 

@@ -1,9 +1,9 @@
-"""Secure inference: clients share embeddings of new rows, the servers compute, only the named client gets the predictions.
+"""Secure inference: clients share embeddings of new rows, the servers compute, only the named client gets the
+predictions.
 
 The model is a list of layers [W; b] with ReLU between them: the released one, or (one layer) the servers' shares of it.
-What is opened is the label of each row, its probabilities, its logits or (regression) its value, to one client; nothing else,
-to nobody else. Two classes as one logit z are the classes of (0, z).
-The command is ``protocols.predict``.
+What is opened is the label of each row, its probabilities, its logits or (regression) its value, to one client; nothing
+else, to nobody else. Two classes as one logit z are the classes of (0, z). The command is ``protocols.predict``.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ LEAST_WEIGHT_BITS = 8
 
 @dataclass(frozen=True)
 class PredictionPlan:
-    """Public, the same at every participant. ``bounds[l]`` bounds ‖[a 1]·W_l‖ for every row that the clients may share."""
+    """Public, the same at every participant. ``bounds[l]`` bounds ‖[a 1]·W_l‖ for every row that the clients may
+    share."""
 
     receiver: str
     output: str
@@ -102,7 +103,7 @@ class PredictionPlan:
 
     @property
     def columns(self) -> int:
-        """Of what is opened for a row."""
+        """Columns of what is opened for a row."""
         if self.output == "label":
             return 1
         return 2 if self.task == "binary" and self.output == "probabilities" else self.outputs
@@ -131,7 +132,8 @@ class PredictionPlan:
         begin = f"{NO_CLAIM}. " if self.training_claim.startswith(NO_CLAIM) else ""
         return {
             PREDICTION_RELEASE: (
-                f"{begin}For each of {self.rows} new rows {what}, to {self.receiver!r} only. As regards the new rows there is no "
+                f"{begin}For each of {self.rows} new rows {what}, to {self.receiver!r} only. As regards the new rows "
+                f"there is no "
                 f"differential privacy: {self.receiver!r} learns a function of the columns of these rows that "
                 f"{' and '.join(map(repr, others)) or 'nobody else'} holds, and more about them the more is opened (a "
                 "label less than logits). Servers and other clients learn the number of rows. As regards the training "
@@ -147,8 +149,8 @@ class PredictionPlan:
     def logit_error(self, norms: Sequence[float]) -> float:
         """How far a logit may be from that of the same model in floating point, ‖W_l‖ being ``norms``.
 
-        Rounded are: each column of the embeddings (half a unit), each product (one unit; 1.5 when it is opened), and the
-        weights (half a unit, none if they came out of a run). ReLU does not enlarge an error.
+        Rounded are: each column of the embeddings (half a unit), each product (one unit; 1.5 when it is opened), and
+        the weights (half a unit, none if they came out of a run). ReLU does not enlarge an error.
         """
         error = math.sqrt(self.shapes[0][0]) * 2.0 ** -(EMBEDDING_BITS + 1)
         reach = self.reach
@@ -212,7 +214,8 @@ def plan_with_shares(
     training_claim: str,
     task: str = "classification",
 ) -> PredictionPlan:
-    """The servers use the shares they hold after training, whether or not they know the model; ranges as planned then."""
+    """The servers use the shares they hold after training, whether or not they know the model; ranges as planned
+    then."""
     return PredictionPlan(
         receiver=receiver,
         output=output,

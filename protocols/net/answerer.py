@@ -1,8 +1,8 @@
 """The answering side of ``ppvfl doctor``: version, configuration, clock, echoes and a measured transfer.
 
-A server's listener hands every connection whose first message has ``"purpose": "doctor"`` to ``Answerer.answer``. Only a
-participant with its pinned certificate is answered, with facts that are public among participants; time, transfers and
-the number of visitors at a time are bounded, so that asking costs a running server next to nothing.
+A server's listener hands every connection whose first message has ``"purpose": "doctor"`` to ``Answerer.answer``. Only
+a participant with its pinned certificate is answered, with facts that are public among participants; time, transfers
+and the number of visitors at a time are bounded, so that asking costs a running server next to nothing.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ _log = logging.getLogger("ppvfl.doctor")
 
 
 class Answerer:
-    """Answers doctors on behalf of participant ``name``. ``state`` says in a word what it is doing; it keeps its state on the
-    disk of ``directory``, and ``budget`` is what it has recorded as spent."""
+    """Answers doctors on behalf of participant ``name``. ``state`` says in a word what it is doing; it keeps its state
+    on the disk of ``directory``, and ``budget`` is what it has recorded as spent."""
 
     def __init__(
         self,

@@ -150,7 +150,10 @@ def check_matching(config: FederationConfig, name: str) -> Finding:
         )
     work, moved = matching_costs(matching, clients)
     seconds = work * (3 if matching == "ot" else 180)
-    found = f"{matching}, clients only; with 1,000,000 rows each about {moved:,.0f} MB and {seconds:,.0f} CPU seconds in all"
+    found = (
+        f"{matching}, clients only; with 1,000,000 rows each about {moved:,.0f} MB and {seconds:,.0f} CPU seconds in "
+        f"all"
+    )
     return Finding(name, "matching", "ok", found)
 
 
@@ -333,7 +336,8 @@ class _Visit:
         return self._ok("port open", f"{host}:{port}")
 
     def _shake_hands(self) -> Finding:
-        """Without verification, so that a wrong certificate can be looked at; it is compared before anything is said."""
+        """Without verification, so that a wrong certificate can be looked at; it is compared before anything is
+        said."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         context.check_hostname = False

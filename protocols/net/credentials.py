@@ -75,7 +75,8 @@ def hosts_of(entry: ServerEntry | ClientEntry) -> list[str]:
 def make_key(entry: ServerEntry | ClientEntry, directory: Path, *, request: bool, days: int = 3650) -> Path:
     """A fresh key, and its certificate or (``request``) a signing request; returns the latter's path.
 
-    A request takes days to be signed: if there is a key already it stays, and the new one waits beside it as ``NEXT_KEY``.
+    A request takes days to be signed: if there is a key already it stays, and the new one waits beside it as
+    ``NEXT_KEY``.
     """
     private_folder(directory)
     hosts, key = hosts_of(entry) or [entry.name], directory / KEY
@@ -151,7 +152,8 @@ def wrong_usage(certificate: x509.Certificate, entry: ServerEntry | ClientEntry)
         allowed = set(extensions.get_extension_for_class(x509.ExtendedKeyUsage).value)
         if not allowed >= {ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH}:
             return (
-                f"the certificate of {entry.name} is not for both ends of a connection: its extended key usage must hold "
+                f"the certificate of {entry.name} is not for both ends of a connection: its extended key usage must "
+                f"hold "
                 "server and client authentication, as in the signing request"
             )
     with contextlib.suppress(x509.ExtensionNotFound):
@@ -246,7 +248,8 @@ def unusable_key(key: Path, certificate: Path) -> str:
     except ssl.SSLError as error:
         if "KEY_VALUES_MISMATCH" in str(error):
             return (
-                f"the key {key} does not belong to {certificate}, they are from different key pairs; copy both from where "
+                f"the key {key} does not belong to {certificate}, they are from different key pairs; copy both from "
+                f"where "
                 "they were made, or make new ones with `ppvfl key`"
             )
         return f"the key {key} cannot be used ({error.reason or error}): it must be PEM and without a passphrase"

@@ -1,8 +1,8 @@
 """The door of a participant: a listener that lets in only participants, whatever else knocks.
 
 Each caller gets a thread and a few seconds to complete the TLS handshake and say what it wants; strangers at the door
-are bounded in number (``refmpc.net.admission``), and what they may send is bounded too. So garbage, port scans, half-open
-connections, slow trickles and oversized messages cost a thread for some seconds and a line in the log.
+are bounded in number (``refmpc.net.admission``), and what they may send is bounded too. So garbage, port scans,
+half-open connections, slow trickles and oversized messages cost a thread for some seconds and a line in the log.
 """
 
 from __future__ import annotations

@@ -1,16 +1,18 @@
-"""Clients that stay: the live channels of a session at one server, for protocols in which clients take part in every step.
+"""Clients that stay: the live channels of a session at one server, for protocols in which clients take part in every
+step.
 
-A client calls all three servers and waits; each gives it signs of life. When a server holds a channel of every client it
-offers the session to the two others, and when the three have met for an attempt (``protocols.run.hosts.server_sync``) each tells
-every client the attempt's name. A client that was told the same name by all three says so to each, and only then shares
-anything. From then on the channel belongs to the attempt: the program's frames, no other message. Whatever breaks ends the
-attempt for everybody; clients call again, the servers meet again, and the program resumes from what is on the disks.
+A client calls all three servers and waits; each gives it signs of life. When a server holds a channel of every client
+it offers the session to the two others, and when the three have met for an attempt
+(``protocols.run.hosts.server_sync``) each tells every client the attempt's name. A client that was told the same name
+by all three says so to each, and only then shares anything. From then on the channel belongs to the attempt: the
+program's frames, no other message. Whatever breaks ends the attempt for everybody; clients call again, the servers meet
+again, and the program resumes from what is on the disks.
 
-Who sees what: a live channel is TLS between pinned certificates like every call, so nobody else can take a client's place.
-A server sees shares, which are uniform, and what it sends itself: its own third of each masked opening. A client sees the
-names of attempts (hashes of random numbers), who is waited for, and the sums of the three servers' words for it: its own
-noised gradients, and the model. A second channel of a client ends its first: the client is who it proves to be, and a
-dead connection must not keep it out.
+Who sees what: a live channel is TLS between pinned certificates like every call, so nobody else can take a client's
+place. A server sees shares, which are uniform, and what it sends itself: its own third of each masked opening. A client
+sees the names of attempts (hashes of random numbers), who is waited for, and the sums of the three servers' words for
+it: its own noised gradients, and the model. A second channel of a client ends its first: the client is who it proves to
+be, and a dead connection must not keep it out.
 """
 
 from __future__ import annotations
@@ -66,8 +68,8 @@ class Guests:
     # the thread of a call ------------------------------------------------------------------------
 
     def wait(self, channel: Channel, sign: Callable[[], Mapping[str, Any]]) -> bool:
-        """Signs of life until an attempt begins: true if the channel is the attempt's now. ``sign`` makes one; a refusal in
-        it is the last."""
+        """Signs of life until an attempt begins: true if the channel is the attempt's now. ``sign`` makes one; a
+        refusal in it is the last."""
         guest, name = _Guest(channel), name_of(channel.peer)
         with self._changed:
             before = self._waiting.get(name)
@@ -140,8 +142,8 @@ class Guests:
 
 
 class LiveTransport(SocketTransport):
-    """The sockets of an attempt, to servers and clients alike. Remembers what each client is told last, its result: if it
-    dies before it has read that, it can still fetch it, when the others have left."""
+    """The sockets of an attempt, to servers and clients alike. Remembers what each client is told last, its result: if
+    it dies before it has read that, it can still fetch it, when the others have left."""
 
     def __init__(self, connections: Mapping[Peer, Any], timeout: float):
         super().__init__(connections, timeout)

@@ -1,7 +1,7 @@
 """A client's calls to the three servers about one session, and the result that it fetches when they have one.
 
-Servers keep a client's result until it comes for it. Each has one part, uniform on its own, and only parts of one and the
-same attempt belong together.
+Servers keep a client's result until it comes for it. Each has one part, uniform on its own, and only parts of one and
+the same attempt belong together.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ CurvePoint = tuple[int, float, float]  # epoch, accuracy, loss
 
 
 class ServerCalls:
-    """One session of one client. ``on_beat`` gets what the servers say while the client waits; ``people`` is a keyed tag of
-    whose data it shares."""
+    """One session of one client. ``on_beat`` gets what the servers say while the client waits; ``people`` is a keyed
+    tag of whose data it shares."""
 
     def __init__(
         self,

@@ -4,8 +4,8 @@ So a client may go away and come back, and the servers can begin an attempt of t
 A message is a client's share for this server (uniform on its own) behind a line that names it. Every message carries a
 random token, the same at the three servers; the chain of tokens tells whether the three hold the same sharing.
 
-Every file is sealed (``accel.files``), so bit rot here is this server's, and no client is blamed for it. In an upload that
-goes on, a damaged message and those after it count as not kept, and the client sends them again.
+Every file is sealed (``accel.files``), so bit rot here is this server's, and no client is blamed for it. In an upload
+that goes on, a damaged message and those after it count as not kept, and the client sends them again.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Spool:
 
     @property
     def digest(self) -> str:
-        """Of the tokens of all messages kept."""
+        """Digest of the tokens of all messages kept."""
         return self._digests[-1]
 
     @property
@@ -196,7 +196,8 @@ class SpoolTransport:
     def prepare(
         self, operation: str, sends: Mapping[Peer, list[np.ndarray]], receives: Mapping[Peer, list[np.ndarray]]
     ) -> Callable[[int], None]:
-        """A round of a recorded step, with the other servers alone (a message for a client is no part of such a step)."""
+        """A round of a recorded step, with the other servers alone (a message for a client is no part of such a
+        step)."""
         carry_out = self._servers.prepare(operation, sends, receives)
 
         def prepared(code: int) -> None:

@@ -1,10 +1,10 @@
 """A client's way to the three servers: what it sends is kept by all three before it counts as sent, whatever breaks.
 
-``UplinkTransport`` is what a client program talks to. A message goes to the three servers and is acknowledged by each when
-it is on its disk; a few messages (``WINDOW`` bytes) may be under way at a time, so that nobody waits for a disk or a link.
-If a connection breaks, the client calls again, asks what each server has kept, and sends the rest once more;
-the same if the client itself was started again, in which case messages that all three have are not sent once more.
-Each server alone learns shares, which are uniform; two sharings of the same rows are independent of each other.
+``UplinkTransport`` is what a client program talks to. A message goes to the three servers and is acknowledged by each
+when it is on its disk; a few messages (``WINDOW`` bytes) may be under way at a time, so that nobody waits for a disk or
+a link. If a connection breaks, the client calls again, asks what each server has kept, and sends the rest once more;
+the same if the client itself was started again, in which case messages that all three have are not sent once more. Each
+server alone learns shares, which are uniform; two sharings of the same rows are independent of each other.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ class _Piece:
 
 
 class UplinkTransport(ServerCalls):
-    """One session of one client. Messages that all three servers have, from an earlier life of the client, are not sent again."""
+    """One session of one client. Messages that all three servers have, from an earlier life of the client, are not sent
+    again."""
 
     def __init__(self, identity: Identity, log: Log, *, anew: bool = False, **options: Any):
         super().__init__(identity, log, **options)
@@ -117,7 +118,7 @@ class UplinkTransport(ServerCalls):
             self._channels[server].send(head, piece.parts[server])
 
     def _acknowledgements(self) -> None:
-        """Of the oldest message under way: it is on the disk of each server."""
+        """Acknowledgements of the oldest message under way: it is on the disk of each server."""
         for server in SERVERS:
             self._channels[server].receive()
         self._interruptions.reset()
@@ -195,7 +196,8 @@ class UplinkTransport(ServerCalls):
         """The servers hold different sharings (an upload of this client was mixed up with an earlier one)."""
         if self._sealed:
             raise HandshakeError(
-                "the servers have closed an upload of this client that cannot be continued: these are other columns than "
+                "the servers have closed an upload of this client that cannot be continued: these are other columns "
+                "than "
                 "those shared then (use that file and those options), or a server has lost its state (start a new run)"
             )
         for server in SERVERS:

@@ -68,7 +68,8 @@ _KEEPALIVE = (("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 4), ("
 
 @dataclass(frozen=True)
 class Field:
-    """What a field of a message may be. ``pattern``: a text; else a whole number from ``low`` to ``high``, or (``truth``) true."""
+    """What a field of a message may be. ``pattern``: a text; else a whole number from ``low`` to ``high``, or
+    (``truth``) true."""
 
     pattern: str = ""
     low: int = 0
@@ -107,7 +108,8 @@ _SESSION = _GREETING | {
     "people": Field("[0-9a-f]{64}", optional=True),
 }
 
-# the first message of each call of a client to a server, by its purpose, and what it may say afterwards, by the first field
+# the first message of each call of a client to a server, by its purpose, and what it may say afterwards, by the first
+# field
 CALLS: Mapping[str, Mapping[str, Field]] = {
     "upload": _SESSION,
     "live": _SESSION,
@@ -174,7 +176,8 @@ class Identity:
         return configuration_hash(self.config)
 
     def kept_in(self, state: Path) -> Path:
-        """Where in ``state`` this participant keeps what belongs to this configuration: the same place under new certificates."""
+        """Where in ``state`` this participant keeps what belongs to this configuration: the same place under new
+        certificates."""
         kept, earlier = state / lasting_hash(self.config)[:16], state / self.configuration[:16]
         if earlier.is_dir() and not kept.exists():  # of a version that named it by the certificates, too
             earlier.rename(kept)
@@ -207,7 +210,8 @@ class Identity:
                     "configuration hash": "both must use the same federation.toml",
                 }[field]
                 return (
-                    f"{name_of(peer)} has {field} {printable(str(got), 80)}, {self.name} has {printable(str(want), 80)}: "
+                    f"{name_of(peer)} has {field} {printable(str(got), 80)}, {self.name} has "
+                    f"{printable(str(want), 80)}: "
                     f"{hint}"
                 )
         return ""
@@ -228,7 +232,8 @@ def caller_of(connection: ssl.SSLSocket, credentials: Credentials) -> Peer | Non
 
 
 def wrong_date(connection: socket.socket, peer: Peer, me: str) -> str:
-    """A sentence if the peer's certificate is not valid by this host's clock: one that is wrong is named with what it says."""
+    """A sentence if the peer's certificate is not valid by this host's clock: one that is wrong is named with what it
+    says."""
     assert isinstance(connection, ssl.SSLSocket)
     certificate = x509.load_der_x509_certificate(connection.getpeercert(binary_form=True) or b"")
     now = datetime.datetime.now(datetime.UTC)
@@ -245,8 +250,8 @@ def wrong_date(connection: socket.socket, peer: Peer, me: str) -> str:
 
 
 def notice_silence(connection: socket.socket) -> None:
-    """Let the kernel ask whether the other host is still there: one that crashed or lost its link is noticed after 35 s,
-    also by somebody who only listens or whose words are never acknowledged."""
+    """Let the kernel ask whether the other host is still there: one that crashed or lost its link is noticed after 35
+    s, also by somebody who only listens or whose words are never acknowledged."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in _KEEPALIVE:
         if hasattr(socket, option):
@@ -297,7 +302,8 @@ class Channel:
         words, size = _FRAME.unpack(self._read(_FRAME.size, patience))
         if words > MAX_MESSAGE or size > limit:
             raise HandshakeError(
-                f"{name_of(self.peer)} announced a message of {words} and {size} bytes, at most {MAX_MESSAGE} and {limit} "
+                f"{name_of(self.peer)} announced a message of {words} and {size} bytes, at most {MAX_MESSAGE} and "
+                f"{limit} "
                 "are expected here"
             )
         message = parse(bytes(self._read(words, patience)), name_of(self.peer))
@@ -338,7 +344,8 @@ class Channel:
 
 
 def _refusal(error: BaseException | None, name: str, me: str) -> str:
-    """A sentence if TLS failed because one of the two does not know the other's certificate; not if the connection broke."""
+    """A sentence if TLS failed because one of the two does not know the other's certificate; not if the connection
+    broke."""
     way_out = "both must use the same federation.toml, with the certificates that are in use"
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"{name} presents a certificate that {me} has not pinned ({error.verify_message}): {way_out}"
@@ -351,8 +358,9 @@ def _refusal(error: BaseException | None, name: str, me: str) -> str:
 def call(
     identity: Identity, peer: Peer, address: tuple[str, int], purpose: str, *, timeout: float, **more: Any
 ) -> tuple[Channel, dict[str, Any]]:
-    """Call a participant; returns the channel and its answer. ``Refused`` if it answers with a refusal: ``later`` if it may be
-    answered otherwise when a clock has been set, or when a new federation.toml or version has reached both ends."""
+    """Call a participant; returns the channel and its answer. ``Refused`` if it answers with a refusal: ``later`` if it
+    may be answered otherwise when a clock has been set, or when a new federation.toml or version has reached both
+    ends."""
     deadline = time.monotonic() + min(_CALL, timeout)
     name, host, port = name_of(peer), *address
     try:

@@ -1,7 +1,7 @@
 """Which parameters go together: everything that can be refused before rows are matched, whatever the data are.
 
-The plan makers, the command line and ``federation.toml`` ask here, so that a run that cannot be is refused in the same sentence
-wherever it is described, and before anything leaves a client.
+The plan makers, the command line and ``federation.toml`` ask here, so that a run that cannot be is refused in the same
+sentence wherever it is described, and before anything leaves a client.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The public plan of GL-BMF: shapes, noise and claim. The mathematics of its scales is in ``protocols.plan.gl_scales``."""
+"""The public plan of GL-BMF: shapes, noise and claim. The mathematics of its scales is in
+``protocols.plan.gl_scales``."""
 
 from __future__ import annotations
 
@@ -84,8 +85,8 @@ class LayerPlan(Plan):
 
     @property
     def releases(self) -> dict[str, str]:
-        """One layer gradient per client and step, with open weights the global sums too, and the global model at the end, under
-        one claim."""
+        """One layer gradient per client and step, with open weights the global sums too, and the global model at the
+        end, under one claim."""
         text = self.claim.paragraph()
         layers = {layer_release(name): text for name in self.client_names}
         tests = {step_release(name): STEP_FAULT_CLAIM for name in self.client_names if self.tests_steps}
@@ -196,7 +197,8 @@ def plan_from_facts(facts: LayerFacts, training: TrainingConfig, bounds: FactorB
     kept = []
     if any(isinstance(shape, AdapterShape) for shape in shapes):
         kept.append(
-            f"their layer factors within public bounds (block outputs {limits.block:g}, projections {limits.projected:g}, "
+            f"their layer factors within public bounds (block outputs {limits.block:g}, projections "
+            f"{limits.projected:g}, "
             f"U {limits.up:g}, row factor {limits.row_factor:g})"
         )
     if any(isinstance(shape, JacobianShape) for shape in shapes):

@@ -5,17 +5,18 @@ Per sample j the servers clip, over everything together, the gradient
     g_j = ( [h_j 1] ⊗ δ_j,   for each client i:  W̃_i δ_j a_ijᵀ,   and for each of its layers l:  t_ilj x_ilj ᵀ ),
 
 with a = s·V x and U already multiplied by s at the client (so s never enters the ring), W̃ the weights cut to
-``block_bits``, and t_ilj = K_il·φ_ij·δ_j, K_il = (sU_l)ᵀW̃_i, φ_ij the factor by which the client's row bound multiplied row
-j. W̃, U and K depend on earlier releases and on masks only, never on the rows of the step: rounding them changes which
-function is clipped, not the bound. t is rounded once, and the same rounded t goes into the norm and into the gradient.
+``block_bits``, and t_ilj = K_il·φ_ij·δ_j, K_il = (sU_l)ᵀW̃_i, φ_ij the factor by which the client's row bound
+multiplied row j. W̃, U and K depend on earlier releases and on masks only, never on the rows of the step: rounding them
+changes which function is clipped, not the bound. t is rounded once, and the same rounded t goes into the norm and into
+the gradient.
 
 **The clip factor is never too large.** Write δ, t, a, x, h for the integers the servers hold.
 
 * ‖[h 1]‖²‖δ‖²/γ²: as in G-BMF, exact squares, rounded up.
-* ‖W̃δ‖²‖a‖²/γ²: M = W̃ᵀW̃ is cut to ``gram_bits``, entries off by at most 2^-g. For any δ, |δᵀEδ| ≤ ‖δ‖₁²·2^-g ≤ S‖δ‖²·2^-g,
-  so M̂ = M_cut + S·2^-g·1 satisfies δᵀM̂δ ≥ δᵀMδ. M̂δ is cut to 4 bits more than e = δᵀ(M̂δ), which loses at most
-  ‖δ‖₁·2^-(e_bits+4) < 2^-e_bits/2 there and 2^-e_bits in its own cut: two units are added. ‖a‖²/γ² is rounded up, the
-  product too.
+* ‖W̃δ‖²‖a‖²/γ²: M = W̃ᵀW̃ is cut to ``gram_bits``, entries off by at most 2^-g. For any δ, |δᵀEδ| ≤ ‖δ‖₁²·2^-g ≤
+  S‖δ‖²·2^-g, so M̂ = M_cut + S·2^-g·1 satisfies δᵀM̂δ ≥ δᵀMδ. M̂δ is cut to 4 bits more than e = δᵀ(M̂δ), which loses
+  at most ‖δ‖₁·2^-(e_bits+4) < 2^-e_bits/2 there and 2^-e_bits in its own cut: two units are added. ‖a‖²/γ² is rounded
+  up, the product too.
 * Σ_l ‖t_l‖²‖x_l‖²/γ²: exact squares; each cut is followed by one unit.
 
 Hence q_j ≥ ‖g_j‖²/γ² for every way the truncations may round, and c_j ≤ 1/sqrt(max(1, q_j)) by ``refmpc.clip_factor``.
@@ -24,20 +25,22 @@ Hence q_j ≥ ‖g_j‖²/γ² for every way the truncations may round, and c_j 
 
 * u_j = cut(c_j δ_j) and T_ij = cut(c_j t_ij), each entry off by at most 2^-32: the contribution of j moves by at most
   2^-32·sqrt(S(R²+1) + Σ_i S·ω²α_i² + Σ_i Σ_l r·ξ²), where ω ≥ ‖W̃_i‖, α_i ≥ ‖a_i‖, ξ ≥ ‖x‖.
-* P_i = cut(uᵀA_i) at ``product_bits``, the one rounding that sees the whole batch, before W̃_i P_i. With the same masks, a
-  record more or less changes ⌊(uᵀA + s)/2^m⌋ by its own u_j a_jᵀ and less than one unit an entry. That unit reaches the sum as
-  W̃_i E, so its norm is below ω·sqrt(S·r·L_i)·2^-product_bits, and sqrt(Σ_i ...) for all clients.
+* P_i = cut(uᵀA_i) at ``product_bits``, the one rounding that sees the whole batch, before W̃_i P_i. With the same
+  masks, a record more or less changes ⌊(uᵀA + s)/2^m⌋ by its own u_j a_jᵀ and less than one unit an entry. That unit
+  reaches the sum as W̃_i E, so its norm is below ω·sqrt(S·r·L_i)·2^-product_bits, and sqrt(Σ_i ...) for all clients.
 
-γ' = γ + both, and for layers without factors nothing (below). All other roundings between clip and noise do not exist: [H 1]ᵀu, TᵀX and W̃P are exact at 46 bits.
+γ' = γ + both, and for layers without factors nothing (below). All other roundings between clip and noise do not exist:
+[H 1]ᵀu, TᵀX and W̃P are exact at 46 bits.
 
-**Layers without factors**, and ``explicit`` gradients: the client shares J_j = ∂H_j/∂φ (d_i×n) itself, of spectral norm within a
-public bound. v_j = cut(W̃_i δ_j), g_j = cut(J_jᵀ v_j), and the norm is that of the rounded g_j, exactly; Σ_j c_j g_j is exact at
-46 bits. So nothing is added to γ here. With ``explicit`` the global gradient [h_j 1] ⊗ δ_j is written out and cut likewise.
+**Layers without factors**, and ``explicit`` gradients: the client shares J_j = ∂H_j/∂φ (d_i×n) itself, of spectral norm
+within a public bound. v_j = cut(W̃_i δ_j), g_j = cut(J_jᵀ v_j), and the norm is that of the rounded g_j, exactly; Σ_j
+c_j g_j is exact at 46 bits. So nothing is added to γ here. With ``explicit`` the global gradient [h_j 1] ⊗ δ_j is
+written out and cut likewise.
 
-**Ranges.** In GL-BMF the rows answer to released gradients, so they may lean towards the noise in W: a logit is bounded by
-‖[h 1]‖·‖W‖ and ‖W‖ by drift + dev·(√(d+1) + √S + 12), the norm of a Gaussian matrix but for e^-72 a step (Davidson &
-Szarek 2001). Factors a, x, U, φ are brought within public bounds by the clients, row by row (U: as a whole, a function of
-releases only), so they need no probability.
+**Ranges.** In GL-BMF the rows answer to released gradients, so they may lean towards the noise in W: a logit is bounded
+by ‖[h 1]‖·‖W‖ and ‖W‖ by drift + dev·(√(d+1) + √S + 12), the norm of a Gaussian matrix but for e^-72 a step (Davidson &
+Szarek 2001). Factors a, x, U, φ are brought within public bounds by the clients, row by row (U: as a whole, a function
+of releases only), so they need no probability.
 """
 
 from __future__ import annotations
@@ -73,8 +76,8 @@ JACOBIAN_BITS = 16
 class FactorBounds:
     """Public bounds that every client enforces on what it shares about its layers.
 
-    ``block``: ‖x‖ of each pooled block output; ``row_factor``: φ, how much the row bound may enlarge a row (1 if it only
-    clips); ``projected``: ‖s·a‖ over all layers of the client; ``up``: ‖s·U‖ (Frobenius) over all its layers;
+    ``block``: ‖x‖ of each pooled block output; ``row_factor``: φ, how much the row bound may enlarge a row (1 if it
+    only clips); ``projected``: ‖s·a‖ over all layers of the client; ``up``: ‖s·U‖ (Frobenius) over all its layers;
     ``jacobian``: ‖∂H_j/∂φ‖ (spectral) where that is shared instead of factors.
     """
 

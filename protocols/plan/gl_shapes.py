@@ -61,10 +61,10 @@ class JacobianShape:
 class PublicLayers:
     """What everybody knows of one client: its columns, and the layers whose gradient it is told.
 
-    ``lora``: sizes of its LoRA layers, None for a layer without factors; ``scale``: s = α/r; ``parameters``: coordinates
-    of the gradient; ``start``: a hash of the layers at the start, which must be public since all later ones follow from
-    them and from releases; ``jacobian_bound``: on ‖∂H_j/∂φ‖, where there are no factors with bounds of their own;
-    ``bound``: its part of the row bound, None: an equal part.
+    ``lora``: sizes of its LoRA layers, None for a layer without factors; ``scale``: s = α/r; ``parameters``:
+    coordinates of the gradient; ``start``: a hash of the layers at the start, which must be public since all later ones
+    follow from them and from releases; ``jacobian_bound``: on ‖∂H_j/∂φ‖, where there are no factors with bounds of
+    their own; ``bound``: its part of the row bound, None: an equal part.
     """
 
     name: str

@@ -1,9 +1,10 @@
-"""Fixed-point scales of a step of one hidden layer in 21 rounds (27 with secret weights), proofs §4.11; what does not fit takes longer.
+"""Fixed-point scales of a step of one hidden layer in 21 rounds (27 with secret weights), proofs §4.11; what does not
+fit takes longer.
 
 δ of both layers has ``delta_bits``, so that u = C·δ has one scale; q = n_1·‖δ_1‖² + n_2·‖δ_2‖² is exact, as in
-``protocols.plan.low_round_scales``. No sample may leave a range, not even one that does not count: sums, logits and δ_1 are
-bounded for every row, by the worst case of the run if weights are secret, by the weights themselves if they are open. Only
-‖a‖ is limited: a sample beyond ``norm_limit`` has n_2 = 0, 2^K added to its q, and so the factor 0, exactly.
+``protocols.plan.low_round_scales``. No sample may leave a range, not even one that does not count: sums, logits and δ_1
+are bounded for every row, by the worst case of the run if weights are secret, by the weights themselves if they are
+open. Only ‖a‖ is limited: a sample beyond ``norm_limit`` has n_2 = 0, 2^K added to its q, and so the factor 0, exactly.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ ERROR_LIMITS = (256.0, 128.0, 64.0, 32.0, 16.0, 8.0)  # of ‖δ_1‖, tried in 
 
 @dataclass(frozen=True)
 class HiddenScales:
-    """Scales of one step. ``sum_bound`` (of a sum of the hidden layer), ``output_bound`` (of ‖a‖) and ``logit_bound`` hold for
-    every row; with open weights those of the step take their place."""
+    """Scales of one step. ``sum_bound`` (of a sum of the hidden layer), ``output_bound`` (of ‖a‖) and ``logit_bound``
+    hold for every row; with open weights those of the step take their place."""
 
     hidden: int
     classes: int
@@ -59,7 +60,7 @@ class HiddenScales:
 
     @property
     def q_bits(self) -> int:
-        """Of q."""
+        """Bits of q."""
         return 2 * self.delta_bits + self.norms.bits
 
     @cached_property
@@ -74,7 +75,7 @@ class HiddenScales:
 
     @property
     def gradient_bits(self) -> int:
-        """Of [A 1]ᵀu, and of the noise."""
+        """Gradient bits of [A 1]ᵀu, and of the noise."""
         return EMBEDDING_BITS + self.delta_bits + self.clip_bits
 
     @property
@@ -86,7 +87,8 @@ class HiddenScales:
 def with_hidden_chain(
     scales: Scales, training: TrainingConfig, batch_size: int, noise_std: float, momentum: float
 ) -> Scales:
-    """The scales of an MLP of one hidden layer with those of the shorter step, or ``scales`` as they are where it does not fit.
+    """The scales of an MLP of one hidden layer with those of the shorter step, or ``scales`` as they are where it does
+    not fit.
 
     Arguments as of ``with_low_round``. The largest limit of ‖δ_1‖ is taken that leaves the clip factor a loss of 2^-10.
     """
@@ -109,7 +111,8 @@ def with_hidden_chain(
                     _require_secret_ranges(scales, found)
             except InvalidArgument:
                 continue
-            # the norms of rows are shared once, and a step whose weights outgrow these scales takes the longer way with them
+            # the norms of rows are shared once, and a step whose weights outgrow these scales takes the longer way with
+            # them
             both = replace(scales, layers=(first.with_norm_bits(found.norms.bits), last), hidden_chain=found)
             if found.clip_loss <= MOST_CLIP_LOSS and fits_ring(both):
                 return both

@@ -12,7 +12,8 @@
 q is the exact integer n·Σδ² of the very δ that u uses, n is rounded up and C is never above 1/sqrt(max(1, q)): so
 sqrt(n)·‖u‖ ≤ 1 holds exactly, for every rounding, and γ' = γ: the clip leaves no slack to account for.
 
-Class weights w make p − y into w·(p − y), at ``weight_bits`` more, before the cut: δ and q are those of the weighted error.
+Class weights w make p − y into w·(p − y), at ``weight_bits`` more, before the cut: δ and q are those of the weighted
+error.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ class LowRoundScales:
 
     @property
     def q_bits(self) -> int:
-        """Of q = n·Σδ²."""
+        """Bits of q = n·Σδ²."""
         return 2 * self.delta_bits + self.norm_bits
 
     @cached_property
@@ -95,12 +96,12 @@ class LowRoundScales:
 
     @property
     def update_bits(self) -> int:
-        """Of u = C·δ."""
+        """Update bits of u = C·δ."""
         return self.delta_bits + self.clip_bits
 
     @property
     def gradient_bits(self) -> int:
-        """Of [H 1]ᵀu, and of the noise."""
+        """Gradient bits of [H 1]ᵀu, and of the noise."""
         return EMBEDDING_BITS + self.update_bits
 
     @property
@@ -123,10 +124,11 @@ def plan_low_round(
     norm_bits: int | None = None,
     largest_weight: float | None = None,
 ) -> LowRoundScales:
-    """The finest scales that fit: ``norm_bound`` bounds n = ‖[h 1]‖²/γ², ``gradient_bound`` a coordinate of the noised sum.
+    """The finest scales that fit: ``norm_bound`` bounds n = ‖[h 1]‖²/γ², ``gradient_bound`` a coordinate of the noised
+    sum.
 
-    Fewer bits of the clip factor (down to 20) and of δ (14, 13) are tried in this order. ``norm_bits`` if n is shared already.
-    ``largest_weight`` of a class, if there are class weights.
+    Fewer bits of the clip factor (down to 20) and of δ (14, 13) are tried in this order. ``norm_bits`` if n is shared
+    already. ``largest_weight`` of a class, if there are class weights.
     """
     require_real("norm_bound", norm_bound, 0, open_low=True)
     clip_bound = max(2.0, ERROR_SQUARE * norm_bound * (largest_weight or 1.0) ** 2)
@@ -155,8 +157,9 @@ def with_low_round(
 ) -> Scales:
     """The scales of a step of one layer with factored gradients in 18 rounds (17 with open weights).
 
-    ``noise_std`` is that of a coordinate of what is truncated, ``momentum`` what β·v has in it (0 if v is public). A run
-    that leaves the finer gradient no room, or the clip factor more loss than 2^-12, keeps ``scales`` and its longer step.
+    ``noise_std`` is that of a coordinate of what is truncated, ``momentum`` what β·v has in it (0 if v is public). A
+    run that leaves the finer gradient no room, or the clip factor more loss than 2^-12, keeps ``scales`` and its longer
+    step.
     """
     sums = (batch_size * training.clip_norm + 2 * 2.0**-RELEASE_BITS) / (1 - momentum)
     gradient_bound = sums + NOISE_DEVIATIONS * noise_std

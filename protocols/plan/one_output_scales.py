@@ -1,8 +1,8 @@
 """Fixed-point scales of a model with one output (a logit of two classes, or a number): its clip is a clamp.
 
-The gradient of a row is δ·[h 1] with one number δ, so clipping it to γ is clamping δ to ±b, b = γ/‖[h 1]‖, and b does not
-depend on the weights: it is computed once, when the rows arrive, and rounded down (proofs §4.9). A step then needs no norms,
-no roots and no division by them:
+The gradient of a row is δ·[h 1] with one number δ, so clipping it to γ is clamping δ to ±b, b = γ/‖[h 1]‖, and b does
+not depend on the weights: it is computed once, when the rows arrive, and rounded down (proofs §4.9). A step then needs
+no norms, no roots and no division by them:
 
 | what | bits |
 |---|---|
@@ -13,8 +13,8 @@ no roots and no division by them:
 | δ, then u = clamp(δ, ±b), exact | 32 |
 | [H 1]ᵀu | 46, the scale of the noise |
 
-|u| ≤ b holds in integers, so ‖[h 1]‖·|u| ≤ γ for every rounding, and γ' = γ. A residual z − y needs no bound of its own: where
-it is large it is clamped like all others.
+|u| ≤ b holds in integers, so ‖[h 1]‖·|u| ≤ γ for every rounding, and γ' = γ. A residual z − y needs no bound of its
+own: where it is large it is clamped like all others.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ ROOM = 62
 
 @dataclass(frozen=True)
 class OneOutputScales:
-    """``lengths``: ‖[h 1]‖² on shares. ``error_bound``: of |δ| besides the output itself (1 and its rounding, times a weight)."""
+    """``lengths``: ‖[h 1]‖² on shares. ``error_bound``: of |δ| besides the output itself (1 and its rounding, times a
+    weight)."""
 
     task: str
     clip_norm: float

@@ -1,9 +1,9 @@
 """Is what was opened possible at all under clip, rate, noise and steps? Looked at before it is used or handed over.
 
-Rows are tested when they come in (proofs §11), so nothing that clients can share leads out of these bounds; where clients are
-trusted with the row bound, a client that is not worth it does. So does a server that has computed wrongly: a bit that fell over
-in memory, two servers of different builds. The bounds are those for which the ranges of the ring were chosen
-(``protocols.plan.scales``), public, and looked at on public values, so nothing is told by looking.
+Rows are tested when they come in (proofs §11), so nothing that clients can share leads out of these bounds; where
+clients are trusted with the row bound, a client that is not worth it does. So does a server that has computed wrongly:
+a bit that fell over in memory, two servers of different builds. The bounds are those for which the ranges of the ring
+were chosen (``protocols.plan.scales``), public, and looked at on public values, so nothing is told by looking.
 
 A sum or a weight of a run that follows the protocol is beyond its bound with a probability below 2·Φ(−12) < 2^−107.
 """
@@ -25,11 +25,13 @@ __all__ = ["Impossible", "largest_sum", "largest_weights", "require_possible_mod
 
 
 class Impossible(PpvflError):
-    """Something was opened that clip, noise, rate and steps do not allow: its claim does not hold, and it is not used."""
+    """Something was opened that clip, noise, rate and steps do not allow: its claim does not hold, and it is not
+    used."""
 
 
 def largest_sum(plan: Plan) -> float:
-    """What no coordinate of one step's noised gradient sum exceeds: all rows of the batch at the clip norm, and 12 deviations."""
+    """What no coordinate of one step's noised gradient sum exceeds: all rows of the batch at the clip norm, and 12
+    deviations."""
     joint = plan.noise.split is NoiseSplit.JOINT
     std = plan.noise.outsider_std * (math.hypot(1.0, SMOOTHING) if joint else 1.0)
     clipped = 1.01 * plan.schedule.batch_size * (plan.training.clip_norm + plan.scales.clip_rounding)
@@ -44,27 +46,29 @@ def largest_weights(plan: Plan) -> list[float]:
 
 
 def require_possible_sums(plan: Plan, step: int, sums: np.ndarray) -> None:
-    """Of the sums that a step opened, integers at RELEASE_BITS; raises ``Impossible``."""
+    """Check the sums that a step opened, integers at RELEASE_BITS; raises ``Impossible``."""
     largest = 2.0**-RELEASE_BITS * max(abs(int(sums.max())), abs(int(sums.min())))
     if not largest <= (limit := largest_sum(plan)):
         raise Impossible(
-            f"step {step + 1} opened a gradient sum of {largest:.3g}; {plan.schedule.batch_size} clipped rows and the noise give "
+            f"step {step + 1} opened a gradient sum of {largest:.3g}; {plan.schedule.batch_size} clipped rows and "
+            f"the noise give "
             f"{limit:.3g} at most. {_CAUSES}"
         )
 
 
 def require_possible_model(plan: Plan, layers: Sequence[np.ndarray]) -> None:
-    """Of a model that was released, read from a file, or is about to be used in a step; raises ``Impossible``.
+    """Check a model that was released, read from a file, or is about to be used in a step; raises ``Impossible``.
 
-    One layer: every weight, because ranges follow the weights of the step (``protocols.step.public_weights``). Hidden layers:
-    ‖W_l‖, for which the ranges of activations, errors and the clip of every step are made.
+    One layer: every weight, because ranges follow the weights of the step (``protocols.step.public_weights``). Hidden
+    layers: ‖W_l‖, for which the ranges of activations, errors and the clip of every step are made.
     """
     measured, found = ("norm", _norm) if plan.training.hidden else ("weight", _largest)
     for place, (layer, limit) in enumerate(zip(layers, largest_weights(plan), strict=True)):
         largest = found(layer, limit)
         if not largest <= limit:  # also if it is no number
             raise Impossible(
-                f"layer {place} of the model has a {measured} of {largest:.3g}; {plan.schedule.num_steps} steps with this clip "
+                f"layer {place} of the model has a {measured} of {largest:.3g}; {plan.schedule.num_steps} steps with "
+                f"this clip "
                 f"norm, rate and noise lead to {limit:.3g} at most. {_CAUSES}"
             )
 
@@ -83,6 +87,7 @@ def _norm(layer: np.ndarray, limit: float) -> float:
 
 
 _CAUSES = (
-    "So a server has computed wrongly (memory, mixed versions), or clients are trusted with the row bound and one broke it. The "
+    "So a server has computed wrongly (memory, mixed versions), or clients are trusted with the row bound and one "
+    "broke it. The "
     "model is not handed over; look at the hosts and the files, and begin a new run: what was opened stays spent"
 )

@@ -1,7 +1,8 @@
 """Labelled rows that are nobody's secret: what a run with open weights may be measured on while it trains, for no ε.
 
-The weights of every step are public then, and so is anything that is computed from them and from public rows (proofs §6.6):
-an accuracy, a loss, the decision to stop. Never a private row: that would be a release that the claim does not cover.
+The weights of every step are public then, and so is anything that is computed from them and from public rows (proofs
+§6.6): an accuracy, a loss, the decision to stop. Never a private row: that would be a release that the claim does not
+cover.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ __all__ = ["PublicRows", "with_public_rows"]
 class PublicRows:
     """Public rows as the servers hold private ones, in integers, so that all servers count the same.
 
-    ``words``: [h 1] at 14 bits; ``patience``: stop when so many epochs have not brought a better accuracy, and release the
-    best model; 0: train to the end.
+    ``words``: [h 1] at 14 bits; ``patience``: stop when so many epochs have not brought a better accuracy, and release
+    the best model; 0: train to the end.
     """
 
     words: np.ndarray
@@ -48,7 +49,7 @@ class PublicRows:
 
     @property
     def digest(self) -> str:
-        """Of everything: a run goes on with the same rows and the same patience only."""
+        """Digest of everything: a run goes on with the same rows and the same patience only."""
         found = hashlib.sha256(str((self.words.shape, self.patience)).encode())
         for part in (self.words, self.labels):
             found.update(np.ascontiguousarray(part, dtype="<i8").tobytes())
@@ -80,7 +81,8 @@ def with_public_rows(plan: Plan, rows: PublicRows) -> Plan:
     )
     require(rows.words.shape[1] == plan.width + 1, "public rows: columns", rows.words.shape[1] - 1, f"{plan.width}")
     said = (
-        f"{len(rows)} labelled rows are public and take no part in the training; accuracy on them, computed from open weights "
+        f"{len(rows)} labelled rows are public and take no part in the training; accuracy on them, computed from "
+        f"open weights "
         "after every epoch, costs no privacy, and they are not covered by the claim"
     )
     if rows.patience:

@@ -21,13 +21,16 @@ __all__ = [
 ]
 
 FAULT_CLAIM = (
-    "one bit: whether a row of this client exceeds its own row bound, a label is none, or two servers were sent different shares. "
-    "Of a client that follows the protocol it is 0 whatever anybody's data are (but for 2^-80), and tells nothing about anybody "
+    "one bit: whether a row of this client exceeds its own row bound, a label is none, or two servers were sent "
+    "different shares. "
+    "Of a client that follows the protocol it is 0 whatever anybody's data are (but for 2^-80), and tells nothing "
+    "about anybody "
     "(proofs §11.4)"
 )
 
 STEP_FAULT_CLAIM = (
-    "one bit a step: whether what this client shared in it exceeds its public bounds. Of a client that follows the protocol it "
+    "one bit a step: whether what this client shared in it exceeds its public bounds. Of a client that follows the "
+    "protocol it "
     "is 0 whatever its data are (but for 2^-80), and tells nothing about anybody (proofs §11.6)"
 )
 
@@ -39,8 +42,8 @@ _PASSED = math.ceil(REACH**2 * (math.ceil(TAIL**2) + 1))  # (REACH·limit)² is 
 
 @dataclass(frozen=True)
 class RowTest:
-    """Public numbers of the test that rows of ``width`` columns have a squared norm of at most ``squared`` in ring units; what is
-    below ``squared`` + 2^``low_bit`` may pass."""
+    """Public numbers of the test that rows of ``width`` columns have a squared norm of at most ``squared`` in ring
+    units; what is below ``squared`` + 2^``low_bit`` may pass."""
 
     width: int
     squared: int
@@ -58,7 +61,7 @@ class RowTest:
 
     @property
     def middle(self) -> int:
-        """Of the squares of honest rows."""
+        """Middle of the squares of honest rows."""
         return self.squared // 2
 
     def square_limit(self, rows: int) -> int:
@@ -71,13 +74,14 @@ class RowTest:
 
 
 def row_test(width: int, row_bound: float, *, exact: bool = False) -> RowTest | None:
-    """The test of ``width`` columns against ``row_bound``, the bound of rows as the servers hold them (rounding included);
-    None if 64 bits do not tell a large row from one that wrapped. Unless it is ``exact``, it may let squared norms pass that are
-    2^−ROW_TOLERANCE_BITS larger, which the plan counts."""
+    """The test of ``width`` columns against ``row_bound``, the bound of rows as the servers hold them (rounding
+    included); None if 64 bits do not tell a large row from one that wrapped. Unless it is ``exact``, it may let squared
+    norms pass that are 2^−ROW_TOLERANCE_BITS larger, which the plan counts."""
     longest = row_bound * 2.0**EMBEDDING_BITS
     squared = math.floor(longest**2 * (1 + 1e-12)) + 1
     largest = math.isqrt(squared) + 1
-    # entries that pass are below REACH·limit: their squares must add up to less than 2^64 − 2^60, and one that passes is below 2^60
+    # entries that pass are below REACH·limit: their squares must add up to less than 2^64 − 2^60, and one that passes
+    # is below 2^60
     rows = min(_MOST, 15 * 2**60 // (_PASSED * width * largest**2))
     tolerated = 0 if exact else math.floor(longest**2 * (1 + 2.0**-ROW_TOLERANCE_BITS)) - squared
     low_bit = max(1, tolerated + 1).bit_length() - 1
@@ -87,9 +91,9 @@ def row_test(width: int, row_bound: float, *, exact: bool = False) -> RowTest | 
 
 @dataclass(frozen=True)
 class NormTest:
-    """Public numbers of the test that ``rows`` rows have norm at most √``squared`` each, in ring units; ``limit`` is what
-    projections over all their entries do not exceed. Rows so long that their squares might wrap are tested in ``pieces`` of
-    ``size`` entries, each coarsely (2^``low_bit``), and then as a whole."""
+    """Public numbers of the test that ``rows`` rows have norm at most √``squared`` each, in ring units; ``limit`` is
+    what projections over all their entries do not exceed. Rows so long that their squares might wrap are tested in
+    ``pieces`` of ``size`` entries, each coarsely (2^``low_bit``), and then as a whole."""
 
     rows: int
     width: int
@@ -99,18 +103,18 @@ class NormTest:
 
     @property
     def pieces(self) -> int:
-        """Of one row."""
+        """Pieces of one row."""
         return -(-self.width // self.size)
 
     @property
     def low_bit(self) -> int:
-        """Of the test of a piece, which may be up to twice as large as a whole row."""
+        """Low bit of the test of a piece, which may be up to twice as large as a whole row."""
         return self.squared.bit_length() - 1
 
 
 def norm_test(rows: int, width: int, bound: float, bits: int) -> NormTest | None:
-    """The test of a step's (rows, width) numbers at ``bits``, each row within ``bound`` before it was rounded; None if 64
-    bits do not tell a large row from one that wrapped."""
+    """The test of a step's (rows, width) numbers at ``bits``, each row within ``bound`` before it was rounded; None if
+    64 bits do not tell a large row from one that wrapped."""
     longest = bound * 2.0**bits + math.sqrt(width) / 2
     squared = math.floor(longest**2 * (1 + 1e-12)) + 1
     limit = math.isqrt(math.ceil(TAIL**2) * rows * squared) + 1

@@ -142,8 +142,8 @@ class Plan:
 
     @property
     def row_tests(self) -> tuple[RowTest, ...]:
-        """How the servers test that every row of each client is within its bound; none if they cannot, and clients are trusted
-        with it."""
+        """How the servers test that every row of each client is within its bound; none if they cannot, and clients are
+        trusted with it."""
         return _row_tests(self.client_bounds, self.client_widths)
 
     @property
@@ -177,7 +177,7 @@ class Plan:
 
     @cached_property
     def layer_shapes(self) -> list[tuple[int, int]]:
-        """Of [W; b] of each layer of the global model."""
+        """Shapes of [W; b] of each layer of the global model."""
         sizes = (self.width, *self.training.hidden, self.outputs)
         return [(fan_in + 1, fan_out) for fan_in, fan_out in pairwise(sizes)]
 
@@ -210,16 +210,16 @@ class Plan:
         return self.schedule.epochs if self.shuffles_epochs else int(self.secret_order)
 
     def resumable(self, every: int) -> int:
-        """Checkpoints every so many steps, where a run can go on: not within an epoch whose order is a secret permutation that is not
-        kept. With open weights it is kept."""
+        """Checkpoints every so many steps, where a run can go on: not within an epoch whose order is a secret
+        permutation that is not kept. With open weights it is kept."""
         if not every or not self.shuffles_epochs or self.opens_sums:
             return every
         return max(self.schedule.num_batches, every // self.schedule.num_batches * self.schedule.num_batches)
 
     @property
     def server_noise_std(self) -> float:
-        """Std, in grid units, of what each server samples for itself: its part of the noise, or the smoothing of a joint
-        one."""
+        """Std, in grid units, of what each server samples for itself: its part of the noise, or the smoothing of a
+        joint one."""
         own = SMOOTHING if self.noise.split is NoiseSplit.JOINT else 1.0
         return own * self.noise.server_std_in_grid_units
 
@@ -296,7 +296,8 @@ class Plan:
 
     @property
     def _rates_digest(self) -> str:
-        """Of the integers that stand for η/B in all steps: libraries whose cosines differ in the last bit are told apart."""
+        """Digest of the integers that stand for η/B in all steps: libraries whose cosines differ in the last bit are
+        told apart."""
         words = [self.scales.rate_word(self.learning_rate(step)) for step in range(self.schedule.num_steps)]
         return hashlib.sha256(np.array(words, dtype="<i8").tobytes()).hexdigest()
 
@@ -307,7 +308,8 @@ class Plan:
 
 
 def _row_tests(bounds: Sequence[float], widths: Sequence[int]) -> tuple[RowTest, ...]:
-    """Of each client's part of a row, as the servers hold it: each column is rounded; none if 64 bits are not enough for one."""
+    """The tests of each client's part of a row, as the servers hold it: each column is rounded; none if 64 bits are not
+    enough for one."""
     rounded = (
         bound + math.sqrt(width) * 2.0 ** -(EMBEDDING_BITS + 1) for bound, width in zip(bounds, widths, strict=True)
     )
@@ -324,7 +326,8 @@ def _own_bound(client: PublicShape) -> float | None:
 
 
 def own_bounds(given: Sequence[float | None], row_bound: float) -> tuple[float, ...]:
-    """R of each client: what it was given, or an equal part. Each is tested by itself, so together they must not be more than R."""
+    """R of each client: what it was given, or an equal part. Each is tested by itself, so together they must not be
+    more than R."""
     equal = row_bound / math.sqrt(len(given))
     bounds = tuple(equal if bound is None else bound for bound in given)
     require(
@@ -363,13 +366,15 @@ def _joint_claim(noise: CalibratedNoise) -> Claim:
         "lower epsilon, or use distributed noise",
     )
     assumed = (
-        "the three servers draw the noise together by secure computation and follow the protocol; each knows of it only "
+        "the three servers draw the noise together by secure computation and follow the protocol; each knows of it "
+        "only "
         "what it adds itself, 1/256 of the variance and beyond what the claim counts"
     )
     unbounded = noise.noise_multiplier * reach < 2  # replacing a record shifts twice as far
     return replace(
         claim,
-        adversary="everybody who sees the releases and one corrupted server, to which all noise counted here is unknown",
+        adversary="everybody who sees the releases and one corrupted server, to which all noise counted here is "
+        "unknown",
         public=(*claim.public, assumed),
         epsilon_replace_one=math.inf if unbounded else claim.epsilon_replace_one,
         figures=tuple(replace(f, epsilon_replace_one=math.inf) for f in claim.figures) if unbounded else claim.figures,
@@ -380,17 +385,20 @@ SECRET_WEIGHTS = (
     "The global model is opened to the clients only, at the end; no server sees it, or anything that depends on it"
 )
 ANY_COLUMNS = (
-    "The other clients may choose their columns as they like, knowing all that was opened before, within the bounds that are "
+    "The other clients may choose their columns as they like, knowing all that was opened before, within the bounds "
+    "that are "
     "assumed or checked below: the claim about a record holds all the same (proofs §6.9)"
 )
 
 
 def with_receivers(claim: Claim, weights: str, steps: int, of: str = "") -> Claim:
-    """A claim that says who sees what, and that other clients may be adversaries; ``of``: whose sums open weights open, where
-    that is not everything."""
+    """A claim that says who sees what, and that other clients may be adversaries; ``of``: whose sums open weights open,
+    where that is not everything."""
     opened = (
-        f"The weights are open while they are trained: the noised gradient sums{of} of all {steps} steps are opened to the "
-        "three servers and may be shown to anybody. The claim is about that whole sequence, and is the same as if only the "
+        f"The weights are open while they are trained: the noised gradient sums{of} of all {steps} steps are opened "
+        f"to the "
+        "three servers and may be shown to anybody. The claim is about that whole sequence, and is the same as if "
+        "only the "
         "last model were opened"
     )
     said = opened if weights == "open" else SECRET_WEIGHTS

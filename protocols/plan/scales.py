@@ -1,23 +1,23 @@
 """Fixed-point scales of a run, chosen from public numbers only. A run whose ranges do not fit refuses to start.
 
-A value outside its range would make δ, then the clip, arbitrary, and the DP claim with it. So every bound here holds for
-every input the clients may send (rows within the row bound) and for all noise but a probability that is part of δ.
+A value outside its range would make δ, then the clip, arbitrary, and the DP claim with it. So every bound here holds
+for every input the clients may send (rows within the row bound) and for all noise but a probability that is part of δ.
 
-**MLP.** The same worst case compounds over layers: with ‖W_l‖ ≤ ω_l (start, drift ηγT/(1−β) and noise) activations would
-be bounded by R·Πω, errors by √2·Πω, and for two hidden layers and a few hundred steps that no longer fits 64 bits. So
-norms are *enforced*: a sample with ‖a_l‖ or ‖δ_l‖ above a public ``norm_limit`` at any hidden layer contributes zero
-(its clip factor is multiplied by a secret bit), here and in the twin. That is a function of its own row and of W, so
-the clip's proof is untouched, and it costs a comparison a *sample* and layer where clamping costs one an *entry*.
-One layer ahead everything is in range: ‖W_l‖·limit fits, and so does its square, so the first layer that leaves the
-limit is always seen; what later layers compute for such a sample may wrap around and is multiplied by zero.
+**MLP.** The same worst case compounds over layers: with ‖W_l‖ ≤ ω_l (start, drift ηγT/(1−β) and noise) activations
+would be bounded by R·Πω, errors by √2·Πω, and for two hidden layers and a few hundred steps that no longer fits 64
+bits. So norms are *enforced*: a sample with ‖a_l‖ or ‖δ_l‖ above a public ``norm_limit`` at any hidden layer
+contributes zero (its clip factor is multiplied by a secret bit), here and in the twin. That is a function of its own
+row and of W, so the clip's proof is untouched, and it costs a comparison a *sample* and layer where clamping costs one
+an *entry*. One layer ahead everything is in range: ‖W_l‖·limit fits, and so does its square, so the first layer that
+leaves the limit is always seen; what later layers compute for such a sample may wrap around and is multiplied by zero.
 
 ω_l: rows of an MLP's inner layers depend on the noise in W, so a coordinate's deviation is not enough. The noise in W_l
 is a Gaussian matrix of norm at most dev·(√fan_in + √fan_out + 12) but for e^-72 a step and layer (Davidson & Szarek
 2001). Each layer's drift is bounded by the whole clip norm.
 
 What rounds: a_l, δ_l and W are integers when they enter norms *and* gradients, so their own rounding changes which
-function is clipped, not the bound. ‖[a 1]‖²/γ² and ‖δ‖² are exact and rounded up, their products too, so q_j ≥ ‖g_j‖²/γ²
-always and c_j is never too large. What is left is u_l = cut(c·δ_l), off by at most 2^-32 an entry: γ' − γ =
+function is clipped, not the bound. ‖[a 1]‖²/γ² and ‖δ‖² are exact and rounded up, their products too, so q_j ≥
+‖g_j‖²/γ² always and c_j is never too large. What is left is u_l = cut(c·δ_l), off by at most 2^-32 an entry: γ' − γ =
 2^-32·sqrt(Σ_l fan_out_l·‖[a_{l−1} 1]‖²), the same as for one layer when there is only one.
 """
 
@@ -90,7 +90,7 @@ class LayerScales:
 
     @property
     def reach(self) -> float:
-        """Of ‖[a 1]‖."""
+        """Reach of ‖[a 1]‖."""
         return self.norms.bound
 
     @property
@@ -105,7 +105,7 @@ class LayerScales:
 
     @property
     def largest_square(self) -> float:
-        """Of ‖δ‖² when it meets n, rounded up."""
+        """The largest ‖δ‖² when it meets n, rounded up."""
         return self.error_bound**2 + 2 * 2.0**-self.square_bits
 
     @property
@@ -128,7 +128,7 @@ class LayerScales:
 
 
 def largest_reach(limit: float) -> float:
-    """Of ‖[a 1]‖ of a sample that counts, ‖a‖ limited."""
+    """Largest reach of ‖[a 1]‖ of a sample that counts, ‖a‖ limited."""
     return math.hypot(limit, 1.0) * LIMIT_TOLERANCE
 
 
@@ -139,7 +139,8 @@ def _square_range(bits: int, limit: float, bound: float) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Scales:
-    """All scales and public bounds of one run. ``learning_rate_words`` of a step are integers k with η/B = k/2^shift."""
+    """All scales and public bounds of one run. ``learning_rate_words`` of a step are integers k with η/B =
+    k/2^shift."""
 
     row_bound: float  # of the embeddings as the servers hold them: rounding, and what their test lets pass, included
     weight_bits: int
@@ -165,18 +166,18 @@ class Scales:
 
     @property
     def row_bits(self) -> int:
-        """Of what is kept of each row's norm: n_j, or with one output b_j = γ/‖[h_j 1]‖."""
+        """Row bits of what is kept of each row's norm: n_j, or with one output b_j = γ/‖[h_j 1]‖."""
         return self.norm_bits if self.one_output is None else UPDATE_BITS
 
     @cached_property
     def gradient_bits(self) -> int:
-        """Of the sum of clipped gradients when the noise is added."""
+        """Gradient bits of the sum of clipped gradients when the noise is added."""
         chain = self.low_round or self.hidden_chain
         return GRADIENT_BITS if chain is None else chain.gradient_bits
 
     @property
     def update_bits(self) -> int:
-        """Of u: what the gradient has beside the embeddings."""
+        """Update bits of u: what the gradient has beside the embeddings."""
         return self.gradient_bits - EMBEDDING_BITS
 
     @cached_property
@@ -380,7 +381,8 @@ def _plan_layers(
         "learning_rate",
         config.learning_rate,
         f"small enough that layers of norm up to {max(bounds):.3g} leave room for hidden norms up to {limit:g}",
-        "lower the learning rate, the epochs, the noise (larger epsilon), the row bound or the number of hidden layers, or"
+        "lower the learning rate, the epochs, the noise (larger epsilon), the row bound or the number of hidden "
+        "layers, or"
         " raise the clip norm",
     )
     _require_rate(config, tried)

@@ -1,12 +1,15 @@
-"""How long a run will take, from short runs of the same shape on this machine: ``--estimate --calibrate``, ``ppvfl estimate``.
+"""How long a run will take, from short runs of the same shape on this machine: ``--estimate --calibrate``, ``ppvfl
+estimate``.
 
-The plan itself runs on fewer rows and for fewer steps, three times: on a few rows as a run begins, once more the same, and on as many
-as are measured at all. The last two give the seconds of a row or a step, the first what comes on top once (``Line``). Who runs it
-is the caller's affair: ``measure_here`` runs processes as ``python -m protocols…`` does, ``protocols.run.timing_run`` a federation as
-``ppvfl`` does, with everything that servers keep on disk. Matching ids is measured apart, for two clients. A network adds its latency
-for every round and its bandwidth for every byte; both are named with the result.
+The plan itself runs on fewer rows and for fewer steps, three times: on a few rows as a run begins, once more the same,
+and on as many as are measured at all. The last two give the seconds of a row or a step, the first what comes on top
+once (``Line``). Who runs it is the caller's affair: ``measure_here`` runs processes as ``python -m protocols…`` does,
+``protocols.run.timing_run`` a federation as ``ppvfl`` does, with everything that servers keep on disk. Matching ids is
+measured apart, for two clients. A network adds its latency for every round and its bandwidth for every byte; both are
+named with the result.
 
-What is assumed is said with the result, too (``Forecast.assumptions``): above all, that the hosts will be as this machine is now.
+What is assumed is said with the result, too (``Forecast.assumptions``): above all, that the hosts will be as this
+machine is now.
 """
 
 from __future__ import annotations
@@ -49,7 +52,8 @@ __all__ = [
 
 SENDING = "sending"  # what clients do until the servers have all rows, where servers take them in only afterwards
 MEMORY = "new memory"  # seconds of a core that files take more, at most, if the machine must be given memory for them
-# Phases of a forecast, and the measured phases that they are made of: those of the ledger, and SENDING. MEMORY is none: the upload has a range.
+# Phases of a forecast, and the measured phases that they are made of: those of the ledger, and SENDING. MEMORY is none:
+# the upload has a range.
 PHASES = {
     "upload": (SENDING, "commitments", "upload"),
     "tests of the rows": ("verification",),
@@ -74,8 +78,8 @@ class Line:
 
     @classmethod
     def through(cls, first: tuple[float, float], *others: tuple[float, float]) -> Line:
-        """From points (n, seconds): ``each`` by the last two, ``fixed`` by the first, which alone has what is done once; never
-        falling, never negative."""
+        """From points (n, seconds): ``each`` by the last two, ``fixed`` by the first, which alone has what is done
+        once; never falling, never negative."""
         (small, seconds), (large, longer) = (first, *others)[-2:] if others else ((0.0, 0.0), first)
         each = max(0.0, (longer - seconds) / (large - small)) if large > small else longer / max(1.0, large)
         return cls(max(0.0, first[1] - each * first[0]), each)
@@ -86,8 +90,8 @@ class Line:
 
 @dataclass(frozen=True)
 class Calibration:
-    """What was measured: of every phase a line; of ids the seconds that two clients take who share this machine, matching them as
-    ``matching`` says. ``rows`` and ``steps`` of the largest run."""
+    """What was measured: of every phase a line; of ids the seconds that two clients take who share this machine,
+    matching them as ``matching`` says. ``rows`` and ``steps`` of the largest run."""
 
     lines: Mapping[str, Line]
     memory: Line
@@ -100,8 +104,8 @@ class Calibration:
 
 @dataclass(frozen=True)
 class Forecast:
-    """Seconds of every phase, in their order, and what they rest on; of those that vary by more than a clock does, from where to
-    where (``seconds`` is the upper end: the larger the run, the nearer)."""
+    """Seconds of every phase, in their order, and what they rest on; of those that vary by more than a clock does, from
+    where to where (``seconds`` is the upper end: the larger the run, the nearer)."""
 
     seconds: dict[str, float]
     assumptions: tuple[str, ...]
@@ -113,7 +117,8 @@ class Forecast:
 
 
 def calibrate(plan: Plan, measure: Measure, matching: str = "ot") -> Calibration:
-    """Run the plan's shapes here, on few rows, and measure. Tens of seconds at most, and up to a GB of memory and of disk."""
+    """Run the plan's shapes here, on few rows, and measure. Tens of seconds at most, and up to a GB of memory and of
+    disk."""
     require(
         not isinstance(plan, LayerPlan), "protocol", plan.protocol, "g_bmf or g_shuff", "clients of gl_bmf compute, too"
     )
@@ -185,8 +190,9 @@ def _measure(plan: Plan, every: int, synced: bool, tls: bool) -> dict[str, float
 
 
 def elapsed(servers: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Seconds of each phase, from those of the servers one after the other: from the moment at which the last server has ended the one
-    before. Whoever was early waits for the others, and that wait is no work of the phase in which it happens."""
+    """Seconds of each phase, from those of the servers one after the other: from the moment at which the last server
+    has ended the one before. Whoever was early waits for the others, and that wait is no work of the phase in which it
+    happens."""
     found, ends = dict[str, float](), [0.0] * len(servers)
     for phase in dict.fromkeys(name for own in servers for name in own):
         before = max(ends)
@@ -272,7 +278,8 @@ def _assumptions(measured: Calibration, profile: NetworkProfile, together: bool,
         f"{profile.bandwidth * 8 / 1e6:g} Mbit/s each way, nothing of which is hidden by computing"
     )
     ranges = (
-        "upload: the more the longer ago the memory that its files take was in use, because this machine gets it from a host",
+        "upload: the more the longer ago the memory that its files take was in use, because this machine gets it "
+        "from a host",
     )
     return (
         f"measured here on {measured.rows:,} rows and {measured.steps:,} steps, {measured.cores} cores, and on fewer",

@@ -1,8 +1,8 @@
 """``curves.png`` of a run: what may be drawn without spending privacy.
 
-Counts and rates of the transport, and the public schedule of noise and learning rate. Loss and accuracy along the way on
-public rows only, where weights are open: on private ones the servers never see them, and opening one in every step would be a
-release that the claim does not cover.
+Counts and rates of the transport, and the public schedule of noise and learning rate. Loss and accuracy along the way
+on public rows only, where weights are open: on private ones the servers never see them, and opening one in every step
+would be a release that the claim does not cover.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ __all__ = ["Timeline", "curve_title", "draw_curves"]
 
 @dataclass
 class Timeline:
-    """Seconds, steps done and bytes sent by all servers, as reported while training; and (epoch, accuracy, loss) on public
-    rows, with the epoch that was best."""
+    """Seconds, steps done and bytes sent by all servers, as reported while training; and (epoch, accuracy, loss) on
+    public rows, with the epoch that was best."""
 
     seconds: list[float] = field(default_factory=list)
     steps: list[int] = field(default_factory=list)

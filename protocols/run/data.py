@@ -1,4 +1,5 @@
-"""Data of a run on this machine, as the clients hold them; and rows that are declared public: set aside, never trained on."""
+"""Data of a run on this machine, as the clients hold them; and rows that are declared public: set aside, never trained
+on."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ __all__ = ["make_federation", "measured_plan", "set_aside", "with_public"]
 
 
 def make_federation(options: RunOptions) -> Federation:
-    """Data, local models and bounded embeddings; fresh LoRA layers (or the layer to be trained) where clients train any."""
+    """Data, local models and bounded embeddings; fresh LoRA layers (or the layer to be trained) where clients train
+    any."""
     training, layers = options.training, facts(options.protocol).takes("layers")
     require(
         options.embeddings is None or not layers,
@@ -66,8 +68,8 @@ def make_federation(options: RunOptions) -> Federation:
 
 
 def set_aside(data: VerticalData, options: RunOptions) -> VerticalData:
-    """The data without the training rows that are declared public; those follow the test rows, so that they pass through
-    the same local models. Which rows depends on the seed alone, never on a value."""
+    """The data without the training rows that are declared public; those follow the test rows, so that they pass
+    through the same local models. Which rows depends on the seed alone, never on a value."""
     count = round(options.public_fraction * len(data.train_labels))
     if count == 0:
         return data

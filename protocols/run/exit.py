@@ -11,8 +11,8 @@ __all__ = ["leaving"]
 
 
 def leaving(command: str, error: PpvflError) -> SystemExit:
-    """One of our own errors as a sentence. A party that failed for any other reason has met a bug of ours: its traceback
-    is shown too, or nobody could find it."""
+    """One of our own errors as a sentence. A party that failed for any other reason has met a bug of ours: its
+    traceback is shown too, or nobody could find it."""
     text = error.summary
     if isinstance(error, PartyFailed) and not isinstance(error.__cause__, PpvflError):
         text = f"{text}\n\n{error.root_traceback}"

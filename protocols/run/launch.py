@@ -153,7 +153,8 @@ def _launch_beside_mpspdz(options: RunOptions, federation: Federation, console: 
     (ours,) = report.layers
     gap = float(np.abs(theirs.weights - ours).max())
     note = (
-        f"MP-SPDZ executed the same {report.plan.schedule.num_steps} steps with the same noise in {theirs.seconds:.2f} s,"
+        f"MP-SPDZ executed the same {report.plan.schedule.num_steps} steps with the same noise in "
+        f"{theirs.seconds:.2f} s,"
         f" {theirs.bytes / 1e6:.1f} MB and {theirs.rounds} rounds: its weights differ from ours by at most {gap:.2e}"
         f" (largest weight {np.abs(ours).max():.3g})"
     )

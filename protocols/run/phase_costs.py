@@ -1,9 +1,9 @@
-"""What every phase of a run costs between the servers, before it runs: rounds and bytes, exactly (with open weights the steps' bytes
-are a bound, ``protocols.step.cost``).
+"""What every phase of a run costs between the servers, before it runs: rounds and bytes, exactly (with open weights the
+steps' bytes are a bound, ``protocols.step.cost``).
 
-Phases are named as in the ledger. What is done block by block is run dry for every size of a block, of which there are two, and
-counted; so the cost of a million rows takes as long to find as that of a thousand. Not counted: how the servers get ready (keys, where
-to go on, commitments), a handful of rounds.
+Phases are named as in the ledger. What is done block by block is run dry for every size of a block, of which there are
+two, and counted; so the cost of a million rows takes as long to find as that of a thousand. Not counted: how the
+servers get ready (keys, where to go on, commitments), a handful of rounds.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ _COINS = bytes(KEY_BYTES)
 
 
 def phase_costs(plan: Plan, *, keeps_steps: bool = False) -> dict[str, Cost]:
-    """The phases of a run of G-BMF or G-Shuff. ``keeps_steps``: whether steps are kept on disk (checkpoints are asked for)."""
+    """The phases of a run of G-BMF or G-Shuff. ``keeps_steps``: whether steps are kept on disk (checkpoints are asked
+    for)."""
     steps, clients = plan.schedule.num_steps, len(plan.client_names)
     step = step_cost(plan)
     found = {"upload": Cost(-(-plan.schedule.num_samples // CHUNK_ROWS) * (clients + 1), 0)}
@@ -77,8 +78,8 @@ def _blocks(program: Callable[..., Any], rows: int, size: int, *arguments: Any) 
 
 
 def _verification(plan: Plan) -> Cost:
-    """Coins, and at the end a word for each client; all else at the same time: squares, hashes and sums of labels in the first
-    round, comparisons in the others."""
+    """Coins, and at the end a word for each client; all else at the same time: squares, hashes and sums of labels in
+    the first round, comparisons in the others."""
     rows, clients = plan.schedule.num_rows, len(plan.client_names)
     together = [_rows_within(rows, test) for test in plan.row_tests] + [_labels(plan)]
     together.append(Cost(1, 3 * 32 * clients))  # hashes

@@ -1,4 +1,5 @@
-"""Predict the test rows of a finished run on shares: three server processes, one process per client, a table at the end."""
+"""Predict the test rows of a finished run on shares: three server processes, one process per client, a table at the
+end."""
 
 from __future__ import annotations
 
@@ -242,7 +243,8 @@ def _print(facts: dict[str, Any], console: Console) -> None:
         view.add_row("between the servers", f"{facts['rounds']} rounds, {size_in_words(facts['bytes'])}")
         view.add_row(
             "with the clients",
-            f"{size_in_words(facts['bytes_from_clients'])} from them, {size_in_words(facts['bytes_to_client'])} to {facts['receiver']}",
+            f"{size_in_words(facts['bytes_from_clients'])} from them, {size_in_words(facts['bytes_to_client'])} to "
+            f"{facts['receiver']}",
         )
         view.add_row("time", f"{facts['seconds_computing']:.3f} s computing, {facts['seconds']:.1f} s with start-up")
     console.print(view)
@@ -263,7 +265,8 @@ def main(description: str | None, argv: list[str] | None = None) -> None:
         "--model",
         choices=("released", "shares"),
         default=default.model,
-        help="shares: what the servers kept, one layer (default with secret weights, whose servers do not know the model)",
+        help="shares: what the servers kept, one layer (default with secret weights, whose servers do not know the "
+        "model)",
     )
     parser.add_argument(
         "--output", choices=OUTPUTS, default=default.output, help="what is opened (default: label, or value)"

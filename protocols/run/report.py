@@ -1,4 +1,5 @@
-"""What a run tells: a short table for people, the claim in words, the same facts as JSON, and files in the run's folder."""
+"""What a run tells: a short table for people, the claim in words, the same facts as JSON, and files in the run's
+folder."""
 
 from __future__ import annotations
 
@@ -218,7 +219,8 @@ _COMPARED = 128  # bytes for each row and client that is compared at a time, mea
 
 
 def estimate(plan: Plan, *, keeps_steps: bool = False) -> dict[str, float]:
-    """Rounds, bytes and memory of a run: all phases between the servers (``protocols.run.phase_costs``), and what clients send.
+    """Rounds, bytes and memory of a run: all phases between the servers (``protocols.run.phase_costs``), and what
+    clients send.
 
     ``keeps_steps``: whether steps are kept on disk. Times are those of the network alone.
     """
@@ -279,9 +281,9 @@ def _estimate_of_layers(plan: LayerPlan) -> dict[str, float]:
 
 
 def _rows_in_memory(plan: Plan, shuffles: int) -> int:
-    """All rows if they are few or shuffled (twice then, while they are), and what takes more: the tests (rows of a piece, read and in one
-    piece, of every row the square of each client and their sum, and what is compared at a time), or the norms (of every row its square
-    and its norm, in blocks and as a whole)."""
+    """All rows if they are few or shuffled (twice then, while they are), and what takes more: the tests (rows of a
+    piece, read and in one piece, of every row the square of each client and their sum, and what is compared at a time),
+    or the norms (of every row its square and its norm, in blocks and as a whole)."""
     shares, rows, clients = shares_of_rows(plan), plan.schedule.num_rows, len(plan.client_names)
     held = shares * (2 if shuffles else 1) if shuffles or shares <= IN_MEMORY else 0
     piece = 2 * 16 * (plan.width + 1) * min(PIECE_ROWS, rows)

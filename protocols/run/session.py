@@ -2,7 +2,8 @@
 
     Session(plan, Where(parties="threads"), directory).fit(federation)
 
-The commands, the estimators, the measurements of a calibration and the warm-up make a plan and a place; that is all in which they differ.
+The commands, the estimators, the measurements of a calibration and the warm-up make a plan and a place; that is all in
+which they differ.
 """
 
 from __future__ import annotations
@@ -71,7 +72,8 @@ class Session:
         *,
         resumes: bool = False,
     ) -> Trained:
-        """Train. Everything that can be refused is refused before a value is shared. ``on_report``: called with what servers report."""
+        """Train. Everything that can be refused is refused before a value is shared. ``on_report``: called with what
+        servers report."""
         keeps = self.where.checkpoint_every > 0
         require(
             keeps or not resumes or not self._method.stays,
@@ -110,8 +112,8 @@ class Session:
         return "start a new run; with --checkpoint-every it could be continued"
 
     def twin(self, federation: Federation) -> TwinResult:
-        """The plaintext twin, given the servers' own noise, which lies on this machine. A secret order of every epoch, and joint noise, lie
-        nowhere: then the twin draws its own."""
+        """The plaintext twin, given the servers' own noise, which lies on this machine. A secret order of every epoch,
+        and joint noise, lie nowhere: then the twin draws its own."""
         noise = None
         if self._method.twin_takes_noise and self.plan.training.noise != "joint":
             assert self._directory is not None

@@ -1,8 +1,9 @@
-"""Short trainings of a federation's shape on this machine, as ``ppvfl`` does them: what ``ppvfl estimate`` takes its seconds from.
+"""Short trainings of a federation's shape on this machine, as ``ppvfl`` does them: what ``ppvfl estimate`` takes its
+seconds from.
 
-Three servers and the clients are processes with keys of their own, over mutual TLS on loopback. Servers keep uploads and steps on disk,
-synced, take uploads in from there, and lay rows into files where the run itself would. Only the rows are made up, and ids are not
-matched. The same processes do one training after the other.
+Three servers and the clients are processes with keys of their own, over mutual TLS on loopback. Servers keep uploads
+and steps on disk, synced, take uploads in from there, and lay rows into files where the run itself would. Only the rows
+are made up, and ids are not matched. The same processes do one training after the other.
 
     python -m protocols.run.timing_run DIR NAME      # one participant; ``measure_trials`` starts it
 """
@@ -77,8 +78,8 @@ class _Trial:
     in_memory: int
 
     def make_task(self, config: FederationConfig, facts: dict[str, Any], trained: Path | None) -> Task:
-        """At a server: the training of this plan, whatever the file would plan for so few rows; the run itself is planned, too,
-        because that takes its time."""
+        """At a server: the training of this plan, whatever the file would plan for so few rows; the run itself is
+        planned, too, because that takes its time."""
         plan_for(config, self.rows)
         task = TrainingTask(config, facts["rows"], self.plan)
         task.in_memory = self.in_memory
@@ -97,9 +98,10 @@ class _Trial:
 def measure_trials(
     config: FederationConfig, rows: int, shortened: Sequence[Plan], directory: Path | None = None
 ) -> list[dict[str, float]]:
-    """Seconds of each of the ``shortened`` plans, one after the other: by phase of the servers' ledger, and from aligned rows until
-    all servers have everything (``SENDING``); of the slowest client. ``MEMORY`` as in ``protocols.run.calibration``. ``rows`` are those of the run itself. The first training begins as one of ``ppvfl``, with
-    kernels just loaded, and the others find everything warm.
+    """Seconds of each of the ``shortened`` plans, one after the other: by phase of the servers' ledger, and from
+    aligned rows until all servers have everything (``SENDING``); of the slowest client. ``MEMORY`` as in
+    ``protocols.run.calibration``. ``rows`` are those of the run itself. The first training begins as one of ``ppvfl``,
+    with kernels just loaded, and the others find everything warm.
 
     ``directory``: where a folder is made, and removed (default: that of temporary files). Raises ``TrialFailed``."""
     in_memory = 0 if shares_of_rows(plan_for(config, rows)) > IN_MEMORY else sys.maxsize
@@ -148,10 +150,10 @@ def _on_this_machine(config: FederationConfig, root: Path) -> FederationConfig:
 
 @contextlib.contextmanager
 def _memory_taken(file: Path, trial: _Trial) -> Iterator[float]:
-    """Rows in files take memory that was not in use before, which a virtual machine may have to be given by its host first: ten times
-    slower than memory that somebody has just freed, and a short run gets some of each. So a file as large as those of this trial is
-    written first, and synced: the disk shall have nothing to do but what the trial gives it. Gives the seconds that memory new to the
-    machine takes more for it than used memory."""
+    """Rows in files take memory that was not in use before, which a virtual machine may have to be given by its host
+    first: ten times slower than memory that somebody has just freed, and a short run gets some of each. So a file as
+    large as those of this trial is written first, and synced: the disk shall have nothing to do but what the trial
+    gives it. Gives the seconds that memory new to the machine takes more for it than used memory."""
     if trial.in_memory:
         yield 0.0
         return

@@ -1,7 +1,8 @@
 """The smallest training of its kind, in threads of this process and thrown away: afterwards its kernels are loaded.
 
-Loading what numba has compiled before takes half a second to two seconds of a server's time; without this it happens in the tests of
-the uploads and in the first step, while the others wait. Rows are zeros, files go into a folder that is removed.
+Loading what numba has compiled before takes half a second to two seconds of a server's time; without this it happens in
+the tests of the uploads and in the first step, while the others wait. Rows are zeros, files go into a folder that is
+removed.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from vfl.training import TrainingConfig
 
 __all__ = ["KINDS", "forget_earlier", "warm_up", "warm_up_everything"]
 
-# trainings with other kernels, and their classes; all others, GL-BMF and predictions too, need no more than these together
+# trainings with other kernels, and their classes; all others, GL-BMF and predictions too, need no more than these
+# together
 KINDS = (
     (TrainingConfig(weights="open"), 3),
     (TrainingConfig(weights="secret"), 3),
@@ -36,9 +38,11 @@ _FOLDER = "warm-up-"
 
 
 def warm_up(training: TrainingConfig, classes: int, directory: Path | None = None) -> None:
-    """Three servers and a client train G-BMF with the kind of step that ``training`` asks for (weights, task, hidden layers).
+    """Three servers and a client train G-BMF with the kind of step that ``training`` asks for (weights, task, hidden
+    layers).
 
-    ``directory``: where the folder is made (default: that of temporary files). About 1.5 s, a minute where nothing was ever compiled.
+    ``directory``: where the folder is made (default: that of temporary files). About 1.5 s, a minute where nothing was
+    ever compiled.
     """
     small = TrainingConfig(
         epochs=1,
@@ -58,7 +62,8 @@ def warm_up(training: TrainingConfig, classes: int, directory: Path | None = Non
 
 
 def warm_up_everything(directory: Path | None = None) -> None:
-    """``warm_up`` of every kind: afterwards no training on this machine compiles anything. A minute where nothing was compiled."""
+    """``warm_up`` of every kind: afterwards no training on this machine compiles anything. A minute where nothing was
+    compiled."""
     for training, classes in KINDS:
         warm_up(training, classes, directory)
 

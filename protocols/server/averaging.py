@@ -1,7 +1,7 @@
 """What a run with open weights makes of its weights besides training: averages, a learning curve, an early end.
 
-All of it is post-processing of what was opened (proofs §6.6), in exact integers, the same at every server. Its state is part
-of the state that a run keeps, so a run that goes on comes to the same numbers.
+All of it is post-processing of what was opened (proofs §6.6), in exact integers, the same at every server. Its state is
+part of the state that a run keeps, so a run that goes on comes to the same numbers.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class Point:
 
 
 def correct_and_loss(values: Sequence[np.ndarray], rows: PublicRows, plan: Plan) -> tuple[int, float]:
-    """How many public rows these layers (integers at ``weight_bits``) classify rightly, exactly; and their mean loss, in
-    doubles."""
+    """How many public rows these layers (integers at ``weight_bits``) classify rightly, exactly; and their mean loss,
+    in doubles."""
     inputs, bits = rows.words, plan.scales.weight_bits
     for layer in values[:-1]:
         outputs = np.maximum(rounded(inputs @ layer, bits), 0)

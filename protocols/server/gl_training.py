@@ -33,8 +33,8 @@ GREETING = "greeting"  # the phase in which clients learn where training begins
 
 @dataclass(frozen=True)
 class LayerServerJob:
-    """What a server gets: the public plan, and its own private directory. ``keep``: write every release to disk; ``synced``:
-    with open weights, so that it survives a power failure too (with secret ones it always does)."""
+    """What a server gets: the public plan, and its own private directory. ``keep``: write every release to disk;
+    ``synced``: with open weights, so that it survives a power failure too (with secret ones it always does)."""
 
     plan: LayerPlan
     directory: Path
@@ -43,8 +43,8 @@ class LayerServerJob:
 
 
 class LayerRun(TrainingRun):
-    """What a run of GL-BMF does with its clients, whether its weights are open or secret; use as a context manager around
-    the loop over ``steps()``."""
+    """What a run of GL-BMF does with its clients, whether its weights are open or secret; use as a context manager
+    around the loop over ``steps()``."""
 
     plan: LayerPlan
     report_every = 0.0  # after every step: each talks to the clients, so a message more does not matter
@@ -162,8 +162,8 @@ class SecretLayerRun(LayerRun):
     """GL-BMF with secret weights.
 
     With ``keep`` all three servers have written a release, and said so, before any of them sends its words
-    (``protocols.state.releases``): a server that dies with words of the others in hand finds the same words on all disks, and
-    they are sent again, never computed again. Without, a run is begun once and cannot be resumed.
+    (``protocols.state.releases``): a server that dies with words of the others in hand finds the same words on all
+    disks, and they are sent again, never computed again. Without, a run is begun once and cannot be resumed.
     """
 
     def __init__(self, party: Party, job: LayerServerJob):
@@ -200,8 +200,8 @@ class SecretLayerRun(LayerRun):
 
 
 class OpenLayerRun(LayerRun, OpenTrainingRun):
-    """GL-BMF with open weights: a step's words, of the global layer and of all clients' layers, are one record that all three
-    have written before any of them is sent, to the servers or to a client (``protocols.state.step_log``)."""
+    """GL-BMF with open weights: a step's words, of the global layer and of all clients' layers, are one record that all
+    three have written before any of them is sent, to the servers or to a client (``protocols.state.step_log``)."""
 
     def __init__(self, party: Party, job: LayerServerJob):
         every = STATE_EVERY if job.keep else 0
@@ -237,7 +237,8 @@ class OpenLayerRun(LayerRun, OpenTrainingRun):
         return PublicBlock(*(replace(matrix, words=public(matrix.words)) for matrix in (found.block, found.gram)))
 
     async def release_gradients(self, step: int, openings: list[refmpc.Words]) -> None:
-        """Open the global sums to the servers and each client's gradient to it, when all three have written their words."""
+        """Open the global sums to the servers and each client's gradient to it, when all three have written their
+        words."""
         words = np.concatenate([refmpc.unseal(part).reshape(-1) for part in openings])
         await self._keep_and_open(step, words)
         with self.party.phase("layer gradients"):

@@ -14,11 +14,11 @@ __all__ = ["SpareTime"]
 class SpareTime:
     """A thread for one piece of work after the other, behind everything else on the machine.
 
-    Three servers on one machine share its cores, and a step of theirs is a chain of rounds: what is needed later, on a core that
-    the present round waits for, makes the step longer. Linux has a policy for that, SCHED_IDLE. Under it alone a busy machine
-    could keep the thread waiting for seconds; so whoever waits for its work puts it among the others until it is done.
-    Where the system has no such policy, or does not let an ordinary user's thread back out of it, or the process was given
-    another policy than the usual one, the thread runs like any other.
+    Three servers on one machine share its cores, and a step of theirs is a chain of rounds: what is needed later, on a
+    core that the present round waits for, makes the step longer. Linux has a policy for that, SCHED_IDLE. Under it
+    alone a busy machine could keep the thread waiting for seconds; so whoever waits for its work puts it among the
+    others until it is done. Where the system has no such policy, or does not let an ordinary user's thread back out of
+    it, or the process was given another policy than the usual one, the thread runs like any other.
     """
 
     def __init__(self, name: str):

@@ -2,24 +2,25 @@
 
     z_t = J_t + ζ_0 + ζ_1 + ζ_2,   J = (s·σΔ)·Ẑ on shares, s² = 1 − 2τ²,   ζ_i ~ round(N(0, (τσΔ)²)) at server i alone
 
-Ẑ is ``refmpc.joint_gaussian``, without its own smoothing. That sampler's proof (head of ``refmpc.mathematics.gaussian``) needs a
-smoothing by exact Gaussians of the servers *after* the last rounding of the joint part, and here more rounding follows
-the sampler: the product with the public deviation is cut to the noise's grid. So the servers smooth here instead, each
-with an ordinary noise source of std τ·σΔ, which costs nothing. Against one server the two others give 2τ², in all σ²;
-outsiders face (1 + τ²)σ², τ² = 2^-8. The error |J − exact Gaussian| grows from e to e' = e + 2^-30 (the sampler's last cut,
-no longer behind the smoothing) + 2^-30/(σΔ) (the cut here), in units of the deviation; the slope bound is linear in it.
-Given z = J + ζ + ζ', integer shifts of z are those of ζ + ζ', which have the whole grid for support: the theorem of
-``vfl.dp.slack`` applies as it stands, with this slope and n·T·``JOINT_DISTANCE`` in δ.
+Ẑ is ``refmpc.joint_gaussian``, without its own smoothing. That sampler's proof (head of
+``refmpc.mathematics.gaussian``) needs a smoothing by exact Gaussians of the servers *after* the last rounding of the
+joint part, and here more rounding follows the sampler: the product with the public deviation is cut to the noise's
+grid. So the servers smooth here instead, each with an ordinary noise source of std τ·σΔ, which costs nothing. Against
+one server the two others give 2τ², in all σ²; outsiders face (1 + τ²)σ², τ² = 2^-8. The error |J − exact Gaussian|
+grows from e to e' = e + 2^-30 (the sampler's last cut, no longer behind the smoothing) + 2^-30/(σΔ) (the cut here), in
+units of the deviation; the slope bound is linear in it. Given z = J + ζ + ζ', integer shifts of z are those of ζ + ζ',
+which have the whole grid for support: the theorem of ``vfl.dp.slack`` applies as it stands, with this slope and
+n·T·``JOINT_DISTANCE`` in δ.
 
-The filter Ω̂⁻¹ has public integer taps, so each server applies it to its share of J modulo 2^64, and the share goes into its
-own summand of the backward product: only the first of the two shares is ever needed. A server holds bands − 1 rows and a
-block.
+The filter Ω̂⁻¹ has public integer taps, so each server applies it to its share of J modulo 2^64, and the share goes
+into its own summand of the backward product: only the first of the two shares is ever needed. A server holds bands − 1
+rows and a block.
 
-*Crash and resume.* J comes from mask streams, which a new attempt may not reuse, so it cannot be derived again from a key
-as each server's own noise is. With checkpoints every block is therefore written to disk, and used only when all three
-servers have said that theirs is there: noise that was used is never redrawn. Blocks that no kept checkpoint needs are
-removed. Without checkpoints nothing is written: such a run opens nothing before its last state is on all disks, so one
-that begins again from step 0 with new noise has released nothing under the old.
+*Crash and resume.* J comes from mask streams, which a new attempt may not reuse, so it cannot be derived again from a
+key as each server's own noise is. With checkpoints every block is therefore written to disk, and used only when all
+three servers have said that theirs is there: noise that was used is never redrawn. Blocks that no kept checkpoint needs
+are removed. Without checkpoints nothing is written: such a run opens nothing before its last state is on all disks, so
+one that begins again from step 0 with new noise has released nothing under the old.
 """
 
 from __future__ import annotations
@@ -64,7 +65,8 @@ async def _draw_piece(party: Party, plan: Plan, samples: int) -> np.ndarray:
 
 
 def joint_noise_cost(plan: Plan) -> Cost:
-    """Of all joint noise of a run, exactly: one dry run for every size of a piece, of which there are four at most."""
+    """Cost of all joint noise of a run, exactly: one dry run for every size of a piece, of which there are four at
+    most."""
     rows, steps = joint_block_rows(plan.parameters), plan.schedule.num_steps
     blocks = (min(rows, steps - start) for start in range(0, steps, rows))
     pieces = Counter(size for block in blocks for size in _pieces(block * plan.parameters))
@@ -132,7 +134,8 @@ class JointNoise:
     def _load(self, block: int) -> np.ndarray:
         if not self._file(block).exists():
             raise CannotResume(
-                f"{self._file(block)} is missing: the noise of step {self._step} was drawn and must not be drawn again; "
+                f"{self._file(block)} is missing: the noise of step {self._step} was drawn and must not be drawn "
+                f"again; "
                 "the run cannot resume, start a new one"
             )
         return read_arrays(self._file(block))["first"]

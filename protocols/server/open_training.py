@@ -1,7 +1,8 @@
 """The training run of one server with open weights: every step opens its noised gradient sums to all three servers.
 
-A run that keeps checkpoints keeps every step (``protocols.state.step_log``), for one more round a step. A run that keeps none
-cannot be resumed, because nobody would know what it has opened; when it is finished, its model can be handed over again.
+A run that keeps checkpoints keeps every step (``protocols.state.step_log``), for one more round a step. A run that
+keeps none cannot be resumed, because nobody would know what it has opened; when it is finished, its model can be handed
+over again.
 """
 
 from __future__ import annotations
@@ -45,19 +46,21 @@ def durability(plan: Plan, checkpoint_every: int, synced: bool) -> str:
         return ""
     if checkpoint_every == 0:
         return (
-            "What a server is about to open is not kept: if a server dies, the run cannot be resumed, because no step may be "
+            "What a server is about to open is not kept: if a server dies, the run cannot be resumed, because no "
+            "step may be "
             "opened with two values."
         )
     survived = "a power failure (fsync)" if synced else "the end of its process (kill -9), not a power failure"
     return (
-        "All three servers have written what they are about to open before any of them sends it, so no step is opened with "
+        "All three servers have written what they are about to open before any of them sends it, so no step is "
+        "opened with "
         f"two values; written means that it survives {survived}."
     )
 
 
 def public_inputs(party: Party, model: Sequence[PublicLayer], plan: Plan) -> tuple[Head, list[np.ndarray]]:
-    """What a step takes of the public weights: the last layer as it is used, and all layers of an MLP. Weights that the run
-    has no ranges for end it before anything is computed with them."""
+    """What a step takes of the public weights: the last layer as it is used, and all layers of an MLP. Weights that the
+    run has no ranges for end it before anything is computed with them."""
     _require_possible(plan, model)
     scales, public = plan.scales, party.machine.public
     hidden = hidden_head(model, scales)
@@ -75,8 +78,8 @@ def _require_possible(plan: Plan, model: Sequence[PublicLayer]) -> None:
 
 
 def own_addend(party: Party, noise: np.ndarray, plan: Plan) -> np.ndarray:
-    """What this server adds to its summands: its noise at the gradients' scale, and what makes the cut of the global sums
-    unbiased (a client adds that itself)."""
+    """What this server adds to its summands: its noise at the gradients' scale, and what makes the cut of the global
+    sums unbiased (a client adds that itself)."""
     lifted = np.empty(noise.shape, dtype=np.uint64)
     constant = int(unbiased_addend(party, plan.scales.truncated_bits))
     kernels.lifted(noise, plan.scales.noise_shift, constant, plan.global_parameters, lifted)

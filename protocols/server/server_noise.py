@@ -23,8 +23,8 @@ BLOCK = 64
 class NoiseAhead:
     """Rows of filtered noise at the gradient's scale; a step's share of later rows is computed beside that step.
 
-    In a thread, whose kernels run without the interpreter lock, on one core and behind all else: what is needed only later
-    must neither take the cores that the present step waits for nor come in a burst.
+    In a thread, whose kernels run without the interpreter lock, on one core and behind all else: what is needed only
+    later must neither take the cores that the present step waits for nor come in a burst.
     """
 
     def __init__(self, plan: Plan, open_stream: Callable[[int], Stream], start: int = 0):

@@ -1,10 +1,13 @@
-"""GL-BMF: are a client's rows and factors of this step what the claim presumes? Tested by the servers on shares: proofs §11.6.
+"""GL-BMF: are a client's rows and factors of this step what the claim presumes? Tested by the servers on shares: proofs
+§11.6.
 
-Clients share anew in every step, so the test is made in every step, for each client against its own public bounds. What is
-opened, 40 parities that are 0 for a client that follows the protocol, depends on that client's words and public coins alone.
+Clients share anew in every step, so the test is made in every step, for each client against its own public bounds. What
+is opened, 40 parities that are 0 for a client that follows the protocol, depends on that client's words and public
+coins alone.
 
-Rounds: 5 a step, whatever the number of clients. Bytes: 143 a row and tensor, 43 a piece of a long row, 5 kB a tensor (40 kB if it has
-more than 131,072 entries). A cheating client is missed with a probability of 4·2^−40 a step, an honest one refused with 2^−80.
+Rounds: 5 a step, whatever the number of clients. Bytes: 143 a row and tensor, 43 a piece of a long row, 5 kB a tensor
+(40 kB if it has more than 131,072 entries). A cheating client is missed with a probability of 4·2^−40 a step, an honest
+one refused with 2^−80.
 """
 
 from __future__ import annotations

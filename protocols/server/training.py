@@ -130,8 +130,8 @@ class TrainingRun:
         return False
 
     def _checkpoint(self, step: int) -> int:
-        """Keep the state before ``step``, in the background: nothing is released on its account. Returns the oldest step from
-        which the run may have to go on."""
+        """Keep the state before ``step``, in the background: nothing is released on its account. Returns the oldest
+        step from which the run may have to go on."""
         self.directory.save_later(step, *self.layers)
         everywhere = [kept for kept in self.directory.steps() if kept <= step - 2 * self._every]  # see KEEP
         return max(everywhere, default=0)
@@ -171,15 +171,15 @@ class TrainingRun:
             self._shuffled.save(epoch, vars(rows))
 
     def kept_shuffled(self, epoch: int, rows: SharedRows | StoredRows) -> SharedRows | StoredRows:
-        """The rows in the order that was drawn for ``epoch``: it is drawn once. They take the place of ``rows`` if these lie in
-        files."""
+        """The rows in the order that was drawn for ``epoch``: it is drawn once. They take the place of ``rows`` if
+        these lie in files."""
         if isinstance(rows, StoredRows):
             return StoredRows(**self._shuffled.load(self.party, epoch, vars(rows)))  # type: ignore[arg-type]
         return SharedRows(**self._shuffled.load(self.party, epoch))  # type: ignore[arg-type]
 
     async def release(self) -> list[np.ndarray]:
-        """Open the model, all layers, to the clients: its shares lie on all three disks before, and all three know that it
-        is released. Returns the layers that servers may know: none, where the weights are secret."""
+        """Open the model, all layers, to the clients: its shares lie on all three disks before, and all three know that
+        it is released. Returns the layers that servers may know: none, where the weights are secret."""
         last = self.plan.schedule.num_steps
         if self.first_step < last:
             self.directory.save(last, *self.layers)

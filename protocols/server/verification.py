@@ -1,12 +1,14 @@
 """Are the uploads what the claim presumes? Tested by the servers on shares, once, before training: proofs §11.
 
-Every row of each client within that client's part of the row bound, every label one-hot, and the same shares at the servers that
-hold the same share. Each client is tested by itself, and one bit is opened for each: so a client that cheats learns nothing about
-another's rows, and is named. Clients may send any 64-bit words: the tests do not presume that nothing wraps around, they show it.
+Every row of each client within that client's part of the row bound, every label one-hot, and the same shares at the
+servers that hold the same share. Each client is tested by itself, and one bit is opened for each: so a client that
+cheats learns nothing about another's rows, and is named. Clients may send any 64-bit words: the tests do not presume
+that nothing wraps around, they show it.
 
-A cheating client is missed with a probability of at most 2^−37 (six tests of 2^−40 each); an honest one is refused with at most 2^−80.
-Rounds: 3, and 2 for each COMPARED_ROWS rows. Bytes: 24 a row for the sum of the squares, which the norms need anyway; beyond that 24 a
-row and further client, about 25 a row and client for the comparison, and 40 kB a client for each ``RowTest.rows`` rows.
+A cheating client is missed with a probability of at most 2^−37 (six tests of 2^−40 each); an honest one is refused with
+at most 2^−80. Rounds: 3, and 2 for each COMPARED_ROWS rows. Bytes: 24 a row for the sum of the squares, which the norms
+need anyway; beyond that 24 a row and further client, about 25 a row and client for the comparison, and 40 kB a client
+for each ``RowTest.rows`` rows.
 """
 
 from __future__ import annotations
@@ -53,7 +55,8 @@ class UploadRefused(InvalidArgument):
 
 
 class LocalPart:
-    """What a server computes by itself of ``rows`` rows of one client, which lie in some ``columns``, piece by piece."""
+    """What a server computes by itself of ``rows`` rows of one client, which lie in some ``columns``, piece by
+    piece."""
 
     def __init__(self, faults: Faults, test: RowTest, columns: slice, rows: int):
         self._faults, self._test, self._columns = faults, test, columns
@@ -80,12 +83,13 @@ class LocalPart:
 
     @property
     def projections(self) -> Words:
-        """Of all blocks (2, PROJECTIONS, sums)."""
+        """Projections of all blocks (2, PROJECTIONS, sums)."""
         return seal(np.concatenate([unseal(block.words) for block in self._blocks], axis=2))
 
 
 async def require_squares_within(faults: Faults, squares: ArithmeticTensor, projections: Words, test: RowTest) -> None:
-    """Tests that rows of these exact ``squares`` (scale 0), whose entries have these ``projections``, are within the bound.
+    """Tests that rows of these exact ``squares`` (scale 0), whose entries have these ``projections``, are within the
+    bound.
 
     Rounds: 2 for each COMPARED_ROWS rows, projections included."""
     rows = len(squares)
@@ -146,7 +150,7 @@ async def require_bits(faults: Faults, labels: CutByRows) -> None:
 
 
 async def require_labels(faults: Faults, plan: Plan, labels: CutByRows) -> None:
-    """Of each task its own: a one-hot row, a 0 or 1, or a number from −1 to 1."""
+    """Each task has a test of its own: a one-hot row, a 0 or 1, or a number from −1 to 1."""
     task = plan.training.task
     if task == "classification":
         await require_one_hot(faults, labels)
@@ -185,9 +189,9 @@ class _First:
 
 
 async def verify_uploads(party: Party, plan: Plan, rows: CutByRows, labels: CutByRows) -> ArithmeticTensor:
-    """Tests what all clients have shared: rows (n, d, and a column that does not count) and labels (n, S; rows of zeros may
-    follow where n is padded). Returns the exact squared norms of the rows. Raises ``UploadRefused`` at all servers, with the
-    names of the clients."""
+    """Tests what all clients have shared: rows (n, d, and a column that does not count) and labels (n, S; rows of zeros
+    may follow where n is padded). Returns the exact squared norms of the rows. Raises ``UploadRefused`` at all servers,
+    with the names of the clients."""
     coins = await public_coins(party)
     every = [Faults(party, coins)]
     every += [Faults(party, coins, place, every[0].subsets) for place in range(1, len(plan.client_names))]
@@ -231,8 +235,10 @@ async def verify_uploads(party: Party, plan: Plan, rows: CutByRows, labels: CutB
     if refused := [name for name, bad in zip(names, found, strict=True) if bad]:
         bounds = ", ".join(f"{name}: {bound:.5g}" for name, bound in zip(names, plan.client_bounds, strict=True))
         raise UploadRefused(
-            f"{' and '.join(f'client {name!r}' for name in refused)} shared rows beyond the row bound ({bounds}), labels that are "
-            "none, or different shares at two servers: nothing was trained. Look at its file and its options; a client that does "
+            f"{' and '.join(f'client {name!r}' for name in refused)} shared rows beyond the row bound ({bounds}), "
+            f"labels that are "
+            "none, or different shares at two servers: nothing was trained. Look at its file and its options; a "
+            "client that does "
             "so on purpose would void the others' guarantee",
             refused,
         )

@@ -1,8 +1,8 @@
 """``audit.jsonl``: what a server did, one record a line, each bound to all before it by a hash chain.
 
-Changing, removing or inserting a record breaks every hash after it. What a chain alone cannot show is that its owner cut
-the end off, or wrote the whole file anew. For that, servers exchange the heads of their logs and each notes those of the
-others (``witness``): ``compare`` finds a log that no longer contains a head that somebody else has noted.
+Changing, removing or inserting a record breaks every hash after it. What a chain alone cannot show is that its owner
+cut the end off, or wrote the whole file anew. For that, servers exchange the heads of their logs and each notes those
+of the others (``witness``): ``compare`` finds a log that no longer contains a head that somebody else has noted.
 """
 
 from __future__ import annotations
@@ -86,7 +86,8 @@ class AuditLog:
         return self._count
 
     def append(self, event: str, **public_facts: Any) -> Record:
-        """Write one record and bring it to the disk. Facts are public: names, counts, hashes, addresses; never values."""
+        """Write one record and bring it to the disk. Facts are public: names, counts, hashes, addresses; never
+        values."""
         require(0 < len(event) <= 100 and event.isprintable(), "event", event, "a short line of text")
         _require_plain(public_facts)
         with self._lock:
@@ -176,7 +177,8 @@ def _parse(line: bytes, index: int, previous: str, source: str) -> Record:
     body = {name: found[name] for name in ("index", "time", "event", "facts", "previous")}
     if record.index != index or record.previous != previous or record.hash != _digest(body) or not line.endswith(b"\n"):
         raise AuditError(
-            f"{where} does not follow from the lines before it: a record was changed, removed or inserted here; keep the "
+            f"{where} does not follow from the lines before it: a record was changed, removed or inserted here; keep "
+            f"the "
             "file as evidence, and start with a new one"
         )
     return record

@@ -1,7 +1,8 @@
 """Writing while training goes on: what no release waits for is written by a thread of its own, one piece at a time.
 
-What must be on disk before something is sent is not written here (``protocols.state.releases``, ``protocols.state.step_log``). An error
-of the disk is raised, with its number and path, by the first step that looks afterwards.
+What must be on disk before something is sent is not written here (``protocols.state.releases``,
+``protocols.state.step_log``). An error of the disk is raised, with its number and path, by the first step that looks
+afterwards.
 """
 
 from __future__ import annotations

@@ -1,16 +1,17 @@
-"""What was spent on whose data: a ledger for every client at every server, across runs, with a limit from federation.toml.
+"""What was spent on whose data: a ledger for every client at every server, across runs, with a limit from
+federation.toml.
 
 A run on the joint rows of all clients spends its ε on each client's people. Every server keeps, for each client, a
-``vfl.dp.PrivacyBudget`` beside the runs' own directories (so that another configuration finds it), charged before the first
-opening and composed as that module says. All runs at a server count together, whatever clients and people were called:
-servers cannot see whether two runs had people in common, and this is the bound that holds in any case. Only runs whose
-``people`` are named in ``[budget] apart_from`` are left out. All participants have that sentence in the file that they compare
-when they connect, each with its own certificate, so all of them state it.
+``vfl.dp.PrivacyBudget`` beside the runs' own directories (so that another configuration finds it), charged before the
+first opening and composed as that module says. All runs at a server count together, whatever clients and people were
+called: servers cannot see whether two runs had people in common, and this is the bound that holds in any case. Only
+runs whose ``people`` are named in ``[budget] apart_from`` are left out. All participants have that sentence in the file
+that they compare when they connect, each with its own certificate, so all of them state it.
 
-Beside each run stands a tag of each client's list of people (``protocols.client.people``), without which nothing is charged and
-nothing trained. Runs with a tag in common are about the same people and count together, whatever ``apart_from`` says. A tag is of
-the whole list: with one id more or less, another key or another name of the client it is another, and only then is
-``apart_from`` believed.
+Beside each run stands a tag of each client's list of people (``protocols.client.people``), without which nothing is
+charged and nothing trained. Runs with a tag in common are about the same people and count together, whatever
+``apart_from`` says. A tag is of the whole list: with one id more or less, another key or another name of the client it
+is another, and only then is ``apart_from`` believed.
 """
 
 from __future__ import annotations
@@ -64,7 +65,8 @@ class Budgets:
         self._config = config.budget or BudgetConfig(math.inf, config.run.training.delta)
 
     def charge(self, run: str, claim: Claim, people: Mapping[str, str]) -> None:
-        """Charge a run to every client, once however often it is begun; or raise, and charge nobody. ``people``: tags."""
+        """Charge a run to every client, once however often it is begun; or raise, and charge nobody. ``people``:
+        tags."""
         if objection := self.objection(run, claim, people):
             raise BudgetExceededError(objection)
         charged = []
@@ -93,15 +95,18 @@ class Budgets:
         relations = {claim.neighbouring, *(earlier.neighbouring for earlier in runs.values())}
         if len(relations) > 1:
             return (
-                f"this run's claim is about other neighbours than those of earlier runs ({'; '.join(sorted(relations))}), so they do "
+                f"this run's claim is about other neighbours than those of earlier runs "
+                f"({'; '.join(sorted(relations))}), so they do "
                 "not add up: keep rows_per_person and local_update as they were"
             )
         total = self._composed({**runs, run: claim})
         if total <= min(self._config.epsilon, _UNLIMITED) * (1 + 1e-9):
             return ""
         return (
-            f"this run would bring what was spent on these people from ε = {self._composed(runs):.4g} in {len(runs)} runs to "
-            f"{total:.4g}, [budget] allows {self._config.epsilon:g}; runs on other people, which all participants state in [budget] "
+            f"this run would bring what was spent on these people from ε = {self._composed(runs):.4g} in {len(runs)} "
+            f"runs to "
+            f"{total:.4g}, [budget] allows {self._config.epsilon:g}; runs on other people, which all participants "
+            f"state in [budget] "
             "apart_from, do not count"
         )
 
@@ -109,8 +114,8 @@ class Budgets:
         return composed_epsilon([*runs.values()], self._config.delta) if runs else 0.0
 
     def _counted(self, people: Iterable[str] = ()) -> dict[str, Claim]:
-        """All runs that may be about the same people: a run has one claim for all clients. Left out are those of people in
-        ``apart_from``, unless they have a tag in common with one that counts, or with ``people``."""
+        """All runs that may be about the same people: a run has one claim for all clients. Left out are those of people
+        in ``apart_from``, unless they have a tag in common with one that counts, or with ``people``."""
         apart, tags = {_key(word) for word in self._config.apart_from}, self._tags()
         counted: dict[str, Claim] = {}
         others: dict[str, Claim] = {}

@@ -1,8 +1,9 @@
 """What a server keeps on disk: its noise key, and its own shares of the training state, atomically and mode 0600.
 
 Noise is keyed by (run, plan, step) and never redrawn; masks are keyed by the attempt, so a resumed run uses fresh ones.
-Steps of which nothing was released may simply be computed again. What is about to be released, and how the servers agree
-on where to go on, is the matter of ``protocols.state.releases``; how a run was begun, of ``protocols.state.run_identity``.
+Steps of which nothing was released may simply be computed again. What is about to be released, and how the servers
+agree on where to go on, is the matter of ``protocols.state.releases``; how a run was begun, of
+``protocols.state.run_identity``.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ __all__ = [
     "exchanged",
 ]
 
-# A server that begins a checkpoint has finished the one before, so that at worst one server has just finished checkpoint k, and
-# another only k - 2: three are kept, and all servers have one of them.
+# A server that begins a checkpoint has finished the one before, so that at worst one server has just finished
+# checkpoint k, and another only k - 2: three are kept, and all servers have one of them.
 KEEP = 3
 
 
@@ -57,8 +58,8 @@ class ServerDirectory:
         return (self.path / "noise.key").exists()
 
     def noise_stream(self, plan_fingerprint: str) -> Callable[[int], Stream]:
-        """The stream of this server's noise for each step: from a key drawn once per run, and from the plan, so that the
-        same noise never covers two different trainings (somebody may edit a configuration and resume)."""
+        """The stream of this server's noise for each step: from a key drawn once per run, and from the plan, so that
+        the same noise never covers two different trainings (somebody may edit a configuration and resume)."""
         derived = self._derived(f"noise of {plan_fingerprint}")
         return lambda step: Stream(derived, step.to_bytes(8, "little"))
 
@@ -81,8 +82,8 @@ class ServerDirectory:
         self._write(step, _arrays(layers))
 
     def save_later(self, step: int, *layers: Weights) -> None:
-        """``save`` while training goes on, for a state that no release depends on: a copy of the layers is held until it is
-        written. Waits for the one before; an error is raised by ``check``, or by the next one."""
+        """``save`` while training goes on, for a state that no release depends on: a copy of the layers is held until
+        it is written. Waits for the one before; an error is raised by ``check``, or by the next one."""
         arrays = {name: array.copy() for name, array in _arrays(layers).items()}  # the next step may reuse them
         self._background.start(lambda: self._write(step, arrays))
 

@@ -1,5 +1,5 @@
-"""Room on a server's or client's disk: looked at before and while something is kept, so that a full disk is a pause and a
-sentence, not a crash."""
+"""Room on a server's or client's disk: looked at before and while something is kept, so that a full disk is a pause and
+a sentence, not a crash."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""A released model on disk: the only reader and the only writer. An .npz file with ``layer_1``, ``layer_2``, … ([W; b] each).
+"""A released model on disk: the only reader and the only writer. An .npz file with ``layer_1``, ``layer_2``, … ([W; b]
+each).
 
-A client's file also says what the model is for, and holds all that this client needs to use it on new rows: the schema of its
-own columns with their scaling constants, its row bound, and the layers that it has trained itself (``local_…``, GL-BMF).
-Nothing of another client but its name and width.
+A client's file also says what the model is for, and holds all that this client needs to use it on new rows: the schema
+of its own columns with their scaling constants, its row bound, and the layers that it has trained itself (``local_…``,
+GL-BMF). Nothing of another client but its name and width.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ _FACTS = ("classes", "clients", "widths")
 
 @dataclass(frozen=True)
 class SharedModel:
-    """What is public of a model of one layer that servers have on shares: which run it is of, and the ranges of that run.
-    Nothing here depends on the data."""
+    """What is public of a model of one layer that servers have on shares: which run it is of, and the ranges of that
+    run. Nothing here depends on the data."""
 
     run: str
     steps: int
@@ -51,7 +52,8 @@ class SharedModel:
             plan.training.hidden == (),
             "hidden",
             plan.training.hidden,
-            "empty: in training, rows beyond a norm limit do not count, and nobody sees which, so ranges are not certain",
+            "empty: in training, rows beyond a norm limit do not count, and nobody sees which, so ranges are not "
+            "certain",
             "predict with the released model: python -m protocols.predict --clear, ppvfl predict --clear",
         )
         scales = plan.scales
@@ -71,15 +73,15 @@ class SharedModel:
 
 @dataclass(frozen=True)
 class ReleasedModel:
-    """Layers, first one first. What a client needs to use them: the names of the classes, whose columns they are and how
-    wide, the claim of the training, and its own layers by name.
+    """Layers, first one first. What a client needs to use them: the names of the classes, whose columns they are and
+    how wide, the claim of the training, and its own layers by name.
 
     ``task``: ``classification`` (an output for each class), ``binary`` (one output, the logit of the second class) or
-    ``regression`` (one output; ``target_range`` is what −1 and 1 stand for). ``schema``, ``row_bound`` (of this client's own
-    block), ``row_rule`` and ``local_model`` (fingerprint of a frozen model, empty for none) are the writing client's own.
-    ``client`` is its name. ``curve``: (epoch, accuracy, loss) on public rows, if the run was measured on some.
-    ``shared``: what clients and servers must know to predict with the servers' shares, where servers do not know the model.
-    ``version`` 0: a file from before there was one, which knows no names of columns.
+    ``regression`` (one output; ``target_range`` is what −1 and 1 stand for). ``schema``, ``row_bound`` (of this
+    client's own block), ``row_rule`` and ``local_model`` (fingerprint of a frozen model, empty for none) are the
+    writing client's own. ``client`` is its name. ``curve``: (epoch, accuracy, loss) on public rows, if the run was
+    measured on some. ``shared``: what clients and servers must know to predict with the servers' shares, where servers
+    do not know the model. ``version`` 0: a file from before there was one, which knows no names of columns.
     """
 
     layers: Sequence[np.ndarray]
@@ -103,7 +105,12 @@ class ReleasedModel:
     def __post_init__(self) -> None:
         require_choice("task", self.task, TASKS)
         both = (self.task == "regression") == (self.target_range is not None)
-        require(both, "target_range", self.target_range, f"{'given' if self.task == 'regression' else 'absent'} with {self.task}")  # fmt: skip
+        require(
+            both,
+            "target_range",
+            self.target_range,
+            f"{'given' if self.task == 'regression' else 'absent'} with {self.task}",
+        )
 
     def about(self) -> dict[str, Any]:
         """What the file says beside its arrays: plain values."""

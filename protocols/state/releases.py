@@ -1,24 +1,25 @@
 """Releases that are written before they are sent: whatever dies, nothing is ever opened with two values (proofs §6.7).
 
-Noise is keyed by the step, roundings are not. A step that is computed again has the same noise and other roundings, so two
-openings of it differ by data that no noise covers. Hence this order, at every server, for every release:
+Noise is keyed by the step, roundings are not. A step that is computed again has the same noise and other roundings, so
+two openings of it differ by data that no noise covers. Hence this order, at every server, for every release:
 
 1. write what is about to be sent, and the state after it (file and name synced);
 2. tell the two others so, and hear the same of both (one round);
 3. mark the release as made;
 4. only now send.
 
-Who has sent has heard that all three have written. After a crash the servers compare what they have (``agree_on_step``): if
-all have written a release it is sent again, word for word; if one has not, nobody has sent, and the step is computed anew.
-A marker of any server forbids going behind it, so a server that comes back with an older disk ends the run with a sentence.
+Who has sent has heard that all three have written. After a crash the servers compare what they have
+(``agree_on_step``): if all have written a release it is sent again, word for word; if one has not, nobody has sent, and
+the step is computed anew. A marker of any server forbids going behind it, so a server that comes back with an older
+disk ends the run with a sentence.
 
 Where all three servers' words are needed to read a release, this is enough: a corrupted server that has read it has the
-words of both others, who have marked it, and one of them may lose its disk. A *shared* value is different: one message of
-one neighbour opens it to a server. Such a release takes ``everywhere=True``, one round more, in which all three say that
-they have marked it: any one disk that is left knows.
+words of both others, who have marked it, and one of them may lose its disk. A *shared* value is different: one message
+of one neighbour opens it to a server. Such a release takes ``everywhere=True``, one round more, in which all three say
+that they have marked it: any one disk that is left knows.
 
-"Written" means synced, so it survives a power failure. What is not covered: two servers that both come back with old disks
-while the third died between writing and marking; and all three. Nothing on their disks tells that from a new run.
+"Written" means synced, so it survives a power failure. What is not covered: two servers that both come back with old
+disks while the third died between writing and marking; and all three. Nothing on their disks tells that from a new run.
 """
 
 from __future__ import annotations
@@ -43,13 +44,15 @@ WAY_OUT = (
 
 
 class Releases:
-    """What one server has released in a run, or is about to. A release is named by its position: the steps before it."""
+    """What one server has released in a run, or is about to. A release is named by its position: the steps before
+    it."""
 
     def __init__(self, directory: ServerDirectory):
         self._directory = directory
 
     async def write(self, position: int, words: Mapping[str, np.ndarray], *state: Weights) -> None:
-        """Steps 1 to 3 for ``words``, with the state after ``position`` steps; they may be sent when this returns. 1 round."""
+        """Steps 1 to 3 for ``words``, with the state after ``position`` steps; they may be sent when this returns. 1
+        round."""
         write_arrays(self._file(position), words, private=True, sealed=True)
         self._directory.save(position, *state)
         self._file(position - KEEP).unlink(missing_ok=True)
@@ -95,8 +98,8 @@ class Releases:
 
 
 def agree_on_step(party: Party, directory: ServerDirectory, releases: Releases, last: int) -> int:
-    """The latest step that all three servers have a checkpoint of, 0 if there is none; refused if something was released
-    after it. Later checkpoints and words are removed: nobody has sent them. 1 round.
+    """The latest step that all three servers have a checkpoint of, 0 if there is none; refused if something was
+    released after it. Later checkpoints and words are removed: nobody has sent them. 1 round.
 
     ``last``: the number of steps. Behind it nothing is computed, so the noise key is not needed any more.
     """
@@ -133,6 +136,7 @@ def require_nothing_lost(
     keyless = [name_of(server) for server in range(3) if not has_key[server]]
     if keyless and step < last and any(last_kept.values()):
         raise CannotResume(
-            f"{listed(keyless)} has lost its noise key (noise.key): the noise of later steps must fit that of the steps "
+            f"{listed(keyless)} has lost its noise key (noise.key): the noise of later steps must fit that of the "
+            f"steps "
             f"before; {WAY_OUT}"
         )

@@ -1,8 +1,8 @@
 """How a run was begun: written once at every server, compared whenever the run goes on.
 
-Whoever edits the configuration of a run and resumes it would put a new claim on an old model. So the first attempt writes
-down the plan and the claim, and whether releases are kept on disk; a later attempt with anything else is refused before
-anything is computed, with a sentence that names what differs.
+Whoever edits the configuration of a run and resumes it would put a new claim on an old model. So the first attempt
+writes down the plan and the claim, and whether releases are kept on disk; a later attempt with anything else is refused
+before anything is computed, with a sentence that names what differs.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ def _read(directory: Path) -> dict[str, Any] | None:
 
 
 def require_same_plan(directory: Path, plan: Plan) -> None:
-    """Refuse a plan or a claim that is not the one with which the run in this server's directory was begun, if any was."""
+    """Refuse a plan or a claim that is not the one with which the run in this server's directory was begun, if any
+    was."""
     begun = _read(directory)
     if begun is None:
         return
@@ -73,7 +74,8 @@ def require_same_run(run: Path, plan: Plan) -> None:
         require_same_plan(server, plan)
     if (run / MODEL).exists() and not any(_read(server) for server in servers):
         raise CannotResume(
-            f"{run} holds a model that was released, but nothing that its servers kept: a second one would spend its own ε; "
+            f"{run} holds a model that was released, but nothing that its servers kept: a second one would spend its "
+            f"own ε; "
             "start a new run"
         )
 
@@ -82,14 +84,15 @@ def begin(directory: ServerDirectory, plan: Plan, *, keeps_releases: bool = True
     """Write down how the run begins; if it has begun before, refuse to go on in any other way.
 
     ``keeps_releases``: whether every release is on disk before it is sent. A run without that cannot be begun again at
-    all: nobody knows what it has released, and the same noise would cover two different values. Unless it is ``finished``, and
-    only what everybody knows is to be handed over.
+    all: nobody knows what it has released, and the same noise would cover two different values. Unless it is
+    ``finished``, and only what everybody knows is to be handed over.
     """
     begun = _read(directory.path)
     if begun is None:
         if directory.has_noise or directory.steps():
             raise CannotResume(
-                f"{directory.path} holds a run, but not how it was begun ({BEGUN} is missing, or it is of an earlier version): "
+                f"{directory.path} holds a run, but not how it was begun ({BEGUN} is missing, or it is of an earlier "
+                f"version): "
                 "bring the file back, or start a new run"
             )
         facts = {"fingerprint": plan.fingerprint, "keeps_releases": keeps_releases, "plan": _facts(plan)}
@@ -99,16 +102,18 @@ def begin(directory: ServerDirectory, plan: Plan, *, keeps_releases: bool = True
     if not finished and not (begun["keeps_releases"] and keeps_releases):
         which = "begun" if not begun["keeps_releases"] else "to be resumed"
         raise CannotResume(
-            f"the run in {directory.path} was {which} without checkpoints, and the directory must be fresh for a run without "
-            "checkpoints: what it has released is not on disk, and releasing again would spend the claim twice; start a new run"
+            f"the run in {directory.path} was {which} without checkpoints, and the directory must be fresh for a run "
+            f"without "
+            "checkpoints: what it has released is not on disk, and releasing again would spend the claim twice; "
+            "start a new run"
         )
 
 
 def bind_noise_key(directory: ServerDirectory) -> None:
     """Draw this server's noise key if the run has none, and write down its check value; refuse another key than that.
 
-    Called when the servers have agreed that a run without a key has opened nothing. The check value is a hash of the key:
-    who reads it learns nothing of the noise.
+    Called when the servers have agreed that a run without a key has opened nothing. The check value is a hash of the
+    key: who reads it learns nothing of the noise.
     """
     begun = _read(directory.path)
     assert begun is not None
@@ -120,6 +125,7 @@ def bind_noise_key(directory: ServerDirectory) -> None:
         write_json(directory.path / BEGUN, {**begun, _KEY: check})
     elif begun[_KEY] != check:
         raise CannotResume(
-            f"{directory.path / 'noise.key'} is not the key with which this run was begun: other noise would cover the steps "
+            f"{directory.path / 'noise.key'} is not the key with which this run was begun: other noise would cover "
+            f"the steps "
             f"that are left; bring the key back, or {WAY_OUT.partition(', or ')[2]}"
         )

@@ -1,14 +1,17 @@
-"""A server's own shares of rows whose secret order must survive a crash: written before anything that depends on it is opened.
+"""A server's own shares of rows whose secret order must survive a crash: written before anything that depends on it is
+opened.
 
-A record takes part once an epoch. If an epoch that has opened something were shuffled again, a record could take part twice,
-and under noise of one participation. So the shuffled shares are kept, and a run that goes on within an epoch reads them
-back. Whoever calls this makes sure that all three servers go on with the shares of one and the same shuffle: a server saves
-them before it computes the first step with them, so where all three have written a word of that step, all three have them;
-where one has not, nobody has opened anything, and all three shuffle again (``save`` replaces what lies there).
+A record takes part once an epoch. If an epoch that has opened something were shuffled again, a record could take part
+twice, and under noise of one participation. So the shuffled shares are kept, and a run that goes on within an epoch
+reads them back. Whoever calls this makes sure that all three servers go on with the shares of one and the same shuffle:
+a server saves them before it computes the first step with them, so where all three have written a word of that step,
+all three have them; where one has not, nobody has opened anything, and all three shuffle again (``save`` replaces what
+lies there).
 
-Shares only: 16 bytes a value, mode 0600, all at once and synced, bound to the plan and the epoch. Rows that lie in files are copied
-piece by piece; what names them and their digests is written last, so that it is there only if they are. What one server keeps is
-uniform without the two others, and it knows nothing of the order that it did not know before.
+Shares only: 16 bytes a value, mode 0600, all at once and synced, bound to the plan and the epoch. Rows that lie in
+files are copied piece by piece; what names them and their digests is written last, so that it is there only if they
+are. What one server keeps is uniform without the two others, and it knows nothing of the order that it did not know
+before.
 """
 
 from __future__ import annotations

@@ -1,20 +1,22 @@
 """What a server keeps of a run with open weights: one file that grows by a record a step, begun anew now and then.
 
-Every step opens something, so the order of ``protocols.state.releases`` holds in every step: a server appends its words, hears
-that both others have appended theirs, appends a mark, and only then sends. After a crash the last words that all three have
-are sent again, and what not all three have was sent by nobody. The file begins with the public state; with a record's words go
-the sums that the step before has opened, so the state is that of the beginning moved by what was opened since.
+Every step opens something, so the order of ``protocols.state.releases`` holds in every step: a server appends its
+words, hears that both others have appended theirs, appends a mark, and only then sends. After a crash the last words
+that all three have are sent again, and what not all three have was sent by nobody. The file begins with the public
+state; with a record's words go the sums that the step before has opened, so the state is that of the beginning moved by
+what was opened since.
 
-A step waits for its words and its mark, and for nothing else: the next file, with a later state, is made in the background
-(``protocols.state.background``), and records go on in the present one until it is there. So the records after a state lie in its
-own file and in the one before. A file is removed when no server can need it: they may be one step apart.
+A step waits for its words and its mark, and for nothing else: the next file, with a later state, is made in the
+background (``protocols.state.background``), and records go on in the present one until it is there. So the records
+after a state lie in its own file and in the one before. A file is removed when no server can need it: they may be one
+step apart.
 
 ``synced``: a record is on disk when it counts as written, which a power failure does not undo. Otherwise it is with the
 operating system, which the end of the process (kill -9) does not undo.
 
 Every record carries the SHA-256 of what it is. A last record that does not fit was cut off by a crash and counts as not
-written: if another server has marked it, the run is refused. A record before others that does not fit, and a file without its
-state, are damage, which no crash leaves.
+written: if another server has marked it, the run is refused. A record before others that does not fit, and a file
+without its state, are damage, which no crash leaves.
 """
 
 from __future__ import annotations
@@ -58,8 +60,8 @@ class _Record:
 
 @dataclass(frozen=True)
 class Resumed:
-    """Where a run goes on: the public state before ``step``, the sums of the steps since, and this server's words of the
-    last one, which are to be sent again (None if all servers have the state after it)."""
+    """Where a run goes on: the public state before ``step``, the sums of the steps since, and this server's words of
+    the last one, which are to be sent again (None if all servers have the state after it)."""
 
     step: int
     state: np.ndarray
@@ -71,7 +73,8 @@ class OpenedSteps:
     """The files of one server. Positions count steps: position p is the state before step p."""
 
     def __init__(self, directory: Path, word_type: type[np.unsignedinteger], words: int, *, synced: bool):
-        """``words``: how many a server sends in a step; what follows them in a record are the opened sums of the one before."""
+        """``words``: how many a server sends in a step; what follows them in a record are the opened sums of the one
+        before."""
         self._directory, self._synced = directory, synced
         self._word_type, self._words = np.dtype(word_type), words
         self._handle: BinaryIO | None = None
@@ -104,8 +107,9 @@ class OpenedSteps:
         self._go_on_in(position)
 
     def keep_state_later(self, position: int, state: np.ndarray) -> int:
-        """``keep_state`` while training goes on: records go on in the present file until the new one is there. Waits for the one
-        before; an error is raised by the next ``write``. Returns the oldest position from which the run may have to go on."""
+        """``keep_state`` while training goes on: records go on in the present file until the new one is there. Waits
+        for the one before; an error is raised by the next ``write``. Returns the oldest position from which the run may
+        have to go on."""
         content = _state_bytes(state)
         self._take_over(wait=True)
         self._background.start(lambda: self._write_state(position, content))
@@ -145,8 +149,8 @@ class OpenedSteps:
             self._tidy_at = self.written + 2
 
     def _tidy(self) -> None:
-        """Remove files that nobody needs. Another server may have one step less than this one, and its last words are sent
-        again: so a run goes on from a state that is at least two steps old."""
+        """Remove files that nobody needs. Another server may have one step less than this one, and its last words are
+        sent again: so a run goes on from a state that is at least two steps old."""
         start = max((position for position in self._ends if position <= self.written - 2), default=0)
         for position, end in sorted(self._ends.items())[:-2]:  # two stay for whoever looks at what was sent
             if position < start and end <= start:
@@ -155,7 +159,8 @@ class OpenedSteps:
         self._tidy_at = _NONE
 
     def write(self, step: int, words: np.ndarray, previous: np.ndarray | None) -> None:
-        """This server's words of ``step``, and what the step before has opened (None if that is not known, right after a state)."""
+        """This server's words of ``step``, and what the step before has opened (None if that is not known, right after
+        a state)."""
         self._take_over()
         content = words.astype(self._word_type).tobytes()
         if previous is not None:
@@ -195,8 +200,8 @@ class OpenedSteps:
     # going on ------------------------------------------------------------------------------------
 
     def discard(self) -> None:
-        """The run begins anew: what this server has written was sent by nobody, and must not be taken for words of the new
-        attempt."""
+        """The run begins anew: what this server has written was sent by nobody, and must not be taken for words of the
+        new attempt."""
         self.close()
         for file in (*self._directory.glob("opened-*.log"), *self._directory.glob("opened-*.part")):
             file.unlink()
@@ -207,7 +212,8 @@ class OpenedSteps:
         self._ends.clear()
 
     def resume(self, position: int, *, from_state: bool) -> Resumed:
-        """Go back to ``position``, which all three have; what this server has beyond was sent by nobody, and is removed.
+        """Go back to ``position``, which all three have; what this server has beyond was sent by nobody, and is
+        removed.
 
         ``from_state``: all three have the state before step ``position``, so nothing needs to be sent again.
         """
@@ -217,7 +223,8 @@ class OpenedSteps:
         known = [start for start in self._positions() if start <= position - (not from_state)]
         if not known:
             raise CannotResume(
-                f"{self._directory}: the file with the state before step {position} is missing; bring it back, or start a "
+                f"{self._directory}: the file with the state before step {position} is missing; bring it back, or "
+                f"start a "
                 "new run"
             )
         start = known[-1]
@@ -249,13 +256,14 @@ class OpenedSteps:
                 if record.kind == _WORDS and record.step == step:
                     return self._divided(record)[0]
         raise CannotResume(
-            f"{self._directory}: the words of step {step} are missing, which this server may have sent: bring its file back, "
+            f"{self._directory}: the words of step {step} are missing, which this server may have sent: bring its "
+            f"file back, "
             "or start a new run"
         )
 
     def sent(self) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-        """Of every step that is still kept and marked, which this server may have sent: the step, its words, and what the
-        step before has opened (nothing where that is not known)."""
+        """Every step that is still kept and marked, which this server may have sent: the step, its words, and what
+        the step before has opened (nothing where that is not known)."""
         for position in self._positions():
             last: _Record | None = None
             for record in self._records(position):
@@ -294,7 +302,8 @@ class OpenedSteps:
             raise Damaged(file, "it is empty")
 
     def _ends_at(self, handle: BinaryIO, start: int, length: int) -> bool:
-        """Whether nothing whole follows a record that does not fit: then it may have been cut off while it was written."""
+        """Whether nothing whole follows a record that does not fit: then it may have been cut off while it was
+        written."""
         handle.seek(start)
         rest = handle.read()
         return not any(

@@ -1,15 +1,16 @@
 """A server's shares of the rows of a training, in files: memory holds what a step touches, however many rows there are.
 
-Files and not maps of files: where a disk fails, reading raises an error that names the file, and a map would end the process.
-Room for the whole is taken when a file is made, so a full disk shows then.
+Files and not maps of files: where a disk fails, reading raises an error that names the file, and a map would end the
+process. Room for the whole is taken when a file is made, so a full disk shows then.
 
-What is taken in goes to the disk meanwhile, in a thread, and waits for the disk where it is the slower one: at no time does the kernel
-hold more than 2·AHEAD bytes of a file that the disk has not got. Otherwise it would begin to write when gigabytes wait, under the tests
-and the first steps, and hold up whoever syncs anything at that time; and an error of the disk would be nobody's.
+What is taken in goes to the disk meanwhile, in a thread, and waits for the disk where it is the slower one: at no time
+does the kernel hold more than 2·AHEAD bytes of a file that the disk has not got. Otherwise it would begin to write when
+gigabytes wait, under the tests and the first steps, and hold up whoever syncs anything at that time; and an error of
+the disk would be nobody's.
 
-Who sees what: a file holds this server's own two shares of each value, uniform without the two others, mode 0600, in the
-server's own directory. What is read is sealed like every share (``refmpc.core.words``). Nothing here must survive a crash: the
-servers keep what clients sent (or clients send it again), and the next attempt writes these files anew.
+Who sees what: a file holds this server's own two shares of each value, uniform without the two others, mode 0600, in
+the server's own directory. What is read is sealed like every share (``refmpc.core.words``). Nothing here must survive a
+crash: the servers keep what clients sent (or clients send it again), and the next attempt writes these files anew.
 """
 
 from __future__ import annotations
@@ -75,9 +76,9 @@ class _WriteBack:
 class StoredTensor:
     """A secret tensor of many rows whose shares lie in a file: cut by rows, it is an ``ArithmeticTensor`` in memory.
 
-    Two shares one after the other, each row by row. What is to be shuffled lies in chunks of columns (``refmpc.column_chunks``), each
-    row by row: so the columns that are shuffled at a time are read in long pieces, and some rows in many short ones, the shorter the
-    more rows there are. Made by ``RowFolder.tensor``, with zeros.
+    Two shares one after the other, each row by row. What is to be shuffled lies in chunks of columns
+    (``refmpc.column_chunks``), each row by row: so the columns that are shuffled at a time are read in long pieces, and
+    some rows in many short ones, the shorter the more rows there are. Made by ``RowFolder.tensor``, with zeros.
     """
 
     def __init__(
@@ -130,13 +131,15 @@ class StoredTensor:
         self._write_back.wrote(flat.nbytes)
 
     def finish(self) -> None:
-        """The disk has all that ``write`` was given: nothing is written under what comes next. Raises what the disk says of it."""
+        """The disk has all that ``write`` was given: nothing is written under what comes next. Raises what the disk
+        says of it."""
         self._write_back.finish()
 
     # by columns: refmpc.ColumnStore ----------------------------------------------------------------
 
     def read_columns(self, columns: slice) -> Words:
-        """Both shares of one chunk of columns, all rows, flat: (2, rows, columns), sealed. Only of what is to be shuffled."""
+        """Both shares of one chunk of columns, all rows, flat: (2, rows, columns), sealed. Only of what is to be
+        shuffled."""
         self._require_chunk(columns)
         return seal(np.stack([self._read(share, columns, 0, len(self)) for share in range(2)]))
 
@@ -166,7 +169,8 @@ class StoredTensor:
         return digest.digest()
 
     def copy_from(self, file: BinaryIO) -> bytes:
-        """What ``copy_to`` wrote, into this tensor, as one that came from outside; returns its SHA-256. Shorter, it raises EOFError."""
+        """What ``copy_to`` wrote, into this tensor, as one that came from outside; returns its SHA-256. Shorter, it
+        raises EOFError."""
         digest = hashlib.sha256()
         for at in range(0, self._size, _PIECE):
             piece = np.frombuffer(file.read(min(_PIECE, self._size - at)), dtype=np.uint8)
@@ -253,8 +257,8 @@ class RowFolder:
     def tensor(
         self, party: Party, name: str, shape: tuple[int, ...], fraction_bits: int, *, shuffled: bool = True
     ) -> StoredTensor:
-        """Zeros of this shape in a fresh file; what an attempt that died has left there is overwritten. ``shuffled``: it may be,
-        and takes longer to read by rows."""
+        """Zeros of this shape in a fresh file; what an attempt that died has left there is overwritten. ``shuffled``:
+        it may be, and takes longer to read by rows."""
         file = self._directory / f"rows-{name}.shares"
         require(file not in self._open, "name", name, "that of a new tensor")
         descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)

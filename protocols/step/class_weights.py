@@ -1,7 +1,7 @@
 """Class weights on shares: linear functions of the labels that are shared already, so nothing is sent for them.
 
-A row's error becomes w·(p − y) before the clip, w the public weight of its secret class. w·p is one secret product a row and
-class, beside a round that is there anyway (``refmpc.probabilities``); w·y and w itself are local.
+A row's error becomes w·(p − y) before the clip, w the public weight of its secret class. w·p is one secret product a
+row and class, beside a round that is there anyway (``refmpc.probabilities``); w·y and w itself are local.
 """
 
 from __future__ import annotations

@@ -41,7 +41,8 @@ async def squared_norms(embeddings: CutByRows, scales: Scales) -> ArithmeticTens
 
 
 async def norms_of_squares(squares: ArithmeticTensor, scales: Scales) -> ArithmeticTensor:
-    """``squared_norms`` from the exact ‖h_j‖², without the column of ones. 1 round a chunk, 8 + 6·bits/8 bytes a row."""
+    """``squared_norms`` from the exact ‖h_j‖², without the column of ones. 1 round a chunk, 8 + 6·bits/8 bytes a
+    row."""
     pieces = []
     for start in range(0, len(squares), NORM_CHUNK):
         exact = squares[start : start + NORM_CHUNK] + 1.0
@@ -54,7 +55,7 @@ async def norms_of_squares(squares: ArithmeticTensor, scales: Scales) -> Arithme
 
 @dataclass
 class _Squares:
-    """Of one layer: its part of q, rounded up, and the exact ‖δ_j‖² and ‖[a_j 1]‖² (None where n_j was given)."""
+    """One layer: its part of q, rounded up, and the exact ‖δ_j‖² and ‖[a_j 1]‖² (None where n_j was given)."""
 
     part: ArithmeticTensor
     errors: ArithmeticTensor
@@ -67,7 +68,8 @@ async def _squared_norm(
     norms: ArithmeticTensor | None,
     layer: LayerScales,
 ) -> _Squares:
-    """n_j·‖δ_j‖², n_j = ‖[a_j 1]‖²/γ² unless it is given. 3 rounds, or 4 if ‖δ‖² has to be cut first or n is computed."""
+    """n_j·‖δ_j‖², n_j = ‖[a_j 1]‖²/γ² unless it is given. 3 rounds, or 4 if ‖δ‖² has to be cut first or n is
+    computed."""
 
     async def error_squares() -> tuple[ArithmeticTensor, ArithmeticTensor]:
         exact = await refmpc.dot(errors, errors)
@@ -116,8 +118,8 @@ async def clip_factors(
 ) -> ArithmeticTensor:
     """c_j ≤ 1/max(1, ‖g_j‖/γ) as a column, and 0 if a hidden norm of the sample is beyond the limit. 20 rounds, MLP 23.
 
-    q_j = Σ_l n_lj·‖δ_lj‖² is computed from exact squared norms and rounded up, so the clip factor can only be too small.
-    ``inputs`` are [a 1] of all layers, ``norms`` is n of the first.
+    q_j = Σ_l n_lj·‖δ_lj‖² is computed from exact squared norms and rounded up, so the clip factor can only be too
+    small. ``inputs`` are [a 1] of all layers, ``norms`` is n of the first.
     """
     given = [norms, *(None for _ in inputs[1:])]
     squares: list[_Squares] = await refmpc.gather(

@@ -25,9 +25,10 @@ __all__ = ["step_cost"]
 
 
 def step_cost(plan: Plan, head: Head | None = None) -> Cost:
-    """Rounds and bytes of one step, exactly; with open weights at most that, because bytes depend on how large logits can
-    be, which is public in every step (``head``: those of one step). A step of one hidden layer whose public weights
-    outgrow ``scales.hidden_chain`` takes the longer way, which is not counted here. Uploads, noise and openings to clients come on top.
+    """Rounds and bytes of one step, exactly; with open weights at most that, because bytes depend on how large logits
+    can be, which is public in every step (``head``: those of one step). A step of one hidden layer whose public weights
+    outgrow ``scales.hidden_chain`` takes the longer way, which is not counted here. Uploads, noise and openings to
+    clients come on top.
 
     Takes as long as three servers compute on one batch, one after the other: under a second at the paper's sizes.
     """

@@ -6,11 +6,11 @@ calls it decides when to send them, and each client gets its own only.
 
 Formulas (proofs §4.6), for client i with W̃_i its rows of W, and a, U already multiplied by s:
 
-    ‖g_j‖² = (‖h_j‖²+1)‖δ_j‖² + Σ_i δ_jᵀ(W̃_iᵀW̃_i)δ_j·‖a_ij‖² + Σ_i Σ_l ‖t_ilj‖²·‖x_ilj‖²,   t_ilj = (U_lᵀW̃_i)·φ_ij·δ_j
-    Σ_j c_j g_j = [H 1]ᵀu,   W̃_i(uᵀA_i),   T_ilᵀX_il        with u_j = c_jδ_j and T_ilj = c_j t_ilj
+    ‖g_j‖² = (‖h_j‖²+1)‖δ_j‖² + Σ_i δ_jᵀ(W̃_iᵀW̃_i)δ_j·‖a_ij‖² + Σ_i Σ_l ‖t_ilj‖²·‖x_ilj‖²,   t_ilj =
+    (U_lᵀW̃_i)·φ_ij·δ_j Σ_j c_j g_j = [H 1]ᵀu,   W̃_i(uᵀA_i),   T_ilᵀX_il        with u_j = c_jδ_j and T_ilj = c_j t_ilj
 
-Layers without factors, and everything under ``explicit``, are written out sample by sample (``protocols.step.jacobians``) and join
-the same clip. Which rounding costs what is in ``protocols.plan.gl_scales``.
+Layers without factors, and everything under ``explicit``, are written out sample by sample
+(``protocols.step.jacobians``) and join the same clip. Which rounding costs what is in ``protocols.plan.gl_scales``.
 
 With open weights the products with W are public matrices here: ``protocols.step.open_gl_step``.
 """
@@ -67,7 +67,8 @@ __all__ = [
 
 @dataclass
 class BlockOutputs:
-    """What never changes about a batch of one client: X of every shared layer (B×m_l) and ‖x_j‖²/γ² (B×L), rounded up."""
+    """What never changes about a batch of one client: X of every shared layer (B×m_l) and ‖x_j‖²/γ² (B×L), rounded
+    up."""
 
     inputs: list[ArithmeticTensor]
     norms: ArithmeticTensor
@@ -75,7 +76,8 @@ class BlockOutputs:
 
 @dataclass
 class ClientFactors:
-    """What one client shares in one step: A (B×Lr) and U (d_i×Lr) of its layers side by side, both times s, and φ (B)."""
+    """What one client shares in one step: A (B×Lr) and U (d_i×Lr) of its layers side by side, both times s, and φ
+    (B)."""
 
     shape: AdapterShape
     projected: ArithmeticTensor

@@ -12,8 +12,9 @@
 | 15–18 | 20–23 | clip factor of the sum q |
 | 19, 20 | 24, 25 | u = C·δ of both layers; replicated again |
 
-q is the exact integer n_1·‖δ_1‖² + n_2·‖δ_2‖² of the δ that u uses, so the contributions of a sample to both layers together are
-within γ exactly (proofs §4.11). With open weights δ_1 is made of p − y before the cut: rounding changes which function is clipped.
+q is the exact integer n_1·‖δ_1‖² + n_2·‖δ_2‖² of the δ that u uses, so the contributions of a sample to both layers
+together are within γ exactly (proofs §4.11). With open weights δ_1 is made of p − y before the cut: rounding changes
+which function is clipped.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ Factors = tuple[list[ArithmeticTensor], list[ArithmeticTensor]]
 async def open_hidden_updates(
     embeddings: ArithmeticTensor, labels: ArithmeticTensor, norms: ArithmeticTensor, given: HiddenHead, scales: Scales
 ) -> Factors:
-    """[a 1] and u of both layers, first layer first, with weights that everybody knows. 20 rounds, 23 beyond 12 classes."""
+    """[a 1] and u of both layers, first layer first, with weights that everybody knows. 20 rounds, 23 beyond 12
+    classes."""
     chain = _chain(scales)
     dealers = row_segments(embeddings.party, len(embeddings))
     sums = refmpc.matmul_public(embeddings, given.words).reinterpret(given.sum_bits)
@@ -107,7 +109,8 @@ def _chain(scales: Scales) -> HiddenScales:
 
 
 class _Outputs:
-    """Of the hidden layer: [a 1], n_2 (0 and a unit beyond the limit), [within the limit] and minus its complement, additive."""
+    """The hidden layer: [a 1], n_2 (0 and a unit beyond the limit), [within the limit] and minus its complement,
+    additive."""
 
     def __init__(self, inputs: ArithmeticTensor, norms: ArithmeticTensor, within: Additive, beyond: Additive):
         self.inputs, self.norms, self.within, self.beyond = inputs, norms, within, beyond
@@ -124,7 +127,8 @@ async def _limited(
 ) -> _Outputs:
     """What the clip needs of a: 6 rounds, beside the softmax.
 
-    [‖[a 1]‖² ≥ limit² + 1] is decided to a relative 2^-6 upwards; whatever it says in between, norms and factor go with it.
+    [‖[a 1]‖² ≥ limit² + 1] is decided to a relative 2^-6 upwards; whatever it says in between, norms and factor go with
+    it.
     """
     inputs = _inputs(outputs)
     squares = at_holders(await refmpc.dot(inputs, inputs), dealers)
@@ -146,7 +150,8 @@ async def _clipped(
 ) -> list[ArithmeticTensor]:
     """u of both layers: clip factor of q, 0 beyond the limit, times δ. 6 rounds."""
     stopped = q.minus_shifted(hidden.beyond, chain.clip.stop)
-    first, factor = await refmpc.gather(first_rest, refmpc.clip_root(stopped, chain.clip_bound, True))  # type: ignore[arg-type]
+    root = refmpc.clip_root(stopped, chain.clip_bound, True)
+    first, factor = await refmpc.gather(first_rest, root)  # type: ignore[arg-type]
     # one unit less, so that it is never above, but not where it is 0
     less = factor.minus_shifted(hidden.within, chain.factor_cut)
     both = refmpc.concatenate([first, last], axis=1)

@@ -1,8 +1,8 @@
 """Per-sample gradients written out on shares: clients' layers without factors, and everything under ``explicit``.
 
-As in the paper: a client shares J_j = ∂H_j/∂φ, the servers compute g_j = J_jᵀ(W̃_i δ_j), its norm and its clipped sum. That is
-16·B·d_i·n bytes of upload a step, for small layers and as the reference of ``protocols.step.gl_step``. The norm that is
-clipped is that of the rounded g_j itself, so the clip needs no slack (``protocols.plan.gl_scales``).
+As in the paper: a client shares J_j = ∂H_j/∂φ, the servers compute g_j = J_jᵀ(W̃_i δ_j), its norm and its clipped sum.
+That is 16·B·d_i·n bytes of upload a step, for small layers and as the reference of ``protocols.step.gl_step``. The norm
+that is clipped is that of the rounded g_j itself, so the clip needs no slack (``protocols.plan.gl_scales``).
 """
 
 from __future__ import annotations

@@ -11,7 +11,8 @@
 | 12–14 | octave of q, spline: the clip factor |
 | 15, 16 | u = C·δ; replicated again |
 
-With open weights z is held by two (shares of H times public integers): nothing is opened in round 1, the rest is the same.
+With open weights z is held by two (shares of H times public integers): nothing is opened in round 1, the rest is the
+same.
 """
 
 from __future__ import annotations
@@ -36,11 +37,13 @@ async def clipped_updates(
     scales: LowRoundScales,
     class_weights: Sequence[float] = (),
 ) -> ArithmeticTensor:
-    """u_j = c_j·w_j·(softmax(z_j) − y_j) for every row, replicated at ``scales.update_bits``, with sqrt(n_j)·‖u_j‖ ≤ 1 exactly.
+    """u_j = c_j·w_j·(softmax(z_j) − y_j) for every row, replicated at ``scales.update_bits``, with sqrt(n_j)·‖u_j‖ ≤ 1
+    exactly.
 
-    ``logits`` are this server's summands of [H 1]·W (``refmpc.summands(party, matmul_summand(…), bits)``), or replicated or held by two;
-    ``labels`` one-hot, ``norms`` n_j at ``scales.norm_bits``, w_j the weight of its class. 16 rounds, 19 beyond 12 classes. Errors: δ within that of
-    ``refmpc.probabilities`` and one unit, c_j too small by at most ``scales.clip_loss``, u exact from there.
+    ``logits`` are this server's summands of [H 1]·W (``refmpc.summands(party, matmul_summand(…), bits)``), or
+    replicated or held by two; ``labels`` one-hot, ``norms`` n_j at ``scales.norm_bits``, w_j the weight of its class.
+    16 rounds, 19 beyond 12 classes. Errors: δ within that of ``refmpc.probabilities`` and one unit, c_j too small by at
+    most ``scales.clip_loss``, u exact from there.
     """
     weights = row_weights(labels, class_weights)
     probabilities = await refmpc.probabilities(logits, scales.spread, None, weights)
@@ -52,7 +55,7 @@ async def clipped_updates(
 
 
 def clipped_updates_cost(batch: int, scales: LowRoundScales, *, opens: bool) -> refmpc.Cost:
-    """Of ``clipped_updates``; ``opens`` if the logits are additive."""
+    """Cost of ``clipped_updates``; ``opens`` if the logits are additive."""
 
     def additive(*shape: int, bits: int) -> Additive:
         return Additive(None, np.broadcast_to(np.uint64(0), shape), [], bits, 0)  # type: ignore[arg-type]

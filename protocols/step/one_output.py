@@ -7,8 +7,8 @@
 | u = clamp(δ, ±b), b = γ/‖[h 1]‖ from the upload | 4 | 4 |
 | backward with noise: cut, or opened | 2 or 1 | 2 or 1 |
 
-In all 17 or 16 rounds for two classes, 8 or 5 for a number. sigmoid(z) is the softmax of (z, 0), of which one column is kept.
-Labels are a column of 0 or 1, or of targets; class weights multiply δ on the way (``refmpc.probabilities``).
+In all 17 or 16 rounds for two classes, 8 or 5 for a number. sigmoid(z) is the softmax of (z, 0), of which one column is
+kept. Labels are a column of 0 or 1, or of targets; class weights multiply δ on the way (``refmpc.probabilities``).
 """
 
 from __future__ import annotations
@@ -64,7 +64,8 @@ async def _clamped(errors: ArithmeticTensor, bounds: ArithmeticTensor, high_bit:
 async def secret_output(
     embeddings: ArithmeticTensor, weights: ArithmeticTensor, scales: Scales
 ) -> Additive | ArithmeticTensor:
-    """[H 1]·w from secret weights: summands of (z, 0) for two classes, or the number itself at 32 bits. 0 or 2 rounds."""
+    """[H 1]·w from secret weights: summands of (z, 0) for two classes, or the number itself at 32 bits. 0 or 2
+    rounds."""
     assert scales.one_output is not None
     bits, party = EMBEDDING_BITS + scales.weight_bits, embeddings.party
     if scales.one_output.task == "regression":

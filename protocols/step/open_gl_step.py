@@ -1,8 +1,9 @@
 """The servers' part of GL-BMF with open weights: one step on shares, with a global layer that everybody knows.
 
-Products with W are local and cost at most their truncation: the logits, M̂ = W̃ᵀW̃ (public altogether), K = UᵀW̃, W̃δ. The clip, its
-scales and its bounds are those of ``protocols.step.gl_step``. The sums of the global layer are this server's words like those of
-the clients' layers: when they are written, they are opened to the three servers, and to each client its own.
+Products with W are local and cost at most their truncation: the logits, M̂ = W̃ᵀW̃ (public altogether), K = UᵀW̃, W̃δ.
+The clip, its scales and its bounds are those of ``protocols.step.gl_step``. The sums of the global layer are this
+server's words like those of the clients' layers: when they are written, they are opened to the three servers, and to
+each client its own.
 """
 
 from __future__ import annotations
@@ -43,9 +44,11 @@ class PublicBlock:
 
 
 def public_block(values: np.ndarray, weight_bits: int, scales: AdapterScales) -> PublicBlock:
-    """W̃ and M̂ from a client's rows of the public weights, in integers: M̂ is off by half a unit an entry, and safe as above.
+    """W̃ and M̂ from a client's rows of the public weights, in integers: M̂ is off by half a unit an entry, and safe as
+    above.
 
-    W̃ is centred over the classes, as the logits are: δ adds up to zero but for its rounding, and ‖W̃‖ only gets smaller.
+    W̃ is centred over the classes, as the logits are: δ adds up to zero but for its rounding, and ‖W̃‖ only gets
+    smaller.
     """
     block = centred(values, weight_bits - scales.block_bits)
     limit = scales.weight_bound * 2.0**scales.block_bits
@@ -61,8 +64,8 @@ def public_block(values: np.ndarray, weight_bits: int, scales: AdapterScales) ->
 def _require_room(units: float, scales: AdapterScales) -> None:
     """Refuse weights whose norm, in units of W̃, is beyond the bound of the run.
 
-    No singular values of the block itself: a matrix so large is divided among BLAS threads, which wait for each other by
-    turning in circles; with three servers on two busy cores that took up to 0.6 s of a step.
+    No singular values of the block itself: a matrix so large is divided among BLAS threads, which wait for each other
+    by turning in circles; with three servers on two busy cores that took up to 0.6 s of a step.
     """
     norm = units * 2.0**-scales.block_bits
     require(
@@ -99,8 +102,8 @@ async def open_layer_step(
 ) -> list[Words]:
     """This server's words of the noised sums of the global layer, then of each client's layers: nothing is opened yet.
 
-    ``head`` is the public layer as logits take it, ``blocks`` its rows of each client. ``addend`` is this server's own row of
-    filtered integer noise at 46 bits, and for the global part the constant that makes the cut unbiased.
+    ``head`` is the public layer as logits take it, ``blocks`` its rows of each client. ``addend`` is this server's own
+    row of filtered integer noise at 46 bits, and for the global part the constant that makes the cut unbiased.
     """
     explicit = plan.training.gradients == "explicit"
     logits = refmpc.matmul_public(embeddings, head.words).reinterpret(head.logit_bits)

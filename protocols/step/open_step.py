@@ -2,11 +2,12 @@
 
 Forward products are shares times public integers: local, nothing is sent. Softmax and clip are those of every step. The
 backward product is not truncated on shares but opened: each server cuts its own summand, with its own noise in it, and
-sends it to the two others (``refmpc.primitives.opening``). What is opened, y_t, is what the DP theorem is about: it covers the
-release of the whole sequence, so opening every y_t instead of the last model alone does not change the claim.
+sends it to the two others (``refmpc.primitives.opening``). What is opened, y_t, is what the DP theorem is about: it
+covers the release of the whole sequence, so opening every y_t instead of the last model alone does not change the
+claim.
 
-One layer: 17 rounds instead of 18 with up to 12 classes, 16 with two classes as one logit, 5 for a regression. A hidden layer
-costs 8 instead of 10.
+One layer: 17 rounds instead of 18 with up to 12 classes, 16 with two classes as one logit, 5 for a regression. A hidden
+layer costs 8 instead of 10.
 """
 
 from __future__ import annotations
@@ -76,7 +77,8 @@ async def clipped_updates_from_logits(
     scales: Scales,
     class_weights: Sequence[float] = (),
 ) -> ArithmeticTensor:
-    """u_j = c_j·(softmax(z_j) − y_j) of one layer, replicated, with ‖[h_j 1]‖·‖u_j‖ ≤ γ: 16 rounds, 19 beyond 12 classes.
+    """u_j = c_j·(softmax(z_j) − y_j) of one layer, replicated, with ‖[h_j 1]‖·‖u_j‖ ≤ γ: 16 rounds, 19 beyond 12
+    classes.
 
     A run that leaves no room for ``scales.low_round`` takes longer, and u is rounded. One output: ``one_output``.
     """
@@ -128,9 +130,9 @@ async def step_words(
 ) -> list[Words]:
     """This server's words of every layer's noised gradient sum: nothing is opened yet.
 
-    ``layers`` are the public integers of all layers of an MLP (of one layer, none: ``head`` is enough). ``addend`` is what
-    this server adds: its own row of filtered integer noise at the gradients' scale, and the constant that makes the cut unbiased, in the
-    flat layout of ``vfl.gradients``.
+    ``layers`` are the public integers of all layers of an MLP (of one layer, none: ``head`` is enough). ``addend`` is
+    what this server adds: its own row of filtered integer noise at the gradients' scale, and the constant that makes
+    the cut unbiased, in the flat layout of ``vfl.gradients``.
     """
     cut, own = scales.truncated_bits, seal(addend).view(np.uint64)
     if training.gradients == "explicit":

@@ -1,10 +1,9 @@
 """The public weights of one hidden layer as a step uses them: integers at few bits, and bounds that hold for every row.
 
 With rows within ``reach``, |sum| ≤ reach·(longest column of W_1), ‖a‖ ≤ √hidden times that, logits at most
-(‖a‖ + 1)·(longest column of W̃_2), and ‖δ_1‖ ≤ 1.42·‖W_2‖, for which the largest row sum of |W_2ᵀW_2| is a bound: of the weights
-as they are used, rounded (proofs §4.11). All of it is
-integer arithmetic on public numbers, so every server comes to the same; and bounds are powers of two, so that few different
-steps are recorded.
+(‖a‖ + 1)·(longest column of W̃_2), and ‖δ_1‖ ≤ 1.42·‖W_2‖, for which the largest row sum of |W_2ᵀW_2| is a bound: of
+the weights as they are used, rounded (proofs §4.11). All of it is integer arithmetic on public numbers, so every server
+comes to the same; and bounds are powers of two, so that few different steps are recorded.
 """
 
 from __future__ import annotations
@@ -44,12 +43,12 @@ class HiddenHead:
 
     @property
     def sum_bits(self) -> int:
-        """Of [H 1]·W_1, and of a before it is cut."""
+        """Sum bits of [H 1]·W_1, and of a before it is cut."""
         return EMBEDDING_BITS + self.bits
 
     @property
     def logit_bits(self) -> int:
-        """Of [a 1]·W̃_2."""
+        """Logit bits of [a 1]·W̃_2."""
         return self.sum_bits + self.head.bits
 
 
@@ -69,9 +68,11 @@ def _norm_within(words: np.ndarray, bits: int, limit: float) -> bool:
 
 
 def hidden_head(model: Sequence[PublicLayer], scales: Scales) -> HiddenHead | None:
-    """What a short step takes of the weights, or None if its ranges do not hold for them and the step takes the longer way.
+    """What a short step takes of the weights, or None if its ranges do not hold for them and the step takes the longer
+    way.
 
-    ‖W_1‖ is within the bound of the run, and with it ‖a‖ (``protocols.plan.plausibility``: looked at before every step)."""
+    ‖W_1‖ is within the bound of the run, and with it ‖a‖ (``protocols.plan.plausibility``: looked at before every
+    step)."""
     chain = scales.hidden_chain
     if chain is None:
         return None

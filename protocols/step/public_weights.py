@@ -1,13 +1,13 @@
 """Weights that everybody knows, as integers: what a step computes with, how they move, and how large logits can be.
 
-Everything here is exact integer arithmetic, so all servers come to the same words on any processor. W has ``weight_bits``,
-momentum and the opened sums y have ``RELEASE_BITS``:
+Everything here is exact integer arithmetic, so all servers come to the same words on any processor. W has
+``weight_bits``, momentum and the opened sums y have ``RELEASE_BITS``:
 
     v ← round(β̂·v/2^20) + y,   W ← round(α̂·W/2^16) − k·v,   η/B = k/2^(weight_bits − RELEASE_BITS).
 
-The last layer is used centred and rounded, W̃: subtracting the same vector from every class leaves the softmax as it is and
-the norms small, and 14 + ``bits`` is then the scale that the softmax takes, with no truncation. The gradient is that at W̃, a
-public function of what was opened before, so the theorem of ``vfl.dp.slack`` covers it.
+The last layer is used centred and rounded, W̃: subtracting the same vector from every class leaves the softmax as it is
+and the norms small, and 14 + ``bits`` is then the scale that the softmax takes, with no truncation. The gradient is
+that at W̃, a public function of what was opened before, so the theorem of ``vfl.dp.slack`` covers it.
 """
 
 from __future__ import annotations
@@ -82,7 +82,8 @@ async def times_weights(x: ArithmeticTensor, matrix: ArithmeticTensor | PublicMa
 
 @dataclass(frozen=True)
 class Head:
-    """The last layer as a step uses it: integers at ``bits``, and a bound of the logits of this very step, a power of two."""
+    """The last layer as a step uses it: integers at ``bits``, and a bound of the logits of this very step, a power of
+    two."""
 
     words: np.ndarray
     bits: int
@@ -91,7 +92,7 @@ class Head:
 
     @property
     def logit_bits(self) -> int:
-        """Of [H 1]·W̃."""
+        """Logit bits of [H 1]·W̃."""
         return EMBEDDING_BITS + self.bits
 
     @property
@@ -124,8 +125,8 @@ def rounded(values: np.ndarray, bits: int) -> np.ndarray:
 
 
 def rounded_head(values: np.ndarray, weight_bits: int, reach: float) -> Head:
-    """W̃ of the last layer: as fine as the softmax takes and the ring holds. ``reach`` bounds ‖[h 1]‖. One output is not
-    centred: nothing may be taken from it."""
+    """W̃ of the last layer: as fine as the softmax takes and the ring holds. ``reach`` bounds ‖[h 1]‖. One output is
+    not centred: nothing may be taken from it."""
     fitting = rounded if values.shape[1] == 1 else centred
     longest = math.ceil(reach * 2.0**REACH_BITS)
     for bits in range(min(HEAD_BITS, weight_bits), FEWEST_HEAD_BITS - 1, -1):
@@ -153,8 +154,8 @@ def widest_head(shape: tuple[int, int], logit_bound: float) -> Head:
 
 
 def centred(values: np.ndarray, bits: int) -> np.ndarray:
-    """Less the mean over classes, rounded, then over 2^bits to the nearest integer: the softmax of products with it is the
-    same but for the rounding. It lies class by class in memory, as products want it."""
+    """Less the mean over classes, rounded, then over 2^bits to the nearest integer: the softmax of products with it is
+    the same but for the rounding. It lies class by class in memory, as products want it."""
     found = np.empty(values.shape[::-1], dtype=np.int64).T
     kernels.centred_rounded(values, bits, found)
     return found

@@ -1,11 +1,12 @@
 """One training step on shares: forward, softmax, clip, backward with noise, update. Shared by all protocols.
 
-The per-sample gradient of a linear layer is [h_j; 1] ⊗ δ_j, so neither it nor its norm is ever built: the batch needs one
-forward product, the squared norms of δ, B clip factors and one backward product (proofs §4.1). Every server adds its own
-noise to its own summand of the backward product, before the truncation that the DP proof asks for.
+The per-sample gradient of a linear layer is [h_j; 1] ⊗ δ_j, so neither it nor its norm is ever built: the batch needs
+one forward product, the squared norms of δ, B clip factors and one backward product (proofs §4.1). Every server adds
+its own noise to its own summand of the backward product, before the truncation that the DP proof asks for.
 
-An MLP has such a gradient for every layer, ‖g_j‖² = Σ_l (‖a_{l−1,j}‖²+1)·‖δ_{l,j}‖², and one clip factor for all. A sample
-whose hidden norms leave the public limit contributes nothing: see ``protocols.plan.scales`` for why, and for the proof.
+An MLP has such a gradient for every layer, ‖g_j‖² = Σ_l (‖a_{l−1,j}‖²+1)·‖δ_{l,j}‖², and one clip factor for all. A
+sample whose hidden norms leave the public limit contributes nothing: see ``protocols.plan.scales`` for why, and for the
+proof.
 """
 
 from __future__ import annotations
@@ -54,8 +55,8 @@ __all__ = [
 
 @dataclass
 class SharedRows:
-    """What the servers hold about the people: [H 1], labels (one-hot; one column if there is one output), and of the norms
-    n_j = ‖[h_j 1]‖²/γ² rounded up, or with one output b_j = γ/‖[h_j 1]‖ rounded down."""
+    """What the servers hold about the people: [H 1], labels (one-hot; one column if there is one output), and of the
+    norms n_j = ‖[h_j 1]‖²/γ² rounded up, or with one output b_j = γ/‖[h_j 1]‖ rounded down."""
 
     embeddings: ArithmeticTensor
     labels: ArithmeticTensor
@@ -105,7 +106,8 @@ async def hidden_errors(
     active: Sequence[TwoHolderBits],
     scales: Scales,
 ) -> list[ArithmeticTensor]:
-    """δ_l of all layers, first layer first, from that of the last: δ_l = (δ_{l+1} W_{l+1}ᵀ)·[a_l > 0]. 4 rounds a layer."""
+    """δ_l of all layers, first layer first, from that of the last: δ_l = (δ_{l+1} W_{l+1}ᵀ)·[a_l > 0]. 4 rounds a
+    layer."""
     found = [errors]
     for depth in range(len(layers) - 1, 0, -1):
         cut = found[0].fraction_bits + scales.weight_bits - scales.layers[depth - 1].error_bits
@@ -157,8 +159,8 @@ async def _backward(
 async def linear_updates(
     rows: SharedRows, weights: ArithmeticTensor, scales: Scales, class_weights: Sequence[float] = ()
 ) -> ArithmeticTensor:
-    """u_j = c_j·(softmax([h_j 1]·W) − y_j) of one layer, exactly within the clip: 16 rounds, 19 beyond 12 classes; with one
-    output 15 (two classes) or 6 (a number)."""
+    """u_j = c_j·(softmax([h_j 1]·W) − y_j) of one layer, exactly within the clip: 16 rounds, 19 beyond 12 classes; with
+    one output 15 (two classes) or 6 (a number)."""
     if scales.one_output is not None:
         output = await one_output.secret_output(rows.embeddings, weights, scales)
         return await one_output.clamped_updates(
@@ -192,10 +194,11 @@ async def explicit_clip(
 async def explicit_gradient(
     embeddings: ArithmeticTensor, errors: ArithmeticTensor, addend: np.ndarray, scales: Scales
 ) -> ArithmeticTensor:
-    """The same sum as the paper computes it: all B·(d+1)·S entries of the per-sample gradients, their norms, their clip.
+    """The same sum as the paper computes it: all B·(d+1)·S entries of the per-sample gradients, their norms, their
+    clip.
 
-    The reference for ``factored_gradients``, one layer only, at about 60 times its bytes. The norm is that of the rounded
-    gradient itself, so the clip needs no slack.
+    The reference for ``factored_gradients``, one layer only, at about 60 times its bytes. The norm is that of the
+    rounded gradient itself, so the clip needs no slack.
     """
     flat, factor = await explicit_clip(embeddings, errors, scales)
     total = await refmpc.matmul_truncate(
@@ -217,9 +220,9 @@ async def gradient_step(
     ``learning_rate`` is η, or in a recorded step, whose public numbers are fixed, the word of η/B (``rate_input``).
 
     ``noise`` is this server's own row of filtered integer noise at 46 bits, or zeros, in the flat layout of
-    ``vfl.gradients``: layer after layer; it is lifted to the scale of the gradients. Momentum is merged into the truncation: β·v joins the summand of the backward
-    product as a public multiple of this server's share of v. One layer: 18 rounds where ``scales.low_round`` fits, 17 with
-    two classes as one logit, 8 for a regression.
+    ``vfl.gradients``: layer after layer; it is lifted to the scale of the gradients. Momentum is merged into the
+    truncation: β·v joins the summand of the backward product as a public multiple of this server's share of v. One
+    layer: 18 rounds where ``scales.low_round`` fits, 17 with two classes as one logit, 8 for a regression.
     """
     addends = own_addends(noise, layers, training.momentum, scales)
     if scales.low_round is not None or scales.one_output is not None:

@@ -1,9 +1,9 @@
 """‖row‖²/γ² on shares, never below the true value: the one place that knows the scale of 1/γ² and the room of the ring.
 
-1/γ² becomes the integer ⌈2^b/γ²⌉ at b bits, which is too large by less than γ²/2^b, relative. b is what the ring leaves to
-squares of rows within the bound, and no more than 20 bits beyond γ². Every plan asks for at least 5 bits beyond γ²
-(``OverClip.require_fine``): below that 1/γ² would be rounded up by more than 3 %, in the end to 1, and the clip would cut
-far too much or, out of its domain, nothing at all. Bounds of q take the inflation from ``OverClip.largest``.
+1/γ² becomes the integer ⌈2^b/γ²⌉ at b bits, which is too large by less than γ²/2^b, relative. b is what the ring leaves
+to squares of rows within the bound, and no more than 20 bits beyond γ². Every plan asks for at least 5 bits beyond γ²
+(``OverClip.require_fine``): below that 1/γ² would be rounded up by more than 3 %, in the end to 1, and the clip would
+cut far too much or, out of its domain, nothing at all. Bounds of q take the inflation from ``OverClip.largest``.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ def most_fraction_bits(clip_norm: float, bound: float) -> int:
 
 @dataclass(frozen=True)
 class OverClip:
-    """How squared norms of rows at ``fraction_bits``, within ``bound`` (rounding included), become ‖row‖²/γ² at ``bits``."""
+    """How squared norms of rows at ``fraction_bits``, within ``bound`` (rounding included), become ‖row‖²/γ² at
+    ``bits``."""
 
     clip_norm: float
     bound: float
@@ -49,7 +50,7 @@ class OverClip:
 
     @property
     def ratio(self) -> float:
-        """Of the longest row: bound²/γ²."""
+        """Ratio of the longest row: bound²/γ²."""
         return (self.bound / self.clip_norm) ** 2
 
     @property
@@ -77,14 +78,15 @@ class OverClip:
             self.is_fine,
             rows if too_long else "clip_norm",
             longest if too_long else self.clip_norm,
-            f"at most {most * scale:.4g} at {self.fraction_bits} fraction bits, so that 1/clip_norm² is rounded up by 3 %"
+            f"at most {most * scale:.4g} at {self.fraction_bits} fraction bits, so that 1/clip_norm² is rounded up "
+            f"by 3 %"
             " at most",
             way_out,
         )
 
     @property
     def largest(self) -> float:
-        """Of the result: 1/γ² rounded up, and both units of the truncation."""
+        """The largest error of the result: 1/γ² rounded up, and both units of the truncation."""
         inflated = self.bound**2 * float(Fraction(self.inverse) / Fraction(2) ** self.inverse_bits)
         return inflated * (1 + 1e-9) + 2 * 2.0**-self.bits
 

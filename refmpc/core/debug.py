@@ -43,9 +43,12 @@ async def check_product(
     limit: int,
     addend: np.ndarray | None = None,
 ) -> None:
-    """Open x, y (a tensor, or public ring words) and the addends of all parties, and raise unless −limit ≤ product(x, y)
-    + addends < limit everywhere, as integers (in units of the product's scale). Sealed addends may hold shares: their sum
-    is taken modulo 2^64, like that of all shares; others are numbers of their own, noise say, and add up as integers."""
+    """Open x, y (a tensor, or public ring words) and the addends of all parties, and raise unless −limit ≤ product(x,
+    y)
+    + addends < limit everywhere, as integers (in units of the product's scale). Sealed addends may hold shares: their
+      sum
+    is taken modulo 2^64, like that of all shares; others are numbers of their own, noise say, and add up as
+    integers."""
     left = await _open(operation, x.first)
     right = y.view(np.int64) if isinstance(y, np.ndarray) else await _open(operation, y.first)
     value = np.asarray(product(left.astype(np.float64), right.astype(np.float64)))
@@ -67,7 +70,8 @@ async def check_product(
 
 
 async def check_words(operation: Operation, summand: Words, low: int, high: int, *, zero: bool = False) -> None:
-    """Open Σ summands and raise unless low ≤ value < high everywhere (signed ring words, modulo 2^64; 0 too if ``zero``)."""
+    """Open Σ summands and raise unless low ≤ value < high everywhere (signed ring words, modulo 2^64; 0 too if
+    ``zero``)."""
     values = await _open(operation, summand)
     _refuse_outside(values[values != 0] if zero else values, low, high, operation.name)
 
@@ -79,7 +83,8 @@ async def check_spread(operation: Operation, summand: Words, spread: float, frac
     if (widest > spread).any():
         row = int(np.argmax(widest))
         raise RangeError(
-            f"'{operation.name}' left its domain: the entries of row {row} differ by {float(widest[row])!r}, allowed is "
+            f"'{operation.name}' left its domain: the entries of row {row} differ by {float(widest[row])!r}, allowed "
+            f"is "
             f"{spread!r}; give a wider bound or bound the input"
         )
 

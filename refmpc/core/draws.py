@@ -1,7 +1,8 @@
-"""The masks of a recorded step: all its draws as runs of counter blocks, two columns each, (nonce, number of the block).
+"""The masks of a recorded step: all its draws as runs of counter blocks, two columns each, (nonce, number of the
+block).
 
-The nonce of an operation is (step, number), so a repetition adds its own step and first number to what was recorded, and
-has the same bits as the streams of ``accel.prg`` would give it. OpenSSL is the only AES, here as there.
+The nonce of an operation is (step, number), so a repetition adds its own step and first number to what was recorded,
+and has the same bits as the streams of ``accel.prg`` would give it. OpenSSL is the only AES, here as there.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ class Draws:
         self.size = self._blocks.nbytes  # bytes of memory
 
     def place(self, side: str, number: int, begin: int, count: int) -> np.ndarray:
-        """Memory for bytes ``begin`` to ``begin + count`` of the stream of operation ``number`` (counted in the step)."""
+        """Memory for bytes ``begin`` to ``begin + count`` of the stream of operation ``number`` (counted in the
+        step)."""
         first = begin // BLOCK
         blocks = -(-(begin + count) // BLOCK) - first
         pieces = self._pieces[side]

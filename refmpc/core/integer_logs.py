@@ -1,8 +1,9 @@
 """Numbers that two servers compute for themselves and must agree on to the last bit.
 
-If a public constant differs in its last digit between two servers, their shares no longer fit and the result is garbage.
-Libraries' exp, log and least squares do differ, between processors as well as versions. Python's integers, fractions
-and decimals do not, nor do single additions, multiplications and roundings of IEEE doubles: only these are used here.
+If a public constant differs in its last digit between two servers, their shares no longer fit and the result is
+garbage. Libraries' exp, log and least squares do differ, between processors as well as versions. Python's integers,
+fractions and decimals do not, nor do single additions, multiplications and roundings of IEEE doubles: only these are
+used here.
 """
 
 from __future__ import annotations

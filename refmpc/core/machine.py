@@ -9,11 +9,12 @@ this object, the third through ``Operation.round``. Kernels (``accel``) write th
     machine.call("truncation_hold", z, masks[0], role == 0, message)
     round_.send_next(message)
 
-``Machine`` does all this at once. ``refmpc.core.program.Recorder`` does it and takes notes; a ``Program`` does it again.
+``Machine`` does all this at once. ``refmpc.core.program.Recorder`` does it and takes notes; a ``Program`` does it
+again.
 
-Rules for protocol code. Arguments of ``call`` are sealed arrays, public arrays (``machine.public``), numbers and None; a
-plain array is refused. A kernel returns nothing that depends on secrets. Numbers and public arrays are fixed when a step
-is recorded: they may depend on shapes, scales and public arguments, on nothing else.
+Rules for protocol code. Arguments of ``call`` are sealed arrays, public arrays (``machine.public``), numbers and None;
+a plain array is refused. A kernel returns nothing that depends on secrets. Numbers and public arrays are fixed when a
+step is recorded: they may depend on shapes, scales and public arguments, on nothing else.
 """
 
 from __future__ import annotations

@@ -126,8 +126,8 @@ class Operation:
 
 
 def uniform_bytes(count: int, bound: int) -> int:
-    """Random bytes to draw for ``count`` values below ``bound``, two at a time: six standard deviations and eight pairs more
-    than it takes."""
+    """Random bytes to draw for ``count`` values below ``bound``, two at a time: six standard deviations and eight pairs
+    more than it takes."""
     rejected, pairs = 65536 % bound**2 / 65536, (count + 1) // 2
     return 2 * (int((pairs + 6 * (pairs * rejected) ** 0.5) / (1 - rejected)) + 8)
 
@@ -143,8 +143,8 @@ class Party:
     """Party ``id`` (0, 1 or 2) of a run. Programs receive it as their first argument.
 
     ``id`` holds shares (x_id, x_id+1) of every secret. ``parameters`` are the public parameters that all parties
-    compared before the run. ``run_id`` goes into every key of masks, ``step`` into every nonce; the pair keys themselves are
-    fresh in every run, so that a resumed one, which has a run id of its own, never uses a mask again.
+    compared before the run. ``run_id`` goes into every key of masks, ``step`` into every nonce; the pair keys
+    themselves are fresh in every run, so that a resumed one, which has a run id of its own, never uses a mask again.
     """
 
     def __init__(
@@ -274,8 +274,8 @@ class Party:
     def inside_recorded(self, inputs: int) -> Iterator[int]:
         """Codes and histories count from here on; yields what they all grow by: step, first operation, ``inputs``.
 
-        Numbers are left out up to a multiple of three, so that the rotation of dealers begins at the same place in every
-        call, and one program serves all."""
+        Numbers are left out up to a multiple of three, so that the rotation of dealers begins at the same place in
+        every call, and one program serves all."""
         self._operations += -self._operations % 3
         salt = mix(self._step, self._operations, inputs)
         self._begun, self._salt = self._operations, (salt >> 20) & 0xFFFFFFFF

@@ -1,17 +1,20 @@
 """Recorded steps: what a function of secrets did once is done again, without the Python between its instructions.
 
-``party.recorded(step)`` gives a function of the same arguments. Its first call runs ``step`` and takes notes of everything
-that passes the machine: draws, kernels, rounds. Later calls do the same again, with fresh masks, on new inputs.
+``party.recorded(step)`` gives a function of the same arguments. Its first call runs ``step`` and takes notes of
+everything that passes the machine: draws, kernels, rounds. Later calls do the same again, with fresh masks, on new
+inputs.
 
-*Programs* are kept by what is public: shapes, layouts and scales of the inputs, and public arguments. Every call begins at the
-same place in the rotation of dealers. Every array among the arguments is an *input*: inside it is sealed, so nothing can be read from it and
-frozen. What a kernel or a round is given must be an input, or memory that an instruction filled; anything else is refused,
-and so are releases, messages to clients, inputs and streams of this party alone. Masks come from draws alone: every call
-draws under its own step and operation numbers, as it would without recording, so no mask is ever used twice.
+*Programs* are kept by what is public: shapes, layouts and scales of the inputs, and public arguments. Every call begins
+at the same place in the rotation of dealers. Every array among the arguments is an *input*: inside it is sealed, so
+nothing can be read from it and frozen. What a kernel or a round is given must be an input, or memory that an
+instruction filled; anything else is refused, and so are releases, messages to clients, inputs and streams of this party
+alone. Masks come from draws alone: every call draws under its own step and operation numbers, as it would without
+recording, so no mask is ever used twice.
 
-The code of a frame has to tell steps and inputs apart as well (``refmpc.core.digest``), so inside a recorded function codes and
-histories count from its beginning, and all of them grow by one number that depends on step, first operation and inputs.
-Whether a party records, repeats or (debug modes, ``REFMPC_RECORD=0``) does neither makes no difference to what it sends.
+The code of a frame has to tell steps and inputs apart as well (``refmpc.core.digest``), so inside a recorded function
+codes and histories count from its beginning, and all of them grow by one number that depends on step, first operation
+and inputs. Whether a party records, repeats or (debug modes, ``REFMPC_RECORD=0``) does neither makes no difference to
+what it sends.
 """
 
 from __future__ import annotations
@@ -49,9 +52,9 @@ Instruction = tuple[Callable[..., Any], Any]
 class Program:
     """Instructions, the draws they use, and where inputs have to be put before they run again.
 
-    Kernels in a row are calls of one table (``accel``'s ``CallTable``), which does them without the interpreter between them.
-    What it cannot do, rounds above all, is a Python call by itself, and so is a call that the table could not finish: a kernel
-    that raises, a draw whose random bytes did not last.
+    Kernels in a row are calls of one table (``accel``'s ``CallTable``), which does them without the interpreter between
+    them. What it cannot do, rounds above all, is a Python call by itself, and so is a call that the table could not
+    finish: a kernel that raises, a draw whose random bytes did not last.
     """
 
     def __init__(self, party: Party):
@@ -72,7 +75,8 @@ class Program:
         self._inputs: list[np.ndarray] = []
 
     def finish(self, origin: Callable[[np.ndarray], tuple[int, int]]) -> None:
-        """All is recorded. ``origin`` says which input an array is part of (−1: none), and how far behind its beginning."""
+        """All is recorded. ``origin`` says which input an array is part of (−1: none), and how far behind its
+        beginning."""
         calls, begun = self._calls, 0
         for number, (function, arguments) in enumerate(self.instructions):
             if self._put(function, arguments):

@@ -1,7 +1,7 @@
 """The arrays inside the arguments and results of a recorded step: found, described, sealed, replaced.
 
-Arguments and results are made of tensors, two-holder bits and numbers, additive numbers, arrays, dataclasses, lists, tuples, dictionaries, and public
-values, which must be hashable.
+Arguments and results are made of tensors, two-holder bits and numbers, additive numbers, arrays, dataclasses, lists,
+tuples, dictionaries, and public values, which must be hashable.
 """
 
 from __future__ import annotations
@@ -127,7 +127,8 @@ def _describe(value: Any, leaves: list[Leaf]) -> Any:
         hash(value)
     except TypeError:
         raise TypeError(
-            f"a recorded step was given {kind.__name__} as a public argument: give it numbers, texts, tensors and arrays, "
+            f"a recorded step was given {kind.__name__} as a public argument: give it numbers, texts, tensors and "
+            f"arrays, "
             "or dataclasses, lists and dictionaries of these; bind other things beforehand (functools.partial)"
         ) from None
     return (kind, value)
@@ -148,8 +149,8 @@ def regions(array: np.ndarray) -> list[tuple[int, int]]:
 
 
 class Inputs:
-    """The arguments of one call of a recorded step, and where their arrays begin. This runs in every step: an address is asked
-    for once."""
+    """The arguments of one call of a recorded step, and where their arrays begin. This runs in every step: an address
+    is asked for once."""
 
     def __init__(self, arguments: tuple[Any, ...]):
         leaves: list[Leaf] = []

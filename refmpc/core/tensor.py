@@ -1,8 +1,9 @@
 """Secret tensors. Party i holds shares (x_i, x_i+1) of x = x_0 + x_1 + x_2 (arithmetic) or x_0 ⊕ x_1 ⊕ x_2 (Boolean).
 
-Shares are sealed (``refmpc.core.words``): they are cut and reshaped here, and computed with by kernels of the party's machine.
-Everything in this file is local except the operators ``* @ < > <= >= &``, which run the protocol of the same name at
-once. Inside an async protocol call the protocol itself and ``await`` it, so that independent ones can share rounds.
+Shares are sealed (``refmpc.core.words``): they are cut and reshaped here, and computed with by kernels of the party's
+machine. Everything in this file is local except the operators ``* @ < > <= >= &``, which run the protocol of the same
+name at once. Inside an async protocol call the protocol itself and ``await`` it, so that independent ones can share
+rounds.
 """
 
 from __future__ import annotations
@@ -192,7 +193,7 @@ class ArithmeticTensor(SecretTensor):
         return ArithmeticTensor(self.party, shares, self.fraction_bits, history)
 
     def public_digest(self) -> int:
-        """Of history, scale and shape."""
+        """Public digest of history, scale and shape."""
         return mix(self.history, self.fraction_bits, self.shape)
 
     @classmethod
@@ -371,7 +372,7 @@ class BooleanTensor(SecretTensor):
         return BooleanTensor(self.party, shares, self.width, history)
 
     def public_digest(self) -> int:
-        """Of history, width and shape."""
+        """Public digest of history, width and shape."""
         return mix(self.history, self.width, self.shape)
 
     @property

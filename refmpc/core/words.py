@@ -1,13 +1,13 @@
 """``Words``: arrays that depend on secrets, sealed.
 
-A sealed array can be cut, reshaped, read as another integer type, handed to a kernel, or put into a round. Nothing else:
-arithmetic, comparison, ``bool``, ``int``, ``item``, fancy indexing, copying and printing raise TypeError. So a branch on a
-secret, or a share in a log, fails in the first test that meets it; and everything that is ever computed from secrets goes
-through ``refmpc.core.machine``, which is why a step can be recorded and done again.
+A sealed array can be cut, reshaped, read as another integer type, handed to a kernel, or put into a round. Nothing
+else: arithmetic, comparison, ``bool``, ``int``, ``item``, fancy indexing, copying and printing raise TypeError. So a
+branch on a secret, or a share in a log, fails in the first test that meets it; and everything that is ever computed
+from secrets goes through ``refmpc.core.machine``, which is why a step can be recorded and done again.
 
-``unseal`` is the one way out. It belongs where values leave the protocols: a release, a checkpoint, a test. (Python cannot
-close ``np.asarray``: it drops the seal without asking. What is computed behind its back is a plain array, and no kernel,
-round or tensor of a recorded step takes one that is not an input.)
+``unseal`` is the one way out. It belongs where values leave the protocols: a release, a checkpoint, a test. (Python
+cannot close ``np.asarray``: it drops the seal without asking. What is computed behind its back is a plain array, and no
+kernel, round or tensor of a recorded step takes one that is not an input.)
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """``dry_run``: what a program costs, counted by running it at one party after the other, with nobody at the other end.
 
 Messages go to a transport that counts them, and what a party expects arrives as zeros. Which messages follow, and how
-long they are, depends on public shapes and scales only, never on values; so the counters are those of a real run, exactly,
-while the values are meaningless and thrown away. It takes the computing time of three parties and no round trip.
+long they are, depends on public shapes and scales only, never on values; so the counters are those of a real run,
+exactly, while the values are meaningless and thrown away. It takes the computing time of three parties and no round
+trip.
 """
 
 from __future__ import annotations

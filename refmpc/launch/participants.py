@@ -105,8 +105,9 @@ _FORMATTING = threading.Lock()
 def traceback_text() -> str:
     """The traceback of the error that is being handled.
 
-    One thread at a time: Python parses the failing lines to mark columns in them, and its parser counts its depth for all
-    threads together. When three parties failed at once it could raise "AST constructor recursion depth mismatch" instead.
+    One thread at a time: Python parses the failing lines to mark columns in them, and its parser counts its depth for
+    all threads together. When three parties failed at once it could raise "AST constructor recursion depth mismatch"
+    instead.
     """
     with _FORMATTING:
         return traceback.format_exc()

@@ -1,7 +1,7 @@
 """Parties as processes of this machine, forked from one warm process, over Unix sockets, or TLS on loopback.
 
-A participant never runs the caller's main module again: a script needs no guard, and programs may be functions of a notebook
-or of the script itself. Those are sent by value (cloudpickle), functions of modules by name.
+A participant never runs the caller's main module again: a script needs no guard, and programs may be functions of a
+notebook or of the script itself. Those are sent by value (cloudpickle), functions of modules by name.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ def _fork_server(modules: Sequence[str]) -> Any:
 
 
 def start_ahead(*modules: str) -> None:
-    """Let the process from which parties are forked start now and import ``modules``, while the caller prepares its run."""
+    """Let the process from which parties are forked start now and import ``modules``, while the caller prepares its
+    run."""
     _fork_server(modules)
     forkserver.ensure_running()
 
@@ -101,7 +102,7 @@ def run_processes(
 
 
 def _listeners(directory: Path, tls: bool) -> tuple[list[socket.socket], dict[int, Address]]:
-    """Of the three parties: with TLS as between machines, else as it is fastest on this one."""
+    """Listeners of the three parties: with TLS as between machines, else as it is fastest on this one."""
     if tls:
         listeners = [listen() for _ in range(3)]
         return listeners, {party: ("127.0.0.1", own.getsockname()[1]) for party, own in enumerate(listeners)}
@@ -235,8 +236,8 @@ def _process(
 def _share_cores(alike: int) -> None:
     """Servers compute at the same time, and so do clients: each of ``alike`` many gets its part of the machine.
 
-    With more BLAS threads than cores a product takes many times as long, because threads wait for each other by turning in
-    circles.
+    With more BLAS threads than cores a product takes many times as long, because threads wait for each other by turning
+    in circles.
     """
     threadpool_limits(limits=max(1, (os.cpu_count() or 1) // alike), user_api="blas")
 

@@ -71,9 +71,9 @@ def run(
     ``program`` may be a plain or an async function. ``clients`` maps names to (program, argument); a client program
     gets a ``Client`` and its argument. ``releases`` declares what may be opened, each with the claim that covers it.
     ``parties="processes"`` needs programs that can be imported (functions of a module). ``timeout`` bounds every wait
-    for a peer; once a party has failed, the others have as long (and a little) to end. ``on_report(peer, message)`` gets
-    what programs pass to ``party.report``, for progress. The ``insecure_…`` options are for tests: fixed randomness,
-    opened operands, recorded messages.
+    for a peer; once a party has failed, the others have as long (and a little) to end. ``on_report(peer, message)``
+    gets what programs pass to ``party.report``, for progress. The ``insecure_…`` options are for tests: fixed
+    randomness, opened operands, recorded messages.
     """
     require_choice("parties", parties, ("threads", "processes"))
     require_real("timeout", timeout, 0, open_low=True)

@@ -25,8 +25,8 @@ TOLERANCE_BITS = 4  # the other thresholds 2^k to a relative 2^-4
 
 
 def clip_octaves(high: float, stops: bool = False) -> int:
-    """K = ⌈log2 high⌉, at least one. With ``stops`` q ≤ high must not come near 2^K either: from 15/16 of it on a comparison
-    may say that it was reached."""
+    """K = ⌈log2 high⌉, at least one. With ``stops`` q ≤ high must not come near 2^K either: from 15/16 of it on a
+    comparison may say that it was reached."""
     octaves = max(1, ceil_log2(high))
     near = high > 2.0**octaves * (1 - 2.0**-TOLERANCE_BITS)
     return octaves + (stops and near)
@@ -34,10 +34,11 @@ def clip_octaves(high: float, stops: bool = False) -> int:
 
 @dataclass(frozen=True)
 class ClipConstants:
-    """Thresholds 2^k, k = 0..octaves − 1, for q ≤ high at ``fraction_bits``, and the roots (1 − 2^-17)·2^(−k/2), floored.
+    """Thresholds 2^k, k = 0..octaves − 1, for q ≤ high at ``fraction_bits``, and the roots (1 − 2^-17)·2^(−k/2),
+    floored.
 
-    With ``stops`` there is one more threshold, ``stop`` = 2^octaves: q ≤ high never reaches it, and where 2^octaves was added
-    to q the factor is exactly 0.
+    With ``stops`` there is one more threshold, ``stop`` = 2^octaves: q ≤ high never reaches it, and where 2^octaves was
+    added to q the factor is exactly 0.
     """
 
     fraction_bits: int
@@ -82,12 +83,13 @@ class ClipConstants:
 
     @property
     def mantissa_bits(self) -> int:
-        """Of q/2^k, exactly."""
+        """Bits of q/2^k, exactly."""
         return self.fraction_bits + self.octaves - 1
 
     @property
     def ring(self) -> int:
-        """Bits of the ring in which the mantissa is made: two more than those of 2; the whole one where that saves little."""
+        """Bits of the ring in which the mantissa is made: two more than those of 2; the whole one where that saves
+        little."""
         return self.mantissa_bits + 3 if self.mantissa_bits <= NARROW else 64
 
     @functools.cached_property
@@ -130,17 +132,18 @@ def _cost(q: Additive | ArithmeticTensor, high: float, stops: bool = False) -> C
 
 @primitive(cost=_cost, source="this project: thermometer of octaves, spline of the mantissa")
 async def clip_root(q: Additive | ArithmeticTensor, high: float, stops: bool = False) -> Additive:
-    """1/sqrt(max(1, q)) for −high ≤ q ≤ high at 62 bits, additive, *never above* the true factor. With ``stops`` exactly 0
-    where 2^K, K = ``clip_octaves(high, True)``, was added to q ≥ 0, and nowhere else.
+    """1/sqrt(max(1, q)) for −high ≤ q ≤ high at 62 bits, additive, *never above* the true factor. With ``stops``
+    exactly 0 where 2^K, K = ``clip_octaves(high, True)``, was added to q ≥ 0, and nowhere else.
 
-    4 rounds, the first of which opens an additive q; about 740 bytes and up to 25 an octave up to ``high``. Cut it with a margin of one
-    unit (``scale_rows(…, margin=1)``), and the result is never above either, for every rounding. Too small by
-    2^-17 + 2^-17.94 and the floor of the roots, 2^(k/2 − 24) (``ClipConstants.largest_loss``).
+    4 rounds, the first of which opens an additive q; about 740 bytes and up to 25 an octave up to ``high``. Cut it with
+    a margin of one unit (``scale_rows(…, margin=1)``), and the result is never above either, for every rounding. Too
+    small by 2^-17 + 2^-17.94 and the floor of the roots, 2^(k/2 − 24) (``ClipConstants.largest_loss``).
 
     Never above, relative to the true factor C*. (a) [q ≥ 1] and the octaves are found on q itself, and the mantissa
-    m = q/2^k (1 where q < 1) is exact. (b) The spline is off by at most ε = 2^-17.94. (c) root_k ≤ (1 − 2^-17)·2^(−k/2), and
-    t is exact. So v ≤ C*(1 + ε)(1 − 2^-17) < C* if q ≥ 1 or q counts as below 1. If 1 − 2^-18 ≤ q < 1 counts as reached,
-    1/sqrt(q) ≤ 1 + 2^-18.9, and ε + 2^-18.9 < 2^-17 still. (d) A truncation gives ⌊v⌋ or ⌊v⌋ + 1: one unit is taken off.
+    m = q/2^k (1 where q < 1) is exact. (b) The spline is off by at most ε = 2^-17.94. (c) root_k ≤ (1 −
+    2^-17)·2^(−k/2), and t is exact. So v ≤ C*(1 + ε)(1 − 2^-17) < C* if q ≥ 1 or q counts as below 1. If 1 − 2^-18 ≤ q
+    < 1 counts as reached, 1/sqrt(q) ≤ 1 + 2^-18.9, and ε + 2^-18.9 < 2^-17 still. (d) A truncation gives ⌊v⌋ or ⌊v⌋ +
+    1: one unit is taken off.
     """
     constants = ClipConstants(q.fraction_bits, high, stops)
     if isinstance(q, ArithmeticTensor):

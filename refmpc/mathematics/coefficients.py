@@ -1,7 +1,7 @@
 """Public coefficients, as integers at 20 bits, in t = m − 2.5 for the mantissa m in [15/16, 4).
 
-Stored because the servers must agree on them to the last bit; ``python -m bench.generators.coefficients`` makes them, and a test
-compares.
+Stored because the servers must agree on them to the last bit; ``python -m bench.generators.coefficients`` makes them,
+and a test compares.
 """
 
 from __future__ import annotations

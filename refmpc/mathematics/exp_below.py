@@ -41,13 +41,14 @@ def digit_sizes(high_bits: int) -> tuple[int, ...]:
 
 @functools.cache
 def _tables() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """e^(−i/256), e^(−i/65536), e^(i/256 − 16·target), e^(i/65536): correctly rounded, the same everywhere. A product of
-    two is off by less than 2^-51."""
+    """e^(−i/256), e^(−i/65536), e^(i/256 − 16·target), e^(i/65536): correctly rounded, the same everywhere. A product
+    of two is off by less than 2^-51."""
     falling = [agreed_exp_constant(-i / 256) for i in range(4096)]
     falling_fine = [agreed_exp_constant(-i / 65536) for i in range(256)]
     rising = [[agreed_exp_constant(i / 256 - 16 * target) for i in range(4096)] for target in range(2)]
     rising_fine = [agreed_exp_constant(i / 65536) for i in range(256)]
-    return tuple(np.array(table) for table in (falling, falling_fine, rising, rising_fine))  # type: ignore[return-value]
+    tables = (falling, falling_fine, rising, rising_fine)
+    return tuple(np.array(table) for table in tables)  # type: ignore[return-value]
 
 
 def _hot_words(size: int) -> tuple[int, int]:
@@ -73,21 +74,21 @@ async def exp_below(z: TwoHolder, largest: Additive, high_bits: int) -> Additive
     """e^(z_i − largest − one unit of ``largest``) of every entry of a row, additive at 57 bits.
 
     2 rounds, the first of which opens ``largest``; 73 bytes an entry for 12 high bits (two digits of 6), 105 for 16.
-    Domain: −2^(high_bits + 4) + 16 < x < 0 on the grid of 2^-16, which holds if ``largest`` is the coarse maximum of z and
-    |z| ≤ L with 2L + 34 ≤ 2^(high_bits + 4). Error: relative 2^-17.9 and absolute 2^-18; never negative, exactly 0 below −32,
-    and between −16 and −32 at most 2^-18.
+    Domain: −2^(high_bits + 4) + 16 < x < 0 on the grid of 2^-16, which holds if ``largest`` is the coarse maximum of z
+    and |z| ≤ L with 2L + 34 ≤ 2^(high_bits + 4). Error: relative 2^-17.9 and absolute 2^-18; never negative, exactly 0
+    below −32, and between −16 and −32 at most 2^-18.
 
     x = C − R on the grid, C = C_hi·2^20 + C_lo (R likewise) leaves three cases: R_hi = C_hi and x = C_lo − R_lo,
-    R_hi = C_hi + 1 and x = C_lo − R_lo − 16, or x < −16. The dealer deals one-hot vectors of R_hi's digits over GF(2), and
-    g = e^-R_lo at a place that secret bits mu decide, for both targets T = 0, 1. The holders exchange their shares of
-    [digit of R_hi = digit of C_hi + T] ⊕ mu: α. The bit is 1 iff mu = 1 ⊕ α, so the word at place 1 ⊕ α is g or 0; times
-    e^(C_lo − 16T) it is e^x. The last word of target 1 is a difference: all words of a target have the same sum.
+    R_hi = C_hi + 1 and x = C_lo − R_lo − 16, or x < −16. The dealer deals one-hot vectors of R_hi's digits over GF(2),
+    and g = e^-R_lo at a place that secret bits mu decide, for both targets T = 0, 1. The holders exchange their shares
+    of [digit of R_hi = digit of C_hi + T] ⊕ mu: α. The bit is 1 iff mu = 1 ⊕ α, so the word at place 1 ⊕ α is g or 0;
+    times e^(C_lo − 16T) it is e^x. The last word of target 1 is a difference: all words of a target have the same sum.
 
-    Errors: g is off by half a unit of 2^-40 and at least e^-16: 2^-17.9; the holders' word by half a unit of 2^-17, times
-    g: 2^-18·e^-R_lo, and R_lo is uniform in 0..16.
+    Errors: g is off by half a unit of 2^-40 and at least e^-16: 2^-17.9; the holders' word by half a unit of 2^-17,
+    times g: 2^-18·e^-R_lo, and R_lo is uniform in 0..16.
 
-    Views: role 1 gets the vectors and words under masks it does not know; both holders get bits under the other's part of
-    mu, which it shares with the dealer alone. The dealer gets nothing.
+    Views: role 1 gets the vectors and words under masks it does not know; both holders get bits under the other's part
+    of mu, which it shares with the dealer alone. The dealer gets nothing.
     """
     require(z.same_dealers(largest), "largest", largest, "of the same rows and dealers as z (one call)")
     sizes = digit_sizes(high_bits)

@@ -169,10 +169,10 @@ def _softmax_cost(logits: ArithmeticTensor, fraction_bits: int = 18, high_bit: i
 async def softmax(logits: ArithmeticTensor, fraction_bits: int = 18, high_bit: int | None = None) -> ArithmeticTensor:
     """Softmax along the last axis.
 
-    11 rounds, 14 beyond 12 classes. Bytes for 128×10: 614 kB, or 474 kB at high_bit = 28 (16 fraction bits). Error of an
-    entry at most 2^-15 + 1.65·(S − 1)·2^-18 (``probabilities``) and one unit of 2^-18; rows sum to 1 within (1.5·S + 6)·2^-18. Domain: differences of
-    logits at most 2^(high_bit − fraction bits) ≤ 2^36 − 34, by default 2^20 − 34; 2 to 64 classes. Debug mode checks
-    that domain.
+    11 rounds, 14 beyond 12 classes. Bytes for 128×10: 614 kB, or 474 kB at high_bit = 28 (16 fraction bits). Error of
+    an entry at most 2^-15 + 1.65·(S − 1)·2^-18 (``probabilities``) and one unit of 2^-18; rows sum to 1 within (1.5·S +
+    6)·2^-18. Domain: differences of logits at most 2^(high_bit − fraction bits) ≤ 2^36 − 34, by default 2^20 − 34; 2 to
+    64 classes. Debug mode checks that domain.
     """
     spread = _spread(logits, high_bit)
     require_integer("fraction_bits", fraction_bits, 1, PROBABILITY_BITS - 1)

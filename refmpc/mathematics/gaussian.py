@@ -22,9 +22,10 @@ What is proved about the distribution (κ of proofs §7.1). Fix the view of one 
    instead of X by at most e·Σ|h|: ``joint_slope_error`` returns the sum of both. What rounds *after* the smoothing, the
    last truncation and the grid of the servers' own samples (``vfl.dp.slack``), is post-processing and needs no bound.
 
-Not proved by hand: the error of the stored polynomials is computed (float64, ``tests/refmpc/mathematics/test_gaussian.py``) on 2000
-Chebyshev points a segment. Up to about degree 60 that bounds the maximum within 0.2 %; that the Chebyshev coefficients
-beyond are below 2^-60 follows from analyticity (they fall like 5.83^-n) with a constant that was measured, not bounded.
+Not proved by hand: the error of the stored polynomials is computed (float64,
+``tests/refmpc/mathematics/test_gaussian.py``) on 2000 Chebyshev points a segment. Up to about degree 60 that bounds the
+maximum within 0.2 %; that the Chebyshev coefficients beyond are below 2^-60 follows from analyticity (they fall like
+5.83^-n) with a constant that was measured, not bounded.
 """
 
 from __future__ import annotations
@@ -95,9 +96,9 @@ def gaussian_addend(party: Party, shape: tuple[int, ...], std_in_grid_units: flo
     most 2^-188 from that law (``accel.gaussian``). std from 8 to 2^52. The sum over the servers has variance 3·std²; a
     server that subtracts its own part faces 2·std².
 
-    The noise is a function of ``step`` and of a key that this server draws when it joins a run: within that run the same
-    step gives the same noise again, so different releases must have different steps. After a crash the key, and with it
-    the noise, is another one: whoever may have to send a release again must have kept it.
+    The noise is a function of ``step`` and of a key that this server draws when it joins a run: within that run the
+    same step gives the same noise again, so different releases must have different steps. After a crash the key, and
+    with it the noise, is another one: whoever may have to send a release again must have kept it.
     """
     require_integer("step", step, 0, 2**63)
     return _own_samples(party.private_stream("gaussian addend", step), shape, std_in_grid_units)

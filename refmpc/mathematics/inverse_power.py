@@ -60,7 +60,8 @@ class InversePlan:
 
     @property
     def ring(self) -> int:
-        """Bits of the ring in which the mantissa is made: two more than those of 2, so that its range can be checked."""
+        """Bits of the ring in which the mantissa is made: two more than those of 2, so that its range can be
+        checked."""
         return self.mantissa_bits + 3
 
     @property
@@ -89,7 +90,7 @@ class InversePlan:
 
 
 def inverse_power_cost(x: ArithmeticTensor, plan: InversePlan) -> Cost:
-    """Of ``inverse_power``."""
+    """Cost of ``inverse_power``."""
     column = x.reshape(x.size)
     exponents = plan.exponents
     weigh = weigh_reached.cost(
@@ -102,9 +103,9 @@ def inverse_power_cost(x: ArithmeticTensor, plan: InversePlan) -> Cost:
 async def inverse_power(x: ArithmeticTensor, plan: InversePlan) -> Additive:
     """1/x or 1/sqrt(x) of a flat x, additive at ``plan.result_bits``. 5 rounds; about 310 bytes and 17 an octave.
 
-    Thermometer of octaves, whose weighted sums give m = x/2^k exactly, in [15/16, 2), and the power; f(m) by a spline while
-    the power is made replicated; ⌊f(m)⌋ at 24 bits or one more, times the power. Relative error: the spline's (2^-16.5, or
-    2^-17.94 for the root), 2^-23.9 of the cut, and 2^-18 where the power is not exact (roots).
+    Thermometer of octaves, whose weighted sums give m = x/2^k exactly, in [15/16, 2), and the power; f(m) by a spline
+    while the power is made replicated; ⌊f(m)⌋ at 24 bits or one more, times the power. Relative error: the spline's
+    (2^-16.5, or 2^-17.94 for the root), 2^-23.9 of the cut, and 2^-18 where the power is not exact (roots).
     """
     exponents = plan.exponents
     scaled, power = await weigh_reached(

@@ -28,7 +28,8 @@ MANTISSA_LOW, MANTISSA_HIGH = 1 - 2.0**-TOLERANCE_BITS, 4.0
 
 @dataclass(frozen=True)
 class Exponents:
-    """The exponents k (of 4, or of 2^step) that values with low ≤ x ≤ high (or low ≤ |x| ≤ high) at a scale can have."""
+    """The exponents k (of 4, or of 2^step) that values with low ≤ x ≤ high (or low ≤ |x| ≤ high) at a scale can
+    have."""
 
     first: int
     last: int
@@ -130,8 +131,8 @@ async def normalise(
     zero: bool = False,
     mantissa_bits: int = MANTISSA_BITS,
 ) -> tuple[ArithmeticTensor, list[ArithmeticTensor]]:
-    """The mantissa m = |x|·4^-k at ``mantissa_bits``, and for each (function, bits) of ``outputs`` the value function(k),
-    negative if x is.
+    """The mantissa m = |x|·4^-k at ``mantissa_bits``, and for each (function, bits) of ``outputs`` the value
+    function(k), negative if x is.
 
     6 rounds; 42 bytes, about 15 bytes an exponent (30 if signed), 16 an output and 24 + 3·bits/8 for the product.
     Domain low ≤ x ≤ high, or low ≤ |x| ≤ high if ``signed``, which debug mode checks in the name of the caller

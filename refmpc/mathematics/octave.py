@@ -57,11 +57,11 @@ async def octave(s: Additive, most: int) -> tuple[Additive, Additive]:
     2 rounds, the first of which opens s; 16 bytes, 2^⌈log2 most⌉ for the vector and 16.25 a threshold. With
     top = ⌈log2 most⌉ − 1, m has the scale of s plus top, and t the scale top.
 
-    Eighths: d = ⌊8s⌋ or ⌊8s⌋ + 1 as the difference of (c≫) and (ρ≫). [s ≥ 2^k] is the XOR of the entries d ≥ 8·2^k + 1 of
-    the dealer's one-hot vector turned by c: bit 1 implies s ≥ 2^k, bit 0 implies s < 2^k + 1/8
-    (and s ≥ 1.2/2 is twice at least 1.2 where no bit is set). The holders exchange
-    their shares ⊕ pad_k; with α open, bit = α + (1 − 2α)·pad is linear in shares of pad and pad·ρ that the dealer dealt
-    with the opening. Views: as for ``exp_below``; the dealer gets nothing.
+    Eighths: d = ⌊8s⌋ or ⌊8s⌋ + 1 as the difference of (c≫) and (ρ≫). [s ≥ 2^k] is the XOR of the entries d ≥ 8·2^k + 1
+    of the dealer's one-hot vector turned by c: bit 1 implies s ≥ 2^k, bit 0 implies s < 2^k + 1/8 (and s ≥ 1.2/2 is
+    twice at least 1.2 where no bit is set). The holders exchange their shares ⊕ pad_k; with α open, bit = α + (1 −
+    2α)·pad is linear in shares of pad and pad·ρ that the dealer dealt with the opening. Views: as for ``exp_below``;
+    the dealer gets nothing.
     """
     require_integer("most", most, 2, 64)
     require(not s.dealer_adds, "s", s, "without a summand of the dealer")

@@ -38,10 +38,10 @@ async def polynomial(t: ArithmeticTensor, coefficients: Sequence[float]) -> Arit
     """Σ coefficients[i]·t^i at the scale of t, for |t| of the order of 1.
 
     2·⌈log2 degree⌉ + 1 rounds; 24 + 3/8·fraction_bits bytes for each power from the second on, and 23. Domain: powers
-    |t^i| with i ≥ 2 below 2^(62 − 2·fraction_bits), as products have twice the fraction bits (so at most 30 of them from
-    degree 2 on), and the result below 2^(41 − fraction_bits); ``insecure_check_ranges`` finds what lies outside. Error
-    for |t| ≤ 1: i − 1 units times coefficient i, 2^-21 for each coefficient (they are rounded to 20 bits), and one unit.
-    All servers must pass the same coefficients to the last bit (see ``refmpc.core.integer_logs``).
+    |t^i| with i ≥ 2 below 2^(62 − 2·fraction_bits), as products have twice the fraction bits (so at most 30 of them
+    from degree 2 on), and the result below 2^(41 − fraction_bits); ``insecure_check_ranges`` finds what lies outside.
+    Error for |t| ≤ 1: i − 1 units times coefficient i, 2^-21 for each coefficient (they are rounded to 20 bits), and
+    one unit. All servers must pass the same coefficients to the last bit (see ``refmpc.core.integer_logs``).
     """
     bits = t.fraction_bits
     require(len(coefficients) >= 2, "coefficients", coefficients, "at least two (degree 1)")

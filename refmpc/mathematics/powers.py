@@ -1,4 +1,5 @@
-"""Powers of two by a thermometer whose bits are dealt, not reshared: mantissa and scale factor, additive, in three rounds."""
+"""Powers of two by a thermometer whose bits are dealt, not reshared: mantissa and scale factor, additive, in three
+rounds."""
 
 from __future__ import annotations
 
@@ -60,13 +61,14 @@ async def weigh_reached(
 ) -> list[Additive]:
     """For every (start, step_1, …), times of ``weights``: start + Σ_k step_k·[x ≥ t_k], times x where ``times`` is set.
 
-    3 rounds, the first of which opens an additive x; bytes of ``thermometer``, 8 + ring/8 a threshold, and 24 for the opening.
-    With ``ring`` below 64, what is times x is known modulo 2^ring only, and is returned times 2^(64−ring). Exact modulo 2^64, given the bits; those are as ``thermometer`` says: [x ≥ t] where x ≥ t or x < t − 2^low_bit, either
-    between. Domain: −2^high_bit ≤ x − t ≤ 2^high_bit − 2^low_bit.
+    3 rounds, the first of which opens an additive x; bytes of ``thermometer``, 8 + ring/8 a threshold, and 24 for the
+    opening. With ``ring`` below 64, what is times x is known modulo 2^ring only, and is returned times 2^(64−ring).
+    Exact modulo 2^64, given the bits; those are as ``thermometer`` says: [x ≥ t] where x ≥ t or x < t − 2^low_bit,
+    either between. Domain: −2^high_bit ≤ x − t ≤ 2^high_bit − 2^low_bit.
 
     bit = α ⊕ pad with α at the holders and pad at the dealer, who deals pad and pad·ρ: bit = α + (1 − 2α)·pad and
-    bit·x = bit·c − bit·ρ are linear in these. (If x was additive, ρ itself is dealt as well: it contains the dealer's own
-    summand.) Views: those of ``thermometer``, and dealt words under masks.
+    bit·x = bit·c − bit·ρ are linear in these. (If x was additive, ρ itself is dealt as well: it contains the dealer's
+    own summand.) Views: those of ``thermometer``, and dealt words under masks.
     """
     require(len(thresholds) == len(low_bits) > 0, "low_bits", low_bits, "as many as thresholds, at least one")
     require(sorted(low_bits) == list(low_bits), "low_bits", low_bits, "in non-decreasing order")

@@ -60,20 +60,21 @@ async def probabilities(
 ) -> Additive:
     """Softmax of every row of z (rows × classes), additive at 40 bits; logits of a row differ by at most ``spread``.
 
-    ``columns``: of the first so many classes only. ``weights``: secret non-negative numbers, one for each row, by which its
-    probabilities are multiplied, at as many bits more; below 2^62 with them. No further round, 24 bytes an entry.
+    ``columns``: of the first so many classes only. ``weights``: secret non-negative numbers, one for each row, by which
+    its probabilities are multiplied, at as many bits more; below 2^62 with them. No further round, 24 bytes an entry.
 
     9 rounds, 12 beyond 12 classes; the first opens z if it is additive. Bytes for 128 × 10 at spread 62,935: 0.46 MB.
-    Error of an entry, before any further rounding: 2^-15 + 1.65·(S − 1)·2^-18 at worst, 2^-15.9 found. Domain: the spread, at most 2^36 − 34; 2 to 64 classes; logits at 2
-    to 60 bits.
+    Error of an entry, before any further rounding: 2^-15 + 1.65·(S − 1)·2^-18 at worst, 2^-15.9 found. Domain: the
+    spread, at most 2^36 − 34; 2 to 64 classes; logits at 2 to 60 bits.
 
     *Ranges.* With M' the coarse maximum, x_i = z_i − M'/4 − 1/4 on the grid of 2^-16 is definite: x_i = (x'_i − M')/4 −
     1/4 + (C_lo − R_lo) with the coarse x'_i ≤ M' and |C_lo − R_lo| < 1/4. So x_i < 0 for all i, and the winner has
     x > −1/2: e_i < 1 and 0.606 < Σe < S for every input and mask. Nothing can leave its domain.
 
-    *Errors.* exp: relative 2^-17.9 and absolute 2^-18 an entry (whose sum, over Σe ≥ 0.606, is reached only if ρ_low is zero for all
-    classes: it is uniform in 0..16). Grid: each x_i is within 2^-16 of its true value. 1/Σe: 2^-16.5. e and 1/Σe are cut to
-    20 bits. The result is Σe-normalised whatever the errors of e are, so its squared norm stays below 1.001.
+    *Errors.* exp: relative 2^-17.9 and absolute 2^-18 an entry (whose sum, over Σe ≥ 0.606, is reached only if ρ_low is
+    zero for all classes: it is uniform in 0..16). Grid: each x_i is within 2^-16 of its true value. 1/Σe: 2^-16.5. e
+    and 1/Σe are cut to 20 bits. The result is Σe-normalised whatever the errors of e are, so its squared norm stays
+    below 1.001.
     """
     require_integer("axes of z", len(z.shape), 2, 2, way_out="reshape it to rows of classes")
     require_integer("fraction bits of z", z.fraction_bits, UNIT_BITS, 60)

@@ -143,8 +143,8 @@ async def divide(
     low ≤ |denominator| ≤ high.
 
     9 rounds, the bytes of ``reciprocal`` + 34. Error: relative 2^-16.4 of the quotient, |numerator|·2^-26, and one
-    unit. Domain: the bounds, and |quotient|·(1 + 2^-16.4) + |numerator|·2^-26 (what the inverse may be off by) below 2^36
-    in units of the numerator's scale; ``insecure_check_ranges`` finds what lies outside.
+    unit. Domain: the bounds, and |quotient|·(1 + 2^-16.4) + |numerator|·2^-26 (what the inverse may be off by) below
+    2^36 in units of the numerator's scale; ``insecure_check_ranges`` finds what lies outside.
     """
     inverse = await reciprocal(denominator, low, high, INVERSE_BITS, signed)
     return await multiply_truncate(numerator, inverse, INVERSE_BITS)

@@ -35,9 +35,9 @@ def _inverse_sqrt_cost(x: ArithmeticTensor, low: float, high: float, fraction_bi
 async def inverse_sqrt(x: ArithmeticTensor, low: float, high: float, fraction_bits: int = 26) -> ArithmeticTensor:
     """1/sqrt(x) for low ≤ x ≤ high (public bounds).
 
-    7 rounds, about 340 bytes and 15 to 20 an octave between the bounds: 582 for 2^-8..2^8. Relative error below 2^-16.9, plus one
-    unit of the result. Domain: the bounds; half their octaves leave 17 bits of 2^(−k/2): high/low up to 2^40. Outside the
-    bounds the result is arbitrary (``insecure_check_ranges`` finds such inputs).
+    7 rounds, about 340 bytes and 15 to 20 an octave between the bounds: 582 for 2^-8..2^8. Relative error below
+    2^-16.9, plus one unit of the result. Domain: the bounds; half their octaves leave 17 bits of 2^(−k/2): high/low up
+    to 2^40. Outside the bounds the result is arbitrary (``insecure_check_ranges`` finds such inputs).
 
     ``inverse_power``: spline 2^-17.94, 2^(−k/2) rounded 2^-18, the cut 2^-23.9; then the truncation.
     """
@@ -87,9 +87,9 @@ async def clip_factor(q: ArithmeticTensor, high: float) -> ArithmeticTensor:
     """1/sqrt(max(1, q)) at 26 bits for q ≤ high, never more than that.
 
     6 rounds, about 710 bytes and 19 to 23 an octave up to ``high`` (882 at 2^9, 1177 at 2^20). It may be too small by
-    2^-16.3 + 2^-23.4·sqrt(q), relative (2^-13 up to q = 2^20), never too large, for *every* way the truncation may round:
-    ``clip_root`` has the proof, and one unit is taken off here. Everything below 1, negative values too, counts as 1 (at
-    the margin of 2^-17). Domain: −high ≤ q ≤ high ≤ 2^32.
+    2^-16.3 + 2^-23.4·sqrt(q), relative (2^-13 up to q = 2^20), never too large, for *every* way the truncation may
+    round: ``clip_root`` has the proof, and one unit is taken off here. Everything below 1, negative values too, counts
+    as 1 (at the margin of 2^-17). Domain: −high ≤ q ≤ high ≤ 2^32.
     """
     ClipConstants(q.fraction_bits, high)
     if q.party.insecure_check_ranges:

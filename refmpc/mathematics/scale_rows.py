@@ -37,9 +37,9 @@ async def scale_rows(v: Additive, x: ArithmeticTensor, bits: int, margin: int = 
     1 round, 32 bytes a row and 16 an entry. Exact but for the truncation, which is the same for all entries of a row.
     Domain: 0 ≤ v < 2^63, 1 ≤ bits ≤ 62; the products wrap around like all products.
 
-    v = c − ρ and its quotient is (c≫bits) − R, where R is one of two numbers the dealer knows: ρ≫bits if c's top bit is set
-    (or ρ's clear), 2^(64−bits) less otherwise. The dealer deals both, and both times ρ_x; the holders take the version
-    that c says. Views: an opening, and dealt words under masks; the dealer gets nothing.
+    v = c − ρ and its quotient is (c≫bits) − R, where R is one of two numbers the dealer knows: ρ≫bits if c's top bit is
+    set (or ρ's clear), 2^(64−bits) less otherwise. The dealer deals both, and both times ρ_x; the holders take the
+    version that c says. Views: an opening, and dealt words under masks; the dealer gets nothing.
     """
     rows = len(v.words)
     require(x.ndim == 2 and len(x) == rows, "x.shape", x.shape, f"({rows}, entries)")
@@ -168,12 +168,13 @@ async def begin_cut_and_square(z: Additive, bits: int, weights: ArithmeticTensor
 async def cut_and_square(z: Additive, bits: int, weights: ArithmeticTensor) -> tuple[ArithmeticTensor, Additive]:
     """δ = z cut by ``bits`` (⌊z/2^bits⌋ or one more), replicated, and q = w·Σ_i δ_i² of every row, *exact*, additive.
 
-    2 rounds; q is there after the first (``begin_cut_and_square``). 24 + 3·bits/8 + 32 bytes an entry and 8 a row. Domain:
-    −2^62 ≤ z < 2^62; q is modulo 2^64.
+    2 rounds; q is there after the first (``begin_cut_and_square``). 24 + 3·bits/8 + 32 bytes an entry and 8 a row.
+    Domain: −2^62 ≤ z < 2^62; q is modulo 2^64.
 
-    The opening of the truncation gives δ = c° − R with R one of two numbers the dealer knows (``scale_rows``); the dealer
-    deals Σ R_1² and per entry R_0² − R_1², and what is needed of them times ρ_w: ``squared_hold`` has the sum. −ρ_w·Σ R_1² is
-    its own summand of q. Views: those of a truncation, and dealt words under masks; the dealer gets nothing.
+    The opening of the truncation gives δ = c° − R with R one of two numbers the dealer knows (``scale_rows``); the
+    dealer deals Σ R_1² and per entry R_0² − R_1², and what is needed of them times ρ_w: ``squared_hold`` has the sum.
+    −ρ_w·Σ R_1² is its own summand of q. Views: those of a truncation, and dealt words under masks; the dealer gets
+    nothing.
     """
     q, finish = await begin_cut_and_square(z, bits, weights)
     return await finish, q

@@ -129,7 +129,7 @@ class Series:
 
     @property
     def angle_bits(self) -> int:
-        """Of the word that is opened."""
+        """Angle bits of the word that is opened."""
         return self.period_bits + self.fraction_bits
 
     @property
@@ -190,7 +190,7 @@ class Series:
         )
 
     def public_digest(self) -> int:
-        """Of all its numbers."""
+        """Public digest of all its numbers."""
         numbers = (*self.sine, *self.cosine, self.constant)
         rest = (self.period_bits, self.fraction_bits, self.odd, self.held_bits, self.dealt_bits, self.coefficient_bits)
         return mix(name_digest("series"), *(int(n) % 2**64 for n in (*numbers, *rest)))
@@ -230,7 +230,7 @@ class Kept:
 
     @property
     def bits(self) -> int:
-        """Of the ring."""
+        """Bits of the ring."""
         return self.fraction_bits + self.range_bits
 
     def offset(self, fraction_bits: int) -> int:

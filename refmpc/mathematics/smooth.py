@@ -244,7 +244,7 @@ class Smooth:
 
     @property
     def factor_bits(self) -> int:
-        """Of ``factor``."""
+        """Bits of ``factor``."""
         return 0 if self.factor == 1 else TURN_BITS
 
 

@@ -41,22 +41,24 @@ def _cost(m: Additive, t: Additive | None, function: str) -> Cost:
 
 @primitive(cost=_cost, source="this project: Taylor pieces with Chebyshev's economisation, powers dealt")
 async def spline_times(m: Additive, t: Additive | None, function: str) -> Additive:
-    """f(m)·t for 15/16 ≤ m < 2.25 and any integer t, additive at 38 bits above the scale of t; f is 1/m ("reciprocal") or
-    1/sqrt(m) ("root"). Without t, f(m) at 62 bits.
+    """f(m)·t for 15/16 ≤ m < 2.25 and any integer t, additive at 38 bits above the scale of t; f is 1/m ("reciprocal")
+    or 1/sqrt(m) ("root"). Without t, f(m) at 62 bits.
 
-    1 round, 672 bytes a row, 216 without t. Relative error of f: below 2^-16.5 for 1/m (2^-17.35 found), 2^-17.94 for 1/sqrt(m); t is exact.
-    Domain: the interval; |f(m)·t| below 2^25; m at 5 to 62 bits. (m = 0, as of sqrt(0), gives something arbitrary.)
+    1 round, 672 bytes a row, 216 without t. Relative error of f: below 2^-16.5 for 1/m (2^-17.35 found), 2^-17.94 for
+    1/sqrt(m); t is exact. Domain: the interval; |f(m)·t| below 2^25; m at 5 to 62 bits. (m = 0, as of sqrt(0), gives
+    something arbitrary.)
 
     m and t are opened, m = c − ρ. In the ring modulo 2 with eight places of ¼, the dealer has a place h and
-    τ = (ρ_low − ⅛)/⅛ in [−1, 1); it deals τ^j (16 bits) at h and zeros elsewhere, and all of it times ρ_t: 80 words. For each
-    place that could be h the holders know the piece's centre a = X − ⅛, X = c with h taken off, and f(a − τ/8) as a polynomial in
-    τ: f(a)·Σ b_j ε^j τ^j, ε = ⅛/a, up to j = 6, of which τ⁵ and τ⁶ are replaced by Chebyshev's lower powers. Σ word·(c_t·g − gρ_t)
-    is f(m)·t, exactly linear.
+    τ = (ρ_low − ⅛)/⅛ in [−1, 1); it deals τ^j (16 bits) at h and zeros elsewhere, and all of it times ρ_t: 80 words.
+    For each place that could be h the holders know the piece's centre a = X − ⅛, X = c with h taken off, and f(a − τ/8)
+    as a polynomial in τ: f(a)·Σ b_j ε^j τ^j, ε = ⅛/a, up to j = 6, of which τ⁵ and τ⁶ are replaced by Chebyshev's lower
+    powers. Σ word·(c_t·g − gρ_t) is f(m)·t, exactly linear.
 
-    Root: what the series leaves out is at a ≥ 0.8125 (ε ≤ 0.154) below 2^-18.99 of f; five held words are off by half a unit of 2^-22
-    and five dealt ones by half a unit of 2^-16 times Σ|a_j|, together 2^-18.89 over 1/sqrt(2). Reciprocal alike: 2^-17.5
-    and 2^-17.6. Without t all of it happens modulo 2^40, where f(m) < 2^39 has room: 40 words of 5 bytes; times 2^24 the
-    summands are such of f(m)·2^24 modulo 2^64. Views: openings, and 80 words under masks; the dealer gets nothing.
+    Root: what the series leaves out is at a ≥ 0.8125 (ε ≤ 0.154) below 2^-18.99 of f; five held words are off by half a
+    unit of 2^-22 and five dealt ones by half a unit of 2^-16 times Σ|a_j|, together 2^-18.89 over 1/sqrt(2). Reciprocal
+    alike: 2^-17.5 and 2^-17.6. Without t all of it happens modulo 2^40, where f(m) < 2^39 has room: 40 words of 5
+    bytes; times 2^24 the summands are such of f(m)·2^24 modulo 2^64. Views: openings, and 80 words under masks; the
+    dealer gets nothing.
     """
     require(t is None or m.same_dealers(t), "t", t, "of the same rows and dealers as m (one call)")
     adds = m.dealer_adds or (t is not None and t.dealer_adds)

@@ -1,12 +1,13 @@
-"""Framed messages between parties, and their channels between threads of one process (``refmpc.net.sockets``: over TCP).
+"""Framed messages between parties, and their channels between threads of one process (``refmpc.net.sockets``: over
+TCP).
 
 A frame is a 64-byte header (payload length, round number, the operation's name and its code, time of sending) and the
 payload: all messages of one round on one link. The code is the checksum of the name plus what the caller passes:
-between servers step, operation number and a digest of all public arguments (``refmpc.core.digest``), to and from clients
-nothing. Length, round, operation and code are known to the receiver beforehand and compared with the header, so a
-party out of step raises and never computes garbage. Payloads go out of, and into,
-numpy buffers without a copy. Sending and receiving progress together, so two parties that send at once cannot block
-each other. Counted are payload bytes and frames; ``FRAME_OVERHEAD`` bytes a frame come on top on the wire.
+between servers step, operation number and a digest of all public arguments (``refmpc.core.digest``), to and from
+clients nothing. Length, round, operation and code are known to the receiver beforehand and compared with the header, so
+a party out of step raises and never computes garbage. Payloads go out of, and into, numpy buffers without a copy.
+Sending and receiving progress together, so two parties that send at once cannot block each other. Counted are payload
+bytes and frames; ``FRAME_OVERHEAD`` bytes a frame come on top on the wire.
 
 A party that fails says why (abort), one that is done says so (goodbye), and both leave the connection so that nothing
 they sent before is lost: closing a socket that holds unread data would destroy what is still on its way.
@@ -124,7 +125,7 @@ class Framing:
 
     @property
     def bytes_sent(self) -> int:
-        """Of payloads."""
+        """Bytes of payloads."""
         return int(self.totals[0])
 
     @property

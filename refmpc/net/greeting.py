@@ -88,14 +88,15 @@ _LAST_DIGITS = 1e-9  # relative: what libraries and processors may differ by, an
 
 
 def must_agree(got: str, want: str) -> str:
-    """What to do about two values of a parameter. Equality is exact on purpose: a bound that differs in its last digit may
-    become another integer in the ring. Who has only other libraries or another processor is told so."""
+    """What to do about two values of a parameter. Equality is exact on purpose: a bound that differs in its last digit
+    may become another integer in the ring. Who has only other libraries or another processor is told so."""
     skeletons = [_REAL.sub("#", text) for text in (got, want)]
     numbers = [[float(number) for number in _REAL.findall(text)] for text in (got, want)]
     same_kind = skeletons[0] == skeletons[1] and numbers[0] != numbers[1]
     if same_kind and all(math.isclose(*pair, rel_tol=_LAST_DIGITS) for pair in zip(*numbers, strict=True)):
         return (
-            "they differ in the last digits only, as libraries or processors do: install the same versions on both sides, "
+            "they differ in the last digits only, as libraries or processors do: install the same versions on both "
+            "sides, "
             "on processors of one kind"
         )
     return "they must agree"

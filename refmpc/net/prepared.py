@@ -1,10 +1,10 @@
 """Rounds of a recorded step over sockets: buffers, headers and poll objects are made once.
 
-The usual case is ``sendmsg`` to each neighbour, ``poll``, ``recvmsg_into`` from each, and sixteen bytes compared. Over TLS
-a frame is joined, so that it goes with one ``send`` and comes with one ``recv_into`` a record. Over plain sockets a round can also be a
-call of a compiled kernel (``accel.compiled.frames``) between two others. Whatever else happens (a short
-write or read, another header, an error, a time-out) is left to ``SocketTransport`` with what has moved so far, and so are
-all sentences for people.
+The usual case is ``sendmsg`` to each neighbour, ``poll``, ``recvmsg_into`` from each, and sixteen bytes compared. Over
+TLS a frame is joined, so that it goes with one ``send`` and comes with one ``recv_into`` a record. Over plain sockets a
+round can also be a call of a compiled kernel (``accel.compiled.frames``) between two others. Whatever else happens (a
+short write or read, another header, an error, a time-out) is left to ``SocketTransport`` with what has moved so far,
+and so are all sentences for people.
 """
 
 from __future__ import annotations
@@ -115,8 +115,9 @@ class PreparedRound:
         self._moved: np.ndarray | None = None  # by a compiled call: bytes of every link, and whether it is under way
 
     def compiled(self, code: int, weight: int, base: np.ndarray) -> tuple[Any, list[Any]] | None:
-        """A kernel and its arguments that carry out this round under the code ``code + weight·base[0]``; ``kernels.round_is_done``
-        is what it returns if it could. If not, a call of this object goes on from there. None where there is no such kernel."""
+        """A kernel and its arguments that carry out this round under the code ``code + weight·base[0]``;
+        ``kernels.round_is_done`` is what it returns if it could. If not, a call of this object goes on from there. None
+        where there is no such kernel."""
         links = [*self._out, *self._in]
         if not kernels.has_compiled_rounds or any(link.with_tls or link.places for link in links):
             return None

@@ -1,5 +1,5 @@
-"""Connections between participants: mutual TLS 1.3, or on one machine Unix sockets or TCP on loopback; everybody greets everybody
-(``refmpc.net.greeting``).
+"""Connections between participants: mutual TLS 1.3, or on one machine Unix sockets or TCP on loopback; everybody greets
+everybody (``refmpc.net.greeting``).
 
 Party i accepts connections from higher parties and from clients, and calls lower ones, all at once. Both ends send a
 greeting (version, who they are, run, public parameters) and compare it field by field. A caller with a wrong
@@ -108,9 +108,9 @@ def listen_everywhere(host: str, port: int = 0) -> list[socket.socket]:
 
 
 def listen_here(directory: Path, name: str) -> tuple[socket.socket, Address]:
-    """A listening socket for participants on this machine, and where it is: a Unix socket in ``directory``, which only this user can
-    enter, or a port on loopback where there are none or the path is too long for one. A round over Unix sockets takes
-    half the time of one over TCP."""
+    """A listening socket for participants on this machine, and where it is: a Unix socket in ``directory``, which only
+    this user can enter, or a port on loopback where there are none or the path is too long for one. A round over Unix
+    sockets takes half the time of one over TCP."""
     path = str(directory / name)
     if not hasattr(socket, "AF_UNIX") or len(path.encode()) > _LONGEST_PATH:
         listener = listen()

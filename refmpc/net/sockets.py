@@ -191,7 +191,8 @@ class SocketTransport(Framing):
         receives: Mapping[Peer, list[np.ndarray]],
         code: int = 0,
     ) -> None:
-        """Send and receive one frame per named peer, all at the same time. All ends of a frame pass the same ``code``."""
+        """Send and receive one frame per named peer, all at the same time. All ends of a frame pass the same
+        ``code``."""
         self._code = code
         self._require_participants((*sends, *receives))
         self._sending = sending = {

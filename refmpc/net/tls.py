@@ -70,8 +70,8 @@ def secure(
 
 
 def wrap_in_tls(connection: socket.socket, context: ssl.SSLContext, *, server_side: bool) -> ssl.SSLSocket:
-    """TLS around a connection, before its handshake. Python looks at the socket here: a peer that has hung up since it took
-    the connection (a server that stops, with callers in its queue) is noticed now."""
+    """TLS around a connection, before its handshake. Python looks at the socket here: a peer that has hung up since it
+    took the connection (a server that stops, with callers in its queue) is noticed now."""
     try:
         return context.wrap_socket(connection, server_side=server_side, do_handshake_on_connect=False)
     except OSError as error:
@@ -81,8 +81,8 @@ def wrap_in_tls(connection: socket.socket, context: ssl.SSLContext, *, server_si
 def tls_context(credentials: Credentials, *, server_side: bool, check_dates: bool = True) -> ssl.SSLContext:
     """TLS 1.3 with this participant's certificate, for peers that have one of those pinned. Reads the files.
 
-    ``check_dates`` false: the caller compares the peer's certificate with the clock itself, after the handshake, so that it can
-    say whose clock says what. TLS only has an alert for it.
+    ``check_dates`` false: the caller compares the peer's certificate with the clock itself, after the handshake, so
+    that it can say whose clock says what. TLS only has an alert for it.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server_side else ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
@@ -178,6 +178,7 @@ def parse(words: bytes, who: str) -> dict[str, Any]:
 
 
 def hang_up(connection: socket.socket) -> None:
-    """End a connection that another thread is using. (``SSLSocket.shutdown`` would let that thread go on in the clear.)"""
+    """End a connection that another thread is using. (``SSLSocket.shutdown`` would let that thread go on in the
+    clear.)"""
     with contextlib.suppress(OSError):
         socket.socket.shutdown(connection, socket.SHUT_RDWR)

@@ -156,8 +156,8 @@ def matmul_public(x: ArithmeticTensor, factor: np.ndarray) -> ArithmeticTensor:
 
 
 def matmul_public_held(x: ArithmeticTensor, factor: np.ndarray, fraction_bits: int) -> TwoHolder:
-    """``held`` of x@factor, read at ``fraction_bits``: local, exact modulo 2^64. Half the products of ``matmul_public``, because
-    a holder needs one share of a row and the dealer the sum of its two."""
+    """``held`` of x@factor, read at ``fraction_bits``: local, exact modulo 2^64. Half the products of
+    ``matmul_public``, because a holder needs one share of a row and the dealer the sum of its two."""
     words, public = _factor_words(x, factor)
     segments = row_segments(x.party, len(x))
     machine = x.party.machine

@@ -296,8 +296,8 @@ def _equal_cost(x: ArithmeticTensor, y: ArithmeticTensor | npt.ArrayLike) -> Cos
 
 @primitive(cost=_equal_cost, source="AND tree over the bits of c ⊕ ρ")
 async def equal(x: ArithmeticTensor, y: ArithmeticTensor | npt.ArrayLike) -> TwoHolderBits:
-    """[x = y] in the ring; y may be public. 7 rounds, about 32 bytes. Exact: x − y = c − ρ is zero when all bits of c and
-    ρ agree."""
+    """[x = y] in the ring; y may be public. 7 rounds, about 32 bytes. Exact: x − y = c − ρ is zero when all bits of c
+    and ρ agree."""
     difference = x - y
     operation = x.party.operation("equal", difference)
     known, dealt = await _boolean_operands(operation, difference, negate_dealt=False)

@@ -162,8 +162,8 @@ def stretched(x: ArithmeticTensor, dealers: Sequence[Segment]) -> list[Segment]:
 async def is_negative(
     x: ArithmeticTensor, low_bit: int = 0, high_bit: int = 63, dealers: Sequence[Segment] | None = None
 ) -> TwoHolderBits:
-    """[x < 0] for |x| < 2^high_bit in the ring, at a resolution of 2^low_bit. ``dealers`` of x's rows, where they must be
-    those of other numbers.
+    """[x < 0] for |x| < 2^high_bit in the ring, at a resolution of 2^low_bit. ``dealers`` of x's rows, where they must
+    be those of other numbers.
 
     2 rounds. Bytes: at w = high_bit − low_bit compared bits from 1.25 w to 1.9 w (w = 16: 20, w = 31: 49, w = 63: 119).
     Domain: −2^high_bit ≤ x ≤ 2^high_bit − 2^low_bit; bits above are not looked at. Error: none for low_bit = 0;

@@ -2,14 +2,14 @@
 
 The rules (the rest of the low-round protocols follows from them):
 
-* An opening takes one round: the holders exchange z0 + r0 and z1 + r1 and both know c, the dealer knows ρ = r0 + r1 − z2
-  *before* the round, and z = c − ρ. So whatever the dealer has to say about ρ travels in the same round.
+* An opening takes one round: the holders exchange z0 + r0 and z1 + r1 and both know c, the dealer knows ρ = r0 + r1 −
+  z2 *before* the round, and z = c − ρ. So whatever the dealer has to say about ρ travels in the same round.
 * After it, every Σ f_k(c)·g_k(ρ) is local: the dealer deals the g_k(ρ), the holders multiply by f_k(c). The result is
   additive at the holders, and the next opening takes it as it is.
 
-Rows are cut into thirds with a dealer each, so that the links carry equal loads; a row keeps its dealer through a chain of
-protocols. ``Dealing`` is one such stretch at one party: the protocols are written for one dealer, ``each_dealer`` runs
-them beside each other.
+Rows are cut into thirds with a dealer each, so that the links carry equal loads; a row keeps its dealer through a chain
+of protocols. ``Dealing`` is one such stretch at one party: the protocols are written for one dealer, ``each_dealer``
+runs them beside each other.
 
 Views: an opened or dealt value reaches a party only under a mask that it does not know (r1 at role 0; r0 and the dealt
 halves at role 1). The dealer receives nothing.
@@ -109,7 +109,7 @@ class _Shaped:
         return self.words.shape
 
     def public_digest(self) -> int:
-        """Of history, scales, shape and dealers."""
+        """Public digest of history, scales, shape and dealers."""
         dealers = (segment.dealer for segment in self.segments)
         return mix(self.history, self.fraction_bits, self.bits, self.shape, *dealers)
 
@@ -241,8 +241,8 @@ def summands(
     *,
     of: Sequence[Any] = (),
 ) -> Additive:
-    """This party's own summands of a secret (such as those of a product), rows first; ``of`` are the operands and public
-    numbers that they were made of (needed inside a recorded step)."""
+    """This party's own summands of a secret (such as those of a product), rows first; ``of`` are the operands and
+    public numbers that they were made of (needed inside a recorded step)."""
     segments = segments or row_segments(party, len(words))
     history = mix(_SUMMANDS, *map(digest, of)) if of else party.arrival()
     return Additive(party, party.machine.contiguous(words), segments, fraction_bits, history, dealer_adds=True)
@@ -331,8 +331,8 @@ class _Arriving:
 class Dealing:
     """Rows of one dealer in one operation, at one party: its role, its streams by role, and the round under way.
 
-    Roles: 2 deals, 0 is the party after it, 1 the one before it. A protocol fills the round (``send``, ``expect``, ``open``,
-    halves) and awaits ``turn``; draws of a pair happen in the same order at both its ends.
+    Roles: 2 deals, 0 is the party after it, 1 the one before it. A protocol fills the round (``send``, ``expect``,
+    ``open``, halves) and awaits ``turn``; draws of a pair happen in the same order at both its ends.
     """
 
     __slots__ = ("_round", "operation", "party", "role", "rows", "slice")
@@ -422,8 +422,8 @@ class Dealing:
         return Opening(self, z, bits)
 
     def halves(self, *shape: int) -> Words:
-        """Shares of what the dealer deals: drawn at role 0 and at the dealer, who sends the rest (``send(SECOND, …)``) to
-        role 1, where they arrive with this round."""
+        """Shares of what the dealer deals: drawn at role 0 and at the dealer, who sends the rest (``send(SECOND, …)``)
+        to role 1, where they arrive with this round."""
         if self.role == SECOND:
             return self.expect(DEALER, shape)
         return self.masks(DEALER if self.role == FIRST else FIRST, *shape)
@@ -451,8 +451,8 @@ async def each_dealer(
     public: Sequence[Any],
     work: Callable[[Dealing], Coroutine[Round, None, Any]],
 ) -> tuple[Operation, list[Any]]:
-    """Run ``work`` for every stretch of the rows of ``of``, in the same rounds; ``public`` are the other operands and all
-    public arguments. Returns the first operation, for the histories of results, and what ``work`` returned."""
+    """Run ``work`` for every stretch of the rows of ``of``, in the same rounds; ``public`` are the other operands and
+    all public arguments. Returns the first operation, for the histories of results, and what ``work`` returned."""
     dealings = [Dealing(of.party, name, segment, (of, *public)) for segment in of.segments]
     return dealings[0].operation, await gather(*map(work, dealings))
 

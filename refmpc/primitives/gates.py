@@ -41,10 +41,10 @@ async def gated(bits: TwoHolderBits, d: ArithmeticTensor | Additive) -> Additive
     1 round, 16 bytes; if d is additive it is opened in the same round: 32, or 40 if its dealer has a summand. The bits
     must have the dealers of whole rows, those of d if it is additive (``is_negative(…, dealers=…)``).
 
-    d = c − ρ with c at the holders and ρ at the dealer, and b = β + (1 − 2β)·β'. So b·d = β·c − β·ρ + (1 − 2β)·(c·β' − β'ρ)
-    is linear in what the dealer deals: β' and −β'ρ, and −ρ too if it contains the dealer's own summand (else the holders
-    have shares of it: outer shares, or the masks of the opening). Views: those of an opening, and dealt words under masks
-    that role 1 does not know; the dealer gets nothing.
+    d = c − ρ with c at the holders and ρ at the dealer, and b = β + (1 − 2β)·β'. So b·d = β·c − β·ρ + (1 − 2β)·(c·β' −
+    β'ρ) is linear in what the dealer deals: β' and −β'ρ, and −ρ too if it contains the dealer's own summand (else the
+    holders have shares of it: outer shares, or the masks of the opening). Views: those of an opening, and dealt words
+    under masks that role 1 does not know; the dealer gets nothing.
     """
     require(bits.shape == d.shape, "d.shape", d.shape, f"the shape of the bits, {bits.shape}")
     rows = _rows(bits)

@@ -1,11 +1,11 @@
 """Tests of a whole upload on shares, with public random subsets, that end in a bit for each client: proofs §11.
 
 The client has chosen its words before the coins are drawn. A *projection* of numbers x_1 … x_n is Σ r_i·x_i with public
-r_i in {−1, 0, 1}, P(±1) = 1/4 each: local. Of honest numbers it is small; if one of them is large, whatever the others are,
-it is large with probability 1/2 at least. So a few projections stand for all numbers, and only these are compared.
+r_i in {−1, 0, 1}, P(±1) = 1/4 each: local. Of honest numbers it is small; if one of them is large, whatever the others
+are, it is large with probability 1/2 at least. So a few projections stand for all numbers, and only these are compared.
 
-Who sees what: the coins are public. Everything else is one of the primitives; only parities are opened, masked, and they depend
-on one client's words and the coins alone.
+Who sees what: the coins are public. Everything else is one of the primitives; only parities are opened, masked, and
+they depend on one client's words and the coins alone.
 """
 
 from __future__ import annotations
@@ -76,10 +76,11 @@ async def public_coins(party: Party) -> bytes:
 
 
 class Subsets:
-    """Public random subsets, from coins that were drawn after what is tested was fixed: 41 bits for each number, or each eight side
-    by side.
+    """Public random subsets, from coins that were drawn after what is tested was fixed: 41 bits for each number, or
+    each eight side by side.
 
-    Every test begins with the first again. Numbers that count in different verdicts may have common coins, numbers of one sum never.
+    Every test begins with the first again. Numbers that count in different verdicts may have common coins, numbers of
+    one sum never.
     """
 
     def __init__(self, coins: bytes):
@@ -96,7 +97,8 @@ class Subsets:
 
 
 class Projected:
-    """Projections of numbers that come piece by piece, of each of ``parts`` arrays (a server's two shares, or its summands).
+    """Projections of numbers that come piece by piece, of each of ``parts`` arrays (a server's two shares, or its
+    summands).
 
     ``side``: sums side by side, 1 or 8, as ``side_by_side`` says of the whole. Local: 13 additions a number.
     """
@@ -132,8 +134,8 @@ class Projected:
 class Faults:
     """Collects bits that must all be zero, of one client's upload; at the end, one bit says whether they are.
 
-    ``coins`` are drawn after what is tested was fixed, and used for one upload; several uploads that are tested with the same
-    have a ``place`` of their own each.
+    ``coins`` are drawn after what is tested was fixed, and used for one upload; several uploads that are tested with
+    the same have a ``place`` of their own each.
     """
 
     def __init__(self, party: Party, coins: bytes, place: int = 0, subsets: Subsets | None = None):
@@ -153,10 +155,11 @@ class Faults:
         return found.words
 
     async def require_same_shares(self, projections: list[Words]) -> None:
-        """Tests that the two parties that hold a share hold the same one, of all tensors that were projected. 1 round, 96 bytes.
+        """Tests that the two parties that hold a share hold the same one, of all tensors that were projected. 1 round,
+        96 bytes.
 
-        The projections of a share are hashed and sent to the party that should hold it too; two different shares have the
-        same projections with 2^−PROJECTIONS. What a party finds goes into the parities as a bit of its own."""
+        The projections of a share are hashed and sent to the party that should hold it too; two different shares have
+        the same projections with 2^−PROJECTIONS. What a party finds goes into the parities as a bit of its own."""
         first, second = (
             hashlib.sha256(b"".join(unseal(each)[side].tobytes() for each in projections)).digest() for side in (0, 1)
         )
@@ -170,23 +173,24 @@ class Faults:
             self._parities[0] ^= coins[self.party.id]
 
     async def require_small(self, projections: Words, limit: int) -> None:
-        """From projections (2, PROJECTIONS, …): tests that every number that was projected is below REACH·limit, where honest ones
-        of a sum are of norm at most limit/TAIL together. 2 rounds, 110 to 220 bytes a projection; misses a larger one with
-        2^−PROJECTIONS."""
+        """From projections (2, PROJECTIONS, …): tests that every number that was projected is below REACH·limit, where
+        honest ones of a sum are of norm at most limit/TAIL together. 2 rounds, 110 to 220 bytes a projection; misses a
+        larger one with 2^−PROJECTIONS."""
         require(0 < limit < 2**61, "limit", limit, "below 2^61, so that a sum can be told from one that wrapped")
         sums = ArithmeticTensor(self.party, projections, 0).reshape(-1)
         low_bit = max(0, limit.bit_length() - _COARSE)
         await self.require_not_negative(concatenate([sums + limit, (-sums) + limit]), 63, low_bit)
 
     async def require_zero(self, projections: Words) -> None:
-        """From projections (1, PROJECTIONS, side) of additive numbers, one summand at each party: tests that all are zero modulo
-        2^64. 3 rounds, 24 + 240 bytes a projection; a number that is not zero is missed with 2^−PROJECTIONS, also if it is a zero
-        divisor."""
+        """From projections (1, PROJECTIONS, side) of additive numbers, one summand at each party: tests that all are
+        zero modulo 2^64. 3 rounds, 24 + 240 bytes a projection; a number that is not zero is missed with
+        2^−PROJECTIONS, also if it is a zero divisor."""
         sums = (await shared_sums(self.party, projections)).reshape(-1)
         await self.require_not_negative(concatenate([sums, -sums]))  # both, only if it is zero
 
     async def require_not_negative(self, x: ArithmeticTensor, high_bit: int = 63, low_bit: int = 0) -> None:
-        """Tests x ≥ 0 for −2^high_bit ≤ x < 2^high_bit; −2^low_bit < x < 0 may pass. 2 rounds; bytes of ``is_negative``."""
+        """Tests x ≥ 0 for −2^high_bit ≤ x < 2^high_bit; −2^low_bit < x < 0 may pass. 2 rounds; bytes of
+        ``is_negative``."""
         self.add(await is_negative(x.reshape(-1), low_bit, high_bit))
 
     def add(self, bits: TwoHolderBits) -> None:
@@ -200,7 +204,8 @@ class Faults:
     # the end -------------------------------------------------------------------------------------
 
     async def opened(self, release: str) -> bool:
-        """Opens the parities themselves: whether a bit that was added is one, but for 2^−PROJECTIONS. 1 round, 48 bytes.
+        """Opens the parities themselves: whether a bit that was added is one, but for 2^−PROJECTIONS. 1 round, 48
+        bytes.
 
         Fit only for bits that depend on one client's own words and the coins: of a client that follows the protocol all
         parities are 0, of one that does not they tell something about its own words."""

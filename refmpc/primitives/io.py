@@ -106,8 +106,10 @@ class Client:
         if wrong:
             pairs = listed(f"{name_of(i)} and {name_of((i + 1) % 3)}" for i in wrong)
             raise SharesDiffer(
-                f"{pairs} sent {self.name!r} different words of a share that both hold: a server has computed or stored "
-                "something wrongly (memory, disk, mixed versions) or deviates. The result is not used; look at these hosts"
+                f"{pairs} sent {self.name!r} different words of a share that both hold: a server has computed or "
+                f"stored "
+                "something wrongly (memory, disk, mixed versions) or deviates. The result is not used; look at these "
+                "hosts"
             )
         return decode(parts[0] + parts[1] + parts[2], fraction_bits)
 

@@ -2,18 +2,18 @@
 
 Truncating a product and *keeping it shared* costs a protocol, because the shares live modulo 2^64. Opening it does not:
 each server has a summand z_i of z (its local product, its own addend, and a zero share), cuts its low bits in the clear
-and sends t_i = ⌊z_i/2^bits⌋ to the client, which adds modulo 2^(64−bits). Multiples of 2^64 vanish there, so there is no
-wrap-around and no large failure.
+and sends t_i = ⌊z_i/2^bits⌋ to the client, which adds modulo 2^(64−bits). Multiples of 2^64 vanish there, so there is
+no wrap-around and no large failure.
 
-What the client gets: write z_i = 2^bits·t_i + l_i. Then t_0 + t_1 + t_2 = ⌊(z − l_0 − l_1)/2^bits⌋. z_0 and z_1 are uniform
-and independent of z (zero share), hence so are t_0, t_1, l_0, l_1: the client sees ⌊(z + s)/2^bits⌋ with s = −(l_0 + l_1)
-independent of the data, and two uniform numbers. A corrupted server knows one of the l_i at most; that one is a function
-of its view, which is independent of the data, and the others stay uniform. This is the form that the DP theorem asks for
-(proofs §6.2 and §6.5): noise in the addends, at least tap_bits bits cut.
+What the client gets: write z_i = 2^bits·t_i + l_i. Then t_0 + t_1 + t_2 = ⌊(z − l_0 − l_1)/2^bits⌋. z_0 and z_1 are
+uniform and independent of z (zero share), hence so are t_0, t_1, l_0, l_1: the client sees ⌊(z + s)/2^bits⌋ with s =
+−(l_0 + l_1) independent of the data, and two uniform numbers. A corrupted server knows one of the l_i at most; that one
+is a function of its view, which is independent of the data, and the others stay uniform. This is the form that the DP
+theorem asks for (proofs §6.2 and §6.5): noise in the addends, at least tap_bits bits cut.
 
-``open_words`` sends the same words to the two other servers: each adds the three up, as the client does. A corrupted server
-has its own t_i and l_i, functions of its view before the opening, and receives two words of which one is uniform and the
-other is what the sum leaves: it learns the sum and nothing else.
+``open_words`` sends the same words to the two other servers: each adds the three up, as the client does. A corrupted
+server has its own t_i and l_i, functions of its view before the opening, and receives two words of which one is uniform
+and the other is what the sum leaves: it learns the sum and nothing else.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ __all__ = [
 
 
 def word_type(bits: int) -> type[np.uint32] | type[np.uint64]:
-    """Of the words of a product that lost ``bits``."""
+    """Type of the words of a product that lost ``bits``."""
     require_integer("bits", bits, 1, 62)
     return np.uint32 if 64 - bits <= 32 else np.uint64
 
@@ -80,8 +80,8 @@ def matmul_opening(x: ArithmeticTensor, y: ArithmeticTensor, bits: int, addend: 
 
 
 def tensor_opening(x: ArithmeticTensor, bits: int, addend: np.ndarray | None = None) -> Words:
-    """This server's words of (x + all servers' addends)/2^bits for shared x: as ``matmul_opening``, whose domain and error it
-    has, for a product with public integers. Local, nothing is opened yet."""
+    """This server's words of (x + all servers' addends)/2^bits for shared x: as ``matmul_opening``, whose domain and
+    error it has, for a product with public integers. Local, nothing is opened yet."""
     kind = word_type(bits)
     own = own_addend(x.shape, addend)
     operation = x.party.operation("tensor_opening", x, bits)
@@ -109,7 +109,8 @@ def open_to_client(party: Party, words: np.ndarray, client: str, release: str) -
 def receive_opening(
     client: Client, count: int, bits: int, fraction_bits: int, timeout: float | None = None
 ) -> np.ndarray:
-    """What the three servers open to this client: ``count`` numbers with ``fraction_bits``, of products cut by ``bits``."""
+    """What the three servers open to this client: ``count`` numbers with ``fraction_bits``, of products cut by
+    ``bits``."""
     parts = [np.empty(count, dtype=word_type(bits)) for _ in range(3)]
     client.collect("open_to_client", {server: [part] for server, part in enumerate(parts)}, timeout)
     return joined_words(parts, bits, fraction_bits)
@@ -127,7 +128,8 @@ def joined_words(parts: Sequence[np.ndarray], bits: int, fraction_bits: int) -> 
 
 
 def unbiased_addend(party: Party, bits: int) -> np.uint64:
-    """What this server adds to its summand, so that the sum of the words is z/2^bits on average: 1.5 units at server 0."""
+    """What this server adds to its summand, so that the sum of the words is z/2^bits on average: 1.5 units at server
+    0."""
     return np.uint64(3 << (bits - 1) if party.id == 0 else 0)
 
 
@@ -143,11 +145,11 @@ def _open_cost(party: Party, words: Words, bits: int, release: str) -> Cost:
 
 @primitive(cost=_open_cost, source="this project; the sum of cut summands, as ``matmul_opening`` says")
 async def open_words(party: Party, words: Words, bits: int, release: str) -> np.ndarray:
-    """The opened numbers, signed integers, from all servers' words of products cut by ``bits``. 1 round, 6·(64 − bits)/8
-    bytes a number.
+    """The opened numbers, signed integers, from all servers' words of products cut by ``bits``. 1 round, 6·(64 −
+    bits)/8 bytes a number.
 
-    ``words`` are this server's, of ``matmul_opening``, one axis. ``release`` must have been declared; the ledger records it
-    before anything is sent. Exact: the sum of the words, which is off z/2^bits as ``matmul_opening`` says.
+    ``words`` are this server's, of ``matmul_opening``, one axis. ``release`` must have been declared; the ledger
+    records it before anything is sent. Exact: the sum of the words, which is off z/2^bits as ``matmul_opening`` says.
     """
     require(words.ndim == 1, "words.ndim", words.ndim, "1, a flat array", "reshape it")
     require_integer("bits", bits, 1, 62)

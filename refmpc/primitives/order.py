@@ -74,7 +74,8 @@ def order_groups(classes: int) -> list[int]:
 
 
 class _Order:
-    """One group of one dealer's rows: ``__init__`` speaks in the round that opens the numbers, then ``reply`` and ``pick``."""
+    """One group of one dealer's rows: ``__init__`` speaks in the round that opens the numbers, then ``reply`` and
+    ``pick``."""
 
     def __init__(self, dealing: Dealing, words: Words, width: int):
         """``words``: c or ρ, (n, g), of which the low width + 1 bits count; c is not looked at before ``reply``."""
@@ -169,7 +170,7 @@ async def _largest(dealing: Dealing, groups: list[_Order], words: list[Words], o
 
 
 def _level_bytes(rows: int, sizes: list[int], width: int) -> int:
-    """Of ordering groups of these sizes: dealt bits, halves of ρ, tests, slots, one-hot vectors."""
+    """Bytes of ordering groups of these sizes: dealt bits, halves of ρ, tests, slots, one-hot vectors."""
     layout = _Layout(width)
     total = 0
     for classes in sizes:
@@ -198,20 +199,20 @@ async def largest_coarse(
     """The opened z (rows × classes), and the largest entry of every row on a grid of 2^-unit_bits, additive modulo
     2^(width + 1).
 
-    3 rounds, the first of which opens z if it is additive; 6 beyond 12 classes (groups, then winners). 33 bytes a pair and
-    9.5 a number at width 18. Coarse numbers are x'_i = (c_i≫k) − (ρ_i≫k), which is ⌊z_i·2^unit_bits⌋ or one more, and the
-    result is exactly their maximum: within one coarse unit of the true one. Domain: differences of two entries below
-    2^(width − unit_bits) − 2·2^-unit_bits; 2 to 64 classes.
+    3 rounds, the first of which opens z if it is additive; 6 beyond 12 classes (groups, then winners). 33 bytes a pair
+    and 9.5 a number at width 18. Coarse numbers are x'_i = (c_i≫k) − (ρ_i≫k), which is ⌊z_i·2^unit_bits⌋ or one more,
+    and the result is exactly their maximum: within one coarse unit of the true one. Domain: differences of two entries
+    below 2^(width − unit_bits) − 2·2^-unit_bits; 2 to 64 classes.
 
-    Why exact: x'_i are definite integers, so comparisons (ties to the lower class) form a strict order. C = c_i − c_j and
-    R = ρ_i − ρ_j are compared digit by digit; of 2·digits + 1 tests exactly one is zero, or none, and all are below the
-    prime.
+    Why exact: x'_i are definite integers, so comparisons (ties to the lower class) form a strict order. C = c_i − c_j
+    and R = ρ_i − ρ_j are compared digit by digit; of 2·digits + 1 tests exactly one is zero, or none, and all are below
+    the prime.
 
     Views: role 1 gets bits and words masked by streams it does not know. The dealer gets tests masked by the holders'
     stream; their *sums* are uniform non-zero values with at most one zero, at a uniform place (scale, turn), and which
     pairs of slots show one is the order of the classes under a uniform permutation, drawn afresh for every row by
-    rejection. Halves of ρ by slot come under masks t and t' that the dealer does not know. It picks a slot whose class it
-    does not know, and the holders, who know the classes, see only halves of the one-hot vector.
+    rejection. Halves of ρ by slot come under masks t and t' that the dealer does not know. It picks a slot whose class
+    it does not know, and the holders, who know the classes, see only halves of the one-hot vector.
     """
     rows, classes = z.shape
     require_integer("classes (last axis)", classes, 2, 64)

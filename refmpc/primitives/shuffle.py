@@ -76,7 +76,8 @@ async def shuffle(tensors: Sequence[SecretTensor]) -> list[SecretTensor]:
 
 
 async def shuffle_in_place(stores: Sequence[ColumnStore]) -> None:
-    """``shuffle`` of tensors that are not in memory: the same messages, costs and views; memory holds a few chunks of each."""
+    """``shuffle`` of tensors that are not in memory: the same messages, costs and views; memory holds a few chunks of
+    each."""
     operation, role, permutations = _begun([store.like for store in stores])
     await gather(*(_shuffle_store(operation, store, role, permutations, index) for index, store in enumerate(stores)))
 

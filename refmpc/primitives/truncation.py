@@ -28,8 +28,8 @@ async def truncate_summands(operation: Operation, z: Words, bits: int, segments:
     """From each party's own summand of z, flat, to replicated shares of ⌊z/2^bits⌋ or that plus one.
 
     Domain −2^62 ≤ z < 2^62, 1 ≤ bits ≤ 62. The result is exact on multiples of 2^bits and unbiased: it is
-    ⌊(z + s)/2^bits⌋ with s uniform in 0..2^bits−1 and independent of the data. Returns shares (2, n), flat. ``segments`` are
-    the dealers, if they are given.
+    ⌊(z + s)/2^bits⌋ with s uniform in 0..2^bits−1 and independent of the data. Returns shares (2, n), flat.
+    ``segments`` are the dealers, if they are given.
     """
     require_integer("bits", bits, 1, 62)
     machine, me = operation.machine, operation.party.id

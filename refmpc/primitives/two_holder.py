@@ -57,7 +57,7 @@ class TwoHolderBits:
         raise TypeError(f"{self!r} is secret: it has no truth value; reveal it, or select with where()")
 
     def public_digest(self) -> int:
-        """Of history and shape."""
+        """Public digest of history and shape."""
         return mix(self.history, self.shape)
 
     @property

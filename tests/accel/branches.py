@@ -1,9 +1,10 @@
-"""Which branches of a compiled kernel depend on what lies in its arrays: taint in the optimised code that LLVM makes of it.
+"""Which branches of a compiled kernel depend on what lies in its arrays: taint in the optimised code that LLVM makes of
+it.
 
-Everything loaded from memory counts as secret, and so does what is computed from it; addresses, and what was stored on the stack
-without being secret (shapes, above all), do not. Conditions of branches and switches, and what a function returns, must not be
-secret. A ``select`` chooses without a jump. Accesses to memory at secret places are not looked at: they jump nowhere, but a cache
-knows them.
+Everything loaded from memory counts as secret, and so does what is computed from it; addresses, and what was stored on
+the stack without being secret (shapes, above all), do not. Conditions of branches and switches, and what a function
+returns, must not be secret. A ``select`` chooses without a jump. Accesses to memory at secret places are not looked at:
+they jump nowhere, but a cache knows them.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class _Instruction:
 
 
 def _name(value: Any) -> str | None:
-    """Of an instruction; the values of LLVM's own binding have none if they are numbered."""
+    """Name of an instruction; the values of LLVM's own binding have none if they are numbered."""
     text = str(value).strip()
     return text.split(" = ")[0] if text.startswith("%") and " = " in text else None
 

@@ -1,4 +1,5 @@
-"""Kernels of random allocation: both backends draw the same, and the law of the free slots is the hypergeometric one."""
+"""Kernels of random allocation: both backends draw the same, and the law of the free slots is the hypergeometric
+one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Kernels of ``order`` do not branch on secrets, in the code that LLVM makes of them; and the check finds those that do."""
+"""Kernels of ``order`` do not branch on secrets, in the code that LLVM makes of them; and the check finds those that
+do."""
 
 import numpy as np
 import pytest

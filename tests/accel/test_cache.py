@@ -64,7 +64,8 @@ def test_a_user_who_can_write_neither_beside_the_source_nor_at_home_compiles_onc
 
 
 def test_what_was_compiled_at_the_installation_is_used_where_nothing_can_be_written(tmp_path):
-    """A container with a read-only root compiled for 45 s at every start, and ``ppvfl warm`` would have changed nothing."""
+    """A container with a read-only root compiled for 45 s at every start, and ``ppvfl warm`` would have changed
+    nothing."""
     (image := tmp_path / "image").mkdir()
     if ORDINARY and shutil.which("setpriv") is None:
         pytest.skip("root needs setpriv to act as a user")
@@ -89,7 +90,8 @@ def test_what_was_compiled_at_the_installation_is_used_where_nothing_can_be_writ
 
 
 def test_a_change_in_any_file_compiles_everything_anew_and_removes_what_was_kept(tmp_path):
-    """numba looks only at the file of a function, not at what it calls in others: old machine code would run without a word."""
+    """numba looks only at the file of a function, not at what it calls in others: old machine code would run without a
+    word."""
     shutil.copytree(
         Path(accel.__file__).parent, tmp_path / "accel", ignore=shutil.ignore_patterns("__pycache__"), symlinks=True
     )
@@ -134,8 +136,8 @@ def _machine_code(cache, compiled_before):
 
 
 def test_machine_code_of_two_processes_has_no_name_in_common_unless_it_is_the_same(tmp_path):
-    """A third process that loads what both have kept links by names: a tile of ten columns was once taken for one of five, and
-    a training's gradients were garbage, without a word."""
+    """A third process that loads what both have kept links by names: a tile of ten columns was once taken for one of
+    five, and a training's gradients were garbage, without a word."""
     one, other = (_machine_code(tmp_path / f"cache {shift}", shift) for shift in range(2))
     assert any("add_panel" in name for name in one) and len(one) > 3
     assert {name for name in one.keys() & other.keys() if one[name] != other[name]} == set()

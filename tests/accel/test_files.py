@@ -38,7 +38,8 @@ def test_a_writer_that_fails_leaves_the_old_file_and_nothing_else(tmp_path):
 
 @pytest.mark.skipif(os.name != "posix", reason="modes of POSIX")
 def test_a_private_folder_is_private_with_all_that_is_made_above_it(tmp_path):
-    """``mkdir(parents=True, mode=0o700)`` gives the mode to the last one only: keys lay in folders open to everybody."""
+    """``mkdir(parents=True, mode=0o700)`` gives the mode to the last one only: keys lay in folders open to
+    everybody."""
     (tmp_path / "there").mkdir(mode=0o755)
     earlier = os.umask(0)
     try:
@@ -97,8 +98,8 @@ def test_writers_at_the_same_time_do_not_mix(tmp_path):
 
 
 def test_no_other_module_writes_that_way():
-    """The audit log and the log of opened sums append and sync their own records, a trial syncs a file that it throws away; the
-    peers' compiler moves a folder."""
+    """The audit log and the log of opened sums append and sync their own records, a trial syncs a file that it throws
+    away; the peers' compiler moves a folder."""
     homes = {
         "accel/files.py",
         "protocols/state/audit_log.py",

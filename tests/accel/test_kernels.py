@@ -376,7 +376,8 @@ def test_steps_of_the_exponential(kernels, seed, count, bits, grow):
 @both
 @pytest.mark.parametrize("bound", [1, 2, 3, 12, 13, 21, 36, 37, 67, 181, 255, 256])
 def test_uniform_below_rejects_instead_of_folding(kernels, bound):
-    """Of all pairs of bytes, every pair of values comes from equally many, whatever the order and the place of a rejection."""
+    """Every pair of values comes from equally many, whatever the order and the place of a
+    rejection."""
     every_pair = np.random.default_rng(bound).permutation(65536).astype("<u2").view(np.uint8)
     values = garbage(2 * 65536 + 9, dtype=np.uint8)
     found = kernels.uniform_below(every_pair, bound, values)

@@ -1,4 +1,5 @@
-"""The kernels of the low-round protocols: numpy and numba give the same words, whatever lies in the memory they fill."""
+"""The kernels of the low-round protocols: numpy and numba give the same words, whatever lies in the memory they
+fill."""
 
 import numpy as np
 import pytest
@@ -70,7 +71,17 @@ def case(name, seed):
         "order_pick": (words(N, G), words(N, G), width, out(N)),
         "split_codes": (words(N), out(4, N, dtype=np.uint8)),
         "exp_below_argument": (words(N, G), words(N), seed % 3, 30, 14, 1 << 14, 32, out(N, G)),
-        "exp_below_deal": (words(N), sizes, words(N), table, fine, words(N, hot), words(N, values), out(N, hot), out(N, values)),
+        "exp_below_deal": (
+            words(N),
+            sizes,
+            words(N),
+            table,
+            fine,
+            words(N, hot),
+            words(N, values),
+            out(N, hot),
+            out(N, values),
+        ),
         "exp_below_bits": (words(N), sizes, words(N, hot), words(N), out(N, dtype=np.uint8)),
         "exp_below_take": (
             *(words(N), small(4 ** len(sizes), N), small(4 ** len(sizes), N), len(sizes), words(N, values)),
@@ -85,7 +96,11 @@ def case(name, seed):
         "series_hold": (words(N), *angle, *held, ring, tables, words(N, 2 * terms), leads, out(N)),
         "scaled_deal": (
             *(words(N), *angle, terms, 10, words(N, G), seed, ring, tables),
-            *((words(N, 2 * terms + G * each), out(N, 2 * terms + G * each)) if leads else (words(N, G * each), out(N, G * each))),
+            *(
+                (words(N, 2 * terms + G * each), out(N, 2 * terms + G * each))
+                if leads
+                else (words(N, G * each), out(N, G * each))
+            ),
         ),
         "scaled_hold": (
             *(words(N), *angle, *held, words(N, G) >> np.uint64(64 - kept), kept, 5, ring, tables),
@@ -93,7 +108,7 @@ def case(name, seed):
         ),
         "lifted_squares_deal": (words(N, G), 9, ring, words(N, 3 * G + 1), out(N, 3 * G + 1)),
         "lifted_squares_hold": (words(N, G) >> np.uint64(55), 9, 77, ring, words(N, 3 * G + 1), leads, out(N)),
-    }[name]  # fmt: skip
+    }[name]
 
 
 NAMES = [

@@ -292,7 +292,8 @@ def further_words(key, attempt):
 
 
 def one_by_one(sampler, key, count):
-    """Samples by the definition: attempt after attempt, real coins and places compared bit by bit, further bits from its reserve."""
+    """Samples by the definition: attempt after attempt, real coins and places compared bit by bit, further bits from
+    its reserve."""
     table, source, settled, attempt = sampler.table, ties(sampler, key), 0, -1
     found: list[int] = []
     with decimal.localcontext() as context:

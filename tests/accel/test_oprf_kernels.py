@@ -36,7 +36,15 @@ def cases(words):
     return {
         "hash_into_bins": (data, offsets, 5, key, np.zeros((3, COUNT, 5), np.uint64), np.zeros(3, np.int64)),
         "oracle": (words(COUNT, 8), key, np.zeros((COUNT, 4), np.uint64)),
-        "peel": (records, M, np.empty((COUNT, 3), np.int32), degree, met, np.zeros(COUNT, np.int32), np.zeros(COUNT, np.int32)),
+        "peel": (
+            records,
+            M,
+            np.empty((COUNT, 3), np.int32),
+            degree,
+            met,
+            np.zeros(COUNT, np.int32),
+            np.zeros(COUNT, np.int32),
+        ),
         "fill_back": (records, words(COUNT, 2), columns, order, own, done, M, words(LINES, 2)),
         "decode_values": (records, words(LINES, 2), M, words(COUNT, 2)),
         "dense_tables": (store, M, np.empty((6, 256, 8), np.uint64)),
@@ -45,8 +53,13 @@ def cases(words):
         "transpose_bits": (words(512, 3), np.empty((192, 8), np.uint64)),
         "key_rows": (words(COUNT, 8), words(COUNT, 8), delta),
         "check_sums": (words(COUNT, 8), words(COUNT - 128, 2), np.empty((128, 8), np.uint64)),
-        "match_tags": (tags, np.concatenate([words(9, 2), tags[::3]]), np.empty(1024, np.int64), np.empty(143, np.int64)),
-    }  # fmt: skip
+        "match_tags": (
+            tags,
+            np.concatenate([words(9, 2), tags[::3]]),
+            np.empty(1024, np.int64),
+            np.empty(143, np.int64),
+        ),
+    }
 
 
 @pytest.mark.parametrize("name", reference.__all__)

@@ -16,7 +16,8 @@ def test_the_shuffle_of_an_epoch_costs_what_the_primitive_declares(files):
 
 @pytest.mark.heavy
 def test_a_shuffle_in_files_needs_a_few_chunks_of_memory():
-    """100,000 × 400: 0.66 GB of shares at each server. In memory there is one extra copy and some chunks of 32 MB; in files chunks."""
+    """100,000 × 400: 0.66 GB of shares at each server. In memory there is one extra copy and some chunks of 32 MB; in
+    files chunks."""
     memory, files = (measure(rows=100_000, columns=400, classes=10, files=files) for files in (False, True))
     assert files.bytes == memory.bytes and files.rounds == memory.rounds > 2
     started = 250e6  # of a process that has done nothing yet

@@ -244,7 +244,8 @@ def test_a_report_is_renewed_from_its_json(tmp_path, capsys):
 
 
 def test_cells_whose_files_are_not_here_are_carried_on(tmp_path, monkeypatch, capsys):
-    """Weights that one machine had alone: the next report has their cells, with the key they had, but not beside other weights."""
+    """Weights that one machine had alone: the next report has their cells, with the key they had, but not beside other
+    weights."""
     weights, others = tmp_path / "own.pth", tmp_path / "others.pth"
     weights.write_bytes(b"weights")
     others.write_bytes(b"other weights")

@@ -74,8 +74,8 @@ def test_division_agrees(mpspdz, seed):
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_inverse_sqrt_agrees(mpspdz, seed):
-    """MP-SPDZ's quadratic is off by at most 0.36 % of the root, plus the rounding of the root of a power of two that it is
-    multiplied with (a unit, times a quadratic below 2); ours by 2^-16 and a unit of 2^-26."""
+    """MP-SPDZ's quadratic is off by at most 0.36 % of the root, plus the rounding of the root of a power of two that it
+    is multiplied with (a unit, times a quadratic below 2); ours by 2^-16 and a unit of 2^-26."""
     workload = make_workload("inverse square root", "inverse_sqrt", (200, "fast"), seed)
     assert workload.exact is not None
     bound = (0.0037 + 2.0**-16) * workload.exact + 2.0**-26 + 4 * UNIT

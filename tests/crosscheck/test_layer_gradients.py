@@ -1,4 +1,5 @@
-"""The factored GL-BMF gradients executed by MP-SPDZ, against the explicit float64 reference and against ours on shares."""
+"""The factored GL-BMF gradients executed by MP-SPDZ, against the explicit float64 reference and against ours on
+shares."""
 
 from __future__ import annotations
 
@@ -57,7 +58,8 @@ def test_layer_gradients_agree_with_the_explicit_reference(seed):
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_both_systems_compute_the_same_layer_gradients(seed):
-    """Ours is within the bound that ``step_bound`` derives; for MP-SPDZ, which states none, 1 % of the largest entry."""
+    """Ours is within the bound that ``step_bound`` derives; for MP-SPDZ, which states none, 1 % of the largest
+    entry."""
     clip, classes = 0.5, 4
     federation = lora_federation(24, (6, 5), ((7,), (9,)), classes, rank=3, seed=seed)
     plan = plan_layer_run(federation, TrainingConfig(epochs=1, batch_size=12, learning_rate=0.5, clip_norm=clip))

@@ -1,5 +1,5 @@
-"""Random allocation against two independent implementations: PLD-accounting (Feldman and Shenfeld), whose interval is proven on
-both sides, and jax_privacy's samplers of balls in bins, for correlated noise.
+"""Random allocation against two independent implementations: PLD-accounting (Feldman and Shenfeld), whose interval is
+proven on both sides, and jax_privacy's samplers of balls in bins, for correlated noise.
 
 With all slots free but for the record's own, batches are equally likely: the case that both of them account.
 """
@@ -19,8 +19,8 @@ from vfl.dp.random_allocation.monte_carlo import CHANCES, confidence, deltas
 
 
 def require_within(allocation: Allocation, sigma: float, delta: float, interval: tuple[float, float]) -> None:
-    """Their true ε lies between two proven bounds, so the true δ at the lower one is at least ``delta`` and ours, a bound from above,
-    too; at the upper one it is at most ``delta``, and ours hardly more. Neither needs a tolerance."""
+    """Their true ε lies between two proven bounds, so the true δ at the lower one is at least ``delta`` and ours, a
+    bound from above, too; at the upper one it is at most ``delta``, and ours hardly more. Neither needs a tolerance."""
     upper, lower = interval  # in this order
     assert lower < upper < 1.01 * lower
     assert max(convolved_deltas(allocation, sigma, lower, delta)) >= delta
@@ -54,7 +54,8 @@ def test_the_same_batches_in_every_epoch_are_one_allocation_of_a_larger_shift():
 
 @pytest.mark.parametrize(("kind", "bands"), [("bisr", 3), ("bisr", 6), ("bsr", 6), ("identity", 1)])
 def test_correlated_noise_has_the_privacy_losses_of_jax_privacy(kind, bands):
-    """The same mean of (1 − e^(ε−ℓ))₊ in both directions, from samples of the whole sequence instead of the Gram matrix."""
+    """The same mean of (1 − e^(ε−ℓ))₊ in both directions, from samples of the whole sequence instead of the Gram
+    matrix."""
     selection = pytest.importorskip("jax_privacy.batch_selection", reason="needs the extra crosscheck")
     from jax_privacy.experimental.monte_carlo import sample_generation
 

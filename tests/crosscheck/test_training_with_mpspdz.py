@@ -20,8 +20,8 @@ needs_mpspdz = pytest.mark.skipif(not os.environ.get(HOME_VARIABLE), reason=f"{H
 @needs_mpspdz
 @pytest.mark.parametrize("momentum", [0.0, 0.9], ids=["setting 1", "setting 2"])
 def test_training_agrees(tmp_path, momentum):
-    """Ours is within ``weight_bound``. Theirs, a step: the clip's 0.37 % of γ, 26 units of softmax times ‖[h 1]‖·√S, the
-    rounding of rows, noise and update; the same growth over the steps."""
+    """Ours is within ``weight_bound``. Theirs, a step: the clip's 0.37 % of γ, 26 units of softmax times ‖[h 1]‖·√S,
+    the rounding of rows, noise and update; the same growth over the steps."""
     federation = small_federation(64, (5, 4), 4)
     plan = plan_run("g_bmf", federation, small_training(batch_size=16, momentum=momentum, learning_rate=0.25))
     result = run_secure(plan, federation, tmp_path)

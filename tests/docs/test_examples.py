@@ -1,4 +1,5 @@
-"""The code in docs/examples runs and prints what the pages show; the pages show all of it; documented commands parse."""
+"""The code in docs/examples runs and prints what the pages show; the pages show all of it; documented commands
+parse."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What pages and pictures refer to is there: sections, files, modules; figures of steps are those that a dry run counts."""
+"""What pages and pictures refer to is there: sections, files, modules; figures of steps are those that a dry run
+counts."""
 
 from __future__ import annotations
 
@@ -155,7 +156,8 @@ def test_figures_of_a_step_are_those_that_a_dry_run_counts():
             f"the paper (its own machine) | {PAPER_MB} MB |",
         ],
         "docs/index.md": [
-            f"at least {PAPER_MB * 1e6 / ten.bytes // 100 * 100:.0f} times less traffic a training step than the paper reports "
+            f"at least {PAPER_MB * 1e6 / ten.bytes // 100 * 100:.0f} times less traffic a training step than the "
+            f"paper reports "
             f"({mb[ten]} at most, {PAPER_MB} MB)"
         ],
         "docs/architecture.md": [
@@ -165,13 +167,16 @@ def test_figures_of_a_step_are_those_that_a_dry_run_counts():
         ],
         "docs/tutorial.md": [f"to the clients only: {ten_secret.rounds} rounds a step"],
         "docs/reference/costs.md": [
-            f"costs {ten.rounds} rounds and at most {mb[ten]} with open weights, {ten_secret.rounds} rounds and {mb[ten_secret]} with"
+            f"costs {ten.rounds} rounds and at most {mb[ten]} with open weights, {ten_secret.rounds} rounds and "
+            f"{mb[ten_secret]} with"
         ],
         "docs/proofs/step.md": [
-            f"that is at most {mb[ten]} a step with open weights and {mb[ten_secret]} with secret ones, noise included, instead of "
+            f"that is at most {mb[ten]} a step with open weights and {mb[ten_secret]} with secret ones, noise "
+            f"included, instead of "
             f"the paper's {PAPER_MB} MB",
             f"| S = 10 | {ten_secret.rounds} rounds, {mb[ten_secret]} | {ten.rounds} rounds, {mb[ten]} |",
-            f"| S = 26 | {letters_secret.rounds} rounds, {mb[letters_secret]} | {letters.rounds} rounds, {mb[letters]} |",
+            f"| S = 26 | {letters_secret.rounds} rounds, {mb[letters_secret]} | {letters.rounds} rounds, "
+            f"{mb[letters]} |",
             f"| regression | {number_secret.rounds} | {number.rounds} |",
         ],
     }

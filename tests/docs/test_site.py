@@ -1,4 +1,5 @@
-"""The site builds strictly, without the network; its cost table is complete; formulas are typeset; the README is short."""
+"""The site builds strictly, without the network; its cost table is complete; formulas are typeset; the README is
+short."""
 
 from __future__ import annotations
 

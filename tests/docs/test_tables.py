@@ -1,4 +1,5 @@
-"""docs/tables.md, command by command, as a reader would run it: from two organisations' files to a report and predictions."""
+"""docs/tables.md, command by command, as a reader would run it: from two organisations' files to a report and
+predictions."""
 
 from __future__ import annotations
 

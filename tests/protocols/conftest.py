@@ -13,7 +13,8 @@ from vfl.local.client import LocalUpdate, make_clients
 def small_federation(
     rows: int, widths: tuple[int, ...], classes: int, row_bound: float = 1.0, seed: int = 0
 ) -> Federation:
-    """A learnable toy problem: labels from a random linear map of all clients' columns; numbers if there is one class."""
+    """A learnable toy problem: labels from a random linear map of all clients' columns; numbers if there is one
+    class."""
     rng = np.random.default_rng(seed)
     total = rows + 64
     columns = [rng.normal(size=(total, width)) for width in widths]

@@ -87,20 +87,20 @@ def difference(result, twin: TwinResult) -> float:
 def parameter_bound(plan: LayerPlan, federation: Federation, noise: np.ndarray, estimated: bool = False) -> float:
     """How far (W, U, V) of the secure run may be from the twin's after all steps, in norm.
 
-    Let E be that distance before a step. ω, μ, ν bound ‖W‖, ‖U‖, ‖V‖ along the twin's run (taken from the twin, and 0.05
-    more), ‖x‖ ≤ 1, s the scale, N clients, L layers of a client. Row bounds clip, so they are projections.
+    Let E be that distance before a step. ω, μ, ν bound ‖W‖, ‖U‖, ‖V‖ along the twin's run (taken from the twin, and
+    0.05 more), ‖x‖ ≤ 1, s the scale, N clients, L layers of a client. Row bounds clip, so they are projections.
 
         dh ≤ s(ν + μ)E,   dδ ≤ ‖[h 1]‖E + ω·dh (softmax is 1-Lipschitz),   da ≤ E + ν·dh/R_i
         global: ‖[h 1]‖dδ + √2·dh,    U: s(√2νE + ων·dδ + √2ω·da),    V: s√L(√2(ω+μ)E + μω·dδ + √2μω·dh/R_i)
 
-    Clipping is a projection too, so the clipped gradient moves by at most the sum of these: L_g·E. Fresh errors of a step
-    enter in the same way: δ by √S·2^-14; h by √d·2^-15; W̃, A, U, X, φ, t by their grids (added up as an E of 2^-12, which is
-    more than all of them together); the clip factor by 2^-14 + 2^-18 + half the rounding of q (below 2^-11 γ); the
-    release by 1.5·2^-12 an entry, of the sum. So E' ≤ (1 + ηL_g)E + η·fresh, η the larger of both learning rates,
-    times 1/(1−β) with momentum.
+    Clipping is a projection too, so the clipped gradient moves by at most the sum of these: L_g·E. Fresh errors of a
+    step enter in the same way: δ by √S·2^-14; h by √d·2^-15; W̃, A, U, X, φ, t by their grids (added up as an E of
+    2^-12, which is more than all of them together); the clip factor by 2^-14 + 2^-18 + half the rounding of q (below
+    2^-11 γ); the release by 1.5·2^-12 an entry, of the sum. So E' ≤ (1 + ηL_g)E + η·fresh, η the larger of both
+    learning rates, times 1/(1−β) with momentum.
 
-    ``estimated``: the estimate is (MᵀM + λ)⁻¹MᵀY with ‖M‖ ≤ s√B(ν+μ), so dĜ ≤ dY/(2√λ) + 9/4·‖dM‖‖Y‖/λ, and the update moves by
-    s√B((ν+μ)dĜ + 2‖Ĝ‖E), with ‖Y‖ ≤ γ + the noise in it.
+    ``estimated``: the estimate is (MᵀM + λ)⁻¹MᵀY with ‖M‖ ≤ s√B(ν+μ), so dĜ ≤ dY/(2√λ) + 9/4·‖dM‖‖Y‖/λ, and the update
+    moves by s√B((ν+μ)dĜ + 2‖Ĝ‖E), with ‖Y‖ ≤ γ + the noise in it.
     """
     training, classes = plan.training, plan.classes
     steps = plan.schedule.num_steps

@@ -45,10 +45,10 @@ def noise_of_the_servers(plan: Plan, directory) -> np.ndarray:
 def weight_bound(plan: Plan) -> float:
     """How far the weights may be from the twin's, coordinate by coordinate, after all steps.
 
-    One step: each sample's contribution is off by the softmax (2^-14 an entry, logits rounded to 2^-16 included), by the
-    clip factor (2^-12 of γ, q rounded up included) and by the embedding's rounding (2^-15 a column, both factors); the
-    sum of B of them is divided by B; then y is rounded to 2^-RELEASE_BITS. An error in W before the step grows by at most 1 + 2η‖[h 1]‖²
-    (softmax is 1-Lipschitz, the clip doubles it).
+    One step: each sample's contribution is off by the softmax (2^-14 an entry, logits rounded to 2^-16 included), by
+    the clip factor (2^-12 of γ, q rounded up included) and by the embedding's rounding (2^-15 a column, both factors);
+    the sum of B of them is divided by B; then y is rounded to 2^-RELEASE_BITS. An error in W before the step grows by
+    at most 1 + 2η‖[h 1]‖² (softmax is 1-Lipschitz, the clip doubles it).
     """
     training, scales = plan.training, plan.scales
     reach = np.hypot(scales.row_bound, 1.0)

@@ -1,4 +1,5 @@
-"""An option is declared once, and is then at every door: command, file and its template, estimators, table of the docs, agreed hash."""
+"""An option is declared once, and is then at every door: command, file and its template, estimators, table of the docs,
+agreed hash."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ SERVERS = [("127.0.0.1", 7000 + i) for i in range(3)]
 
 
 def test_an_option_that_is_declared_once_is_at_every_door():
-    """In a process of its own: the field is added to the declaration alone, and everything else is imported after that."""
+    """In a process of its own: the field is added to the declaration alone, and everything else is imported after
+    that."""
     program = """
         import dataclasses, inspect
         import protocols.settings as settings
@@ -39,7 +41,8 @@ def test_an_option_that_is_declared_once_is_at_every_door():
         from ppvfl import VerticalClassifier
 
         assert parse_options("g_bmf", None, ["--haste", "0.25"]).haste == 0.25
-        text = federation_text("f", [("127.0.0.1", 7000 + i) for i in range(3)], [("a", 3, ""), ("b", 3, "127.0.0.1:7100")], 2)
+        clients = [("a", 3, ""), ("b", 3, "127.0.0.1:7100")]
+        text = federation_text("f", [("127.0.0.1", 7000 + i) for i in range(3)], clients, 2)
         assert "\\nhaste = 0.5" in text and "# how little care is taken" in text
         agreed = [agreed_values(parse(t, pinned=False)) for t in (text, text.replace("haste = 0.5", "haste = 0.7"))]
         assert [one["[run] haste"] for one in agreed] == [0.5, 0.7]
@@ -50,7 +53,8 @@ def test_an_option_that_is_declared_once_is_at_every_door():
             assert "[run] haste = 7.0: must be a finite number in [0, 1]" in str(error)
         assert inspect.signature(VerticalClassifier).parameters["haste"].default == 0.5
         assert VerticalClassifier(haste=0.7).get_params()["haste"] == 0.7
-        assert "| `haste` | all | number in [0, 1] | `0.5` | how little care is taken | all |" in settings.settings_table()
+        row = "| `haste` | all | number in [0, 1] | `0.5` | how little care is taken | all |"
+        assert row in settings.settings_table()
     """
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
@@ -106,7 +110,8 @@ def test_an_option_that_means_nothing_to_a_method_is_refused_with_those_that_tak
 
 
 def test_defaults_are_the_same_at_every_door():
-    """Where nothing is said, the file, the command and an estimator ask for the same training; estimators leave out no option."""
+    """Where nothing is said, the file, the command and an estimator ask for the same training; estimators leave out no
+    option."""
     x, y = [[float(i % 7), float(i % 5), 0.5] for i in range(120)], [i % 3 for i in range(120)]
     of_api = VerticalClassifier().estimate(x, y)
     assert of_api.epsilon == pytest.approx(3.0) and of_api.delta == 1e-5

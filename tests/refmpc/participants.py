@@ -47,8 +47,8 @@ def meet(
     clients: tuple[str, ...] = (),
     directory: Path | None = None,
 ) -> dict[Any, Any]:
-    """Connect the participants named in ``greetings`` with each other: a dict of sockets each, or an exception. Over loopback TCP,
-    or Unix sockets in ``directory``."""
+    """Connect the participants named in ``greetings`` with each other: a dict of sockets each, or an exception. Over
+    loopback TCP, or Unix sockets in ``directory``."""
     if directory is None:
         listeners = [listen() for _ in range(3)]
         addresses: Any = {i: ("127.0.0.1", listener.getsockname()[1]) for i, listener in enumerate(listeners)}

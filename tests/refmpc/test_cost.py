@@ -372,8 +372,9 @@ def test_selection_is_no_dearer_than_its_aim(count):
     assert rounds <= 2 and size <= 40 * count
 
 
-# Per element: bytes of MP-SPDZ (the least of its back ends) where it has the function; exact bytes (vectors of 960), rounds.
-# The bytes of 1/x, division and roots were 389 to 554, in 17 to 19 rounds: half as many again for fewer than half the rounds.
+# Per element: bytes of MP-SPDZ (the least of its back ends) where it has the function; exact bytes (vectors of 960),
+# rounds. The bytes of 1/x, division and roots were 389 to 554, in 17 to 19 rounds: half as many again for fewer than
+# half the rounds.
 MATHEMATICS = {
     "reciprocal on 2^-8..2^8": (refmpc.reciprocal, lambda party, x: (x, 2.0**-8, 2.0**8), 905, 581, 7),
     "divide": (refmpc.divide, lambda party, x: (x, x, 2.0**-8, 2.0**8), 905, 615, 9),

@@ -1,7 +1,7 @@
 """What one party sees does not depend on the secrets: a two-sample test on recorded transcripts.
 
-``privacy_cases`` has one line per primitive; ``transcripts`` explains the test. The same test must catch every planted leak:
-each mask of each primitive is taken away in turn, and the coins of the comparison are fixed.
+``privacy_cases`` has one line per primitive; ``transcripts`` explains the test. The same test must catch every planted
+leak: each mask of each primitive is taken away in turn, and the coins of the comparison are fixed.
 """
 
 import sys

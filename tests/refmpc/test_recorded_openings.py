@@ -1,4 +1,5 @@
-"""Openings that are repeated like recorded steps: each is a release of its own, of words that nobody has seen before."""
+"""Openings that are repeated like recorded steps: each is a release of its own, of words that nobody has seen
+before."""
 
 from __future__ import annotations
 
@@ -85,7 +86,8 @@ def test_an_undeclared_opening_is_refused_after_many_that_were_declared():
 @pytest.mark.parametrize("kind", ["product", "product and addend", "tensor"])
 @pytest.mark.parametrize("count", [1, 9, 300])
 def test_the_words_of_an_opening_have_a_new_zero_share_in_every_repetition(kind, count):
-    """No server's summand leaves as it is, not the last of them either, and none under the mask of another or an earlier one."""
+    """No server's summand leaves as it is, not the last of them either, and none under the mask of another or an
+    earlier one."""
 
     def program(party):
         x = six(party, count)

@@ -37,9 +37,9 @@ class Case:
     """How to run one primitive: input kinds, two very different secrets, the call, and how bytes are packed.
 
     An input kind is "arithmetic", the width of a Boolean tensor, or ("private", owner) for a value that one party
-    brings along. ``packed`` is the modulus of the values in packed messages, or the moduli by the bits that a message has for
-    one element; values modulo a prime lie digit by digit, in each line ``beside`` of them for every element. It can also be a function of a
-    message's name and these bits that gives both. A ``composed`` protocol, made of
+    brings along. ``packed`` is the modulus of the values in packed messages, or the moduli by the bits that a message
+    has for one element; values modulo a prime lie digit by digit, in each line ``beside`` of them for every element. It
+    can also be a function of a message's name and these bits that gives both. A ``composed`` protocol, made of
     primitives that have cases of their own, is looked at more coarsely: each message for itself, packed ones byte by
     byte, at one dealer.
     """

@@ -1,7 +1,7 @@
 """What coalitions of clients can do with what they see while rows are matched: a dictionary of 10^4 phone numbers.
 
-Servers see nothing of it, so every coalition below may have all three with it. For each that must learn nothing there is one that has one
-secret more: it must learn everything, or the attack would be too weak to show anything.
+Servers see nothing of it, so every coalition below may have all three with it. For each that must learn nothing there
+is one that has one secret more: it must learn everything, or the attack would be too weak to show anything.
 """
 
 from __future__ import annotations
@@ -83,8 +83,8 @@ class Seen:
         return Bins(arrow_ids(phones(range(SPACE))), self.salt, Shape(SPACE, 1), None, silent)[0]
 
     def guesses(self, pair: tuple[int, int], delta: np.ndarray) -> np.ndarray:
-        """F of the pair at every number, as an evaluator computes it who takes ``delta`` for the holder's: right at its own ids for
-        any, and everywhere for the right one (so that is what the holder can compute)."""
+        """F of the pair at every number, as an evaluator computes it who takes ``delta`` for the holder's: right at its
+        own ids for any, and everywhere for the right one (so that is what the holder can compute)."""
         evaluator, records = self.evaluators[pair], self.dictionary
         shape, store = evaluator._shape, evaluator.store
         coded = np.zeros((shape.lines, 8), np.uint64)
@@ -159,7 +159,8 @@ def test_of_three_clients_no_two_find_an_id_that_is_not_common(monkeypatch: pyte
     kernels.decode_values(records, sent, shape.sparse, stored)
 
     def found(star: np.ndarray, ring: np.ndarray) -> set[int]:
-        """Numbers that fit the store of client 1, with these for its secrets towards the leader and towards client 0."""
+        """Numbers that fit the store of client 1, with these for its secrets towards the leader and towards client
+        0."""
         total = stored.copy()
         for pair, delta in (((2, 1), star), ((1, 0), seen.deltas[1, 0]), ((0, 1), ring)):
             total ^= seen.guesses(pair, delta)[:, :2]
@@ -191,7 +192,8 @@ def test_messages_are_uniform_whatever_the_lists_are(monkeypatch: pytest.MonkeyP
 
 
 def test_a_store_of_random_values_is_uniform_with_cores_too() -> None:
-    """Few lines, and ids that no line is free for: the bits of every line, and of every pair of lines, over many stores."""
+    """Few lines, and ids that no line is free for: the bits of every line, and of every pair of lines, over many
+    stores."""
 
     class Small(Shape):
         sparse = property(lambda self: 40)
@@ -216,7 +218,7 @@ def test_a_store_of_random_values_is_uniform_with_cores_too() -> None:
 
 
 def test_an_evaluator_that_flips_a_bit_is_refused_whenever_it_would_have_learnt_one() -> None:
-    """Of column i it would learn Δ_i, by whether its own id still matches; then a dictionary."""
+    """From column i it would learn Δ_i, by whether its own id still matches; then a dictionary."""
     shape, salt, label = Shape(50, 1), secrets.token_bytes(16), secrets.token_bytes(32)
     records = Bins(arrow_ids(phones(range(50))), salt, shape, None, silent)[0]
     uniform, outcomes = Uniform(secrets.token_bytes), []

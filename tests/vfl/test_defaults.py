@@ -1,4 +1,5 @@
-"""The defaults for tables: always a usable schedule, and as good as a search on a table that they were not chosen on."""
+"""The defaults for tables: always a usable schedule, and as good as a search on a table that they were not chosen
+on."""
 
 from __future__ import annotations
 
@@ -57,7 +58,8 @@ def test_a_narrow_table_keeps_what_tells_its_rows_apart():
 
 
 def test_a_clients_only_column_keeps_its_tail():
-    """Its part of the bound is where the schema cuts off (four deviations), not before: a rare class often sits out there."""
+    """Its part of the bound is where the schema cuts off (four deviations), not before: a rare class often sits out
+    there."""
     random = np.random.default_rng(5)
     rows = random.normal(size=(8000, 3))
     rows[:, 0] = np.clip(np.abs(rows[:, 0]) * 1.4, 0, 4)

@@ -1,12 +1,13 @@
-"""512 oblivious transfers of keys between two clients, on ed25519 (Bellare and Micali); the group is libsodium's, nothing of it is ours.
+"""512 oblivious transfers of keys between two clients, on ed25519 (Bellare and Micali); the group is libsodium's,
+nothing of it is ours.
 
-The evaluator has r and sends R = r·G. For every bit Δ_i the holder has k_i and sends P_i = k_i·G if the bit is 0, else D − k_i·G, where nobody
-knows the logarithm of D (it is hashed to the curve). The evaluator's two keys are hashes of r·P_i and r·D − r·P_i, the holder's is that of
-k_i·R: the one of its bit.
+The evaluator has r and sends R = r·G. For every bit Δ_i the holder has k_i and sends P_i = k_i·G if the bit is 0, else
+D − k_i·G, where nobody knows the logarithm of D (it is hashed to the curve). The evaluator's two keys are hashes of
+r·P_i and r·D − r·P_i, the holder's is that of k_i·R: the one of its bit.
 
-*What the evaluator sees*: P_i is uniform in the group for either bit, so Δ is hidden perfectly. *What the holder can know*: both keys of one
-i would give r·D, which is the Diffie-Hellman problem. Points that are not in the prime-order group are refused on both sides. Keys depend
-on ``label``, hence on both clients' nonces, and are used for one attempt.
+*What the evaluator sees*: P_i is uniform in the group for either bit, so Δ is hidden perfectly. *What the holder can
+know*: both keys of one i would give r·D, which is the Diffie-Hellman problem. Points that are not in the prime-order
+group are refused on both sides. Keys depend on ``label``, hence on both clients' nonces, and are used for one attempt.
 """
 
 from __future__ import annotations

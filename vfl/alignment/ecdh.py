@@ -13,10 +13,10 @@ the leader only:
 
 What semi-honest clients see. *A member*: lists of other clients whose sets of blinding keys all differ, so nothing can
 be compared with anything; random positions; the positions of the common ids in its own list. It learns the intersection
-and the lengths of the lists. *The leader*: with n > 2 also the sizes of the overlaps of some of the lists, because equal
-values show, but not of whom they consist, not even for its own ids, which the members have shuffled (with n = 2 the
-only overlap is the intersection). *Clients that pool what they see* learn no more than such sizes about one that does
-not, since its shuffle is in every list. ``pad_to`` hides the lengths behind a public bound.
+and the lengths of the lists. *The leader*: with n > 2 also the sizes of the overlaps of some of the lists, because
+equal values show, but not of whom they consist, not even for its own ids, which the members have shuffled (with n = 2
+the only overlap is the intersection). *Clients that pool what they see* learn no more than such sizes about one that
+does not, since its shuffle is in every list. ``pad_to`` hides the lengths behind a public bound.
 
 What a malicious client could do: offer ids that it only guesses (up to the bound) and learn which of them match; leave
 out, repeat or replace values, so that rows are lost or misaligned; as leader, hand a list to other members than agreed,

@@ -3,18 +3,20 @@
 An element is the 32-byte u-coordinate of a point of the prime-order subgroup. Blinding is X25519: scalars are clamped,
 hence multiples of the cofactor, and a·(b·P) = b·(a·P), so that lists blinded by the same clients in any order compare.
 
-Hashing is built like encode_to_curve of RFC 9380, §3, but is none of its suites and compares with no other program: one field
-element from the id (SHA-512 over a length-prefixed domain and the id, 255 bits, where the suites expand the message), mapped by
-Elligator 2 and freed from the cofactor. Its points are not quite uniform, and need not be: nobody sees one
-that is not blinded. What the intersection needs is that values H(x)^k are as good as random, by DDH, for ids that nobody else
-has. The reduction takes random points (r·G and its partner of the challenge) as hashes; of the eight points Q with
-8·Q = r·G it draws one, and keeps it if the map reaches Q, which half of all points are (the inverse map says so, and names the
-field element that the oracle answers with). So the kept hashes are distributed as those of the map, their partners are what the
-challenge says, and whoever tells them from random points decides DDH. (Two maps, added up, would be uniform at twice the cost.)
+Hashing is built like encode_to_curve of RFC 9380, §3, but is none of its suites and compares with no other program: one
+field element from the id (SHA-512 over a length-prefixed domain and the id, 255 bits, where the suites expand the
+message), mapped by Elligator 2 and freed from the cofactor. Its points are not quite uniform, and need not be: nobody
+sees one that is not blinded. What the intersection needs is that values H(x)^k are as good as random, by DDH, for ids
+that nobody else has. The reduction takes random points (r·G and its partner of the challenge) as hashes; of the eight
+points Q with 8·Q = r·G it draws one, and keeps it if the map reaches Q, which half of all points are (the inverse map
+says so, and names the field element that the oracle answers with). So the kept hashes are distributed as those of the
+map, their partners are what the challenge says, and whoever tells them from random points decides DDH. (Two maps, added
+up, would be uniform at twice the cost.)
 
-Map, cofactor and X25519 are libsodium's, in constant time. ``montgomery_u`` is not: it takes Python's integers, at the client whose ids
-they are, before these are blinded; who can time that host is outside the model (SECURITY.md). All run without the interpreter's lock: lists are cut into pieces, one
-thread a core. 20 µs of CPU an id for the hash, 27 µs for each blinding (one core of an AMD EPYC).
+Map, cofactor and X25519 are libsodium's, in constant time. ``montgomery_u`` is not: it takes Python's integers, at the
+client whose ids they are, before these are blinded; who can time that host is outside the model (SECURITY.md). All run
+without the interpreter's lock: lists are cut into pieces, one thread a core. 20 µs of CPU an id for the hash, 27 µs for
+each blinding (one core of an AMD EPYC).
 """
 
 from __future__ import annotations

@@ -18,9 +18,9 @@ __all__ = ["arrow_ids", "bytes_and_offsets", "encode_ids"]
 def encode_ids(ids: Iterable[Any]) -> list[bytes]:
     """The bytes that are compared: text as UTF-8, whole numbers as decimal digits, bytes as they are.
 
-    So 42, "42" and b"42" are one id, while "042", "42 " and "４２" are others: nothing is stripped, folded or normalised,
-    because two clients that clean up differently would lose matches without noticing. Refused: missing and empty ids,
-    other types (a float is most often a column of integers with gaps), and an id that occurs twice in a list. Errors
+    So 42, "42" and b"42" are one id, while "042", "42 " and "４２" are others: nothing is stripped, folded or
+    normalised, because two clients that clean up differently would lose matches without noticing. Refused: missing and
+    empty ids, other types (a float is most often a column of integers with gaps), and an id that occurs twice in a list. Errors
     name rows, never ids.
     """
     encoded = [_encode(row, value) for row, value in enumerate(ids)]
@@ -30,7 +30,8 @@ def encode_ids(ids: Iterable[Any]) -> list[bytes]:
         if earlier != row:
             raise InvalidArgument(
                 f"ids: rows {earlier} and {row} have the same id ({len(encoded) - len(set(encoded))} repeated in all): "
-                "must be one row per id; aggregate or drop the repeated rows first, or give each row an id of its own and state "
+                "must be one row per id; aggregate or drop the repeated rows first, or give each row an id of its "
+                "own and state "
                 "rows_per_person"
             )
     return encoded

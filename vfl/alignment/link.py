@@ -3,8 +3,8 @@
 The sockets come from the caller, who has authenticated them (mutual TLS between organisations). What crosses them holds
 no id even in the clear, but without authentication anybody could take part.
 
-One thread moves bytes in both directions while the others compute. Members have a socket to the leader only: what they say to each
-other is mutual TLS inside frames that the leader passes on, so that it sees ciphertext (``PeerTls``).
+One thread moves bytes in both directions while the others compute. Members have a socket to the leader only: what they
+say to each other is mutual TLS inside frames that the leader passes on, so that it sees ciphertext (``PeerTls``).
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ _FAREWELL = 1.0  # seconds to say why
 
 @dataclass(frozen=True)
 class Alignment:
-    """``rows[i]`` is this client's row of the i-th common id; the order is public, random and the same at all clients."""
+    """``rows[i]`` is this client's row of the i-th common id; the order is public, random and the same at all
+    clients."""
 
     rows: np.ndarray
     bytes_sent: int
@@ -60,8 +61,8 @@ class Alignment:
 
 @dataclass(frozen=True)
 class PeerTls:
-    """How members recognise each other: ``context(server_side)`` makes a TLS context with this client's certificate, ``pins`` is the SHA-256
-    of every client's certificate, in hex."""
+    """How members recognise each other: ``context(server_side)`` makes a TLS context with this client's certificate,
+    ``pins`` is the SHA-256 of every client's certificate, in hex."""
 
     context: Callable[[bool], ssl.SSLContext]
     pins: Mapping[str, str]
@@ -82,10 +83,10 @@ def align_as_leader(
 ) -> Alignment:
     """Align with the members in ``links`` (in this order, which all clients must know), as the client whom they call.
 
-    ``matching``: "ot" or "ecdh", as at all clients. ``pad_to`` is a public bound on everybody's number of ids and hides the true ones.
-    ``minimum``: stop if fewer ids are common, before anybody is told which. ``context``: what all clients have agreed on. ``folder``:
-    where lists that would take much memory are kept meanwhile. ``timeout`` bounds the wait for any one message. ``advance(n)`` is told
-    of every n ids that were worked on.
+    ``matching``: "ot" or "ecdh", as at all clients. ``pad_to`` is a public bound on everybody's number of ids and hides
+    the true ones. ``minimum``: stop if fewer ids are common, before anybody is told which. ``context``: what all
+    clients have agreed on. ``folder``: where lists that would take much memory are kept meanwhile. ``timeout`` bounds
+    the wait for any one message. ``advance(n)`` is told of every n ids that were worked on.
     """
     terms = Terms((*links, name), pad_to, matching, context)
     places = {place: links[peer] for place, peer in enumerate(links)}
@@ -107,8 +108,8 @@ def align_as_member(
     advance: Advance | None = None,
     tls: PeerTls | None = None,
 ) -> Alignment:
-    """Align over a link to the leading client, the last of ``clients``; the other arguments as for the leader. ``tls``: with more than
-    one member and "ot", how they recognise each other."""
+    """Align over a link to the leading client, the last of ``clients``; the other arguments as for the leader. ``tls``:
+    with more than one member and "ot", how they recognise each other."""
     terms = Terms(tuple(clients), pad_to, matching, context)
     *members, leading = terms.clients
     require(name in members, "name", name, f"one of {members}", f"client {leading!r} leads")
@@ -254,7 +255,8 @@ class _Inbox:
 def _not_due(peer: str, kind: bytes, length: int, wanted: Receive | None) -> AlignmentError:
     due = "nothing" if wanted is None else f"{wanted.kind!r} with {wanted.low} to {wanted.high}"
     return AlignmentError(
-        f"client {peer!r} sent a message of kind {kind!r} with {length} bytes, due is {due}: it runs another version or other terms"
+        f"client {peer!r} sent a message of kind {kind!r} with {length} bytes, due is {due}: it runs another version "
+        f"or other terms"
     )
 
 

@@ -1,12 +1,15 @@
-"""An oblivious key-value store over GF(2): a table of random lines in which the lines that an id names add up to the id's value.
+"""An oblivious key-value store over GF(2): a table of random lines in which the lines that an id names add up to the
+id's value.
 
-Every id names three lines of m (chosen by its hash) and, by 48 bits, some of 48 dense ones (RR22, eprint 2022/320). Ids are first cut into
-bins of about 2^16, so that a store fits into the cache, the work is for several cores, and lists may be longer than the memory.
+Every id names three lines of m (chosen by its hash) and, by 48 bits, some of 48 dense ones (RR22, eprint 2022/320). Ids
+are first cut into bins of about 2^16, so that a store fits into the cache, the work is for several cores, and lists may
+be longer than the memory.
 
-Sizes are public, functions of the lengths of the lists. A bin takes ``capacity`` ids, the mean plus 8.6 deviations: an overflow has a chance
-below 2^-40 up to 2^32 ids (exact binomial). m follows RR22's formula, asked for 48 + log2(bins) bits instead of 40, since its margin
-was measured to be used up by then: 2^-14.3 and 2^-16.1 where it promises 2^-14 and 2^-17. That the rate of failure goes on falling
-like that below 2^-16 is extrapolated, not proven. At least 4096 ids a bin, because the formula is not for less.
+Sizes are public, functions of the lengths of the lists. A bin takes ``capacity`` ids, the mean plus 8.6 deviations: an
+overflow has a chance below 2^-40 up to 2^32 ids (exact binomial). m follows RR22's formula, asked for 48 + log2(bins)
+bits instead of 40, since its margin was measured to be used up by then: 2^-14.3 and 2^-16.1 where it promises 2^-14 and
+2^-17. That the rate of failure goes on falling like that below 2^-16 is extrapolated, not proven. At least 4096 ids a
+bin, because the formula is not for less.
 
 If no store exists the alignment begins again with another salt, before anything that depends on ids has left.
 """
@@ -44,8 +47,8 @@ def bins_for(longest: int) -> int:
 
 @dataclass(frozen=True)
 class Shape:
-    """Public sizes of one client's list: ``size`` ids in ``bins``. A store has ``sparse`` + 48 lines, and lines of the OPRF are
-    ``lines``, 128 of them masks of its check."""
+    """Public sizes of one client's list: ``size`` ids in ``bins``. A store has ``sparse`` + 48 lines, and lines of the
+    OPRF are ``lines``, 128 of them masks of its check."""
 
     size: int
     bins: int
@@ -72,7 +75,8 @@ class Shape:
 
 
 class Bins:
-    """One client's ids under one salt, as records in bins; in a nameless file of ``folder`` if they would take much memory."""
+    """One client's ids under one salt, as records in bins; in a nameless file of ``folder`` if they would take much
+    memory."""
 
     def __init__(self, ids: pa.Array, salt: bytes, shape: Shape, folder: Path | None, advance: Advance):
         size = (shape.bins, shape.capacity, _WORDS)
@@ -104,7 +108,8 @@ class Bins:
             if (records[one, :2] == records[other, :2]).all():
                 first, second = sorted(rows_of(records[[one, other]]).tolist())
                 raise InvalidArgument(
-                    f"ids: rows {first} and {second} have the same id: must be one row per id; aggregate or drop the repeated "
+                    f"ids: rows {first} and {second} have the same id: must be one row per id; aggregate or drop the "
+                    f"repeated "
                     "rows first"
                 )
         return records
@@ -116,7 +121,8 @@ def rows_of(records: np.ndarray) -> np.ndarray:
 
 
 def store_values(records: np.ndarray, values: np.ndarray, shape: Shape, store: np.ndarray) -> None:
-    """Make ⟨row of record i, store⟩ = values[i] (128 bits). ``store`` holds uniform lines, and those that stay free stay so.
+    """Make ⟨row of record i, store⟩ = values[i] (128 bits). ``store`` holds uniform lines, and those that stay free
+    stay so.
 
     Over uniform values the store is uniform: (values, free lines) and stores correspond one to one."""
     count, m = len(records), shape.sparse

@@ -1,16 +1,19 @@
-"""An oblivious pseudo-random function between two clients: the evaluator gets F on its own ids, the holder can compute F everywhere.
+"""An oblivious pseudo-random function between two clients: the evaluator gets F on its own ids, the holder can compute
+F everywhere.
 
-From the keys of 512 base transfers (``base_ot``) both draw AES-128 in counter mode, a column a key and bin after bin. The evaluator's
-columns for bits 0 and 1 are T⁰ and T¹, read as rows of 512 bits; P is the store of its ids' hashes (``okvs``), C a linear code. It sends
-U = T⁰ ⊕ T¹ ⊕ C(P). The holder, whose columns are T^Δ, has K = T^Δ ⊕ Δ∧U = T⁰ ⊕ Δ∧C(P), row by row. Store lines add up
-without carries, so ⟨row(x), K⟩ ⊕ Δ∧C(H(x)) = ⟨row(x), T⁰⟩ if and only if P holds H(x): F(x) is a hash of that (PaXoS, eprint 2020/193).
+From the keys of 512 base transfers (``base_ot``) both draw AES-128 in counter mode, a column a key and bin after bin.
+The evaluator's columns for bits 0 and 1 are T⁰ and T¹, read as rows of 512 bits; P is the store of its ids' hashes
+(``okvs``), C a linear code. It sends U = T⁰ ⊕ T¹ ⊕ C(P). The holder, whose columns are T^Δ, has K = T^Δ ⊕ Δ∧U = T⁰ ⊕
+Δ∧C(P), row by row. Store lines add up without carries, so ⟨row(x), K⟩ ⊕ Δ∧C(H(x)) = ⟨row(x), T⁰⟩ if and only if P holds
+H(x): F(x) is a hash of that (PaXoS, eprint 2020/193).
 
-The check: a sum of the rows, chosen by a hash of U, must fit on both sides. Whoever flips bits of U to learn bits of Δ from what still
-matches is refused with probability 1/2 for every bit.
+The check: a sum of the rows, chosen by a hash of U, must fit on both sides. Whoever flips bits of U to learn bits of Δ
+from what still matches is refused with probability 1/2 for every bit.
 
-*What one corrupted holder sees*: U, of which every column has a stream on it that it does not know. *What one corrupted evaluator
-sees*: of an id that is not in P, F is a hash with at least 128 unknown bits of Δ in it: guessing a phone number costs a guess of Δ.
-A key is never used twice: streams only go forward, and each attempt has base transfers of its own (docs/proofs §10.2).
+*What one corrupted holder sees*: U, of which every column has a stream on it that it does not know. *What one corrupted
+evaluator sees*: of an id that is not in P, F is a hash with at least 128 unknown bits of Δ in it: guessing a phone
+number costs a guess of Δ. A key is never used twice: streams only go forward, and each attempt has base transfers of
+its own (docs/proofs §10.2).
 """
 
 from __future__ import annotations
@@ -90,7 +93,7 @@ class Uniform:
 
 
 def message_bytes(shape: Shape) -> int:
-    """Of one bin, from evaluator to holder."""
+    """Bytes of one bin, from evaluator to holder."""
     return 64 * shape.lines + _CHECK_BYTES
 
 
@@ -135,7 +138,7 @@ class Evaluator:
         self._label, self._shape = label, shape
 
     def draw(self) -> tuple[np.ndarray, np.ndarray]:
-        """Of the next bin."""
+        """Draw of the next bin."""
         return self._zero.draw(), self._one.draw()
 
     def extend(
@@ -165,7 +168,7 @@ class Holder:
         self._label, self._shape, self._name = label, shape, name
 
     def draw(self) -> np.ndarray:
-        """Of the next bin."""
+        """Draw of the next bin."""
         return self._columns.draw()
 
     def extend(self, number: int, drawn: np.ndarray, message: bytearray, records: np.ndarray) -> np.ndarray:
@@ -180,7 +183,8 @@ class Holder:
         kernels.code_into(stored, CODE, coded)
         if not np.array_equal(due, sums ^ (coded & self._delta)):
             raise AlignmentRefused(
-                f"client {self._name!r} failed the consistency check of bin {number}: it deviates or its memory is faulty; "
+                f"client {self._name!r} failed the consistency check of bin {number}: it deviates or its memory is "
+                f"faulty; "
                 "not tried again"
             )
         return function_values(records, rows, self._shape, self._delta, self._label)

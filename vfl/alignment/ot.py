@@ -1,20 +1,25 @@
-"""Matching by an oblivious PRF (``vfl.alignment.oprf``), as generators of messages: AES and hashes, and 512 public-key operations a pair of clients.
+"""Matching by an oblivious PRF (``vfl.alignment.oprf``), as generators of messages: AES and hashes, and 512 public-key
+operations a pair of clients.
 
-*Opening.* The leader sends terms, the length of its list and a commitment to a nonce; every member answers with its own length and
-nonce; the leader opens its nonce and shows all that was said. α is the hash of it all: nobody chose it. Salt and labels are derived from it.
+*Opening.* The leader sends terms, the length of its list and a commitment to a nonce; every member answers with its own
+length and nonce; the leader opens its nonce and shows all that was said. α is the hash of it all: nobody chose it. Salt
+and labels are derived from it.
 
-*Two clients.* The one with the shorter list (or the leader) evaluates. For every bin it sends U; the holder answers with a tag of 96 bits
-for each of its ids, at random slots among random tags, as many as its list has room for. The evaluator finds its own tags among them, says how
-many there are, and, unless somebody stops there, sends the slots of the common ids in the order of their tags.
+*Two clients.* The one with the shorter list (or the leader) evaluates. For every bin it sends U; the holder answers
+with a tag of 96 bits for each of its ids, at random slots among random tags, as many as its list has room for. The
+evaluator finds its own tags among them, says how many there are, and, unless somebody stops there, sends the slots of
+the common ids in the order of their tags.
 
-*More clients*, members 0 … k−1 and the leader. Every ordered pair of members (e, h) has a function F_{e←h}, known to e on its own ids and to
-h everywhere. A member's z(y) is the sum of all its functions at y: the z of all members add up to zero where y is in all their lists, and
-are random otherwise. The leader evaluates a function (G, tag) of every member; each sends it a store Q of y ↦ G(y) ⊕ z(y). An id of
-the leader is common if ⟨row, Q⟩ ⊕ G of all members add up to zero. It draws an order and sends every member the tags of the common ids.
+*More clients*, members 0 … k−1 and the leader. Every ordered pair of members (e, h) has a function F_{e←h}, known to e
+on its own ids and to h everywhere. A member's z(y) is the sum of all its functions at y: the z of all members add up to
+zero where y is in all their lists, and are random otherwise. The leader evaluates a function (G, tag) of every member;
+each sends it a store Q of y ↦ G(y) ⊕ z(y). An id of the leader is common if ⟨row, Q⟩ ⊕ G of all members add up to zero.
+It draws an order and sends every member the tags of the common ids.
 
-*What one corrupted client sees*, all servers beside it or not: its own ids, the lengths of the lists, and the ids that all have. So does a
-coalition, against any client that is not in it (docs/proofs §10.2, Theorems A and B; no overlap of some of the lists shows). Clients are
-semi-honest, but a leader or evaluator that flips bits to learn Δ is refused (``oprf``).
+*What one corrupted client sees*, all servers beside it or not: its own ids, the lengths of the lists, and the ids that
+all have. So does a coalition, against any client that is not in it (docs/proofs §10.2, Theorems A and B; no overlap of
+some of the lists shows). Clients are semi-honest, but a leader or evaluator that flips bits to learn Δ is refused
+(``oprf``).
 
 A client that fails begins again with another α and other keys, so that no key is ever used for two lists.
 """
@@ -76,8 +81,8 @@ def align(
     minimum: int = 0,
     folder: Path | None = None,
 ) -> Steps:
-    """What client ``me`` does. ``ids``: an Arrow column of text or bytes. ``folder``: for lists that would take much memory.
-    ``advance(n)`` is told of every n ids that were hashed, and again when they were compared."""
+    """What client ``me`` does. ``ids``: an Arrow column of text or bytes. ``folder``: for lists that would take much
+    memory. ``advance(n)`` is told of every n ids that were hashed, and again when they were compared."""
     run = yield from _open(terms, me, ids, randomness, advance, minimum, folder)
     if len(terms.clients) > 2:
         return (yield from (_lead(run) if run.leads else _join(run)))
@@ -86,7 +91,8 @@ def align(
 
 
 def evaluator_of(sizes: list[int]) -> int:
-    """Which of two clients evaluates: the one with the shorter list, which costs 85 bytes an id; the other's 12. In doubt the leader."""
+    """Which of two clients evaluates: the one with the shorter list, which costs 85 bytes an id; the other's 12. In
+    doubt the leader."""
     return 0 if sizes[0] < sizes[1] else 1
 
 
@@ -212,7 +218,8 @@ def _size(terms: Terms, hello: bytes, name: str) -> int:
 def _exchange_keys(
     run: _Run, evaluates: list[int], holds: list[int]
 ) -> Generator[Yields, bytearray, tuple[dict[int, Evaluator], dict[int, Holder]]]:
-    """The functions that this client evaluates (keys of ``evaluates``) and those that it holds (evaluated by ``holds``)."""
+    """The functions that this client evaluates (keys of ``evaluates``) and those that it holds (evaluated by
+    ``holds``)."""
     offers = {}
     for h in evaluates:
         offers[h] = base_ot.offer(run.randomness)

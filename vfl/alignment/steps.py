@@ -1,7 +1,9 @@
-"""What a protocol of the alignment is made of: messages, public terms, and a count that all accept before rows are named.
+"""What a protocol of the alignment is made of: messages, public terms, and a count that all accept before rows are
+named.
 
-A protocol is a generator: it yields ``Send`` and ``Receive`` and returns this client's rows in the common order. It has no sockets, and no
-randomness but what it is given; ``vfl.alignment.link`` runs it. Clients are numbered as in ``Terms.clients``; the last one leads.
+A protocol is a generator: it yields ``Send`` and ``Receive`` and returns this client's rows in the common order. It has
+no sockets, and no randomness but what it is given; ``vfl.alignment.link`` runs it. Clients are numbered as in
+``Terms.clients``; the last one leads.
 """
 
 from __future__ import annotations
@@ -61,7 +63,8 @@ Advance = Callable[[int], None]
 
 @dataclass(frozen=True)
 class Terms:
-    """Public, and compared before anything else. The last of ``clients`` leads. ``context``: what else they have agreed on, as text."""
+    """Public, and compared before anything else. The last of ``clients`` leads. ``context``: what else they have agreed
+    on, as text."""
 
     clients: tuple[str, ...]
     pad_to: int | None = None
@@ -106,7 +109,8 @@ def permutation(randomness: Randomness, count: int) -> np.ndarray:
 
 
 def tell_count(terms: Terms, me: int, count: int, minimum: int) -> Part:
-    """Of the client that has compared: tell all others how many ids are common. Each may stop here, before it is told which."""
+    """The client that has compared: tell all others how many ids are common. Each may stop here, before it is told
+    which."""
     others = [i for i in range(len(terms.clients)) if i != me]
     for i in others:
         yield Send(i, COUNT, count.to_bytes(8, "little"))
@@ -116,7 +120,7 @@ def tell_count(terms: Terms, me: int, count: int, minimum: int) -> Part:
 
 
 def hear_count(source: int, minimum: int, limit: int) -> Generator[Send | Receive, bytearray, int]:
-    """Of the others: the number of common ids, which must not be below the minimum of this client."""
+    """The others hear the number of common ids, which must not be below the minimum of this client."""
     count = int.from_bytes((yield Receive(source, COUNT, 8, 8)), "little")
     if count > limit:
         raise AlignmentRefused(f"{count} common ids were announced, but this client's list has {limit}")
@@ -128,7 +132,8 @@ def hear_count(source: int, minimum: int, limit: int) -> Generator[Send | Receiv
 def _accept(count: int, minimum: int) -> None:
     if count < minimum:
         raise AlignmentRefused(
-            f"{count} ids are common, and one client asks for at least {minimum}: it stops before anybody is told which they are"
+            f"{count} ids are common, and one client asks for at least {minimum}: it stops before anybody is told "
+            f"which they are"
         )
 
 
@@ -141,5 +146,6 @@ def matching_costs(matching: str, clients: int) -> tuple[float, float]:
         return clients * clients / 4, 108 * clients * members / 2
     if clients == 2:
         return 1.0, 102.0
-    # an encoding a client, and a function for each ordered pair of members and each member with the leader (measured for 2 and 3)
+    # an encoding a client, and a function for each ordered pair of members and each member with the leader (measured
+    # for 2 and 3)
     return 0.26 * clients + 0.48 * members * members, 170.0 * members * (members - 1) + 118.0 * members

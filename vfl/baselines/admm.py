@@ -8,9 +8,9 @@ on each head; then each client makes ``local_steps`` steps on
 
 with its own clean embeddings. Written from the paper's description.
 
-Heads start so small that released rows, most of which is noise, have logits near zero, as they have in the published code
-(rows of norm 0.01). Heads that start at a size of their own give every row the logits of its noise; the clients are asked
-to follow these, and at twenty epochs' noise nothing is learned.
+Heads start so small that released rows, most of which is noise, have logits near zero, as they have in the published
+code (rows of norm 0.01). Heads that start at a size of their own give every row the logits of its noise; the clients
+are asked to follow these, and at twenty epochs' noise nothing is learned.
 """
 
 from __future__ import annotations

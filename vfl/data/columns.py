@@ -62,7 +62,8 @@ def read_client_file(
     label_column: str | None = None,
     forbidden_column: str | None = None,
 ) -> ClientTable:
-    """One client's CSV, Parquet, .npz or .npy file with numeric columns, as they are. Refuses duplicates, gaps and text.
+    """One client's CSV, Parquet, .npz or .npy file with numeric columns, as they are. Refuses duplicates, gaps and
+    text.
 
     ``label_column`` is given for the label client only (for .npz the array ``labels`` is used);
     ``forbidden_column`` is the labels' name for all others, which must not hold them.

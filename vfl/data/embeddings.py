@@ -78,8 +78,8 @@ def embed_own_rows(
     value_range: tuple[float, float] | None = None,
     are_embeddings: bool = False,
 ) -> tuple[Floats, str]:
-    """What one client, which has nobody else's columns, gets of its own rows: outputs of its frozen local model (not yet
-    bounded), and what was taken as public. ``embed`` for a single client and without labels."""
+    """What one client, which has nobody else's columns, gets of its own rows: outputs of its frozen local model (not
+    yet bounded), and what was taken as public. ``embed`` for a single client and without labels."""
     raw_images = _are_raw_images(rows, config)
     scaling = None if raw_images else _public_scaling(name, public, value_range, are_embeddings)
     outputs = _run_model({"train": rows}, config, scaling, title=f"embeddings of {name}")["train"]

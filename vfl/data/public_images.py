@@ -9,7 +9,8 @@ import numpy.typing as npt
 
 __all__ = ["PUBLIC_CIFAR100", "read_public_cifar100"]
 
-# An .npz with x and y; sheets of 50×50 lossless tiles with labels.u8; the files its authors publish. The first one found is read.
+# An .npz with x and y; sheets of 50×50 lossless tiles with labels.u8; the files its authors publish. The first one
+# found is read.
 PUBLIC_CIFAR100 = ("cifar100_public.npz", "cifar100_public", "cifar-100-python")
 _TILES, _SIDE = 50, 32
 

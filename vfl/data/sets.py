@@ -65,8 +65,8 @@ class VerticalData:
     ``(rows, columns)`` for tables and embeddings, ``(rows, height, width, channels)`` for images. ``public``
     rows are nobody's secret and take no part in training. ``value_range`` is a constant known without
     looking at the data (pixels: 0..255), or None when scaling must come from the public rows.
-    ``are_embeddings`` marks rows that are a local model's output already and are not scaled again. ``classes`` is 1 where the
-    label is a number (a regression): it is scaled to −1 … 1 by a public range.
+    ``are_embeddings`` marks rows that are a local model's output already and are not scaled again. ``classes`` is 1
+    where the label is a number (a regression): it is scaled to −1 … 1 by a public range.
     """
 
     name: str
@@ -188,8 +188,8 @@ def load_data(
 
 
 def _digits() -> np.ndarray:
-    """The digits of scikit-learn, 64 pixels and the label a row: its file, because importing it takes longer than all else
-    before a small run."""
+    """The digits of scikit-learn, 64 pixels and the label a row: its file, because importing it takes longer than all
+    else before a small run."""
     found = importlib.util.find_spec("sklearn")
     if found is not None and found.origin is not None:
         file = Path(found.origin).parent / "datasets" / "data" / "digits.csv.gz"

@@ -74,7 +74,8 @@ def read_torchvision(name: str, root: Path, download: bool = False) -> tuple[Ima
                 images, labels = part.data, np.asarray(part.targets, dtype=np.int64)
         except RuntimeError as error:
             raise InvalidArgument(
-                f"data_root = {str(root)!r}: {name} cannot be read there; its files must be complete and as their authors publish "
+                f"data_root = {str(root)!r}: {name} cannot be read there; its files must be complete and as their "
+                f"authors publish "
                 "them (torchvision compares their MD5 sums)"
             ) from error
         parts.append((np.ascontiguousarray(images, dtype=np.uint8), labels))

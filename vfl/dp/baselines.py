@@ -44,8 +44,10 @@ AS_IF_POISSON = "as if Poisson-sampled, not proven for shuffled batches"
 AS_IF_UNSEEN = "as if nobody saw which records take part, not proven against the clients"
 RELEASED_ROWS_ALONE = "for a record's own released rows alone, not proven for the run"
 _TRAINED_ON_RAW_ROWS = (
-    "Clients train their local models on raw rows between releases, so a record moves the later releases of OTHER rows, "
-    "un-noised and without a bound that this counts; the same ε holds for the record's own rows if the local models did not "
+    "Clients train their local models on raw rows between releases, so a record moves the later releases of OTHER "
+    "rows, "
+    "un-noised and without a bound that this counts; the same ε holds for the record's own rows if the local models "
+    "did not "
     "depend on it"
 )
 _SHUFFLE_GAP = (
@@ -105,8 +107,8 @@ def shuffled_claim(
 ) -> Claim:
     """G-Shuff with noise std ``noise_multiplier``·Δ per step: carries the paper's number and the proven one.
 
-    ``accounting`` says which is the headline; a budget always charges the proven one. ``rows_per_person`` times the sensitivity of a
-    row is enough for any order (proofs §9.3); the paper's number knows one row only.
+    ``accounting`` says which is the headline; a budget always charges the proven one. ``rows_per_person`` times the
+    sensitivity of a row is enough for any order (proofs §9.3); the paper's number knows one row only.
     """
     require_choice("accounting", accounting, ("paper", "any-order"))
     sigma = require_real("noise_multiplier", noise_multiplier, 0, open_low=True)

@@ -65,8 +65,8 @@ class PrivacyBudget:
     """The ledger file at ``path``: opened if it is there (the totals must then agree), created (mode
     0600) if not.
 
-    ``limits_are_agreed``: the totals come from something that all who are concerned have agreed on (federation.toml), and
-    replace those in the file; otherwise a budget is not raised by opening it.
+    ``limits_are_agreed``: the totals come from something that all who are concerned have agreed on (federation.toml),
+    and replace those in the file; otherwise a budget is not raised by opening it.
 
     ``spend`` charges a run *before* it starts. The same run with the same claim may be charged again at
     no cost, which is what a resumed run does; another claim under the same run name is refused.

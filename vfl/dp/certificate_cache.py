@@ -1,8 +1,8 @@
 """Results that take long, kept in the user's cache directory under a hash of everything they depend on.
 
-``PPVFL_CACHE`` names another directory, and ``PPVFL_CACHE=off`` none. A file that cannot be read or says something else counts as
-none; whoever can write there can change a σ, as whoever can write to the program can. Threads, and processes with the same
-directory, that need the same result wait for the first to find it; ``announced`` says who hears of that.
+``PPVFL_CACHE`` names another directory, and ``PPVFL_CACHE=off`` none. A file that cannot be read or says something else
+counts as none; whoever can write there can change a σ, as whoever can write to the program can. Threads, and processes
+with the same directory, that need the same result wait for the first to find it; ``announced`` says who hears of that.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ _say: ContextVar[Say | None] = ContextVar("say", default=None)
 
 @contextlib.contextmanager
 def announced(say: Say) -> Iterator[None]:
-    """In this thread, ``say`` hears when something that takes long begins, is waited for, and ends; nothing if it was kept."""
+    """In this thread, ``say`` hears when something that takes long begins, is waited for, and ends; nothing if it was
+    kept."""
     before = _say.set(say)
     try:
         yield

@@ -89,8 +89,8 @@ class Claim:
     ``gaussian_multiplier`` is the σ of one Gaussian mechanism that covers the run (proven), so that a
     budget can compose runs exactly; None when there is no such mechanism. ``slack_delta`` is the part of
     δ that is not the Gaussian's, (1+e^ε)·``statistical_distance``, and ``epsilon_addition`` that of ε.
-    ``simulated``: the noise comes from a seed, or one process has seen it, so nothing is claimed; every text and JSON then
-    begins with ``NO_CLAIM``, and the rest describes a run between servers with the same settings.
+    ``simulated``: the noise comes from a seed, or one process has seen it, so nothing is claimed; every text and JSON
+    then begins with ``NO_CLAIM``, and the rest describes a run between servers with the same settings.
     """
 
     mechanism: str
@@ -178,7 +178,10 @@ class Claim:
     def paragraph(self) -> str:
         """The claim in a few sentences, for a data-protection officer."""
         if self.simulated:
-            return f"{NO_CLAIM}. A run between three servers with the same settings would claim: {self._as_real().paragraph()}"
+            return (
+                f"{NO_CLAIM}. A run between three servers with the same settings would claim: "
+                f"{self._as_real().paragraph()}"
+            )
         status = "" if self.proven else f"NOT a proven bound for what runs ({self.headline()}): "
         lines = [
             f"{status}Everything this run releases is ({_number(self.epsilon)}, {self.delta:.3g})-"
@@ -200,7 +203,8 @@ class Claim:
         lines += [f"{caveat}." for caveat in self.caveats]
         if self.row_bound is not None:
             lines.append(
-                f"Rows count as of norm {self.row_bound:g} at most: clients clip or normalise them, and their rounding and the tolerance of "
+                f"Rows count as of norm {self.row_bound:g} at most: clients clip or normalise them, and their "
+                f"rounding and the tolerance of "
                 "the servers' test are included."
             )
         lines.append(f"Assumed: {'; '.join(self.public)}.")
@@ -277,10 +281,12 @@ def labels_only_claim(claim: Claim, local_update: str = "estimated") -> Claim:
 
 
 def with_delta_checked(claim: Claim, num_samples: int) -> Claim:
-    """``claim`` as it is if δ < 1/n and ε ≤ 10; else with a caveat, and for δ a ``DeltaWarning`` for who runs the command."""
+    """``claim`` as it is if δ < 1/n and ε ≤ 10; else with a caveat, and for δ a ``DeltaWarning`` for who runs the
+    command."""
     if claim.epsilon > WEAK_EPSILON:
         sentence = (
-            f"epsilon = {claim.epsilon:.4g} is above {WEAK_EPSILON:g}: whoever knows everything but one record may become e^ε times "
+            f"epsilon = {claim.epsilon:.4g} is above {WEAK_EPSILON:g}: whoever knows everything but one record may "
+            f"become e^ε times "
             "surer of it, which is next to no protection; up to about 3 is usual, and 8 is much"
         )
         claim = dataclasses.replace(claim, caveats=(WARNING + sentence, *claim.caveats))

@@ -6,8 +6,8 @@ G + Ω⁻¹Z is the matrix-factorisation mechanism. Four kinds:
 
 * ``bisr``: the first p coefficients of d, quantised (ω_0 = 2^tap_bits): a FIR filter (arXiv 2505.12128);
 * ``bsr``: the first p coefficients of c, at 2^strategy_bits: y = z − round(Σ c_j y) (arXiv 2405.13763);
-* ``toeplitz``: p coefficients that minimise sensitivity × error (``vfl.dp.toeplitz``): of d as a filter, or of c as a recursion
-  where that may round, whichever is better;
+* ``toeplitz``: p coefficients that minimise sensitivity × error (``vfl.dp.toeplitz``): of d as a filter, or of c as a
+  recursion where that may round, whichever is better;
 * ``identity``: Ω = 1, independent noise in each step (DP-SGD).
 
 Quantising comes first: every number below belongs to the quantised mechanism that runs, not to the ideal one.
@@ -66,7 +66,7 @@ class Factorisation:
 
     @cached_property
     def digest(self) -> str:
-        """Of the integers that run: participants whose optimiser found others are told apart."""
+        """Digest of the integers that run: participants whose optimiser found others are told apart."""
         integers = self.integer_taps if self.integer_taps is not None else self.integer_strategy
         return hashlib.sha256(np.ascontiguousarray(integers, dtype="<i8").tobytes()).hexdigest()[:32]
 
@@ -158,8 +158,9 @@ def factorise(
     1 ≤ bands ≤ num_steps. ``bands`` defaults to min(num_steps, 256); ``workload_factorisation`` chooses it for b.
     Last coefficients that round to zero are dropped: ``Factorisation.bands`` counts those that run.
 
-    For ``toeplitz`` alone: b = ``min_separation`` steps between participations, ``linear`` for a filter that does not round (joint
-    noise, a secret order), ``own`` as in ``vfl.dp.toeplitz``. Under a second for 1,000 steps, seconds for 10,000; kept on disk.
+    For ``toeplitz`` alone: b = ``min_separation`` steps between participations, ``linear`` for a filter that does not
+    round (joint noise, a secret order), ``own`` as in ``vfl.dp.toeplitz``. Under a second for 1,000 steps, seconds for
+    10,000; kept on disk.
     """
     require_choice("kind", kind, KINDS)
     steps = require_integer("num_steps", num_steps, 1)
@@ -239,7 +240,8 @@ class _Maker:
         first = 1 << (self.tap_bits if taps is not None else self.strategy_bits)
         coefficients = found.strategy_coefficients()
         require(
-            int((taps if taps is not None else strategy)[0]) == first and bool(np.all(coefficients >= 0)),  # type: ignore[index]
+            int((taps if taps is not None else strategy)[0]) == first  # type: ignore[index]
+            and bool(np.all(coefficients >= 0)),
             "toeplitz",
             f"{found.bands} coefficients of which the smallest gives {coefficients.min():.3g}",
             "a strategy without negative coefficients that begins with 1",
@@ -248,7 +250,8 @@ class _Maker:
         return found
 
     def _search(self, separation: int, linear: bool, own: float) -> Factorisation:
-        """The best of what was optimised and of the truncated square roots, after rounding: so it is never worse than these."""
+        """The best of what was optimised and of the truncated square roots, after rounding: so it is never worse than
+        these."""
         workload = {"weight_decay": self.alpha, "momentum": self.beta}
         root = root_coefficients(self.alpha, self.beta, self.bands)
         inverse = root_coefficients(self.alpha, self.beta, self.bands, inverse=True)
@@ -280,10 +283,11 @@ def workload_factorisation(
     linear: bool = False,
     own: float = 1.0,
 ) -> Factorisation:
-    """``factorise`` for a run whose records return after b = ``min_separation`` steps: the only place that chooses bands.
+    """``factorise`` for a run whose records return after b = ``min_separation`` steps: the only place that chooses
+    bands.
 
-    Unless ``bands`` are given: BISR ``default_bands(b)``, BSR p = b as in the paper and so toeplitz, whose filters need no more than
-    ``LONGEST_FILTER``. ``identity`` has none to choose.
+    Unless ``bands`` are given: BISR ``default_bands(b)``, BSR p = b as in the paper and so toeplitz, whose filters need
+    no more than ``LONGEST_FILTER``. ``identity`` has none to choose.
     """
     if kind == "identity":
         bands = None

@@ -33,8 +33,8 @@ class NoiseFilter:
 
     Integers (``next_block``): rows at scale f_z in, filtered rows at scale f_z + tap_bits out, exact
     modulo 2^64. Floats (``next_block_float``): the same filter for the plaintext twin. One filter does
-    one of the two. ``largest`` is a public bound of the integers. Memory: (bands−1)·width words, and 64·width more where floats
-    are enough for the integers; those are kept in ``memory``, zeros, if it is given. Cost: one float64
+    one of the two. ``largest`` is a public bound of the integers. Memory: (bands−1)·width words, and 64·width more
+    where floats are enough for the integers; those are kept in ``memory``, zeros, if it is given. Cost: one float64
     matrix product of bands+63 terms an entry where Σ|taps|·largest ≤ 2^53 without the first tap, else two; blocks of 64
     rows are the cheapest, single rows pay a copy of the history.
     """
@@ -56,7 +56,8 @@ class NoiseFilter:
             self._ring = memory.reshape(self._depth + _BLOCK, self.width)
 
     def next_block(self, z_rows: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-        """Filter the next rows of int64 noise; the result is at scale f_z + tap_bits (in ``out``, which may be ``z_rows``)."""
+        """Filter the next rows of int64 noise; the result is at scale f_z + tap_bits (in ``out``, which may be
+        ``z_rows``)."""
         found = self._next_block(self._admit(z_rows, np.int64), np.empty_like(z_rows) if out is None else out)
         if out is not None and found is not out:
             out[:] = found
@@ -170,7 +171,8 @@ class NoiseSource:
         self._width = require_integer("width", width, 1)
         ends = [width * part // self._block // _COLUMNS * _COLUMNS for part in range(self._block)] + [width]
         self._slices = [slice(left, right) for left, right in pairwise(ends) if left < right]
-        # of all filters in one piece: small ones are touched page by page, each of which takes the system longer than filtering it
+        # of all filters in one piece: small ones are touched page by page, each of which takes the system longer than
+        # filtering it
         memory = np.zeros((factorisation.bands - 1 + _BLOCK) * width)
         self._filters = [self._filter_of(part, factorisation, memory) for part in self._slices]
         self.takes_blas = any(each.takes_blas for each in self._filters)  # which may start threads

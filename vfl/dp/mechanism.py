@@ -113,8 +113,8 @@ def calibrate_matrix_factorisation(
 ) -> CalibratedNoise:
     """Smallest noise for (ε, δ) with ``factorisation`` in fixed order, the slack of fixed point included.
 
-    ``rows_per_person`` k: the claim is about people with up to k rows, in any batches. Their streams add up, so the sensitivity is
-    at most k times that of one row, and k times if they are in one batch (proofs §9.3).
+    ``rows_per_person`` k: the claim is about people with up to k rows, in any batches. Their streams add up, so the
+    sensitivity is at most k times that of one row, and k times if they are in one batch (proofs §9.3).
 
     ``slack`` None means real arithmetic: for the float twin only; the claim says so.
     """
@@ -232,7 +232,8 @@ def matrix_factorisation_claim(
             (
                 "sensitivity",
                 f"{report.method}, {exactness}, {report.value:.6g} per unit clip norm"
-                f"{'' if rows_per_person == 1 else f', times {rows_per_person} rows (proofs §9.3)'}; {FIXED_POINT_THEOREM}",
+                f"{'' if rows_per_person == 1 else f', times {rows_per_person} rows (proofs §9.3)'}; "
+                f"{FIXED_POINT_THEOREM}",
             ),
             ("replace-one", "twice the sensitivity"),
         ),
@@ -298,7 +299,7 @@ def rows_together(rows_per_person: int) -> str:
 
 
 def mechanism_name(factorisation: Factorisation) -> str:
-    """Of the noise, for a claim."""
+    """The name of the noise, for a claim."""
     if factorisation.kind == "identity":
         return "Gaussian noise, independent in each step"
     name = {

@@ -40,7 +40,7 @@ LEAST_TRIALS = 400
 
 @dataclass(frozen=True)
 class Scores:
-    """Of all canaries: the score of each, and whether its record was there."""
+    """Scores of all canaries: the score of each, and whether its record was there."""
 
     values: np.ndarray
     present: np.ndarray
@@ -218,7 +218,10 @@ def run_command(options: argparse.Namespace, console: Console) -> int:
 def _print(results: Sequence[ProtocolAudit], console: Console) -> None:
     kept = results[0]
     title = f"{kept.protocol} on shares: {kept.steps} steps, claimed ε = {kept.claimed_epsilon:.4g}, δ = {kept.delta:g}"
-    caption = f"ε ≥: by the attack; {kept.trials:,} canaries in {kept.runs} runs, every bound with confidence {kept.confidence:g}"
+    caption = (
+        f"ε ≥: by the attack; {kept.trials:,} canaries in {kept.runs} runs, every bound with confidence "
+        f"{kept.confidence:g}"
+    )
     table = Table(title=title, caption=caption)
     for heading in ("noise", "ε ≥", "shift (allowed)", "deviation (claimed)", "claim", ""):
         table.add_column(heading, justify="right", no_wrap=True)

@@ -1,7 +1,8 @@
 """Noise and claims of a secret order: G-BMF with one padded shuffle, G-Shuff with one in every epoch.
 
-The noise comes from ``vfl.dp.random_allocation.certificate``, which is part of the claim. What arithmetic takes of ε and δ is set
-aside in coarse parts first, so that last bits of a plan do not ask for another certificate, and the twin needs none of its own.
+The noise comes from ``vfl.dp.random_allocation.certificate``, which is part of the claim. What arithmetic takes of ε
+and δ is set aside in coarse parts first, so that last bits of a plan do not ask for another certificate, and the twin
+needs none of its own.
 """
 
 from __future__ import annotations
@@ -66,8 +67,8 @@ def calibrate_secret_order(
 ) -> CalibratedNoise:
     """Noise for (ε, δ) when nobody knows which batch a record is in: ``every_epoch`` anew (G-Shuff), or once (G-BMF).
 
-    ``rows_per_person``: the certificate is about one row, at the (ε', δ') of ``for_one_row``; noise multiplier and sensitivity of what is
-    returned are those of all rows of a person.
+    ``rows_per_person``: the certificate is about one row, at the (ε', δ') of ``for_one_row``; noise multiplier and
+    sensitivity of what is returned are those of all rows of a person.
 
     Cost: that of ``certified_noise``, the first time. ``slack`` None means real arithmetic: for the float twin only.
     """
@@ -113,7 +114,8 @@ def calibrate_secret_order(
 
 
 def for_one_row(epsilon: float, delta: float, rows_per_person: int) -> tuple[float, float]:
-    """(ε', δ') of one row that give k rows together (ε, δ): ε' = ε/k, δ' = δ/(1 + e^ε' + … + e^((k−1)ε')) (proofs §9.3)."""
+    """(ε', δ') of one row that give k rows together (ε, δ): ε' = ε/k, δ' = δ/(1 + e^ε' + … + e^((k−1)ε')) (proofs
+    §9.3)."""
     part = epsilon / rows_per_person
     return part, delta / sum(math.exp(part * times) for times in range(rows_per_person))
 
@@ -175,7 +177,8 @@ def _claim(
     participations = epochs if allocation.every_epoch else None
 
     def order_known(times: float) -> float:
-        """ε if everybody knew the order, a person counting ``times``: one Gaussian, and what the arithmetic takes at that ε."""
+        """ε if everybody knew the order, a person counting ``times``: one Gaussian, and what the arithmetic takes at
+        that ε."""
         public = sigma / times / (math.sqrt(epochs) if allocation.every_epoch else 1.0)
         curve = partial(calibration.gaussian_epsilon, public)
         return epsilon_with_slack(curve, delta, slack, overflow, sigma / times, participations=participations)[0]
@@ -191,7 +194,8 @@ def _claim(
         neighbouring=zero_out(rows_per_person),
         epsilon_replace_one=replace_one,
         participation=(
-            f"{shape.num_samples} records and {shape.dummies} dummies shuffled in secret {when}; {shape.bins} batches of "
+            f"{shape.num_samples} records and {shape.dummies} dummies shuffled in secret {when}; {shape.bins} "
+            f"batches of "
             f"{shape.slots} rows, {epochs} epochs{rows_together(rows_per_person)}"
         ),
         adversary=split.adversary,
@@ -229,12 +233,13 @@ def amplified_factorisation(
     delta: float,
     bands: int | None = None,
 ) -> Factorisation:
-    """The factorisation for a secret order: coefficients with the smallest σ·RMSE of the iterates, amplification included.
+    """The factorisation for a secret order: coefficients with the smallest σ·RMSE of the iterates, amplification
+    included.
 
-    The less a record's own batch stands out, the more is left to the secret order; the more noise cancels between steps, the
-    smaller is the error. ``bisr``: bands among powers of two up to b, unless given. ``toeplitz``: how much the own batch counts
-    when coefficients are optimised (``own``), for ``bands`` or up to 32 taps. σ by importance sampling, a second or two for each;
-    kept on disk. ε and δ are public, and the answer is used by no proof.
+    The less a record's own batch stands out, the more is left to the secret order; the more noise cancels between
+    steps, the smaller is the error. ``bisr``: bands among powers of two up to b, unless given. ``toeplitz``: how much
+    the own batch counts when coefficients are optimised (``own``), for ``bands`` or up to 32 taps. σ by importance
+    sampling, a second or two for each; kept on disk. ε and δ are public, and the answer is used by no proof.
     """
     search = BandSearch(kind, shape, epochs, weight_decay, momentum, epsilon, delta)
     if kind == "toeplitz":

@@ -119,8 +119,8 @@ class FixedPointSlack:
     def noise_overflow(self, largest_noise_std: float, clip_norm: float, tap_bits: int) -> float:
         """Probability that some noised coordinate of the run leaves ±2^value_bits (union bound over n·T).
 
-        What is truncated is v_t = βv_{t−1} + G_t + noise: sums of B clipped gradients and the roundings of earlier v count
-        1/(1−β) times, and ``largest_noise_std`` is that of the noise in v (``Factorisation.velocity_norm``).
+        What is truncated is v_t = βv_{t−1} + G_t + noise: sums of B clipped gradients and the roundings of earlier v
+        count 1/(1−β) times, and ``largest_noise_std`` is that of the noise in v (``Factorisation.velocity_norm``).
         """
         gradient_bits = self.noise_bits + tap_bits + self.noise_shift
         bits = self.value_bits - gradient_bits

@@ -1,14 +1,16 @@
-"""Optimised Toeplitz coefficients: the smallest sensitivity × error that a band can give, instead of a truncated square root.
+"""Optimised Toeplitz coefficients: the smallest sensitivity × error that a band can give, instead of a truncated square
+root.
 
-With κ participations b apart and ĉ ≥ 0, the sensitivity is the norm of column 0 + column b + … (proofs §5.2), and the error of the
-iterates is a quadratic form of the taps d = 1/c. Two families of p coefficients, both with c ≥ 0 by construction (proofs §5.5):
+With κ participations b apart and ĉ ≥ 0, the sensitivity is the norm of column 0 + column b + … (proofs §5.2), and the
+error of the iterates is a quadratic form of the taps d = 1/c. Two families of p coefficients, both with c ≥ 0 by
+construction (proofs §5.5):
 
-* ``optimised_taps``: d = (1, −a_1, …, −a_{p−1}) with a ≥ 0, a short filter of fresh noise: c = 1/(1 − a(x)) has no negative
-  coefficient, whatever a ≥ 0 is, and rounding keeps it so;
+* ``optimised_taps``: d = (1, −a_1, …, −a_{p−1}) with a ≥ 0, a short filter of fresh noise: c = 1/(1 − a(x)) has no
+  negative coefficient, whatever a ≥ 0 is, and rounding keeps it so;
 * ``optimised_strategy``: c = (1, c_1, …, c_{p−1}) with c ≥ 0, run as a recursion.
 
-The minimum is found by L-BFGS-B with exact gradients, O(T log T) an evaluation: under a second for a thousand steps, seconds for
-ten thousand. Nothing is proved by it: the claim is that of the rounded coefficients, whatever they are.
+The minimum is found by L-BFGS-B with exact gradients, O(T log T) an evaluation: under a second for a thousand steps,
+seconds for ten thousand. Nothing is proved by it: the claim is that of the rounded coefficients, whatever they are.
 """
 
 from __future__ import annotations
@@ -36,8 +38,8 @@ _RESTARTS = 8  # its model of the curvature misleads it now and then, at a bound
 class NoiseObjective:
     """log(sensitivity²) + log(mean squared error) of a strategy c and its inverse d, with gradients. T = ``steps``.
 
-    ``own`` < 1 mixes the square of the mean over all b batches, b·‖m̄‖², into the sensitivity: what a record moves if nobody
-    knows its batch.
+    ``own`` < 1 mixes the square of the mean over all b batches, b·‖m̄‖², into the sensitivity: what a record moves if
+    nobody knows its batch.
     """
 
     def __init__(self, steps: int, separation: int, weight_decay: float, momentum: float, own: float) -> None:
@@ -55,7 +57,8 @@ class NoiseObjective:
         return float(weighted @ filtered), gradient
 
     def sensitivity(self, strategy: Floats) -> tuple[float, Floats]:
-        """Squared norm of columns 0, b, 2b, … together (mixed with that of all columns), and its gradient in the strategy."""
+        """Squared norm of columns 0, b, 2b, … together (mixed with that of all columns), and its gradient in the
+        strategy."""
         columns = self._folded_sums(strategy)
         square, gradient = float(columns @ columns), 2 * self._folded_sums(columns[::-1], backwards=True)[::-1]
         if self.own < 1:
@@ -83,7 +86,8 @@ class NoiseObjective:
 
 
 def _minimum(evaluate: Callable[[Floats], tuple[float, Floats]], start: Floats) -> Floats:
-    """argmin over non-negative coefficients, from ``start``; each measured in a tenth of its start, so that first steps are small."""
+    """argmin over non-negative coefficients, from ``start``; each measured in a tenth of its start, so that first steps
+    are small."""
     units = 0.1 * np.maximum(np.abs(start), 1e-3)
 
     def scaled(x: Floats) -> tuple[float, Floats]:
@@ -125,10 +129,11 @@ def optimised_taps(
     momentum: float = 0.0,
     own: float = 1.0,
 ) -> Floats:
-    """The first column of Ω⁻¹, as long as ``start``: 1, then nothing positive. ``start`` is usually that of the square root.
+    """The first column of Ω⁻¹, as long as ``start``: 1, then nothing positive. ``start`` is usually that of the square
+    root.
 
-    ``own`` from 0 (exclusive) to 1: how much a record's own batch counts in the sensitivity, against the mean over all batches.
-    1 is a known order.
+    ``own`` from 0 (exclusive) to 1: how much a record's own batch counts in the sensitivity, against the mean over all
+    batches. 1 is a known order.
     """
     steps, separation, own = _checked(start, num_steps, min_separation, own)
     if len(start) == 1:

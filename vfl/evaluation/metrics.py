@@ -25,9 +25,9 @@ Floats = npt.NDArray[np.floating]
 class Evaluation:
     """Figures on ``rows`` rows. ``chance``: what the best constant answer would get, where that is known.
 
-    Classes: ``confusion[i][j]`` rows of class i were taken for class j; ``roc`` holds (class, false positives, true positives);
-    ``calibration`` (class, predicted, observed, rows) by bins of the prediction. Both are of the second class where there are
-    two. Numbers: ``pairs`` are (truth, prediction), for a picture.
+    Classes: ``confusion[i][j]`` rows of class i were taken for class j; ``roc`` holds (class, false positives, true
+    positives); ``calibration`` (class, predicted, observed, rows) by bins of the prediction. Both are of the second
+    class where there are two. Numbers: ``pairs`` are (truth, prediction), for a picture.
     """
 
     task: str
@@ -53,9 +53,10 @@ class Evaluation:
 def evaluate_classes(truth: npt.ArrayLike, probabilities: Floats, classes: Sequence[str]) -> Evaluation:
     """``truth``: places in ``classes``; ``probabilities``: (rows, classes), or of the second class alone.
 
-    With two classes, AUC, average precision and F1 are those of the second one; with more, means over classes, each against
-    the rest (AUC, average precision) or by its own label (F1). ``calibration error``: mean distance between predicted and
-    observed shares over ten bins, weighted by rows. What needs two classes is NaN if these rows have only one.
+    With two classes, AUC, average precision and F1 are those of the second one; with more, means over classes, each
+    against the rest (AUC, average precision) or by its own label (F1). ``calibration error``: mean distance between
+    predicted and observed shares over ten bins, weighted by rows. What needs two classes is NaN if these rows have only
+    one.
     """
     labels = np.asarray(truth, dtype=np.int64)
     shares = np.asarray(probabilities, dtype=np.float64)

@@ -1,4 +1,5 @@
-"""A report as one HTML page without any other file: figures, confusion, ROC, calibration, learning curve. Fits a phone."""
+"""A report as one HTML page without any other file: figures, confusion, ROC, calibration, learning curve. Fits a
+phone."""
 
 from __future__ import annotations
 
@@ -19,9 +20,12 @@ from vfl.evaluation.metrics import Evaluation
 __all__ = ["OUTSIDE", "LearningCurve", "report_html", "write_report"]
 
 OUTSIDE = (
-    "These figures are outside the privacy claim. They are computed without noise from the labels of {rows:,} rows and from "
-    "predictions that depend on all clients' columns of these rows, so whoever sees this page learns something about these rows. About "
-    "the rows of the training it tells no more than the model, which the claim covers, because these rows took no part in it."
+    "These figures are outside the privacy claim. They are computed without noise from the labels of {rows:,} rows "
+    "and from "
+    "predictions that depend on all clients' columns of these rows, so whoever sees this page learns something about "
+    "these rows. About "
+    "the rows of the training it tells no more than the model, which the claim covers, because these rows took no "
+    "part in it."
 )
 _INK, _OURS, _FAINT = "#1f2328", "#0b6bcb", "#8b949e"
 _COLOURS = (
@@ -62,8 +66,8 @@ def report_html(
     non_private: Mapping[str, float] | None = None,
     learning_curve: LearningCurve | None = None,
 ) -> str:
-    """``non_private``: the same figures of a model that was trained without privacy, where somebody has one (on public or made-up
-    rows). ``learning_curve``: how the run did on public rows. ``claim`` is the training's."""
+    """``non_private``: the same figures of a model that was trained without privacy, where somebody has one (on public
+    or made-up rows). ``learning_curve``: how the run did on public rows. ``claim`` is the training's."""
     e = html.escape
     title = f"{NO_CLAIM} · {title}" if claim.startswith(NO_CLAIM) else title
     lead = f"{evaluation.rows:,} {rows_in_words}."
@@ -120,14 +124,18 @@ def _pictures(evaluation: Evaluation, learning_curve: LearningCurve | None) -> l
         words = "True positives against false positives at every threshold; the dashed line is chance."
         found.append(("ROC", _draw(lambda axes: _roc(axes, evaluation)), words))
     if evaluation.calibration:
-        words = "Of the rows with a predicted probability of 0.7, about 70 % should be of the class: the dashed line. Larger dots, more rows."
+        words = (
+            "Of the rows with a predicted probability of 0.7, about 70 % should be of the class: the dashed line. "
+            "Larger dots, more rows."
+        )
         found.append(("Calibration", _draw(lambda axes: _calibration(axes, evaluation)), words))
     if evaluation.pairs[0]:
         words = "Each dot is a row; the dashed line is a perfect prediction."
         found.append(("Predictions", _draw(lambda axes: _scatter(axes, evaluation)), words))
     if learning_curve is not None and learning_curve.points:
         words = (
-            f"Accuracy on {learning_curve.rows:,} public rows after each epoch, which costs no privacy; the dashed line is the best "
+            f"Accuracy on {learning_curve.rows:,} public rows after each epoch, which costs no privacy; the dashed "
+            f"line is the best "
             "constant answer on them."
         )
         found.append(("Learning curve on public rows", _draw(lambda axes: _learning(axes, learning_curve)), words))

@@ -229,7 +229,8 @@ class Client:
         return self.lora.jacobian(index, self._scaled_inputs(rows)[index])
 
     def jacobians(self, rows: npt.ArrayLike | slice) -> Floats:
-        """∂H_j/∂φ of all shared layers, (B, d_i, n), in the flat layout of ``vfl.gradients``: what ``explicit`` shares."""
+        """∂H_j/∂φ of all shared layers, (B, d_i, n), in the flat layout of ``vfl.gradients``: what ``explicit``
+        shares."""
         parts = []
         for index in self.shared_layers:
             assert self.lora is not None
@@ -394,7 +395,8 @@ def initial_layers(
     seed: int,
     dtype: npt.DTypeLike = np.float64,
 ) -> ParallelLora:
-    """The LoRA layers that the client at ``place`` (0 is the first) begins with: public, from sizes and a public seed."""
+    """The LoRA layers that the client at ``place`` (0 is the first) begins with: public, from sizes and a public
+    seed."""
     return ParallelLora.initial(
         block_widths, width, rank=rank, alpha=alpha, seed=[seed, 0x6C6F7261, place], dtype=dtype
     )

@@ -25,8 +25,9 @@ ALL_LAYERS = "all"
 
 
 def choose_layers(choice: str, count: int, whose: str = "the local model") -> tuple[int, ...]:
-    """The blocks (from 0) that LoRA reads, of ``count``: ``all``, ``first``, ``last``, or numbers from 1 with commas between them.
-    Blocks keep their order, the first one being nearest to the input. Public configuration; ``whose`` is for the error.
+    """The blocks (from 0) that LoRA reads, of ``count``: ``all``, ``first``, ``last``, or numbers from 1 with commas
+    between them. Blocks keep their order, the first one being nearest to the input. Public configuration; ``whose`` is
+    for the error.
     """
     by_name = {ALL_LAYERS: tuple(range(count)), "first": (0,), "last": (count - 1,)}
     if choice in by_name:

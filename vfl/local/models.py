@@ -1,4 +1,5 @@
-"""Local models (torch): MLP, small CNN, small ResNet, ResNet-18, with the pooled output of every block for parallel LoRA.
+"""Local models (torch): MLP, small CNN, small ResNet, ResNet-18, with the pooled output of every block for parallel
+LoRA.
 
 A local model sees one row at a time: batch norm stays in evaluation mode whatever ``train()`` is called with,
 because a batch statistic would tie every embedding to the other records of its batch. Pre-training on public
@@ -122,9 +123,10 @@ class _ResidualBlock(nn.Module):
 
 
 class SmallResNet(LocalModel):
-    """A residual network that two cores can train on CIFAR: a 3×3 convolution of stride 2, three blocks of 32, 64 and 128
-    channels, and a 1×1 convolution to the embedding, averaged over the image. 0.4 million weights at 512 outputs; a strip of
-    32×16 pixels takes about 7 million multiplications. Four blocks for LoRA, the last one the embedding itself."""
+    """A residual network that two cores can train on CIFAR: a 3×3 convolution of stride 2, three blocks of 32, 64 and
+    128 channels, and a 1×1 convolution to the embedding, averaged over the image. 0.4 million weights at 512 outputs; a
+    strip of 32×16 pixels takes about 7 million multiplications. Four blocks for LoRA, the last one the embedding
+    itself."""
 
     _WIDTHS = (32, 64, 128)
 

@@ -2,8 +2,8 @@
 
 Public means: CIFAR-100 for CIFAR-10, the public rows of an embedded set, or a file of public images. Never
 the private rows: a model fitted on them would tie every embedding to every record and void the claim.
-The file it writes is a checkpoint after every epoch, and when ``--minutes`` are over; ``--resume`` continues from it, and
-``--local-weights`` of the other commands reads it.
+The file it writes is a checkpoint after every epoch, and when ``--minutes`` are over; ``--resume`` continues from it,
+and ``--local-weights`` of the other commands reads it.
 """
 
 from __future__ import annotations
@@ -80,12 +80,13 @@ def pretrain(
     seed: int = 0,
     progress: bool = True,
 ) -> dict[str, Any]:
-    """Train on column strips of public images (one strip, or all as one set) and write ``out`` after each epoch, and in the
-    middle of one when ``minutes`` are over; with ``resume`` training goes on from there, to the bit as if it had not stopped.
+    """Train on column strips of public images (one strip, or all as one set) and write ``out`` after each epoch, and in
+    the middle of one when ``minutes`` are over; with ``resume`` training goes on from there, to the bit as if it had
+    not stopped.
 
-    A tenth of the images (not of the strips) is kept for validation. Random horizontal flips, shifts by up to ``shift`` pixels
-    (margins are zero), both drawn once a batch, or for every row of it (``every_row``); SGD with momentum 0.9, at
-    its full rate for ``hold`` epochs, then along a cosine.
+    A tenth of the images (not of the strips) is kept for validation. Random horizontal flips, shifts by up to ``shift``
+    pixels (margins are zero), both drawn once a batch, or for every row of it (``every_row``); SGD with momentum 0.9,
+    at its full rate for ``hold`` epochs, then along a cosine.
     """
     require_integer("epochs", epochs, 1)
     require_integer("batch_size", batch_size, 1)
@@ -165,8 +166,11 @@ class _Run:
     def options(self) -> str:
         """What a checkpoint belongs to."""
         chosen: dict[str, Any] = {
-            "epochs": self.epochs, "batch_size": self.batch_size, "learning_rate": self.learning_rate, "shift": self.shift,
-        }  # fmt: skip
+            "epochs": self.epochs,
+            "batch_size": self.batch_size,
+            "learning_rate": self.learning_rate,
+            "shift": self.shift,
+        }
         chosen |= {"every_row": True} if self.every_row else {}
         chosen |= {"hold": self.hold} if self.hold else {}
         return json.dumps({**dataclasses.asdict(self.config), **chosen, "rows": len(self.labels)})

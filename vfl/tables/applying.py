@@ -1,4 +1,5 @@
-"""A schema applied to a table: features, labels and ids, and for its owner's eyes what was filled, clipped or dropped."""
+"""A schema applied to a table: features, labels and ids, and for its owner's eyes what was filled, clipped or
+dropped."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ __all__ = ["ClientTable", "ColumnReport", "TableReport", "apply_schema"]
 
 @dataclass(frozen=True)
 class ClientTable:
-    """One client's rows: ids as text, features as numbers (rows, columns), labels (texts) or targets (numbers) if it has them."""
+    """One client's rows: ids as text, features as numbers (rows, columns), labels (texts) or targets (numbers) if it
+    has them."""
 
     source: str
     ids: Ids
@@ -43,7 +45,8 @@ class ClientTable:
 
 @dataclass(frozen=True)
 class ColumnReport:
-    """One column: how many cells were empty, beyond the range, in the rest category. Private, like every count of rows."""
+    """One column: how many cells were empty, beyond the range, in the rest category. Private, like every count of
+    rows."""
 
     name: str
     kind: str
@@ -70,8 +73,8 @@ def apply_schema(
 ) -> tuple[ClientTable, TableReport]:
     """``table`` (a RawTable, pyarrow.Table or pandas.DataFrame) through ``schema``, in the schema's order of columns.
 
-    Refuses a missing column, cells of another kind, a repeated id. ``with_label``: read the label (default: if the schema has one);
-    False for new rows, whose label is not known. Features are float32: 4 bytes a number.
+    Refuses a missing column, cells of another kind, a repeated id. ``with_label``: read the label (default: if the
+    schema has one); False for new rows, whose label is not known. Features are float32: 4 bytes a number.
     """
     raw = as_raw_table(table, source=source or "the table", keep=(schema.id.column,))
     return _Application(schema, raw, schema.label is not None if with_label is None else with_label).run()
@@ -203,8 +206,10 @@ class _Application:
             row, count = int(np.flatnonzero(missing)[0]) + 1, int(missing.sum())
             more = f" (and {count - 1} more)" if count > 1 else ""
             raise ColumnsError(
-                f"{self._raw.source}, column {name!r}, row {row}{more}: the value is missing; fill it with a public constant "
-                "(not with a statistic of the private rows), drop the row, or give the column a fill rule in columns.toml"
+                f"{self._raw.source}, column {name!r}, row {row}{more}: the value is missing; fill it with a public "
+                f"constant "
+                "(not with a statistic of the private rows), drop the row, or give the column a fill rule in "
+                "columns.toml"
             )
 
     def _refuse_repeated(self, ids: pa.Array) -> None:
@@ -216,8 +221,10 @@ class _Application:
         for place, code in enumerate(codes):
             if first[code] >= 0:
                 raise ColumnsError(
-                    f"{self._raw.source}, column {self._schema.id.column!r}, row {rows[place] + 1}: has the same id as row "
-                    f"{rows[first[code]] + 1}; give one row an id, or each row an id of its own and state rows_per_person"
+                    f"{self._raw.source}, column {self._schema.id.column!r}, row {rows[place] + 1}: has the same id "
+                    f"as row "
+                    f"{rows[first[code]] + 1}; give one row an id, or each row an id of its own and state "
+                    f"rows_per_person"
                 )
             first[code] = place
 

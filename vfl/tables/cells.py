@@ -1,7 +1,7 @@
 """Cells of an Arrow column as numbers, texts or days, whole columns at a time.
 
-Every function refuses what it cannot read with a ``Misread``: the row (from 1) and what is wrong there, without the value,
-which is private. Arrow's own errors quote it, so they are never passed on.
+Every function refuses what it cannot read with a ``Misread``: the row (from 1) and what is wrong there, without the
+value, which is private. Arrow's own errors quote it, so they are never passed on.
 """
 
 from __future__ import annotations
@@ -75,7 +75,8 @@ def numbers(array: pa.Array) -> tuple[npt.NDArray[np.float64], Mask]:
 
 
 def texts(array: pa.Array) -> pa.Array:
-    """Texts without surrounding space, null where there is none; whole numbers as digits (7.0 is "7"), true and false."""
+    """Texts without surrounding space, null where there is none; whole numbers as digits (7.0 is "7"), true and
+    false."""
     kind = array.type
     if _is_text(array):
         return pc.utf8_trim_whitespace(array.cast(pa.string()))
@@ -111,7 +112,8 @@ def booleans(array: pa.Array) -> tuple[Mask, Mask]:
 
 
 def dates(array: pa.Array, form: str) -> tuple[npt.NDArray[np.float64], Mask]:
-    """Days since 1970-01-01 (with fractions for times) and which cells are empty. Text is parsed by ``form`` (strptime)."""
+    """Days since 1970-01-01 (with fractions for times) and which cells are empty. Text is parsed by ``form``
+    (strptime)."""
     kind = array.type
     missing = is_missing(array)
     if _is_text(array):

@@ -1,7 +1,7 @@
 """A first schema: constants from public rows (scikit-learn's scalers, kept as plain numbers), or names and kinds only.
 
-``fit_schema`` looks at every value of the table it is given, so these rows must be public. ``draft_schema`` takes no more than
-names and types of columns, so the table may be private; what is left open in it has to be stated by hand.
+``fit_schema`` looks at every value of the table it is given, so these rows must be public. ``draft_schema`` takes no
+more than names and types of columns, so the table may be private; what is left open in it has to be stated by hand.
 """
 
 from __future__ import annotations
@@ -53,11 +53,13 @@ def fit_schema(
     ignored: Sequence[str] = (),
     most_categories: int = MOST_CATEGORIES,
 ) -> Schema:
-    """A schema whose constants come from ``public`` (a RawTable, pyarrow.Table or pandas.DataFrame), which must be public rows.
+    """A schema whose constants come from ``public`` (a RawTable, pyarrow.Table or pandas.DataFrame), which must be
+    public rows.
 
-    Numbers: mean and deviation, or quantiles where a value lies beyond ten deviations. Text: the ``most_categories`` most frequent
-    values and a rest category. Dates: first and last day. ``stated`` columns are taken as given. Id and label need not be in the
-    public rows. Columns that are empty, long text, or text that hardly repeats, are ignored, with an ``UnusedColumnWarning``.
+    Numbers: mean and deviation, or quantiles where a value lies beyond ten deviations. Text: the ``most_categories``
+    most frequent values and a rest category. Dates: first and last day. ``stated`` columns are taken as given. Id and
+    label need not be in the public rows. Columns that are empty, long text, or text that hardly repeats, are ignored,
+    with an ``UnusedColumnWarning``.
     """
     raw = as_raw_table(public, source="public rows", keep=(id_column,))
     require_integer("most_categories", most_categories, 1)
@@ -81,10 +83,11 @@ def fit_schema(
 
 
 def refuse_private_rows(argument: str, public: RawTable, private: RawTable, rule: IdRule | None) -> None:
-    """Refuse public rows that are the private ones: by their ids, or, where they have none (``rule`` None), by their cells.
+    """Refuse public rows that are the private ones: by their ids, or, where they have none (``rule`` None), by their
+    cells.
 
-    Seen by whoever has both tables, so nothing is said of it to anybody else. Other people with the same ids, or the same people under
-    other ids, are not told apart.
+    Seen by whoever has both tables, so nothing is said of it to anybody else. Other people with the same ids, or the
+    same people under other ids, are not told apart.
     """
     if rule is None:
         _refuse_some(argument, _same_rows(public.table, private.table), public, "are rows that are trained on")
@@ -174,7 +177,8 @@ def _fit_category(name: str, values: pa.Array, most_categories: int) -> Category
     distinct = len(pc.unique(values))
     if distinct > max(most_categories, len(values) // 2):
         raise _Unused(
-            f"it has {distinct:,} different texts in {len(values):,} public rows, so that hardly one repeats; state values to use some"
+            f"it has {distinct:,} different texts in {len(values):,} public rows, so that hardly one repeats; state "
+            f"values to use some"
         )
     longest = pc.max(pc.utf8_length(values)).as_py()
     if longest > LONGEST_CATEGORY:
@@ -225,8 +229,9 @@ def draft_schema(
     values: Mapping[str, Sequence[str]] | None = None,
     ignored: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """The plain form of a schema (``Schema.as_dict``) from names and types alone. Ranges of numbers and dates and values of
-    categories are those that are stated; where none is, the entry lacks it, and cannot be used until somebody states it."""
+    """The plain form of a schema (``Schema.as_dict``) from names and types alone. Ranges of numbers and dates and
+    values of categories are those that are stated; where none is, the entry lacks it, and cannot be used until somebody
+    states it."""
     ranges, values = dict(ranges or {}), dict(values or {})
     unknown = sorted((set(ranges) | set(values) | set(ignored)) - set(raw.names))
     require(not unknown, "columns", ", ".join(unknown), f"columns of {raw.source}: {', '.join(raw.names[:20])}")

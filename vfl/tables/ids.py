@@ -37,7 +37,8 @@ _WHOLE = r"^[+-]?\d+(\.0*)?$"
 
 @dataclass(frozen=True)
 class IdRule:
-    """The column that names the person, how its ids are compared, and whether rows without an id are refused or dropped."""
+    """The column that names the person, how its ids are compared, and whether rows without an id are refused or
+    dropped."""
 
     column: str = "id"
     rule: str = "text"

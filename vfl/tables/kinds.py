@@ -10,8 +10,8 @@ boolean                                                           one column, �
 date       ``range`` of two days, ``form`` of text                one column, −1..1           centre, refuse, drop
 ========== ====================================================== =========================== =======================
 
-Every kind looks at one cell at a time. ``centre`` fills with what becomes 0, ``drop`` leaves out the whole row before ids are
-matched, ``refuse`` ends with an error that names the row.
+Every kind looks at one cell at a time. ``centre`` fills with what becomes 0, ``drop`` leaves out the whole row before
+ids are matched, ``refuse`` ends with an error that names the row.
 """
 
 from __future__ import annotations
@@ -71,8 +71,9 @@ class Column(ABC):
 
 @dataclass(frozen=True)
 class Number(Column):
-    """A number. Exactly one of three scalings, all by public constants: ``range`` (low, high) onto −1..1; ``centre`` and
-    ``spread`` (x − centre)/spread within ±``limit``; ``quantiles``, evenly spaced ones of public rows, onto −1..1."""
+    """A number. Exactly one of three scalings, all by public constants: ``range`` (low, high) onto −1..1; ``centre``
+    and ``spread`` (x − centre)/spread within ±``limit``; ``quantiles``, evenly spaced ones of public rows, onto
+    −1..1."""
 
     range: tuple[float, float] | None = None
     centre: float | None = None
@@ -163,7 +164,12 @@ class Category(Column):
             "a list of at least one text",
             "state the values that are known without looking at the rows, or take them from public ones",
         )
-        require(all(isinstance(v, str) and v.strip() == v and v for v in self.values), f"{where}: values", "a value with space around it, empty, or no text", "texts")  # fmt: skip
+        require(
+            all(isinstance(v, str) and v.strip() == v and v for v in self.values),
+            f"{where}: values",
+            "a value with space around it, empty, or no text",
+            "texts",
+        )
         require(len(set(self.values)) == len(self.values), f"{where}: values", "one that occurs twice", "all different")
         require_choice(f"{where}: fill", self.fill, self.fills)
         require(self.rest or self.fill != "rest", f"{where}: fill", self.fill, "'refuse' or 'drop' with rest = false")

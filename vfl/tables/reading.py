@@ -1,4 +1,5 @@
-"""One reader for every file of a client, training, public and new rows alike: CSV, Parquet, .npz and .npy as an Arrow table.
+"""One reader for every file of a client, training, public and new rows alike: CSV, Parquet, .npz and .npy as an Arrow
+table.
 
 Nothing is guessed about CSV: all its columns are text, and the schema says what they are, so that an id 007 stays 007.
 Index columns that pandas writes are no features: they are left out, and named in ``RawTable.notes``.
@@ -49,8 +50,9 @@ def read_table(
     keep: Sequence[str] = (),
     guess_types: bool = False,
 ) -> RawTable:
-    """The file's columns. ``id_column`` and ``label_column`` name those of an .npy or .npz file, and are kept with ``keep`` even
-    if they are an index of pandas. ``guess_types``: let Arrow guess the types of a CSV file (for a first schema)."""
+    """The file's columns. ``id_column`` and ``label_column`` name those of an .npy or .npz file, and are kept with
+    ``keep`` even if they are an index of pandas. ``guess_types``: let Arrow guess the types of a CSV file (for a first
+    schema)."""
     file = Path(path)
     require(file.exists(), "file", str(path), "an existing CSV, Parquet, .npz or .npy file")
     ending = file.suffix.lower()
@@ -68,11 +70,17 @@ def read_table(
 
 
 def as_raw_table(table: Any, *, source: str = "the table", keep: Sequence[str] = ()) -> RawTable:
-    """A pyarrow.Table, a pandas.DataFrame (its index is left out) or a RawTable, checked: names all different, some rows."""
+    """A pyarrow.Table, a pandas.DataFrame (its index is left out) or a RawTable, checked: names all different, some
+    rows."""
     if isinstance(table, RawTable):
         return table
     if not isinstance(table, pa.Table):
-        require(hasattr(table, "columns") and hasattr(table, "iloc"), "table", type(table).__name__, "a pandas.DataFrame, a pyarrow.Table or a file")  # fmt: skip
+        require(
+            hasattr(table, "columns") and hasattr(table, "iloc"),
+            "table",
+            type(table).__name__,
+            "a pandas.DataFrame, a pyarrow.Table or a file",
+        )
         table = pa.Table.from_pandas(table, preserve_index=False)
     index = [name.strip() for name in _index_columns(table)]  # before renaming, which loses what pandas wrote
     names = [name.strip() for name in table.column_names]
@@ -119,9 +127,12 @@ def _read_csv(file: Path, guess_types: bool) -> pa.Table:
             read_options=csv.ReadOptions(use_threads=False, block_size=1 << 24),
             parse_options=csv.ParseOptions(newlines_in_values=True, invalid_row_handler=note),
             convert_options=csv.ConvertOptions(
-                column_types=types, strings_can_be_null=guess_types, check_utf8=True, null_values=["", "NA", "N/A", "NaN", "nan", "null", "None"]
+                column_types=types,
+                strings_can_be_null=guess_types,
+                check_utf8=True,
+                null_values=["", "NA", "N/A", "NaN", "nan", "null", "None"],
             ),
-        )  # fmt: skip
+        )
     except pa.ArrowInvalid as error:  # its text may quote a cell
         raise ColumnsError(
             f"{file.name}: is no CSV file in UTF-8 that can be read ({type(error).__name__}); check quotes and encoding"
@@ -135,7 +146,8 @@ def _read_csv(file: Path, guess_types: bool) -> pa.Table:
 
 
 def _refuse_open_quote(file: Path, table: pa.Table) -> None:
-    """A quotation mark that nobody closes takes all lines below it into one cell, the last one of the file, without an error."""
+    """A quotation mark that nobody closes takes all lines below it into one cell, the last one of the file, without an
+    error."""
     if table.num_rows == 0 or not pa.types.is_string(table.schema.types[-1]):
         return
     cell = table.column(table.num_columns - 1)[-1].as_py()
@@ -146,7 +158,8 @@ def _refuse_open_quote(file: Path, table: pa.Table) -> None:
         closed = stream.read().rstrip(b"\r\n").endswith(b'"')
     if not closed:
         raise ColumnsError(
-            f"{file.name}, row {table.num_rows}: a quotation mark is not closed, so that all lines after it are one cell; close it, or "
+            f"{file.name}, row {table.num_rows}: a quotation mark is not closed, so that all lines after it are one "
+            f"cell; close it, or "
             "write it twice where it is meant as a character"
         )
 
@@ -164,7 +177,8 @@ def _header(file: Path) -> list[str]:
     separator = next((mark for mark in _OTHER_SEPARATORS if mark in header[0]), None) if len(header) == 1 else None
     if separator is not None:
         raise ColumnsError(
-            f"{file.name}: columns are separated by {_OTHER_SEPARATORS[separator]}, not by commas; save it with commas, and with a point "
+            f"{file.name}: columns are separated by {_OTHER_SEPARATORS[separator]}, not by commas; save it with "
+            f"commas, and with a point "
             "in decimal numbers"
         )
     twice = next((name for name in header if header.count(name) > 1), None)
@@ -201,7 +215,9 @@ def _read_numpy(file: Path, id_column: str, label_column: str | None) -> pa.Tabl
         columns[name] = np.ascontiguousarray(features[:, place])
     if label_column:
         columns[label_column] = _one_dimension(file, "labels", arrays["labels"])
-    require(len(columns) == len(names) + 1 + bool(label_column), f"{file.name}: columns", "two of one name", "all different")  # fmt: skip
+    require(
+        len(columns) == len(names) + 1 + bool(label_column), f"{file.name}: columns", "two of one name", "all different"
+    )
     return pa.table(columns)
 
 

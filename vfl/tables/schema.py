@@ -1,5 +1,6 @@
-"""A client's schema, ``columns.toml``: which column names the person, which is the label, and how each other column becomes
-numbers. Constants in it are public (stated, or from public rows); it stays with its client, and only its width is told.
+"""A client's schema, ``columns.toml``: which column names the person, which is the label, and how each other column
+becomes numbers. Constants in it are public (stated, or from public rows); it stays with its client, and only its width
+is told.
 
 The whole interface::
 
@@ -32,9 +33,9 @@ FORMAT = 1  # of columns.toml
 
 @dataclass(frozen=True)
 class Label:
-    """The label client's own column. ``class``: texts, of which ``classes`` lists those that are meant (empty: whatever the
-    federation says). ``number``: the target of a regression, within the public ``range``. Rows without one are refused or
-    dropped (``missing``)."""
+    """The label client's own column. ``class``: texts, of which ``classes`` lists those that are meant (empty: whatever
+    the federation says). ``number``: the target of a regression, within the public ``range``. Rows without one are
+    refused or dropped (``missing``)."""
 
     column: str = "label"
     kind: str = "class"
@@ -56,8 +57,8 @@ class Label:
 
 @dataclass(frozen=True)
 class Schema:
-    """All of it. ``ignored`` columns may be in the file and are not used; others that the schema does not know are left out
-    too, with a note. ``source`` says in words where the constants come from; it goes into the claim."""
+    """All of it. ``ignored`` columns may be in the file and are not used; others that the schema does not know are left
+    out too, with a note. ``source`` says in words where the constants come from; it goes into the claim."""
 
     columns: tuple[Column, ...]
     id: IdRule = field(default_factory=IdRule)

@@ -17,13 +17,13 @@ from vfl.tables.schema import Schema
 __all__ = ["read_schema", "schema_text", "write_schema"]
 
 _HEAD = """\
-# How the columns of this client's file become numbers. It stays with this client: others are told only how many columns of
-# numbers there are (the width in federation.toml). All constants must be public: stated, or from public rows, never looked
-# up in the private ones, or the privacy claim is void.
+# How the columns of this client's file become numbers. It stays with this client: others are told only how many columns
+# of numbers there are (the width in federation.toml). All constants must be public: stated, or from public rows, never
+# looked up in the private ones, or the privacy claim is void.
 """
 _ID = """
-# The column that names the person. rule: "text" (as written; 007 or 7.0 refused), "trimmed", "integer" (007 = 7 = 7.0) or
-# "verbatim" (unchecked; at all clients or none). missing: "refuse" or "drop" rows without an id.
+# The column that names the person. rule: "text" (as written; 007 or 7.0 refused), "trimmed", "integer" (007 = 7 = 7.0)
+# or "verbatim" (unchecked; at all clients or none). missing: "refuse" or "drop" rows without an id.
 """
 _LABEL = """
 # The label, at the label client only. kind: "class", or "number" with its public range. missing: "refuse" or "drop".
@@ -33,11 +33,12 @@ _IGNORED = """
 """
 _COLUMNS = """
 # Features, in the order in which they are shared. kind:
-#   "number"    range = [LOW, HIGH], onto -1..1; or centre and spread (and limit, 4); or quantiles of public rows, onto -1..1
+#   "number"    range = [LOW, HIGH], onto -1..1; or centre and spread (and limit, 4); or quantiles of public rows
 #   "category"  values = [...], and rest = true for one more column for all others (false: others are refused)
 #   "boolean"   true/false, yes/no, 1/0
 #   "date"      range = ["YYYY-MM-DD", "YYYY-MM-DD"], form = "%d.%m.%Y" for text that is written otherwise
-# fill, for empty cells: "centre" (becomes 0; a number's fill may be a number), "rest" (categories), "refuse", or "drop" the row.
+# fill, for empty cells: "centre" (becomes 0; a number's fill may be a number), "rest" (categories), "refuse", or
+# "drop" the row.
 """
 _OPEN = {
     "number": "# range = [LOW, HIGH]   # state it: what is known without looking at the rows",

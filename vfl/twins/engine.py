@@ -45,8 +45,8 @@ RowsOfStep = Callable[[int], Rows]
 
 @dataclass
 class TwinResult:
-    """What a run gives back; ``curve`` holds (epoch, test accuracy) and is outside the claim. In a regression R² stands for
-    accuracy."""
+    """What a run gives back; ``curve`` holds (epoch, test accuracy) and is outside the claim. In a regression R² stands
+    for accuracy."""
 
     method: str
     model: GlobalModel
@@ -62,7 +62,8 @@ class TwinResult:
 
     @property
     def claim(self) -> Claim | None:
-        """That nothing is claimed: the noise follows from a seed, or was handed in. ``plan`` holds the claim of the mechanism."""
+        """That nothing is claimed: the noise follows from a seed, or was handed in. ``plan`` holds the claim of the
+        mechanism."""
         return None if self.plan is None else self.plan.claim.as_simulation()
 
     def summary(self) -> dict[str, Any]:
@@ -147,8 +148,8 @@ def train_frozen(
     evaluate_every: int = 0,
     progress: bool = False,
 ) -> TwinResult:
-    """Train the global model on frozen embeddings. ``embeddings``/``labels`` replace the clients' (LDP). ``schedule``: that of a
-    secret order; by default batches of the aligned rows."""
+    """Train the global model on frozen embeddings. ``embeddings``/``labels`` replace the clients' (LDP). ``schedule``:
+    that of a secret order; by default batches of the aligned rows."""
     schedule = schedule or config.steps(federation.num_samples)
     started = time.perf_counter()
     model = start_model(federation, config, initial)
@@ -302,7 +303,7 @@ class AdapterRun:
         self._clipped += float((result.clip_factors < 1).mean()) if len(result.clip_factors) else 0.0
 
     def accuracy(self) -> float:
-        """Of the model as it is now, on the test rows: outside the claim."""
+        """Accuracy of the model as it is now, on the test rows: outside the claim."""
         rows = self.federation.test_rows().astype(self._config.dtype)
         return self._model.accuracy(rows, self.federation.test_labels)
 

@@ -29,8 +29,9 @@ def train_g_bmf(
 ) -> TwinResult:
     """The twin of G-BMF; ``noise`` given from outside is the *filtered* noise of each step.
 
-    ``order``: with a secret order, the permutation of records and dummies instead of the seed's. ``norm_limit``: see ``vfl.gradients.clipped_gradient``. ``num_steps`` stops early, for comparing weights with a secure run after k steps; the noise is that of
-    the full run.
+    ``order``: with a secret order, the permutation of records and dummies instead of the seed's. ``norm_limit``: see
+    ``vfl.gradients.clipped_gradient``. ``num_steps`` stops early, for comparing weights with a secure run after k
+    steps; the noise is that of the full run.
     """
     schedule = choose_schedule(G_BMF, config, federation.num_samples)
     plan = plan_matrix_factorisation(config, schedule)

@@ -42,7 +42,8 @@ def train_g_shuff(
     """The twin of G-Shuff.
 
     ``noise``: rows to add to the sum of each step instead of the seed's. ``orders``: the permutations, an
-    array (epochs, rows) or a function of the epoch; numbers from the records on are dummies. ``norm_limit``: see ``vfl.gradients.clipped_gradient``. ``num_steps`` stops early (comparison after k steps).
+    array (epochs, rows) or a function of the epoch; numbers from the records on are dummies. ``norm_limit``: see
+    ``vfl.gradients.clipped_gradient``. ``num_steps`` stops early (comparison after k steps).
     """
     schedule = choose_schedule(G_SHUFF, config, federation.num_samples)
     plan = plan_shuffled(config, schedule)

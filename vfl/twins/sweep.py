@@ -41,7 +41,8 @@ def train_at_every_epsilon(
     plans: Sequence[NoisePlan] = (),
     progress: bool = False,
 ) -> list[TwinResult]:
-    """One result per ε. ``plans``: noise to take in the place of what this federation's own claim needs, one for each ε."""
+    """One result per ε. ``plans``: noise to take in the place of what this federation's own claim needs, one for each
+    ε."""
     started = time.perf_counter()
     require_choice("method", method, (G_BMF, G_SHUFF))
     require(not config.hidden, "hidden", config.hidden, "() for several ε at once", "train each ε with its own twin")

@@ -1,4 +1,5 @@
-"""What a server does for clients that call, each in a thread of its own: takes uploads in, keeps those who stay, hands out."""
+"""What a server does for clients that call, each in a thread of its own: takes uploads in, keeps those who stay, hands
+out."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ __all__ = ["Reception"]
 
 
 class Reception:
-    """The calls of clients at server ``number``. ``keep`` leaves a channel open when its call returns (``Door.keep``)."""
+    """The calls of clients at server ``number``. ``keep`` leaves a channel open when its call returns
+    (``Door.keep``)."""
 
     def __init__(
         self,
@@ -182,8 +184,10 @@ class Reception:
         """For a client that was promised something here: what must have happened, and the way out."""
         name = str(hello.get("session"))[:8]
         return (
-            f"server-{self._number} knows nothing of session {name}: its state was lost, or it was started with another "
-            "--state. Its operator can start it again with the state it had; if that is gone, so are its shares: change "
+            f"server-{self._number} knows nothing of session {name}: its state was lost, or it was started with "
+            f"another "
+            "--state. Its operator can start it again with the state it had; if that is gone, so are its shares: "
+            "change "
             "[federation] name in federation.toml everywhere and begin a new run"
         )
 

@@ -109,8 +109,8 @@ class TrainingTask(_Uploads):
 
     @property
     def checkpoint_every(self) -> int:
-        """In steps. G-Shuff only between epochs: within one the order is a secret permutation. With open weights every step
-        is kept, and this is how often the state is written anew."""
+        """In steps. G-Shuff only between epochs: within one the order is a secret permutation. With open weights every
+        step is kept, and this is how often the state is written anew."""
         every = self._config.run.checkpoint_every
         if self.plan.opens_sums:
             return every or STATE_EVERY

@@ -1,8 +1,9 @@
 """A small read-only page at a server: ``/`` for people, ``/status.json``, ``/metrics`` for Prometheus, ``/healthz``.
 
-It listens on loopback unless it is told otherwise. Whoever does not come from this host, or under another name than this
-host's, needs the token in ``status.token`` (made at the first start, mode 0600, in the server's state), as ``Authorization: Bearer …`` or
-``?token=…``. Nothing can be changed through it: only GET is answered, and no body is read.
+It listens on loopback unless it is told otherwise. Whoever does not come from this host, or under another name than
+this host's, needs the token in ``status.token`` (made at the first start, mode 0600, in the server's state), as
+``Authorization: Bearer …`` or ``?token=…``. Nothing can be changed through it: only GET is answered, and no body is
+read.
 """
 
 from __future__ import annotations
@@ -134,18 +135,21 @@ def _token(file: Path) -> str:
 # the page ----------------------------------------------------------------------------------------
 
 _STYLE = """
-:root { color-scheme: light dark; --text: #1b1f24; --small: #57606a; --line: #d0d7de; --bad: #b42318; --good: #1a7f37; --page: #fff; }
+:root { color-scheme: light dark; --text: #1b1f24; --small: #57606a; --line: #d0d7de;
+  --bad: #b42318; --good: #1a7f37; --page: #fff; }
 @media (prefers-color-scheme: dark) {
   :root { --text: #e6edf3; --small: #9198a1; --line: #3d444d; --bad: #ff7b72; --good: #3fb950; --page: #0d1117; } }
 body { font: 15px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 60rem; padding: 0 1rem; color: var(--text);
   background: var(--page); overflow-wrap: anywhere; }
 h1 { font-size: 1.4rem; margin-bottom: .2rem; } h2 { font-size: 1.05rem; margin: 1.6rem 0 .4rem; }
-table { border-collapse: collapse; width: 100%; } th, td { text-align: left; padding: .3rem .8rem .3rem 0; vertical-align: top; }
+table { border-collapse: collapse; width: 100%; }
+th, td { text-align: left; padding: .3rem .8rem .3rem 0; vertical-align: top; }
 th, td { border-bottom: 1px solid var(--line); } th { font-weight: 600; } .facts th { width: 11rem; }
 .list th, .list td { overflow-wrap: normal; } .list td:last-child { overflow-wrap: anywhere; }
 .small { color: var(--small); font-size: .85rem; } .bad { color: var(--bad); } .good { color: var(--good); }
 progress { width: 12rem; max-width: 100%; height: .9rem; display: block; margin: .25rem 0; }
-svg { width: 100%; max-width: 30rem; height: auto; display: block; } polyline { fill: none; stroke: var(--good); stroke-width: 2; }
+svg { width: 100%; max-width: 30rem; height: auto; display: block; }
+polyline { fill: none; stroke: var(--good); stroke-width: 2; }
 svg line { stroke: var(--line); } svg text { fill: var(--small); font-size: 11px; }
 @media (max-width: 40rem) {
   body { margin: 1rem auto; } .facts th { width: 7rem; }
@@ -159,10 +163,12 @@ def page_html(facts: Mapping[str, Any]) -> str:
     """The facts for people. Loads nothing, runs nothing, and asks again every five seconds."""
     name = html.escape(f"{facts['server']} of {facts['federation']}")
     parts = [
-        f"<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content='width=device-width, initial-scale=1'>"
+        f"<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content='width=device-width, "
+        f"initial-scale=1'>"
         f"<meta http-equiv=refresh content=5><title>{name}</title>",
         f"<style>{_STYLE}</style><h1>{name}</h1>",
-        f"<p class=small>ppvfl {html.escape(facts['version'])}, configuration {html.escape(facts['configuration'])}, since "
+        f"<p class=small>ppvfl {html.escape(facts['version'])}, configuration {html.escape(facts['configuration'])}, "
+        f"since "
         f"{_cell(facts['started'])}, {facts['free_bytes'] / 1e9:,.1f} GB free</p>",
         _section("Waiting for", "waits", ("whom", "since", "why"), facts["waits"], "<p class=good>nobody</p>"),
     ]
@@ -229,13 +235,15 @@ def _curve(points: Sequence[Sequence[float]]) -> str:
     low, high = (round(edge(point[1] for point in points), 3) for edge in (min, max))
     low, high = (low, high) if high > low else (low - 0.005, high + 0.005)
     line = " ".join(
-        f"{left + width * (epoch - first) / max(1, last - first):.1f},{top + height * (high - right) / (high - low):.1f}"
+        f"{left + width * (epoch - first) / max(1, last - first):.1f},"
+        f"{top + height * (high - right) / (high - low):.1f}"
         for epoch, right, _ in points
     )
     bottom = top + height
     words = f"Accuracy on the public rows: {points[-1][1]:.1%} after epoch {int(last)}"
     return (
-        f"<p>{words}</p><svg viewBox='0 0 500 165' role=img aria-label='{words}'><line x1={left} y1={bottom} x2={left + width} "
+        f"<p>{words}</p><svg viewBox='0 0 500 165' role=img aria-label='{words}'><line x1={left} y1={bottom} "
+        f"x2={left + width} "
         f"y2={bottom} /><line x1={left} y1={top} x2={left} y2={bottom} /><text x=0 y={top + 4}>{high:.1%}</text>"
         f"<text x=0 y={bottom + 4}>{low:.1%}</text><text x={left} y={bottom + 18}>epoch {int(first)}</text>"
         f"<text x={left + width} y={bottom + 18} text-anchor=end>{int(last)}</text><polyline points='{line}' /></svg>"

@@ -1,6 +1,8 @@
-"""Plans of sessions, one at a time for each client, in threads: a plan may need a certificate, which takes minutes at worst.
+"""Plans of sessions, one at a time for each client, in threads: a plan may need a certificate, which takes minutes at
+worst.
 
-Callers are answered within a few seconds, if not with the plan then with what is being computed and since when, and call again.
+Callers are answered within a few seconds, if not with the plan then with what is being computed and since when, and
+call again.
 """
 
 from __future__ import annotations
@@ -56,8 +58,8 @@ class Planner:
         return "; ".join(work.words for work in under_way)
 
     def task(self, facts: Mapping[str, Any], trained: Callable[[], Path | None], client: str) -> Task:
-        """The task that public facts describe, or why there is none; ``StillPlanning`` if that takes longer than a few seconds,
-        or if ``client`` has asked for another one, which is being planned."""
+        """The task that public facts describe, or why there is none; ``StillPlanning`` if that takes longer than a few
+        seconds, or if ``client`` has asked for another one, which is being planned."""
         with self._lock:
             work = self._slots.get(client)
             if work is None or (work.finished.is_set() and work.facts != facts):

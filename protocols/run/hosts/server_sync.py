@@ -1,9 +1,10 @@
 """The three servers meet: connections between all of them, one session that all hold, every public parameter compared.
 
 A session is something to compute (a training, a request for predictions). Each server offers those it is ready for, on
-every connection as soon as it is made. Whoever has the offers of both others takes the first session that all hold and says so,
-together with its parameters and with the three nonces it has seen: all begin only if all have seen the same three. A
-connection that breaks is made again on its own, so servers may come in any order, and again. Nothing is computed before.
+every connection as soon as it is made. Whoever has the offers of both others takes the first session that all hold and
+says so, together with its parameters and with the three nonces it has seen: all begin only if all have seen the same
+three. A connection that breaks is made again on its own, so servers may come in any order, and again. Nothing is
+computed before.
 """
 
 from __future__ import annotations
@@ -118,8 +119,8 @@ class Meeting:
     ) -> Met | None:
         """Meet once; None if it came to nothing (a peer is not there, or holds no common session), to be tried again.
 
-        ``offers`` maps sessions to READY or DONE; ``parameters`` are the public parameters of one; ``over`` says whether
-        this server need not meet anybody any more.
+        ``offers`` maps sessions to READY or DONE; ``parameters`` are the public parameters of one; ``over`` says
+        whether this server need not meet anybody any more.
         """
         self._woken = False
         self._came.clear()
@@ -221,10 +222,12 @@ class Meeting:
                 del talks[peer]
 
     def _require_same_software(self, peer: int, theirs: Any) -> None:
-        """Two versions may compute differently, so they do not compute together: the one waits until the other is there too."""
+        """Two versions may compute differently, so they do not compute together: the one waits until the other is there
+        too."""
         if theirs != self._software:
             raise HandshakeError(
-                f"{name_of(peer)} runs ppvfl {printable(str(theirs), 80)}, this server {self._software}: the three must run the same; "
+                f"{name_of(peer)} runs ppvfl {printable(str(theirs), 80)}, this server {self._software}: the three "
+                f"must run the same; "
                 "what is kept stays, and they go on when they do"
             )
 
@@ -235,7 +238,8 @@ class Meeting:
         time.sleep(0.02)
 
     def _call(self, peer: int, purpose: str) -> Channel | None:
-        """Servers call lower numbers only; one that has nothing to do itself must be told that another needs it (wake)."""
+        """Servers call lower numbers only; one that has nothing to do itself must be told that another needs it
+        (wake)."""
         try:
             channel, _ = call(self._identity, peer, self._identity.config.addresses[peer], purpose, timeout=_COMMIT)
         except RefmpcError as error:  # also a refusal: its operator may put it right, and this server goes on waiting

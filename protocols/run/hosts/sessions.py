@@ -1,11 +1,13 @@
 """Sessions at one server: what is computed together, for whom, and what is on disk of it.
 
-A session begins when the first client comes with it. Its name is a random number that the clients drew when they aligned
-their rows, so shares of two different alignments never meet. One configuration is trained once: as soon as all clients
-have sent everything, another training of the same configuration is refused, because its release would spend its own ε.
+A session begins when the first client comes with it. Its name is a random number that the clients drew when they
+aligned their rows, so shares of two different alignments never meet. One configuration is trained once: as soon as all
+clients have sent everything, another training of the same configuration is refused, because its release would spend its
+own ε.
 
-A client that comes with another session leaves its earlier one, with what it has shared there and with nothing else. A session
-is removed when every client has left it; one of which anything may have been opened is never removed (``begun``).
+A client that comes with another session leaves its earlier one, with what it has shared there and with nothing else. A
+session is removed when every client has left it; one of which anything may have been opened is never removed
+(``begun``).
 """
 
 from __future__ import annotations
@@ -73,8 +75,8 @@ class Session:
             self.failed = "" if found["try again"] else str(found["reason"])
 
     def fail(self, reason: str, *, opened_nothing: bool = False, try_again: bool = False) -> None:
-        """The servers cannot compute it together, also after a restart: unless that is to ``try_again``, because an operator
-        may have brought back what was missing. If it ``opened_nothing`` clients may begin another session."""
+        """The servers cannot compute it together, also after a restart: unless that is to ``try_again``, because an
+        operator may have brought back what was missing. If it ``opened_nothing`` clients may begin another session."""
         self.failed, self._opened_nothing = reason, opened_nothing
         facts = {"reason": reason, "opened nothing": opened_nothing, "try again": try_again}
         write_json(self.directory / _FAILED, facts)
@@ -131,8 +133,8 @@ class Session:
         return all((self.directory / "results" / f"{client}.taken").exists() for client in self.task.receivers)
 
     def note_people(self, client: str, tag: Any) -> None:
-        """A client's keyed tag of its people, for the record of what was spent on whom: one a session, and before its upload is
-        complete, because the servers compare it then."""
+        """A client's keyed tag of its people, for the record of what was spent on whom: one a session, and before its
+        upload is complete, because the servers compare it then."""
         if not isinstance(self.task, TrainingTask):
             return
         tagged = isinstance(tag, str) and _TAG.fullmatch(tag)
@@ -206,7 +208,8 @@ def _holds_private(directory: Path) -> bool:
 
 
 def forget_session(directory: Path, why: str) -> bool:
-    """Remove what a server keeps of a session. Returns whether a record of it stays, because something may have been opened."""
+    """Remove what a server keeps of a session. Returns whether a record of it stays, because something may have been
+    opened."""
     if directory.name.startswith(TRAINING) and (
         (directory / _DONE).exists() or (directory / "server" / BEGUN).exists()
     ):
@@ -219,7 +222,8 @@ def forget_session(directory: Path, why: str) -> bool:
 
 
 def thinned(curve: list[Any]) -> list[list[float]]:
-    """At most so many points as fit into a message, the first and the last among them; six digits are enough to draw."""
+    """At most so many points as fit into a message, the first and the last among them; six digits are enough to
+    draw."""
     kept = (
         {round(i * (len(curve) - 1) / max(1, _POINTS - 1)) for i in range(_POINTS)}
         if len(curve) > _POINTS
@@ -266,14 +270,15 @@ class SessionStore:
 
     @property
     def training(self) -> Session | None:
-        """The training of this configuration: the one that has begun, else that with the most clients, the newest of these."""
+        """The training of this configuration: the one that has begun, else that with the most clients, the newest of
+        these."""
         trainings = [session for session in self if session.kind == TRAINING]
         begun = [session for session in trainings if session.begun]
         return max(begun or trainings[::-1], key=lambda session: len(session.members), default=None)
 
     def open(self, hello: Mapping[str, Any], client: str) -> Session:
-        """The session that ``client`` names, made if it is new; refused with a sentence if it may not begin; ``StillPlanning``
-        if its plan is not there yet."""
+        """The session that ``client`` names, made if it is new; refused with a sentence if it may not begin;
+        ``StillPlanning`` if its plan is not there yet."""
         session = self._found(hello, client)
         with self.changed:
             self._join(session, client)

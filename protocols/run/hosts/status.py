@@ -1,4 +1,5 @@
-"""What a server is doing, as plain facts: for ``ppvfl status``, for the page, for Prometheus. Nothing that is not public already.
+"""What a server is doing, as plain facts: for ``ppvfl status``, for the page, for Prometheus. Nothing that is not
+public already.
 
 ``COVERED`` says of each part why it may be shown. Names, sizes and progress are public among participants by the plan;
 what was opened stands in the ledger with its claim; rounds and bytes depend on public sizes only.

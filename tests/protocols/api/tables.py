@@ -13,8 +13,8 @@ BANK, CARD = ("income", "job", "since"), ("purchases", "abroad")
 
 
 def make_tables(rows: int, seed: int = 0, *, first: int = 0) -> tuple[dict[str, Any], np.ndarray]:
-    """(tables of a bank and a card company, the number behind the labels of the card company's people). The bank knows some
-    people more, in another order."""
+    """(tables of a bank and a card company, the number behind the labels of the card company's people). The bank knows
+    some people more, in another order."""
     random = np.random.default_rng(seed)
     everybody = rows + rows // 10
     ids = np.array([f"person-{first + i}" for i in range(everybody)])

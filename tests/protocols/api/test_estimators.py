@@ -1,4 +1,5 @@
-"""The estimators: scikit-learn's own checks, every form of input, every backend on this machine, and what they refuse."""
+"""The estimators: scikit-learn's own checks, every form of input, every backend on this machine, and what they
+refuse."""
 
 from __future__ import annotations
 
@@ -85,8 +86,8 @@ def test_servers_and_twin_learn_the_same_and_the_cost_is_what_was_estimated():
 
 @pytest.mark.filterwarnings("ignore:the noise in the model")  # at ε = 0.1
 def test_a_label_is_recovered_from_a_simulation_which_says_so_and_not_by_default(tmp_path):
-    """The attack of somebody who knows all rows, all labels but one, and every option: both labels are tried, and the model of the
-    right one is the released model. 40 of 40 at ε = 0.1 where the noise follows from ``random_state``."""
+    """The attack of somebody who knows all rows, all labels but one, and every option: both labels are tried, and the
+    model of the right one is the released model. 40 of 40 at ε = 0.1 where the noise follows from ``random_state``."""
     random = np.random.default_rng(0)
     x, secret = random.normal(size=(60, 3)), random.integers(0, 2, 60)
     options: dict[str, Any] = {

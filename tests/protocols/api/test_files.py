@@ -1,4 +1,5 @@
-"""Estimators and the model files of ``ppvfl client``: the same rows give the same answers through either, or are refused."""
+"""Estimators and the model files of ``ppvfl client``: the same rows give the same answers through either, or are
+refused."""
 
 from __future__ import annotations
 

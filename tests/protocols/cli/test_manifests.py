@@ -64,7 +64,8 @@ def instructions() -> list[tuple[str, list[str]]]:
 
 
 def is_sent(file: str) -> bool:
-    """Whether ``.dockerignore`` lets a file into the build: the last pattern that fits it, or a folder above it, decides."""
+    """Whether ``.dockerignore`` lets a file into the build: the last pattern that fits it, or a folder above it,
+    decides."""
     path, sent = PurePosixPath(file), True
     for line in (DEPLOY.parent / ".dockerignore").read_text().splitlines():
         pattern = line.removeprefix("!")
@@ -93,14 +94,18 @@ def test_the_image_is_made_of_named_packages_and_of_nothing_private() -> None:
 
 
 def test_the_volume_of_a_container_belongs_to_its_user() -> None:
-    """A new volume takes owner and mode from the image's directory: there was none, so root had it and the server ended."""
+    """A new volume takes owner and mode from the image's directory: there was none, so root had it and the server
+    ended."""
     service = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]["server"]
     words = service["command"].split()
     state = words[words.index("--state") + 1]
     assert f"state:{state}" in service["volumes"]
     users = [place for place, (name, _) in enumerate(instructions()) if name == "USER"]
-    made = [place for place, (_, words) in enumerate(instructions())
-            if " ".join(words).find(f"install --directory --mode 0700 --owner ppvfl --group ppvfl {state}") >= 0]  # fmt: skip
+    made = [
+        place
+        for place, (_, words) in enumerate(instructions())
+        if " ".join(words).find(f"install --directory --mode 0700 --owner ppvfl --group ppvfl {state}") >= 0
+    ]
     assert made and users and made[0] < users[0] and instructions()[users[0]][1] == ["ppvfl"]
     assert (state_of := [words for name, words in instructions() if name == "VOLUME"]) == [[state]], state_of
     warm = [place for place, (name, words) in enumerate(instructions()) if (name, words) == ("RUN", ["ppvfl", "warm"])]

@@ -1,4 +1,5 @@
-"""Public labelled rows in a federation: written once, the same for everybody, measured on after every epoch, for no ε."""
+"""Public labelled rows in a federation: written once, the same for everybody, measured on after every epoch, for no
+ε."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""`ppvfl schema` and `ppvfl check`: from a private file to a schema without looking at its values, and what it does to it."""
+"""`ppvfl schema` and `ppvfl check`: from a private file to a schema without looking at its values, and what it does to
+it."""
 
 from __future__ import annotations
 

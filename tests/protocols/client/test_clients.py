@@ -89,8 +89,8 @@ def test_a_client_that_lost_its_alignment_is_told_what_to_do(config: FederationC
 
 
 def test_a_client_that_comes_back_too_late_is_not_left_waiting(config: FederationConfig, tmp_path: Path) -> None:
-    """It is killed when all are matched, and calls again before the label client has noticed: it sat there for ten minutes, and
-    no line said so."""
+    """It is killed when all are matched, and calls again before the label client has noticed: it sat there for ten
+    minutes, and no line said so."""
     ids = {name: [f"p{i}" for i in range(5)] for name in WIDTHS}
     met, back = threading.Event(), threading.Event()
 
@@ -213,8 +213,8 @@ def test_fewer_common_ids_than_a_client_asks_for_end_it_at_all_before_they_are_n
 
 
 def test_of_three_clients_those_who_are_early_say_whom_they_wait_for(tmp_path: Path) -> None:
-    """The first to call the label client sat there without a line until the other had come, and gave up after five times ten
-    minutes. It may also go away meanwhile."""
+    """The first to call the label client sat there without a line until the other had come, and gave up after five
+    times ten minutes. It may also go away meanwhile."""
     servers, meeting = [("127.0.0.1", port) for port in free_ports(3)], f"127.0.0.1:{free_ports(1)[0]}"
     clients = [("bank", 4, ""), ("shop", 2, ""), ("card", 3, meeting)]
     config = initialise(federation_text("test", servers, clients, 2), tmp_path, keys="certificates")
@@ -279,7 +279,8 @@ def test_predictions_in_the_clear_are_those_of_the_model(config: FederationConfi
 
 
 def test_files_that_the_python_api_saved_predict_in_a_federation(config: FederationConfig, tmp_path: Path) -> None:
-    """Without servers, which have not trained this model; each client with its own file and its raw table, in any order of columns."""
+    """Without servers, which have not trained this model; each client with its own file and its raw table, in any order
+    of columns."""
     random = np.random.default_rng(5)
     tables = {}
     for name, width in WIDTHS.items():
@@ -361,7 +362,8 @@ def test_ids_of_different_forms_are_refused_before_they_are_matched(config: Fede
     with (
         aligner(config, tmp_path, "card", ["7"]).open(),
         verbatim.open() as bank,
-        pytest.raises(HandshakeError, match="bank writes ids in verbatim form, card in canonical form.*at all clients or at none"),
+        pytest.raises(HandshakeError, match="bank writes ids in verbatim form, card in canonical form.*at all "
+                                            "clients or at none"),
     ):  # fmt: skip
         bank.agree(lambda count: None)
 

@@ -80,8 +80,8 @@ def test_the_models_file_holds_what_new_rows_need(trained: Any) -> None:
 def test_new_rows_are_found_by_name_or_refused(
     trained: Any, tmp_path_factory: pytest.TempPathFactory, data: Any
 ) -> None:
-    """Columns in another order, other file types, further columns: the same embeddings. One missing, renamed or of another
-    kind, other public rows, another range: refused. Never other numbers."""
+    """Columns in another order, other file types, further columns: the same embeddings. One missing, renamed or of
+    another kind, other public rows, another range: refused. Never other numbers."""
     config, own, model, _ = trained
     directory = tmp_path_factory.mktemp("new")
     table = frame().drop(columns="defaulted").iloc[data.draw(st.permutations(range(ROWS)))[:20]]

@@ -1,4 +1,5 @@
-"""[run] task in federation.toml: two classes are one logit, a regression has a range, and what does not fit is refused."""
+"""[run] task in federation.toml: two classes are one logit, a regression has a range, and what does not fit is
+refused."""
 
 from __future__ import annotations
 

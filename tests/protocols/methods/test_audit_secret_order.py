@@ -1,13 +1,15 @@
 """Audit of a secret order through real shares: canaries whose batch the attacker infers from everybody else's place.
 
-The attacker knows where all other records are (Z) and sees every opened sum, less the noise of one server that it corrupted. What is
-left for a canary are the free slots: dummies, and its own. Its best test is the likelihood ratio of proofs §9.6. With dummies
-it must not refute the claim; without them the same noise must be refuted, because Z then tells the batch.
+The attacker knows where all other records are (Z) and sees every opened sum, less the noise of one server that it
+corrupted. What is left for a canary are the free slots: dummies, and its own. Its best test is the likelihood ratio of
+proofs §9.6. With dummies it must not refute the claim; without them the same noise must be refuted, because Z then
+tells the batch.
 
-How clearly: at the claimed ε = 1, δ is estimated as P(loss > ε | there) − e^ε·P(loss > ε | not there). Thirty-two batches need a σ of
-0.86 (of a contribution), so without dummies two epochs are one Gaussian mechanism of shift m = √2·SHIFT/σ = 1.63, whose δ is
-Φ(m/2 − ε/m) − e^ε·Φ(−m/2 − ε/m) = 0.37, where 0.005 is claimed. With 768 canaries in each world the estimate has a deviation of
-0.03: eleven deviations apart. Tests ask for five, so each fails by chance once in 10^7 runs at most.
+How clearly: at the claimed ε = 1, δ is estimated as P(loss > ε | there) − e^ε·P(loss > ε | not there). Thirty-two
+batches need a σ of 0.86 (of a contribution), so without dummies two epochs are one Gaussian mechanism of shift m =
+√2·SHIFT/σ = 1.63, whose δ is Φ(m/2 − ε/m) − e^ε·Φ(−m/2 − ε/m) = 0.37, where 0.005 is claimed. With 768 canaries in each
+world the estimate has a deviation of 0.03: eleven deviations apart. Tests ask for five, so each fails by chance once in
+10^7 runs at most.
 """
 
 from __future__ import annotations

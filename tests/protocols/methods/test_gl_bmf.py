@@ -57,7 +57,8 @@ def test_weights_and_adapters_are_the_twins(tmp_path, momentum, weights):
 
 @pytest.mark.parametrize(("rule", "weights"), [("clip", "secret"), ("normalise", "secret"), ("normalise", "open")])
 def test_adapters_follow_gradients_and_not_only_noise(tmp_path, rule, weights):
-    """Tighter than any worst case: after six steps all parameters agree to 1 % of what the gradients have moved them."""
+    """Tighter than any worst case: after six steps all parameters agree to 1 % of what the gradients have moved
+    them."""
     federation, plan = make(local={"rule": rule}, learning_rate=2.0, weights=weights)
     result = run_secure(plan, federation, tmp_path)
     noise = noise_of_the_servers(plan, tmp_path)
@@ -145,8 +146,8 @@ def test_the_ledger_holds_exactly_the_declared_releases_and_costs(tmp_path, weig
 def test_open_sums_are_the_twins_gradients_and_what_everybody_computes_from_them_is_the_model(
     tmp_path, monkeypatch, changes
 ):
-    """Step by step, at the very weights and layers that were used: the sums that servers open, and those that clients get.
-    The model is an exact function of the opened sequence."""
+    """Step by step, at the very weights and layers that were used: the sums that servers open, and those that clients
+    get. The model is an exact function of the opened sequence."""
     momentum = changes.pop("momentum", 0.0)
     federation, plan = make(momentum=momentum, weights="open", **changes)
     sums: dict[int, dict[int, np.ndarray]] = defaultdict(dict)

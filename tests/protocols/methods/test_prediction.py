@@ -1,4 +1,5 @@
-"""Secure inference: equal to the clear model, costs as of a dry run, only the named client receives, and the command."""
+"""Secure inference: equal to the clear model, costs as of a dry run, only the named client receives, and the
+command."""
 
 from __future__ import annotations
 

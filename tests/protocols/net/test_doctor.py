@@ -221,8 +221,8 @@ PLANTED = [
 
 @contextlib.contextmanager
 def stranger(kind: str, port: int):
-    """Something else where a server should be: it talks, but not TLS; it says nothing; or packets are dropped on the way
-    (as by a firewall: the kernel drops them when a listener's queue is full)."""
+    """Something else where a server should be: it talks, but not TLS; it says nothing; or packets are dropped on the
+    way (as by a firewall: the kernel drops them when a listener's queue is full)."""
     if not kind:
         yield
         return

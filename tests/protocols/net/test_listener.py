@@ -97,7 +97,8 @@ def besieged(tmp_path: Path) -> Iterator[Besieged]:
 
 @pytest.mark.parametrize("name", ["bank", "server-0"])
 def test_a_trusted_certificate_that_belongs_to_no_caller_is_refused(tmp_path: Path, name: str) -> None:
-    """TLS alone would let them in: a certificate whose pin was taken out of the file, and the server's own, reflected."""
+    """TLS alone would let them in: a certificate whose pin was taken out of the file, and the server's own,
+    reflected."""
     server = Besieged(make_federation(tmp_path), tmp_path, unpinned="bank")
     bare = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     bare.check_hostname, bare.verify_mode = False, ssl.CERT_NONE
@@ -154,8 +155,8 @@ def test_whoever_trickles_is_sent_away_after_a_while(besieged: Besieged) -> None
 def test_a_clock_that_differs_is_named_and_the_caller_may_come_again(
     tmp_path: Path, whose: str, days: int, says: str
 ) -> None:
-    """A server whose clock was five hours off ended its clients with SSLV3_ALERT_BAD_CERTIFICATE. Here it is the certificate
-    that is a day too young, or ten too old, which looks the same."""
+    """A server whose clock was five hours off ended its clients with SSLV3_ALERT_BAD_CERTIFICATE. Here it is the
+    certificate that is a day too young, or ten too old, which looks the same."""
     make_federation(tmp_path)
     server = Besieged(rekey(tmp_path, whose, days=30, age=days), tmp_path)
     other = {"bank": "server-0", "server-0": "bank"}[whose]
@@ -194,7 +195,8 @@ def test_a_participant_may_not_take_all_places(besieged: Besieged) -> None:
 
 
 def test_nobody_comes_in_behind_a_door_that_was_closed(besieged: Besieged, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A caller who was still at the door when it closed would be kept by a server that has ended, which never says so."""
+    """A caller who was still at the door when it closed would be kept by a server that has ended, which never says
+    so."""
     objection = Identity.objection
 
     def slow(identity: Identity, *rest: Any) -> str:

@@ -1,4 +1,5 @@
-"""A deployed server's recorded steps: their rounds are prepared over the same sockets, and counted with what clients get."""
+"""A deployed server's recorded steps: their rounds are prepared over the same sockets, and counted with what clients
+get."""
 
 import socket
 import threading
@@ -15,7 +16,7 @@ STEPS = 3
 
 
 def _transports(directory):
-    """Of three servers, connected with each other; each keeps a spool of one client."""
+    """Transports of three servers, connected with each other; each keeps a spool of one client."""
     ends = {}
     for a, b in ((0, 1), (1, 2), (2, 0)):
         ends[a, b], ends[b, a] = socket.socketpair()

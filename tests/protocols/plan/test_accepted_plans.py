@@ -165,7 +165,8 @@ SHORT_OF_BITS = Drawn(
 
 
 def brute_sensitivity(plan: Plan) -> tuple[float, float]:
-    """(the largest ‖Ω̂·stream‖ of one record, ‖Ω̂‖): every place in the order, every sign, from the taps that really run."""
+    """(the largest ‖Ω̂·stream‖ of one record, ‖Ω̂‖): every place in the order, every sign, from the taps that really
+    run."""
     steps, batches = plan.schedule.num_steps, plan.schedule.num_batches
     column = np.zeros(steps)
     taps = plan.factorisation.noising_taps
@@ -250,7 +251,8 @@ def check_accepted(drawn: Drawn, plan: Plan, federation: Federation, directory: 
 
 
 def check_every_way(plan: Plan, rows: np.ndarray, rng: np.random.Generator) -> None:
-    """At weights of every size within the bounds both ways of a step run and keep the clip; beyond them there is no step."""
+    """At weights of every size within the bounds both ways of a step run and keep the clip; beyond them there is no
+    step."""
     largest = plan.training.clip_norm + plan.scales.clip_rounding
     models = extreme_weights(plan, rng)
     if plan.training.hidden:
@@ -270,7 +272,8 @@ def check_every_way(plan: Plan, rows: np.ndarray, rng: np.random.Generator) -> N
 
 
 def check_joint(plan: LayerPlan) -> None:
-    """GL-BMF: all factors at their bounds, rows of every length; one step is the float gradient on the same integers."""
+    """GL-BMF: all factors at their bounds, rows of every length; one step is the float gradient on the same
+    integers."""
     gamma, batch = plan.training.clip_norm, plan.schedule.batch_size
     lengths = np.exp2(-np.arange(batch) / 2)[:, None]
     weight_norm = 0.98 * min(plan.adapters.weight_bound, plan.scales.logit_bound / plan.scales.layers[0].reach)

@@ -1,7 +1,8 @@
-"""Every protocol × task × hidden × weights × order × class weights, through the parser of the command line and federation.toml.
+"""Every protocol × task × hidden × weights × order × class weights, through the parser of the command line and
+federation.toml.
 
-What is accepted trains on threads and in the twin, and both agree. What is refused says so in one sentence, the same in both places,
-when the file is read: before rows are matched, and long before anything is uploaded.
+What is accepted trains on threads and in the twin, and both agree. What is refused says so in one sentence, the same in
+both places, when the file is read: before rows are matched, and long before anything is uploaded.
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ def exists(protocol: str, task: str, hidden: str, order: str, weighted: bool) ->
 
 
 def words(protocol: str, task: str, hidden: str, weights: str, order: str, weighted: bool) -> list[str]:
-    """One batch, so that any order of it is the twin's, except with a secret order, which is read from the servers' disks."""
+    """One batch, so that any order of it is the twin's, except with a secret order, which is read from the servers'
+    disks."""
     size = ROWS // 3 if order == "secret" else ROWS
     found = {"task": task, "hidden": hidden, "weights": weights, "order": order, "epochs": 2, "batch-size": size}
     found |= {"learning-rate": 0.5, "epsilon": 8, "delta": 1e-3, "row-rule": "clip", "row-bound": 1}

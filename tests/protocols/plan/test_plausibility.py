@@ -1,4 +1,5 @@
-"""What was opened must be possible under clip, rate, noise and steps: honest runs are far inside, what is not is not handed over."""
+"""What was opened must be possible under clip, rate, noise and steps: honest runs are far inside, what is not is not
+handed over."""
 
 from __future__ import annotations
 

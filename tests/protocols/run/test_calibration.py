@@ -1,4 +1,5 @@
-"""Time, forecast from a short run here: lines through two sizes, the network on top, and everything that is assumed is said.
+"""Time, forecast from a short run here: lines through two sizes, the network on top, and everything that is assumed is
+said.
 
 No test is about how many seconds came out: that is the machine's affair. ``bench.scale`` puts them beside what happens.
 """

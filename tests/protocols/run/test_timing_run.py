@@ -1,4 +1,5 @@
-"""Short trainings as ``ppvfl`` does them, for the estimate of time: every phase is measured, nothing stays, what fails is said."""
+"""Short trainings as ``ppvfl`` does them, for the estimate of time: every phase is measured, nothing stays, what fails
+is said."""
 
 from __future__ import annotations
 

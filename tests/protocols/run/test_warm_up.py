@@ -1,4 +1,5 @@
-"""A server that is warm loads no kernel when it trains: in a process of its own, because kernels stay where they are loaded."""
+"""A server that is warm loads no kernel when it trains: in a process of its own, because kernels stay where they are
+loaded."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ from tests.protocols.state.test_stored_rows import make_plan, train
 
 def loaded():
     modules = [module for name, module in sys.modules.items() if name.startswith("accel.") and module is not None]
-    kernels = {id(kernel): kernel for module in modules for kernel in vars(module).values() if isinstance(kernel, Dispatcher)}
+    values = (value for module in modules for value in vars(module).values())
+    kernels = {id(kernel): kernel for kernel in values if isinstance(kernel, Dispatcher)}
     return {kernel.py_func.__qualname__: len(kernel.overloads) for kernel in kernels.values()}
 
 weights, task, classes, warm = json.loads(sys.argv[2])

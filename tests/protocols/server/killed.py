@@ -93,7 +93,8 @@ def killed_client(protocol: str, victim: str, shares: int, marker: Path) -> Call
 
 
 def killed_server(victim: int, step: int, marker: Path) -> Callable[..., Any]:
-    """G-BMF at the servers; ``victim`` dies when all have just written their checkpoints of ``step``, in the background."""
+    """G-BMF at the servers; ``victim`` dies when all have just written their checkpoints of ``step``, in the
+    background."""
     return functools.partial(_server, victim, step, marker)
 
 

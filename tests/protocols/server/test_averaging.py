@@ -1,4 +1,5 @@
-"""Averages, learning curve and early stopping: exact functions of what was opened and of public rows, also after a crash."""
+"""Averages, learning curve and early stopping: exact functions of what was opened and of public rows, also after a
+crash."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """kill -9 at random points of all three protocols with open weights: everything that was ever sent is compared.
 
-In threads a server raises at the point, a handful of times; in processes (heavy) it ends itself with signal 9, more than fifty
-times. Runs are killed twice, so that the second attempt meets what the first has left.
+In threads a server raises at the point, a handful of times; in processes (heavy) it ends itself with signal 9, more
+than fifty times. Runs are killed twice, so that the second attempt meets what the first has left.
 """
 
 from __future__ import annotations

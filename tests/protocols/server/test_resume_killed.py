@@ -73,7 +73,8 @@ def test_a_killed_server_is_named_and_resume_finishes(tmp_path, monkeypatch, cap
 
 @pytest.mark.parametrize("clients", [0, 1])
 def test_a_server_killed_while_it_releases_leaves_the_same_words_on_all_disks(tmp_path, monkeypatch, capsys, clients):
-    """It dies with none, or one, of the two clients told: the resumed run sends what lies there, and goes on after it."""
+    """It dies with none, or one, of the two clients told: the resumed run sends what lies there, and goes on after
+    it."""
     with monkeypatch.context() as patch:
         use(patch, "gl_bmf", servers=killed_gl_server(1, 9, clients, tmp_path / "killed"))
         run, _ = interrupted("gl_bmf", ["--epochs", "1", "--checkpoint-every", "1"], tmp_path)

@@ -1,4 +1,5 @@
-"""A secret order on shares: the run is its twin in the order that was drawn, which survives a crash and is uniform to each server."""
+"""A secret order on shares: the run is its twin in the order that was drawn, which survives a crash and is uniform to
+each server."""
 
 from __future__ import annotations
 
@@ -118,7 +119,8 @@ ROWS, BINS, SHUFFLES = 6, 3, 900
 
 
 def test_a_records_batch_is_uniform_to_each_server(monkeypatch):
-    """Each server knows two of three permutations. Whatever place these two alone would give row 0, its batch is uniform."""
+    """Each server knows two of three permutations. Whatever place these two alone would give row 0, its batch is
+    uniform."""
     known: dict[int, list[dict[str, np.ndarray]]] = {0: [], 1: [], 2: []}
     permutations = shuffle_module._permutations
 

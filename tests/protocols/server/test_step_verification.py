@@ -1,4 +1,5 @@
-"""GL-BMF: what a client shares in a step beyond its public bounds is refused, the client named, and that step not released."""
+"""GL-BMF: what a client shares in a step beyond its public bounds is refused, the client named, and that step not
+released."""
 
 from __future__ import annotations
 
@@ -151,7 +152,7 @@ def rows(count: int, width: int) -> np.ndarray:
 
 @pytest.mark.parametrize("width", [1, 3, 200])
 def test_the_bound_is_exact(width: int) -> None:
-    """Of one row of many, in the last place: a squared norm of ``squared`` passes, one more does not."""
+    """One row of many, in the last place: a squared norm of ``squared`` passes, one more does not."""
     words = rows(40, width)
     assert not refused(words)
     test = norm_test(40, width, 1.0, 14)

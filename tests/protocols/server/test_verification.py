@@ -1,4 +1,5 @@
-"""What a client that does not follow the protocol can share: refused and named by the servers, before anything is trained."""
+"""What a client that does not follow the protocol can share: refused and named by the servers, before anything is
+trained."""
 
 from __future__ import annotations
 
@@ -256,8 +257,8 @@ def test_rows_as_long_and_as_alike_as_honest_rows_can_be_pass() -> None:
 
 
 def test_a_square_beyond_the_compared_bits_is_found() -> None:
-    """Its entries are small enough for their own test, and modulo 2^(high bit + 1) the row looks like one of zeros: only
-    projections of the squares see it."""
+    """Its entries are small enough for their own test, and modulo 2^(high bit + 1) the row looks like one of zeros:
+    only projections of the squares see it."""
     test = row_test(4, 1.0)
     assert test is not None
     rows = 64
@@ -294,8 +295,8 @@ def test_a_norm_that_wraps_to_something_small_is_found(row: list[int]) -> None:
 
 
 def test_bad_rows_that_cancel_each_other_are_found() -> None:
-    """The same number with both signs, wherever coins that were used twice would make it vanish: in the next piece, in the next
-    block of a projection, in the next eight columns, beside it, in the next row."""
+    """The same number with both signs, wherever coins that were used twice would make it vanish: in the next piece, in
+    the next block of a projection, in the next eight columns, beside it, in the next row."""
     test = row_test(17, 1.0)
     assert test is not None
     small = replace(test, rows=96)
@@ -388,7 +389,8 @@ def test_the_bounds_that_are_enforced_together_are_the_one_that_the_plan_counts(
     "others", [0.0, 1.0], ids=["the other's row is zero", "the other's row is as long as it may be"]
 )
 def test_a_client_beyond_its_own_bound_is_named_whatever_the_others_rows_are(tmp_path: Path, others: float) -> None:
-    """Together the rows are within the row bound or not, and the outcome is the same: it told a cheating client which."""
+    """Together the rows are within the row bound or not, and the outcome is the same: it told a cheating client
+    which."""
     plan = make_plan()
     parts, labels = honest(plan)
     parts[1][17] = (parts[1][17].view(np.int64) * int(others)).view(np.uint64)

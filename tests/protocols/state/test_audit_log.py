@@ -269,7 +269,8 @@ def test_a_ledger_that_its_own_servers_log_contradicts(tmp_path: Path, capsys):
 
 
 def test_each_configuration_has_a_log_of_its_own(tmp_path: Path, capsys):
-    """A federation that trained twice: ledgers are held against the log beside them, heads against their counterparts."""
+    """A federation that trained twice: ledgers are held against the log beside them, heads against their
+    counterparts."""
     both = tmp_path / "both"
     for number in ("first", "second"):
         run = make_sessions(tmp_path / number)

@@ -1,5 +1,5 @@
-"""Checkpoints in the background: a step does not wait for them, one is under way at most, an error is told at the next step, and
-whatever lies on disk at any moment is enough to go on."""
+"""Checkpoints in the background: a step does not wait for them, one is under way at most, an error is told at the next
+step, and whatever lies on disk at any moment is enough to go on."""
 
 from __future__ import annotations
 
@@ -96,7 +96,8 @@ def goes_on(directory: Path, scratch: Path, position: int) -> None:
 @pytest.mark.parametrize("every", [1, 2, 5])
 @pytest.mark.parametrize("lag", [0, 1, 3, 4])
 def test_what_lies_on_disk_at_any_moment_is_enough_to_go_on(tmp_path, monkeypatch, every: int, lag: int) -> None:
-    """States that take ``lag`` steps to be written; servers may be a step apart, so this one may have to go back by one."""
+    """States that take ``lag`` steps to be written; servers may be a step apart, so this one may have to go back by
+    one."""
     directory, scratch = tmp_path / "server", tmp_path / "copy"
     directory.mkdir()
     opened = OpenedSteps(directory, np.uint32, WORDS, synced=True)
@@ -193,7 +194,8 @@ def test_a_disk_that_fails_in_the_background_is_told_with_number_and_path(tmp_pa
 
 
 def test_a_server_whose_disk_is_slow_does_not_cost_the_others_their_checkpoints(tmp_path, monkeypatch) -> None:
-    """Secret weights: server 0 has written three checkpoints more than server 1 when that dies. All have one in common."""
+    """Secret weights: server 0 has written three checkpoints more than server 1 when that dies. All have one in
+    common."""
     federation = small_federation(96, (5, 4), 4)
     plan = plan_run("g_bmf", federation, small_training(weights="secret", epochs=4))
 

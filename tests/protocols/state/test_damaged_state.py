@@ -1,4 +1,5 @@
-"""Every file that a run leaves on disk, damaged in every way: the resumed run names it, or ends with the very same model.
+"""Every file that a run leaves on disk, damaged in every way: the resumed run names it, or ends with the very same
+model.
 
 The files are those that the run leaves, not a list.
 """

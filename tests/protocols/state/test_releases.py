@@ -46,8 +46,8 @@ class Crash(Exception):
 
 
 class Watch:
-    """Sees every file that servers write, and every message of theirs outside the computation of a step. ``kill`` names a
-    point of one server at which it dies; ``sent`` holds every word that was ever sent to open something."""
+    """Sees every file that servers write, and every message of theirs outside the computation of a step. ``kill`` names
+    a point of one server at which it dies; ``sent`` holds every word that was ever sent to open something."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch):
         self.points: dict[int, list[str]] = defaultdict(list)
@@ -247,8 +247,8 @@ def test_a_server_that_died_before_it_had_a_noise_key_begins_with_the_others(tmp
 @pytest.mark.parametrize("protocol", ["g_bmf", "g_shuff", "gl_bmf"])
 @pytest.mark.filterwarnings("ignore:insecure_")
 def test_no_server_sees_anything_of_a_model_whose_weights_are_secret(tmp_path, monkeypatch, protocol):
-    """Of a finished run the third share on the two other disks is changed, so that it has another model: not a byte differs
-    of what a server receives when the model is handed over, nor of what it gives back."""
+    """After a finished run the third share on the two other disks is changed, so that it has another model: not a byte
+    differs of what a server receives when the model is handed over, nor of what it gives back."""
     monkeypatch.setattr(
         "os.urandom", lambda count: bytes(count)
     )  # clients' seeds and noise keys: runs repeat to the byte

@@ -1,4 +1,5 @@
-"""Shuffled shares that a server keeps: the same secrets come back, for this plan and epoch only, and nobody else reads them."""
+"""Shuffled shares that a server keeps: the same secrets come back, for this plan and epoch only, and nobody else reads
+them."""
 
 from __future__ import annotations
 

@@ -151,8 +151,8 @@ def test_the_folder_says_what_was_open_and_what_was_kept(tmp_path, capsys, words
 
 
 def test_words_of_an_attempt_that_is_over_are_never_opened_with_those_of_the_next(plan_and_federation, tmp_path):
-    """Server 0 has written its words of step 0 when server 1 dies; the next attempt dies when the two others have written
-    theirs, and server 0 has not: what lies at server 0 does not belong to them."""
+    """Server 0 has written its words of step 0 when server 1 dies; the next attempt dies when the two others have
+    written theirs, and server 0 has not: what lies at server 0 does not belong to them."""
     plan, federation = plan_and_federation
     run = tmp_path / "run"
     with pytest.MonkeyPatch.context() as patch:

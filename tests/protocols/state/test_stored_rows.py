@@ -1,4 +1,5 @@
-"""Shares in files: the same training as in memory, to the word; a step that costs the same however many rows there are."""
+"""Shares in files: the same training as in memory, to the word; a step that costs the same however many rows there
+are."""
 
 from __future__ import annotations
 
@@ -138,7 +139,8 @@ def test_what_is_written_is_read_back_sealed(tmp_path: Path) -> None:
 
 
 def test_rows_that_are_not_shuffled_lie_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In chunks of columns, a row of a million was read in 26 pieces a share, and its tests took twice as long a row."""
+    """In chunks of columns, a row of a million was read in 26 pieces a share, and its tests took twice as long a
+    row."""
     monkeypatch.setattr(sys.modules["refmpc.primitives.shuffle"], "CHUNK", 20)  # two columns of ten rows
     reads: list[int] = []
     read = os.preadv
@@ -230,7 +232,8 @@ def test_rows_wait_for_a_disk_that_is_slower(tmp_path: Path, monkeypatch: pytest
 
 
 def test_what_the_disk_says_of_rows_is_raised_with_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernel tells of a write that failed once, to whoever syncs; whoever only reads may get what was never there."""
+    """The kernel tells of a write that failed once, to whoever syncs; whoever only reads may get what was never
+    there."""
     monkeypatch.setattr(stored_rows, "AHEAD", 100)
 
     def broken(descriptor: int) -> None:

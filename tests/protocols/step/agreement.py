@@ -17,12 +17,14 @@ __all__ = ["assert_agrees", "entry_error", "factor_loss", "twin_and_bound"]
 
 
 def contribution_errors(plan: Plan, model: GlobalModel, rows: np.ndarray, labels: np.ndarray, gaps: list[float]):
-    """How far each sample's clipped gradient may be from the twin's, in norm, if layer l of the weights is off by gaps[l].
+    """How far each sample's clipped gradient may be from the twin's, in norm, if layer l of the weights is off by
+    gaps[l].
 
-    Forward: embeddings are rounded to 2^-15 a column, sums cut to 2^-14 (logits 2^-16), and ReLU is 1-Lipschitz. Softmax
-    is 1-Lipschitz and off by 2^-14 an entry (in 18 rounds by half of it, and δ is cut to its bits). Backward: each product is cut to the layer's bits; where a sum is closer to
-    zero than its error the mask may differ, and the whole entry counts. Clipping is a projection, hence 1-Lipschitz; the
-    factor itself may be too small by 2^-14, and by half of what q was rounded up by.
+    Forward: embeddings are rounded to 2^-15 a column, sums cut to 2^-14 (logits 2^-16), and ReLU is 1-Lipschitz.
+    Softmax is 1-Lipschitz and off by 2^-14 an entry (in 18 rounds by half of it, and δ is cut to its bits). Backward:
+    each product is cut to the layer's bits; where a sum is closer to zero than its error the mask may differ, and the
+    whole entry counts. Clipping is a projection, hence 1-Lipschitz; the factor itself may be too small by 2^-14, and by
+    half of what q was rounded up by.
     """
     scales = plan.scales
     inputs, logits = model.forward(rows)
@@ -66,7 +68,7 @@ def contribution_errors(plan: Plan, model: GlobalModel, rows: np.ndarray, labels
 
 
 def entry_error(plan: Plan) -> float:
-    """Of an entry of δ, given the logits."""
+    """Error of an entry of δ, given the logits."""
     low = plan.scales.low_round
     if plan.training.task == "regression":
         return 2.0**-15  # the target is rounded to 14 bits
@@ -83,8 +85,8 @@ def factor_loss(plan: Plan) -> float:
 def twin_and_bound(plan: Plan, federation: Federation, noise: np.ndarray) -> tuple[list[np.ndarray], list[float]]:
     """The twin's layers after all steps, and for each layer how far (Frobenius) the secure run may be from it.
 
-    A step adds (η/B)·(sum of the contributions' errors + 2^-12 an entry for the cut of y) to every layer's gap; momentum
-    keeps a part β of what the gradients were off by.
+    A step adds (η/B)·(sum of the contributions' errors + 2^-12 an entry for the cut of y) to every layer's gap;
+    momentum keeps a part β of what the gradients were off by.
     """
     training = plan.training
     model = GlobalModel([layer.copy() for layer in plan.start])

@@ -163,9 +163,9 @@ def step_bound(plan: LayerPlan, inputs: Inputs) -> float:
     """‖secure sum − float sum‖ of one step, for inputs on their grids.
 
     Clipping is the projection onto a ball, so it does not enlarge distances: the clipped gradient moves by at most as
-    much as the gradient does. δ is off by e_δ = √S·2^-14 (softmax, logits rounded to 2^-16 included); t by ‖K‖φ·e_δ and the
-    roundings of K, φδ and t. The clip factor is too small by 2^-14 + 2^-18 (relative) and by half of what q was rounded
-    up. u, T and P are rounded as γ' says; the release to 2^-12, at most 1.5 units an entry.
+    much as the gradient does. δ is off by e_δ = √S·2^-14 (softmax, logits rounded to 2^-16 included); t by ‖K‖φ·e_δ and
+    the roundings of K, φδ and t. The clip factor is too small by 2^-14 + 2^-18 (relative) and by half of what q was
+    rounded up. u, T and P are rounded as γ' says; the release to 2^-12, at most 1.5 units an entry.
     """
     scales, gamma, classes = plan.adapters, plan.training.clip_norm, plan.classes
     e_delta = math.sqrt(classes) * 2.0**-14

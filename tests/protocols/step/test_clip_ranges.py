@@ -62,10 +62,12 @@ def test_large_clip_norms_are_kept(row_bound, clip_norm, rest):
     ("arguments", "sentence"),
     [
         ("--row-bound 217000 --clip-norm 151", r"row_bound = 217000.0: must be at most 1.139e\+04 .*scale the rows"),
-        ("--row-bound 30 --clip-norm 20000 --batch-size 1 --epsilon 14 --delta 0.1", r"clip_norm = 20000.0: must be at most 1.141e\+04"),
+        ("--row-bound 30 --clip-norm 20000 --batch-size 1 --epsilon 14 --delta 0.1", r"clip_norm = 20000.0: must be "
+                                                                                     r"at most 1.141e\+04"),
         ("--row-bound 20000 --clip-norm 90 --hidden 4", r"row_bound = 20000.0: must be at most 1.139e\+04"),
         ("--row-bound 4000 --clip-norm 4000 --batch-size 2 --gradients explicit", "row_bound = 4000.0: .*use factored"),
-        ("--row-bound 90 --clip-norm 300 --gradients explicit", "clip_norm = 300.0: must be at most 178.3 .*use factored"),
+        ("--row-bound 90 --clip-norm 300 --gradients explicit", "clip_norm = 300.0: must be at most 178.3 .*use "
+                                                                "factored"),
     ],
 )  # fmt: skip
 def test_what_leaves_one_over_the_clip_norm_too_few_bits_is_refused(arguments, sentence):
@@ -114,7 +116,8 @@ def test_a_search_that_finds_no_noise_is_refused_in_a_sentence():
 
 
 def test_the_bound_of_q_in_gl_bmf_is_the_domain_of_the_clip_factor():
-    """Found by review: plans with a bound between 2^32 and 2^34 were accepted and failed in step 0, after the upload."""
+    """Found by review: plans with a bound between 2^32 and 2^34 were accepted and failed in step 0, after the
+    upload."""
     seen, nobody = set(), cast("refmpc.Party", None)
     secret = refmpc.ArithmeticTensor(nobody, np.zeros((2, 1), np.uint64), 26)
     for exponent in np.arange(-4.0, 1.0, 0.25):

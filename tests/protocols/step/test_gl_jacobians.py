@@ -140,10 +140,10 @@ async def one_step(party, job):
 def step_bound(plan: LayerPlan, inputs) -> float:
     """‖secure sum − float sum‖ of one step, for inputs on their grids.
 
-    The clip is a projection, so it moves a gradient by no more than the gradient has moved: [h 1] ⊗ δ by ‖[h 1]‖e_δ with
-    e_δ = √S·2^-14, and by its own grid if it is written out; J ᵀv by ‖J‖(ω·e_δ + √d·2^-signal_bits) and by its grid. The
-    clip factor is too small by 2^-14 + 2^-18 and by half of the relative error of q: 1/γ² rounded up, and five units.
-    The release is off by at most 1.5·2^-12 an entry.
+    The clip is a projection, so it moves a gradient by no more than the gradient has moved: [h 1] ⊗ δ by ‖[h 1]‖e_δ
+    with e_δ = √S·2^-14, and by its own grid if it is written out; J ᵀv by ‖J‖(ω·e_δ + √d·2^-signal_bits) and by its
+    grid. The clip factor is too small by 2^-14 + 2^-18 and by half of the relative error of q: 1/γ² rounded up, and
+    five units. The release is off by at most 1.5·2^-12 an entry.
     """
     _, _, weights, jacobians = inputs
     scales, gamma, batch = plan.adapters, plan.training.clip_norm, plan.schedule.batch_size

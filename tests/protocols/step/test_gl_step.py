@@ -184,7 +184,8 @@ def test_no_rounding_makes_the_clip_factor_too_large(monkeypatch, way, changed):
     """c_j·‖g_j‖ ≤ γ for the g_j of the very integers that the servers hold, however every truncation rounds.
 
     Rows of all sizes, so that q lies below 1, near 1 and far above. At the planned scales the factor is at most 2 % too
-    small; at coarse ones, where a rounding weighs more than the margin of the clip factor, it must still not be too large.
+    small; at coarse ones, where a rounding weighs more than the margin of the clip factor, it must still not be too
+    large.
     """
     from tests.refmpc import rounding
 

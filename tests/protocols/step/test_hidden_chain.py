@@ -1,4 +1,5 @@
-"""The short step of one hidden layer: contributions of both layers together are never above the clip, whatever rounds how."""
+"""The short step of one hidden layer: contributions of both layers together are never above the clip, whatever rounds
+how."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ WIDTH, HIDDEN, CLASSES, ROWS = 7, 6, 3, 96
 
 
 def make_plan(weights: str, clip_norm: float, row_bound: float, epsilon: float = 20.0) -> Plan:
-    """With open weights a run so long that weights of norm 450 are within its ranges; with secret ones a short step needs small ones."""
+    """With open weights a run so long that weights of norm 450 are within its ranges; with secret ones a short step
+    needs small ones."""
     federation = small_federation(3 * ROWS, (4, 3), CLASSES, row_bound=row_bound)
     rate = 450 / (300 * clip_norm) if weights == "open" else 0.003 / clip_norm * min(1.0, epsilon)
     training = small_training(
@@ -95,7 +97,7 @@ class Spy:
 
     @property
     def norms(self) -> list[np.ndarray]:
-        """Of the second layer, then of the first."""
+        """Norms of the second layer, then of the first."""
         return [sum(parts, np.zeros(1, np.uint64)).view(np.int64) for parts in zip(*self._norms.values(), strict=True)]
 
 
@@ -190,7 +192,8 @@ def test_everybody_within_the_norm_limit_counts():
 
 
 def test_a_long_gradient_is_not_taken_for_one_beyond_the_limit():
-    """q in the last sixteenth of its bound, which is itself just below a power of two: nobody is told to stop, so all count."""
+    """q in the last sixteenth of its bound, which is itself just below a power of two: nobody is told to stop, so all
+    count."""
     clip_norm = 1.2
     for _ in range(2):
         plan = make_plan("open", clip_norm, 16.0)

@@ -1,7 +1,8 @@
-"""A whole step of one hidden layer, from rows to updates: what one server sees depends neither on the rows nor on secret weights.
+"""A whole step of one hidden layer, from rows to updates: what one server sees depends neither on the rows nor on
+secret weights.
 
-As ``test_step_transcripts``: every row of the batch is the same, on constant shares, so that each is a sample of every message
-about a row. d = 2, one hidden output, three classes, 4096 rows.
+As ``test_step_transcripts``: every row of the batch is the same, on constant shares, so that each is a sample of every
+message about a row. d = 2, one hidden output, three classes, 4096 rows.
 """
 
 from __future__ import annotations
@@ -96,8 +97,9 @@ def packing(name: str, bits: int) -> tuple[int, int]:
     return (TESTS_OF_ORDER | THERMOMETERS | CUTS | OTHERS)[bits], 3 if bits in TESTS_OF_ORDER else 1  # pairs
 
 
-# draws whose loss is seen in one message alone, (first party of the pair, operation, index); the others cover what earlier masks
-# have made random already, and their loss shows in the primitives' own tests (``tests/refmpc/test_privacy.py``)
+# draws whose loss is seen in one message alone, (first party of the pair, operation, index); the others cover what
+# earlier masks have made random already, and their loss shows in the primitives' own tests
+# (``tests/refmpc/test_privacy.py``)
 SEEN_ALONE = {
     "open": [
         *((0, 5, 0), (0, 9, 0), (0, 11, 0), (1, 2, 0), (1, 3, 0), (1, 4, 1), (1, 5, 0), (1, 7, 2)),

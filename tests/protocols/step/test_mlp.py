@@ -1,4 +1,5 @@
-"""MLP global models on shares: the twin's weights within a derived bound, the clip in the worst corners, costs, resume."""
+"""MLP global models on shares: the twin's weights within a derived bound, the clip in the worst corners, costs,
+resume."""
 
 from __future__ import annotations
 
@@ -162,7 +163,8 @@ def plan_for_any_weights(hidden: tuple[int, ...], clip_norm: float, batch_size: 
 @pytest.mark.parametrize("hidden", [(6,), (6, 5)])
 @pytest.mark.parametrize(("clip_norm", "growth"), [(0.05, 0.5), (0.05, 2.0), (1.0, 2.0)])
 def test_one_contribution_is_never_longer_than_the_clip_norm(hidden, clip_norm, growth):
-    """Long rows and large weights: every gradient is clipped, and the sum of one is within γ + the slack of the claim."""
+    """Long rows and large weights: every gradient is clipped, and the sum of one is within γ + the slack of the
+    claim."""
     plan = plan_for_any_weights(hidden, clip_norm, batch_size=1, row_bound=4.0)  # a sum is one sample's contribution
     rng = np.random.default_rng(len(hidden))
     slack = plan.scales.clip_rounding + np.sqrt(plan.parameters) * 2.0**-RELEASE_BITS

@@ -1,4 +1,5 @@
-"""GL-BMF with open weights: what is opened is the exact noised sum but for its cut, and public products are safe for the clip."""
+"""GL-BMF with open weights: what is opened is the exact noised sum but for its cut, and public products are safe for
+the clip."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ from tests.protocols.secure_runs import noise_of_the_servers
 
 
 class Spy:
-    """By server and step, in the order of the calls: summands, addends and words of everything that is about to be opened."""
+    """By server and step, in the order of the calls: summands, addends and words of everything that is about to be
+    opened."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch):
         self.calls: dict[tuple[int, int], list[tuple[np.ndarray, ...]]] = defaultdict(list)
@@ -64,7 +66,8 @@ class Spy:
 
 @pytest.mark.parametrize("changes", [{}, {"gradients": "explicit"}], ids=["factored", "explicit"])
 def test_the_opened_sequence_is_the_exact_noised_sum_word_for_word(tmp_path, monkeypatch, changes):
-    """Given the servers' noise and what their cuts rounded, 0, 1 or 2 units: nothing else is opened, to servers or clients."""
+    """Given the servers' noise and what their cuts rounded, 0, 1 or 2 units: nothing else is opened, to servers or
+    clients."""
     federation, plan = make(weights="open", epochs=1, **changes)
     spy, cut = Spy(monkeypatch), plan.scales.truncated_bits
     run_secure(plan, federation, tmp_path)
@@ -93,8 +96,8 @@ def test_the_opened_sequence_is_the_exact_noised_sum_word_for_word(tmp_path, mon
 
 @given(seed=st.integers(0, 10_000), rows=st.integers(1, 6), size=st.sampled_from([1e-3, 1.0, 30.0]))
 def test_the_public_gram_matrix_is_never_below_that_of_the_weights(seed, rows, size):
-    """δᵀM̂δ ≥ ‖W̃δ‖² for every δ, in integers: the clip may be too tight, never too loose. The block is W but for its mean and
-    half a unit."""
+    """δᵀM̂δ ≥ ‖W̃δ‖² for every δ, in integers: the clip may be too tight, never too loose. The block is W but for its
+    mean and half a unit."""
     _, plan = make()
     scales, bits, rng = plan.adapters, plan.scales.weight_bits, np.random.default_rng(seed)
     weights = rng.normal(size=(rows, plan.classes))

@@ -1,4 +1,5 @@
-"""A step with open weights: the opened sequence word for word, the twin's gradients at the weights that were used, its cost."""
+"""A step with open weights: the opened sequence word for word, the twin's gradients at the weights that were used, its
+cost."""
 
 from __future__ import annotations
 
@@ -85,7 +86,8 @@ def layers_before(plan: Plan, sums: dict[int, np.ndarray]) -> list[list[PublicLa
 
 @pytest.mark.parametrize("changes", CASES, ids=IDS)
 def test_the_opened_sequence_is_that_of_the_twin_word_for_word(federation, tmp_path, monkeypatch, changes):
-    """Given the servers' noise and what their cuts rounded, which is 0, 1 or 2 units: nothing else is in what is opened."""
+    """Given the servers' noise and what their cuts rounded, which is 0, 1 or 2 units: nothing else is in what is
+    opened."""
     plan, spy = open_plan(federation, **changes), Spy(monkeypatch)
     result = run_secure(plan, federation, tmp_path)
     noise = noise_of_the_servers(plan, tmp_path)

@@ -1,4 +1,5 @@
-"""Public weights of one hidden layer: the bounds hold for the integers that a step uses, and what outgrows them is refused."""
+"""Public weights of one hidden layer: the bounds hold for the integers that a step uses, and what outgrows them is
+refused."""
 
 from __future__ import annotations
 

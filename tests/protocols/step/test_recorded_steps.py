@@ -1,4 +1,5 @@
-"""Training steps, recorded: six chained steps with changing batches, noise and rates are those of the same steps eager."""
+"""Training steps, recorded: six chained steps with changing batches, noise and rates are those of the same steps
+eager."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
 """A whole step with open weights, from rows to opened sums: what one server sees does not depend on the rows.
 
-The distinguisher is that of ``tests.refmpc.transcripts``: two very different batches on constant shares, so that all randomness
-left is that of the masks. Every row of the batch is the same, so that each is a sample of every message about a row: d = 2,
-three classes, 4096 rows. The words of the opened sums are of no row; ``open_words`` has cases of its own.
+The distinguisher is that of ``tests.refmpc.transcripts``: two very different batches on constant shares, so that all
+randomness left is that of the masks. Every row of the batch is the same, so that each is a sample of every message
+about a row: d = 2, three classes, 4096 rows. The words of the opened sums are of no row; ``open_words`` has cases of
+its own.
 """
 
 from __future__ import annotations
@@ -101,7 +102,7 @@ def test_no_message_together_with_anything_that_a_server_knows_tells_one_batch_f
 @pytest.mark.heavy
 @pytest.mark.parametrize("mask", SEEN_ALONE)
 def test_a_mask_that_is_taken_away_is_seen_in_one_message_alone(mask):
-    """The other masks of a step cover values that earlier masks have made random already: with constant inputs their loss shows
-    in the primitives' own tests (``tests/refmpc/test_privacy.py``), where each is taken away in turn."""
+    """The other masks of a step cover values that earlier masks have made random already: with constant inputs their
+    loss shows in the primitives' own tests (``tests/refmpc/test_privacy.py``), where each is taken away in turn."""
     assert mask in draws(CASE)
     assert finds_a_leak(CASE, lost_mask=mask)

@@ -1,4 +1,5 @@
-"""The worst rows and weights that a plan admits, and what the servers make of them: on real shares, sample by sample."""
+"""The worst rows and weights that a plan admits, and what the servers make of them: on real shares, sample by
+sample."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ __all__ = ["contributions", "extreme_step", "extreme_weights", "open_contributio
 
 
 def extreme_weights(plan: Plan, rng: np.random.Generator) -> list[list[np.ndarray]]:
-    """Models within the plan's bounds: logits at their limit both ways, a confident one, and the one that knows nothing."""
+    """Models within the plan's bounds: logits at their limit both ways, a confident one, and the one that knows
+    nothing."""
     if plan.training.hidden:
         found = [[np.array(layer) for layer in plan.start]]
         for share in (0.3, 0.99):
@@ -151,7 +153,8 @@ async def _open_contributions(party: Any, job: Any) -> np.ndarray:
 def open_contributions(
     plan: Plan, rows: np.ndarray, layers: list[np.ndarray], *, longer: bool = False, check_ranges: bool = False
 ) -> np.ndarray:
-    """``contributions`` of a step with open weights, the way that these weights take, or ``longer``: the one it may fall back to."""
+    """``contributions`` of a step with open weights, the way that these weights take, or ``longer``: the one it may
+    fall back to."""
     labels = _labels(plan, rows, layers)
     if check_ranges:
         kept = _within_limit(plan, rows, labels, layers)

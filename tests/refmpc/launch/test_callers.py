@@ -39,7 +39,8 @@ def bank(client, value):
 """
 CALL = """
 inputs = [Given([1.0, -2.5]), Given(None), Given(None)]
-result = refmpc.run(program, inputs, parties="processes", clients={"bank": (bank, 7)}, releases={"doubled": "a test"}, timeout=60)
+releases = {"doubled": "a test"}
+result = refmpc.run(program, inputs, parties="processes", clients={"bank": (bank, 7)}, releases=releases, timeout=60)
 assert all(isinstance(output, Given) for output in result.outputs), type(result.outputs[0])
 print(result.outputs[2].values, result.client_outputs["bank"])
 """

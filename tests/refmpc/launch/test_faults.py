@@ -208,7 +208,10 @@ def start_caller(folder, tmp_path_factory):
     script.write_text(textwrap.dedent(CALLER).format(path=sys.path, folder=str(folder)))
     quick = os.environ | {"REFMPC_ACCEL": "numpy"}
     # a background shell ignores SIGINT, and its children inherit that: the caller listens again
-    words = f"import signal, runpy; signal.signal(signal.SIGINT, signal.default_int_handler); runpy.run_path({str(script)!r}, run_name='__main__')"
+    words = (
+        f"import signal, runpy; signal.signal(signal.SIGINT, signal.default_int_handler); "
+        f"runpy.run_path({str(script)!r}, run_name='__main__')"
+    )
     caller = subprocess.Popen([sys.executable, "-c", words], stderr=subprocess.PIPE, text=True, env=quick)
     until = time.monotonic() + 30
     while len(list(folder.glob("*.pid"))) < 3:

@@ -93,7 +93,8 @@ def _signed(words, bits):
 
 
 def test_every_test_of_every_pair_has_a_mask_a_scale_and_a_turn_of_its_own(monkeypatch):
-    """What both holders hand to the kernel, drawn alike: no line and no column is another one again, and every value comes up."""
+    """What both holders hand to the kernel, drawn alike: no line and no column is another one again, and every value
+    comes up."""
     given: dict[int, list[Any]] = {}
     call = Dealing.call
 
@@ -236,7 +237,8 @@ def test_the_spline_keeps_its_error_over_its_interval(function, allowed, scale):
 
 
 def test_roots_and_reciprocals_are_worked_out_without_fused_operations():
-    """The words of both holders come from kernels: numpy rounds every operation, and the compiled kernel has the same."""
+    """The words of both holders come from kernels: numpy rounds every operation, and the compiled kernel has the
+    same."""
     import accel
 
     rng = np.random.default_rng(1)

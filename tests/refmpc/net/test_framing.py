@@ -27,8 +27,8 @@ MEGABYTE = 1 << 20
 
 @pytest.fixture(autouse=True, params=["exchanged", "prepared", "compiled"])
 def prepared(request, monkeypatch):
-    """Everything once more as rounds of a recorded step, whose buffers and headers are made beforehand, in Python and (plain
-    sockets) by the compiled kernel, whose work Python finishes if it could not."""
+    """Everything once more as rounds of a recorded step, whose buffers and headers are made beforehand, in Python and
+    (plain sockets) by the compiled kernel, whose work Python finishes if it could not."""
 
     def in_python(self, operation, sends, receives, code=0):
         self.prepare(operation, sends, receives)(code)

@@ -136,7 +136,8 @@ def besieged(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[B
 
 
 def fuzz(address: tuple[str, int], stolen: Credentials | None, seconds: float, first_seed: int) -> int:
-    """Attack for so long from the first attack on; returns the number of attacks. Some connections stay open until the end."""
+    """Attack for so long from the first attack on; returns the number of attacks. Some connections stay open until the
+    end."""
     until, done = float("inf"), 0
     staying: list[socket.socket] = []
     for number in itertools.count(first_seed):

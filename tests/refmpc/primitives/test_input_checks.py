@@ -1,4 +1,5 @@
-"""What one server sees of the tests of an upload: nothing that depends on the rows, and of an honest client only zeros."""
+"""What one server sees of the tests of an upload: nothing that depends on the rows, and of an honest client only
+zeros."""
 
 from __future__ import annotations
 
@@ -40,7 +41,8 @@ def test_shared_sums_show_nothing_and_each_of_their_masks_is_needed(monkeypatch:
 
 
 def opened_many(seed: int, bad: bool) -> tuple[list[list[np.ndarray]], list[bool]]:
-    """For each server the words it received from the two others while TIMES faults of constant bits were opened, and what they say."""
+    """For each server the words it received from the two others while TIMES faults of constant bits were opened, and
+    what they say."""
 
     async def program(party: Party) -> list[bool]:
         zeros = refmpc.ArithmeticTensor(party, np.zeros((2, 8), dtype=np.uint64), 0)
@@ -91,7 +93,7 @@ def test_the_mask_of_opened_parities_is_needed(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_the_hash_that_a_server_gets_is_one_it_can_compute_itself() -> None:
-    """Of a client that sends the same share to both: so it tells nothing."""
+    """For a client that sends the same share to both: so it tells nothing."""
     shares = np.random.default_rng(1).integers(0, 2**64, size=(3, 50, 4), dtype=np.uint64)
 
     async def program(party: Party, own: np.ndarray) -> tuple[bytes, bytes]:

@@ -81,7 +81,8 @@ def test_a_result_goes_to_one_client_only(parties):
 @pytest.mark.parametrize("which", [0, 1])
 @pytest.mark.parametrize("server", [0, 1, 2])
 def test_a_client_notices_a_share_that_its_two_holders_tell_differently(server, which):
-    """One bit falls over in one server's memory: in the share whose words it sends, or in the one that it vouches for."""
+    """One bit falls over in one server's memory: in the share whose words it sends, or in the one that it vouches
+    for."""
 
     def damaged(party):
         x = refmpc.input_from_client(party, "a", (4,))

@@ -1,4 +1,5 @@
-"""Opening a truncated product to one client or to all servers: right within its bound, masked, on the ledger, at the declared price."""
+"""Opening a truncated product to one client or to all servers: right within its bound, masked, on the ledger, at the
+declared price."""
 
 from __future__ import annotations
 

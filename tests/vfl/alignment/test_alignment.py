@@ -220,7 +220,8 @@ def test_a_member_sees_no_two_equal_values(clients: int) -> None:
 
 @pytest.mark.parametrize("clients", [2, 3])
 def test_every_member_shuffles_every_list_it_passes_on(clients: int) -> None:
-    """Otherwise the leader could tell by position which of its own ids another client has, or a member whose are whose."""
+    """Otherwise the leader could tell by position which of its own ids another client has, or a member whose are
+    whose."""
     sets = [[f"{i} of client {c}" for i in range(50)] for c in range(clients)]
     found = Exchange(sets, seed=3).run()
     for me in range(clients - 1):
@@ -304,7 +305,7 @@ def test_a_member_refuses_bad_positions(positions: list[int]) -> None:
 
 
 def test_a_matched_padded_entry_is_refused() -> None:
-    """Of the two positions in the list one is the id, the other a padded entry."""
+    """One of the two positions in the list is the id, the other a padded entry."""
     terms, ended = Terms(("a", "b"), 2, "ecdh"), []
     for position in (0, 1):
         steps = member(terms, 0, ["x"], random.Random(0).randbytes, silent)

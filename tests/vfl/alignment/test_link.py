@@ -164,6 +164,6 @@ def test_three_processes_align() -> None:
     found = measure(clients=3, ids=200, overlap=0.25, matching="ecdh")
     assert found["matched"] == 50
     terms = len(Terms(("client 0", "client 1", "client 2"), None, "ecdh").encoded())
-    # lists: 2 offered, one visit for each of them, two for the leader's; positions: the same visits, and 2 results; two are told the
-    # count, agree, and say that they have all
+    # lists: 2 offered, one visit for each of them, two for the leader's; positions: the same visits, and 2 results; two
+    # are told the count, agree, and say that they have all
     assert found["methods"][0]["bytes"] == 4 * terms + 10 * 200 * 32 + 10 * 50 * 4 + 2 * 8 + 30 * 5

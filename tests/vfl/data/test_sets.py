@@ -190,7 +190,8 @@ def test_scaling_from_stated_range_and_from_public_rows():
 
 def test_numpy_paths_do_not_import_torch():
     code = (
-        "import sys, vfl.data.sets, vfl.data.columns, vfl.data.scaling, vfl.local.client, vfl.twins, vfl.data.embeddings, vfl.attack;"
+        "import sys, vfl.data.sets, vfl.data.columns, vfl.data.scaling, vfl.local.client, vfl.twins, "
+        "vfl.data.embeddings, vfl.attack;"
         "bad = [m for m in ('torch', 'torchvision', 'opacus', 'refmpc') if m in sys.modules]; print(bad);"
         "sys.exit(bool(bad))"
     )

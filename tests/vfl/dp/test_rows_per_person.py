@@ -35,7 +35,8 @@ def strategy(taps: np.ndarray, steps: int) -> np.ndarray:
 @pytest.mark.parametrize("kind", ["bisr", "bsr", "toeplitz", "identity"])
 @pytest.mark.parametrize("rows", [1, 2, 3])
 def test_rows_anywhere_move_the_releases_no_further_than_the_claim_says(kind, momentum, rows):
-    """Every choice of batches and signs; all in one batch is the worst, and exactly ``rows`` times one row where that is exact."""
+    """Every choice of batches and signs; all in one batch is the worst, and exactly ``rows`` times one row where that
+    is exact."""
     config = training(factorisation=kind, momentum=momentum, rows_per_person=rows)
     schedule = choose_schedule("g_bmf", config, 12)
     factorisation = choose_factorisation("g_bmf", config, schedule)

@@ -48,7 +48,7 @@ def own_cache(tmp_path, monkeypatch):
 
 
 def density(means: Counter[tuple[float, float]], sigma: float) -> np.ndarray:
-    """Of a mixture of Gaussians in the plane, on the grid; ``means`` counts how often each occurs."""
+    """Density of a mixture of Gaussians in the plane, on the grid; ``means`` counts how often each occurs."""
     total = sum(means.values())
     x, y = np.meshgrid(GRID, GRID, indexing="ij")
     found = np.zeros_like(x)
@@ -109,8 +109,8 @@ def test_a_plain_shuffle_does_not():
 @pytest.mark.parametrize("share", [0.5, 0.2])
 @pytest.mark.parametrize("rule", [np.sign, np.cos, lambda x: -np.ones_like(x), lambda x: np.where(x > 0.3, 1.0, -0.2)])
 def test_gradients_that_follow_earlier_releases_are_no_worse(rule, share):
-    """Two correlated steps: in batch 1 the record moves step 1 by one and step 2 by c; in batch 2 it moves step 2 by what it
-    likes, having seen step 1, of norm at most one. δ at arbitrary π against the modes (1, c) and (0, 1)."""
+    """Two correlated steps: in batch 1 the record moves step 1 by one and step 2 by c; in batch 2 it moves step 2 by
+    what it likes, having seen step 1, of norm at most one. δ at arbitrary π against the modes (1, c) and (0, 1)."""
     sigma, epsilon, c = 0.6, 0.7, 0.5
     x, y = np.meshgrid(GRID, GRID, indexing="ij")
 
@@ -311,7 +311,8 @@ def test_a_certificate_is_announced_and_computed_by_one_process(tmp_path, monkey
 
 @pytest.mark.timeout(20)
 def test_what_is_kept_may_need_something_else_that_is_kept():
-    """The search for coefficients with a secret order needs optimised ones for each of its guesses: it waited for itself."""
+    """The search for coefficients with a secret order needs optimised ones for each of its guesses: it waited for
+    itself."""
 
     def inner() -> Padding:
         return certificate_cache.cached("inner", (1,), lambda: Padding(3, 4, 5), Padding)
@@ -335,7 +336,8 @@ def test_a_directory_that_lets_nobody_in_is_no_cache(monkeypatch):
     "measured", [lambda base: (0.0, math.nan), lambda base: (math.nan, 0.0), lambda base: (0.0, base)]
 )
 def test_means_must_stay_below_by_what_words_may_hide(monkeypatch, measured):
-    """A mean that is no number passes nowhere, in either direction; one at the base itself is not below it by the samples' error."""
+    """A mean that is no number passes nowhere, in either direction; one at the base itself is not below it by the
+    samples' error."""
     allocation = correlated_allocation()
     base = monte_carlo.largest_base(0.01, samples_for(0.01))
     monkeypatch.setattr(certificate, "deltas", lambda *_, **__: measured(base))
@@ -344,7 +346,8 @@ def test_means_must_stay_below_by_what_words_may_hide(monkeypatch, measured):
 
 
 def test_words_of_32_bits_hide_more_with_more_slots():
-    """Relative errors of the samples: 10^-4 for CIFAR-10, and a hundred times that for batches of a hundred thousand."""
+    """Relative errors of the samples: 10^-4 for CIFAR-10, and a hundred times that for batches of a hundred
+    thousand."""
     errors = [
         monte_carlo.sampling_error(allocation_once(padding(rows, rows // 50), 1, factorise("bisr", 50, bands=4), -16))
         for rows in (50_000, 5_000_000)

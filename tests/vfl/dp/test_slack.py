@@ -172,7 +172,8 @@ def test_distance_and_overflow_go_into_delta():
 
 @pytest.mark.parametrize("kind", ["bisr", "bsr", "identity"])
 def test_the_overflow_of_momentum_is_that_of_what_is_truncated(kind):
-    """v_t = β·v_{t−1} + y_t is summed before the cut: its gradients count 1/(1−β) times, its noise as the recursion says."""
+    """v_t = β·v_{t−1} + y_t is summed before the cut: its gradients count 1/(1−β) times, its noise as the recursion
+    says."""
     f, beta = factorise(kind, 12, momentum=0.0 if kind == "identity" else 0.9), 0.9
     response = np.zeros((12, 12))  # of v at each step to z of each step
     for t in range(12):

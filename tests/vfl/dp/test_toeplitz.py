@@ -1,4 +1,5 @@
-"""Optimised Toeplitz coefficients: gradients, never worse than truncated roots, exact integers, sensitivity by brute force."""
+"""Optimised Toeplitz coefficients: gradients, never worse than truncated roots, exact integers, sensitivity by brute
+force."""
 
 from __future__ import annotations
 

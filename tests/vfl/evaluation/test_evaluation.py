@@ -1,4 +1,5 @@
-"""Figures against scikit-learn's, and by hand where there are few rows; the report holds them and says what it tells."""
+"""Figures against scikit-learn's, and by hand where there are few rows; the report holds them and says what it
+tells."""
 
 from __future__ import annotations
 
@@ -21,9 +22,13 @@ def test_two_classes_by_hand():
     assert found.metrics["Brier score"] == pytest.approx((0.1**2 + 0.6**2 + 0.6**2 + 0.1**2) / 4)
     assert found.metrics["calibration error"] == pytest.approx((0.1 + 0.6 + 0.6 + 0.1) / 4)
     assert found.chance == {
-        "accuracy": 0.5, "AUC": 0.5, "average precision": 0.5, "F1": pytest.approx(2 / 3), "log loss": pytest.approx(math.log(2)),
-        "Brier score": 0.25
-    }  # fmt: skip
+        "accuracy": 0.5,
+        "AUC": 0.5,
+        "average precision": 0.5,
+        "F1": pytest.approx(2 / 3),
+        "log loss": pytest.approx(math.log(2)),
+        "Brier score": 0.25,
+    }
 
 
 def test_the_best_constant_answer_is_one():
@@ -108,7 +113,18 @@ def test_the_report_is_one_page_that_fits_a_phone(tmp_path):
     page = file.read_text()
     assert file.stat().st_mode & 0o777 == 0o600  # it is about private rows
     assert 'name="viewport"' in page and "max-width: 44rem" in page and "overflow-x: auto" in page
-    assert "<b>" not in page and "&lt;claim&gt;" in page and "http://" not in re.sub(r'xmlns[^"]*="[^"]*"', "", page.replace("http://www.w3.org", "").replace("http://purl.org", "").replace("http://creativecommons.org", ""))  # fmt: skip
+    assert (
+        "<b>" not in page
+        and "&lt;claim&gt;" in page
+        and "http://"
+        not in re.sub(
+            r'xmlns[^"]*="[^"]*"',
+            "",
+            page.replace("http://www.w3.org", "")
+            .replace("http://purl.org", "")
+            .replace("http://creativecommons.org", ""),
+        )
+    )
     assert f"{evaluation.metrics['AUC']:.3f}" in page and "0.987" in page
     assert OUTSIDE.format(rows=500).split(".")[0] in page
     pictures = re.findall(r"<svg.*?</svg>", page, re.DOTALL)

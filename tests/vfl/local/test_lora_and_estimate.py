@@ -77,8 +77,15 @@ def test_lora_jacobian_gives_the_same_gradient():
 
 @pytest.mark.parametrize(
     ("choice", "count", "blocks"),
-    [("all", 3, (0, 1, 2)), ("first", 3, (0,)), ("last", 3, (2,)), ("3, 1", 3, (0, 2)), ("2", 2, (1,)), ("last", 1, (0,))],
-)  # fmt: skip
+    [
+        ("all", 3, (0, 1, 2)),
+        ("first", 3, (0,)),
+        ("last", 3, (2,)),
+        ("3, 1", 3, (0, 2)),
+        ("2", 2, (1,)),
+        ("last", 1, (0,)),
+    ],
+)
 def test_layers_are_chosen_by_word_or_number(choice, count, blocks):
     assert choose_layers(choice, count) == blocks
 
@@ -88,7 +95,8 @@ def test_layers_that_do_not_exist_are_refused(choice):
     with pytest.raises(InvalidArgument) as refused:
         choose_layers(choice, 3, "client 2")
     assert str(refused.value) == (
-        f"lora_layers = {choice!r}: must be all, first, last, or different numbers from 1 to 3 with commas between them; "
+        f"lora_layers = {choice!r}: must be all, first, last, or different numbers from 1 to 3 with commas between "
+        f"them; "
         "client 2 has 3 blocks"
     )
 

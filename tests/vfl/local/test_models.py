@@ -64,7 +64,8 @@ def test_one_private_row_changes_only_its_own_embedding(kind, config):
 
 
 def test_lora_layers_read_the_chosen_blocks():
-    """small_resnet has four blocks of 32, 64, 128 and 6 outputs; training and test rows of the chosen ones, in their order."""
+    """small_resnet has four blocks of 32, 64, 128 and 6 outputs; training and test rows of the chosen ones, in their
+    order."""
     data, config = tiny_images(), LocalModelConfig("small_resnet", output_width=6)
     every = build_federation(data, config, lora=True)
     for choice, blocks in {"all": [0, 1, 2, 3], "first": [0], "last": [3], "3,1": [0, 2]}.items():

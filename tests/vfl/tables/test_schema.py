@@ -1,4 +1,5 @@
-"""Schemas: what they accept, how they are written, and that a table through one is the same whatever its file looks like."""
+"""Schemas: what they accept, how they are written, and that a table through one is the same whatever its file looks
+like."""
 
 from __future__ import annotations
 
@@ -127,7 +128,8 @@ def _written(frame, kind, directory):
 @settings(max_examples=40, deadline=None)
 @given(data=st.data())
 def test_other_files_of_the_same_rows_give_the_same_or_are_refused(frame, schema, tmp_path_factory, data):
-    """Columns permuted, another file type, types changed, one missing, one renamed: reordered or refused, never wrong."""
+    """Columns permuted, another file type, types changed, one missing, one renamed: reordered or refused, never
+    wrong."""
     expected, _ = apply_schema(schema, frame)
     order = data.draw(st.permutations(list(frame.columns)))
     other = frame[order]
@@ -200,10 +202,15 @@ def test_refusals_never_show_a_cell(tmp_path):
     """The words of private cells are nowhere in an error, whatever is wrong and whoever finds it."""
     secret = "sëcret-zq7"
     schema = Schema(
-        (Number("n", range=(0, 1)), Category("c", ("a",), False, "refuse"), Boolean("b"), Date("d", ("2000-01-01", "2001-01-01"))),
+        (
+            Number("n", range=(0, 1)),
+            Category("c", ("a",), False, "refuse"),
+            Boolean("b"),
+            Date("d", ("2000-01-01", "2001-01-01")),
+        ),
         IdRule("id", "integer"),
         Label("y", classes=("0", "1")),
-    )  # fmt: skip
+    )
     good = {"id": "1", "n": "0.5", "c": "a", "b": "yes", "d": "2000-05-05", "y": "1"}
     for name in good:
         file = tmp_path / f"{name}.csv"

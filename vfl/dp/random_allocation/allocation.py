@@ -1,12 +1,12 @@
 """A secret order: in which batch a record is, what everybody else's places say about it, and what that is worth.
 
-``padding`` appends D empty rows (dummies) to n records and cuts the n + D rows, shuffled in secret, into b batches of public
-size. Given the places of all other records, a record is in any of the D + 1 free slots with the same probability: it is in
-batch j with probability d_j/(D + 1), d_j free slots of batch j. Without dummies the others' places give it away, and nothing
-is amplified.
+``padding`` appends D empty rows (dummies) to n records and cuts the n + D rows, shuffled in secret, into b batches of
+public size. Given the places of all other records, a record is in any of the D + 1 free slots with the same
+probability: it is in batch j with probability d_j/(D + 1), d_j free slots of batch j. Without dummies the others'
+places give it away, and nothing is amplified.
 
-``Allocation`` is the pair of distributions that bounds every adversary (proofs §9.6, Theorem 7): records move the releases
-along one of b public *modes*, chosen by d; only their Gram matrix counts.
+``Allocation`` is the pair of distributions that bounds every adversary (proofs §9.6, Theorem 7): records move the
+releases along one of b public *modes*, chosen by d; only their Gram matrix counts.
 """
 
 from __future__ import annotations
@@ -60,10 +60,11 @@ def padding(num_samples: int, batch_size: int) -> Padding:
 
 @dataclass(frozen=True)
 class Allocation:
-    """A record in one of ``bins`` batches, ``free`` = D + 1 slots free: once for all epochs, or (``every_epoch``) drawn anew in each.
+    """A record in one of ``bins`` batches, ``free`` = D + 1 slots free: once for all epochs, or (``every_epoch``) drawn
+    anew in each.
 
-    ``gram`` is MᵀM of the modes, for contributions of norm 1, divided by ``scale``²; so a σ of 1 is noise of the size of the
-    longest mode. ``identity`` names everything else that the numbers depend on, in integers.
+    ``gram`` is MᵀM of the modes, for contributions of norm 1, divided by ``scale``²; so a σ of 1 is noise of the size
+    of the longest mode. ``identity`` names everything else that the numbers depend on, in integers.
     """
 
     bins: int
@@ -84,7 +85,8 @@ class Allocation:
 
     @cached_property
     def counts_table(self) -> tuple[np.ndarray, np.ndarray]:
-        """(accept, alias) of a binomial, from which free slots are drawn (``accel.reference.allocation``): Walker's method."""
+        """(accept, alias) of a binomial, from which free slots are drawn (``accel.reference.allocation``): Walker's
+        method."""
         aim = max(0.25, self.free - 1.5 * math.sqrt(self.free)) / (self.bins * self.slots)
         mean = aim * self.slots
         most = min(self.slots, self.free, math.ceil(mean + 12 * math.sqrt(mean)) + 24)  # beyond: below 10^-20
@@ -119,8 +121,8 @@ def allocation_every_epoch(shape: Padding, epochs: int) -> Allocation:
 def allocation_once(shape: Padding, epochs: int, factorisation: Factorisation, grid_exponent: int) -> Allocation:
     """G-BMF: one padded shuffle, the same batches in every epoch, correlated noise.
 
-    Mode i at step t is Σ_e ĉ_{t−i−eb} plus 2^``grid_exponent``, what rounding may add in a step, from the record's first step on
-    (relative to the bound of a contribution). Needs ĉ ≥ 0, which is checked.
+    Mode i at step t is Σ_e ĉ_{t−i−eb} plus 2^``grid_exponent``, what rounding may add in a step, from the record's
+    first step on (relative to the bound of a contribution). Needs ĉ ≥ 0, which is checked.
     """
     steps, bins = factorisation.num_steps, shape.bins
     require(steps == epochs * bins, "num_steps", steps, f"{epochs} epochs of {bins} batches")

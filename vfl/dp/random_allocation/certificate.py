@@ -1,7 +1,9 @@
-"""How much noise a secret order needs, with a certificate: computed where noise is independent, sampled where it is correlated.
+"""How much noise a secret order needs, with a certificate: computed where noise is independent, sampled where it is
+correlated.
 
-Everything is a function of public parameters, so that all participants find the same noise by themselves: samples come from a generator
-keyed by a hash of all that the certificate is about, and σ lies on a coarse grid, so that last bits of a machine do not matter.
+Everything is a function of public parameters, so that all participants find the same noise by themselves: samples come
+from a generator keyed by a hash of all that the certificate is about, and σ lies on a coarse grid, so that last bits of
+a machine do not matter.
 """
 
 from __future__ import annotations
@@ -71,8 +73,8 @@ def require_certifiable(allocation: Allocation, delta: float) -> None:
 def certified_noise(allocation: Allocation, epsilon: float, delta: float, *, progress: bool = True) -> Certificate:
     """The noise for (ε, δ), and its certificate: found once and kept on disk, by everything that it depends on.
 
-    Cost: a few seconds with independent noise. Otherwise 110/δ samples, see ``sample_losses``: with δ = 10^-5, seconds for 20
-    batches, about a minute for 100.
+    Cost: a few seconds with independent noise. Otherwise 110/δ samples, see ``sample_losses``: with δ = 10^-5, seconds
+    for 20 batches, about a minute for 100.
     """
     epsilon = require_real("epsilon", epsilon, 0, open_low=True)
     delta = require_real("delta", delta, 0, 1, open_low=True, open_high=True)
@@ -95,7 +97,8 @@ def _on_grid(sigma: float) -> float:
 
 
 def _computed(allocation: Allocation, epsilon: float, delta: float) -> Certificate:
-    """The least σ of the grid for which both bounds are at most δ: near the one that is enough on a coarser grid of losses."""
+    """The least σ of the grid for which both bounds are at most δ: near the one that is enough on a coarser grid of
+    losses."""
     started = time.perf_counter()
 
     def excess(log_sigma: float) -> float:

@@ -1,11 +1,12 @@
 """δ of a secret order with independent noise, by convolution: bounds from above for both directions, without sampling.
 
-One epoch moves the likelihood ratio by a factor S = Σ_i (d_i/f)·w_i, where d_i of the f = D + 1 free slots are in batch i
-(hypergeometric) and w_i = exp(x_i/σ − 1/2σ²), x_i standard normal; epochs are independent (proofs §9.6). Both δ are means
-of convex functions of the product of all S, and so of each term. *Law of S*: every term is spread over a grid of numbers, its mean kept, which is
-larger in convex order; the sum over batches, given Σ d_i = f, is a power of the terms' transform in (S, Σd), of which one coefficient is
-taken. *Product*: log S is spread over a second grid, the mean of S kept, and convolved with itself. Masses that leave a grid on
-the bad side count as δ, and so do bounds of what floating point may have lost. So δ is never too small (proofs §9.7).
+One epoch moves the likelihood ratio by a factor S = Σ_i (d_i/f)·w_i, where d_i of the f = D + 1 free slots are in batch
+i (hypergeometric) and w_i = exp(x_i/σ − 1/2σ²), x_i standard normal; epochs are independent (proofs §9.6). Both δ are
+means of convex functions of the product of all S, and so of each term. *Law of S*: every term is spread over a grid of
+numbers, its mean kept, which is larger in convex order; the sum over batches, given Σ d_i = f, is a power of the terms'
+transform in (S, Σd), of which one coefficient is taken. *Product*: log S is spread over a second grid, the mean of S
+kept, and convolved with itself. Masses that leave a grid on the bad side count as δ, and so do bounds of what floating
+point may have lost. So δ is never too small (proofs §9.7).
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ def is_convolvable(allocation: Allocation) -> bool:
 def convolved_deltas(
     a: Allocation, sigma: float, epsilon: float, aim: float, *, fineness: float = FINE
 ) -> tuple[float, float]:
-    """Upper bounds of δ_P (the record is there) and δ_Q (it is not), as tight as ``fineness`` lets them be if they are about ``aim``.
+    """Upper bounds of δ_P (the record is there) and δ_Q (it is not), as tight as ``fineness`` lets them be if they are
+    about ``aim``.
 
     Cost: about half a second of CPU for 50 batches, at FINE. Memory below 300 MB. Needs ``is_convolvable``.
     """
@@ -55,7 +57,8 @@ def convolved_deltas(
     reach = 2.0 + own * math.exp(min(700.0, tail / width + 0.5 / width**2))
     most = _MOST_CELLS[fineness]
     present = _law(a, width, *_grid(step, reach, most), with_record=True)
-    # absent: what is near 0 counts, and may need a finer grid if w is far from its mean; what is beyond is only left out
+    # absent: what is near 0 counts, and may need a finer grid if w is far from its mean; what is beyond is only left
+    # out
     reach = 1.5 + 14 * math.sqrt(spread)
     near = reach / most if spread > _HEAVY else step
     absent = _law(a, width, *_grid(min(step, near), reach, most), with_record=False)
@@ -71,7 +74,8 @@ def _grid(step: float, reach: float, most: int) -> tuple[float, int]:
 
 @dataclass(frozen=True)
 class _Law:
-    """Masses of S on a grid. ``with_record``: under P, dP = S·dQ, else under Q. ``lost``: what is missing, and what rounding may hide."""
+    """Masses of S on a grid. ``with_record``: under P, dP = S·dQ, else under Q. ``lost``: what is missing, and what
+    rounding may hide."""
 
     values: np.ndarray
     masses: np.ndarray
@@ -110,7 +114,8 @@ def _law(a: Allocation, sigma: float, step: float, cells: int, *, with_record: b
 def _power(
     a: Allocation, counts: np.ndarray, weights: np.ndarray, plain: np.ndarray, biased: np.ndarray, with_record: bool
 ) -> tuple[np.ndarray, float]:
-    """The transform of the sum of all batches, given Σd = f, and a bound of its error: coefficient f of a power in z."""
+    """The transform of the sum of all batches, given Σd = f, and a bound of its error: coefficient f of a power in
+    z."""
     chance, total = a.free / (a.bins * a.slots), a.bins * a.slots
     points = 32 + math.ceil(10 * math.sqrt(a.free))  # other sums than f that alias are 10 deviations away
     z = np.exp(2j * np.pi * np.outer(np.arange(points), counts % points) / points) * weights
@@ -131,8 +136,8 @@ def _power(
 
 
 def _spread(scale: float, sigma: float, step: float, cells: int, *, keep_top: bool) -> np.ndarray:
-    """Masses of scale·w on the grid, each cell's mass put on its two ends with its mean kept. What lies beyond the grid is left
-    out; or (``keep_top``) counts as its last point, which is less: worse if large values are good."""
+    """Masses of scale·w on the grid, each cell's mass put on its two ends with its mean kept. What lies beyond the grid
+    is left out; or (``keep_top``) counts as its last point, which is less: worse if large values are good."""
     masses = np.zeros(cells)
     if scale == 0.0:
         masses[0] = 1.0

@@ -1,12 +1,14 @@
-"""Monte-Carlo accounting of a secret order: samples that certify that some noise is enough, and the search for that noise.
+"""Monte-Carlo accounting of a secret order: samples that certify that some noise is enough, and the search for that
+noise.
 
-δ(ε) of an ``Allocation`` is an expectation of a number in [0, 1], of privacy losses that can be sampled exactly. *Certificate*: N
-plain samples; their mean must be at most ``base``. Were the true δ above τ·base, that would happen with probability at most
-exp(−N·KL(base‖τ·base)) (Chernoff), which is added to δ, once for each of the ``CHANCES`` that a run has to be misled: so the claim is
-min_τ τ·base + CHANCES·exp(−N·KL). ``vfl.dp.random_allocation.certificate`` uses it where noise is correlated.
+δ(ε) of an ``Allocation`` is an expectation of a number in [0, 1], of privacy losses that can be sampled exactly.
+*Certificate*: N plain samples; their mean must be at most ``base``. Were the true δ above τ·base, that would happen
+with probability at most exp(−N·KL(base‖τ·base)) (Chernoff), which is added to δ, once for each of the ``CHANCES`` that
+a run has to be misled: so the claim is min_τ τ·base + CHANCES·exp(−N·KL). ``vfl.dp.random_allocation.certificate`` uses
+it where noise is correlated.
 
-*Search* by importance sampling: losses that matter are rare, so samples are moved along (1+θ)·m_J + φ·m̄. A defensive mixture
-of several (θ, φ), the plain one among them, keeps all weights bounded. Its result is no proof and needs none.
+*Search* by importance sampling: losses that matter are rare, so samples are moved along (1+θ)·m_J + φ·m̄. A defensive
+mixture of several (θ, φ), the plain one among them, keeps all weights bounded. Its result is no proof and needs none.
 """
 
 from __future__ import annotations
@@ -66,7 +68,8 @@ def samples_for(delta: float) -> int:
         count <= MOST_SAMPLES,
         "delta",
         delta,
-        f"at least {SAMPLES_TIMES_DELTA / MOST_SAMPLES:.3g} with a secret order, whose certificate needs {SAMPLES_TIMES_DELTA}/delta"
+        f"at least {SAMPLES_TIMES_DELTA / MOST_SAMPLES:.3g} with a secret order, whose certificate needs "
+        f"{SAMPLES_TIMES_DELTA}/delta"
         " samples",
         "raise delta, or choose order = 'fixed' (G-BMF)",
     )
@@ -105,10 +108,12 @@ def largest_base(delta: float, samples: int) -> float:
 
 
 def sampling_error(a: Allocation) -> tuple[float, float]:
-    """(relative, absolute): by how much a mean of samples in [0, 1] may be too small because samples are made of finite words.
+    """(relative, absolute): by how much a mean of samples in [0, 1] may be too small because samples are made of finite
+    words.
 
-    Relative: words of 32 bits choose a slot (of ``free``) and fill up free slots, at most 13.5·√free of them but for 10^-30, each in
-    a batch and a slot of it, rejections included; 10^-9 for float64. Absolute: alias tables of 48 bits and normals of 52.
+    Relative: words of 32 bits choose a slot (of ``free``) and fill up free slots, at most 13.5·√free of them but for
+    10^-30, each in a batch and a slot of it, rejections included; 10^-9 for float64. Absolute: alias tables of 48 bits
+    and normals of 52.
     """
     filled = min(float(a.free), 13.5 * math.sqrt(a.free))
     relative = math.expm1((a.free + 2 * filled * (a.bins + a.slots)) * 2.0**-32) + 1e-9
@@ -116,7 +121,7 @@ def sampling_error(a: Allocation) -> tuple[float, float]:
 
 
 def public_key(*parts: object) -> int:
-    """Of a generator: a hash of all that its numbers are for."""
+    """The key of a generator: a hash of all that its numbers are for."""
     return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:8], "little") >> 1
 
 
@@ -188,7 +193,8 @@ def _draws(a: Allocation, most: int) -> _Draws:
 
 
 def search_delta(a: Allocation, sigma: float, epsilon: float, draws: _Draws | None = None) -> float:
-    """δ(ε) at σ of one order for all epochs, the larger of both directions: importance sampling, a few percent off, no proof."""
+    """δ(ε) at σ of one order for all epochs, the larger of both directions: importance sampling, a few percent off, no
+    proof."""
     require(not a.every_epoch, "allocation", a.identity, "drawn once")
     draws = _draws(a, 1 << 22) if draws is None else draws
     gram, variance = a.gram, sigma**2
@@ -255,5 +261,6 @@ def least_sigma(excess: Callable[[float], float], refusal: InvalidArgument, *, t
 def nothing_found(epsilon: float, delta: float) -> InvalidArgument:
     """What is said if no noise is enough."""
     return InvalidArgument(
-        f"epsilon = {epsilon:g}, delta = {delta:g}: no noise was certified for a secret order; raise either, or choose order = 'fixed'"
+        f"epsilon = {epsilon:g}, delta = {delta:g}: no noise was certified for a secret order; raise either, or "
+        f"choose order = 'fixed'"
     )

@@ -95,7 +95,8 @@ class Authority:
 
 @contextlib.contextmanager
 def answering(config: FederationConfig, *names: str, as_file: Path | None = None, **options: Any) -> Iterator[None]:
-    """The answering side of doctor for these servers, at the addresses of ``config``; ``as_file``: with another file."""
+    """The answering side of doctor for these servers, at the addresses of ``config``; ``as_file``: with another
+    file."""
     stop = threading.Event()
     threads = []
     own = config if as_file is None else load(as_file)

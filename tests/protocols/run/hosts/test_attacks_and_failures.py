@@ -1,6 +1,7 @@
 """What did not hold when operators and attackers tried, and the test that shows that it holds now.
 
-Under each sentence: the tests, as file::test below tests/ ("here" is this file). ``test_every_test_of_the_list_is_there`` reads it.
+Under each sentence: the tests, as file::test below tests/ ("here" is this file).
+``test_every_test_of_the_list_is_there`` reads it.
 
 A server's host crashes, and clients that wait for the model sit in ``recv`` for good.
     protocols/run/hosts/test_operators.py::test_a_client_that_waits_notices_a_server_that_fell_silent

@@ -1,6 +1,8 @@
-"""Every file that a server and a client of a deployment keep, damaged in every way: reading it names it, or gives the same.
+"""Every file that a server and a client of a deployment keep, damaged in every way: reading it names it, or gives the
+same.
 
-The files are those that a training leaves, at two stages: the training itself is ``tests/protocols/state/test_damaged_state.py``.
+The files are those that a training leaves, at two stages: the training itself is
+``tests/protocols/state/test_damaged_state.py``.
 """
 
 from __future__ import annotations

@@ -159,14 +159,16 @@ def _check_wire(streams: dict[str, bytes], hosts: dict[str, Host]) -> None:
 @pytest.mark.heavy
 @pytest.mark.timeout(240)
 def test_everybody_is_interrupted_and_the_run_goes_on(tmp_path: Path) -> None:
-    """A client's connection breaks in the middle of its upload, a client and a server die: the model comes all the same."""
+    """A client's connection breaks in the middle of its upload, a client and a server die: the model comes all the
+    same."""
     hosts = loopback((*SERVERS, *CLIENTS))
     rows = 4500  # two chunks
     write_data(tmp_path, rows)
     port = free_block()
     init(hosts, tmp_path, port, checkpoint_every=10, batch_size=150, epochs=5)
     with contextlib.ExitStack() as stack:
-        # the bank reaches server 1 through a relay that breaks connections after 172 kB, in the middle of the second chunk
+        # the bank reaches server 1 through a relay that breaks connections after 172 kB, in the middle of the second
+        # chunk
         relay = Relay((hosts["server-1"].address, port + 1), cut_after=172_000)
         stack.callback(relay.close)
         own = tmp_path / "federation" / "bank" / "federation.toml"

@@ -1,5 +1,6 @@
-"""A server's host crashes, and a link is unplugged, while everybody trains or waits: in network namespaces, where no word of
-farewell gets through. Everybody goes on by itself and says whom it waited for. Time-outs are shortened by configuration."""
+"""A server's host crashes, and a link is unplugged, while everybody trains or waits: in network namespaces, where no
+word of farewell gets through. Everybody goes on by itself and says whom it waited for. Time-outs are shortened by
+configuration."""
 
 from __future__ import annotations
 

@@ -131,8 +131,9 @@ def test_a_server_and_a_client_are_killed_and_each_step_is_released_once(tmp_pat
     assert begins["server-0"] == begins["server-1"] == begins["server-2"]
     starts = begins["server-0"]
     assert len(starts) == 3 and starts[0] == 0 and starts[1] >= 20 and starts[2] >= starts[1] + 20
-    # server 0 lived through everything: in each attempt it sent the steps of that attempt and one again; when the attempt
-    # failed it may have sent one that another had not kept (nobody could read it), or not yet sent one that all had kept
+    # server 0 lived through everything: in each attempt it sent the steps of that attempt and one again; when the
+    # attempt failed it may have sent one that another had not kept (nobody could read it), or not yet sent one that all
+    # had kept
     noted = [(r.facts["attempt"], r.facts["name"], r.facts["times"]) for r in logs["server-0"] if "times" in r.facts]
     for name in CLIENTS:
         times = [count for _, what, count in noted if what == f"layer gradient of {name}"]

@@ -1,4 +1,5 @@
-"""What operators ran into: a participant that waits says so and goes on by itself; a bad upload is refused and named."""
+"""What operators ran into: a participant that waits says so and goes on by itself; a bad upload is refused and
+named."""
 
 from __future__ import annotations
 
@@ -44,7 +45,8 @@ def reasons(federation: Federation, name: str, event: str) -> list[str]:
 
 
 def test_a_client_that_waits_notices_a_server_that_fell_silent(federation: Federation) -> None:
-    """The host of server 1 is gone for this client, without a word, while it waits for the model: it sat there for good."""
+    """The host of server 1 is gone for this client, without a word, while it waits for the model: it sat there for
+    good."""
     relay = Relay(federation.config.addresses[1])
     federation.seen_by["bank", 1] = {"host": relay.address[0], "port": relay.address[1]}
     for number in range(3):
@@ -166,7 +168,8 @@ def test_nobody_waits_for_the_plan_of_a_strangers_numbers(
 
 
 def test_a_full_disk_is_a_pause_and_a_sentence(federation: Federation, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Clients sent 20 MB a second again and again, servers logged "OSError". Now nothing is sent until there is room."""
+    """Clients sent 20 MB a second again and again, servers logged "OSError". Now nothing is sent until there is
+    room."""
     full, usage = threading.Event(), shutil.disk_usage
 
     def disk(path: Any) -> Any:
@@ -311,7 +314,8 @@ def with_a_flipped_bit(content: bytes) -> bytes:
 
 @pytest.mark.parametrize("damage", [with_a_flipped_bit, lambda content: content[: len(content) // 2]])
 def test_a_damaged_upload_is_told_of_its_server_and_of_no_client(federation: Federation, damage: Any) -> None:
-    """A flipped bit was blamed on a client ("rows beyond the row bound"), a message that was cut off was tried for ever."""
+    """A flipped bit was blamed on a client ("rows beyond the row bound"), a message that was cut off was tried for
+    ever."""
     for number in range(3):
         federation.start(number)
     session, outcome = secrets.token_hex(16), dict[str, Any]()

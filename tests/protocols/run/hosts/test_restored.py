@@ -1,4 +1,5 @@
-"""A server that comes back with an old disk, or with another plan: nothing is released a second time, everybody is told."""
+"""A server that comes back with an old disk, or with another plan: nothing is released a second time, everybody is
+told."""
 
 from __future__ import annotations
 

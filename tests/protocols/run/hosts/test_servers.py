@@ -282,8 +282,8 @@ SAID = {"from": "name", "to": "peer", "configuration": "configuration hash", "pu
 
 
 def test_every_field_that_a_client_sends_is_refused_by_name_if_it_is_wrong(federation: Federation) -> None:
-    """Generated from the messages' definitions. A wrong word for ``operation`` was kept, and the training then failed in every
-    attempt; 0.0 or true for a number was taken, or ended the call without a word."""
+    """Generated from the messages' definitions. A wrong word for ``operation`` was kept, and the training then failed
+    in every attempt; 0.0 or true for a number was taken, or ended the call without a word."""
     for number in range(3):
         federation.start(number)
     bank, address, session = federation.identity("bank"), federation.config.addresses[0], secrets.token_hex(16)

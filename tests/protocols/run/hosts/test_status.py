@@ -170,7 +170,8 @@ def test_callers_that_say_nothing_get_no_thread_each(federation: Federation) -> 
 @pytest.mark.heavy
 @pytest.mark.parametrize("width", [390, 1280])
 def test_the_page_in_a_browser(federation: Federation, tmp_path: Path, width: int) -> None:
-    """Headless Chromium draws it, on a phone and on a screen: text that is there must be seen by a browser, not only sent."""
+    """Headless Chromium draws it, on a phone and on a screen: text that is there must be seen by a browser, not only
+    sent."""
     trained(federation)
     page = federation.servers[0][0].page
     assert page is not None

@@ -66,7 +66,8 @@ def keep_noise(federation: LiveFederation) -> None:
 
 
 def check_twin(federation: LiveFederation, outcome: dict[str, Any]) -> None:
-    """The model and all layers are the twin's with the same noise, as near as fixed point goes (see parameter_bound)."""
+    """The model and all layers are the twin's with the same noise, as near as fixed point goes (see
+    parameter_bound)."""
     plan, local = federation.plan, federation.twin_federation()
     noise = noise_of_the_servers(plan, federation.directory / "kept")
     twin = train_gl_bmf(local, plan.training, noise=noise)
@@ -231,7 +232,8 @@ def test_a_server_that_fails_after_the_release_is_helped_by_everybody(
 
 
 def test_garbage_on_a_live_channel_ends_an_attempt_and_nothing_else(federation: LiveFederation) -> None:
-    """The caller has the bank's key, so it is let in; what it says is not understood, or not what the program expects."""
+    """The caller has the bank's key, so it is let in; what it says is not understood, or not what the program
+    expects."""
     for number in range(3):
         federation.start(number)
     session, outcome, identity = secrets.token_hex(16), dict[str, Any](), federation.identity("bank")
@@ -333,8 +335,8 @@ def test_calls_for_another_way_of_training_are_refused(federation: LiveFederatio
 def test_the_commands_train_layers_and_predict_with_them(
     federation: LiveFederation, tmp_path: Path, weights: str
 ) -> None:
-    """`ppvfl client` and `ppvfl predict` from file to file; predictions are those of the model and the clients' layers. With
-    secret weights no server has the model, and all predict with their shares of it."""
+    """`ppvfl client` and `ppvfl predict` from file to file; predictions are those of the model and the clients' layers.
+    With secret weights no server has the model, and all predict with their shares of it."""
     if weights == "secret":
         federation = LiveFederation(tmp_path / "secret", weights='"secret"', **WEAK_NOISE)
         tmp_path = federation.directory

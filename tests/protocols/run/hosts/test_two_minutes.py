@@ -1,5 +1,5 @@
-"""Two minutes without a link, two minutes without a host, and a disk that is really full: everybody goes on by itself, and says
-whom or what it waited for. In network namespaces, with time-outs as an operator might set them."""
+"""Two minutes without a link, two minutes without a host, and a disk that is really full: everybody goes on by itself,
+and says whom or what it waited for. In network namespaces, with time-outs as an operator might set them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""New software and new certificates under a training that has begun: what was kept stays, and nothing is lost or trained twice."""
+"""New software and new certificates under a training that has begun: what was kept stays, and nothing is lost or
+trained twice."""
 
 from __future__ import annotations
 

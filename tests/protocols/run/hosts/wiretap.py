@@ -1,6 +1,7 @@
 """What crosses the wire between participants: a recording TCP relay, a packet sniffer, and the check that it is TLS.
 
-python -m tests.protocols.run.hosts.wiretap FILE     # record all TCP payloads that pass this namespace's bridge, until stopped
+python -m tests.protocols.run.hosts.wiretap FILE     # record all TCP payloads that pass this namespace's bridge, until
+stopped
 """
 
 from __future__ import annotations
