@@ -46,6 +46,7 @@ from vfl.alignment import base_ot
 from vfl.alignment.okvs import Bins, Shape, bins_for, rows_of, store_values
 from vfl.alignment.oprf import Evaluator, Holder, Uniform, bits_of, message_bytes
 from vfl.alignment.steps import (
+    MAX_IDS,
     Advance,
     AlignmentError,
     AlignmentRefused,
@@ -155,7 +156,7 @@ def _open(
     folder: Path | None,
 ) -> Generator[Yields, bytearray, _Run]:
     leader, size, nonce = len(terms.clients) - 1, terms.padded(len(ids)), randomness(32)
-    shown = hashlib.blake2b(nonce).hexdigest() if me == leader else nonce.hex()
+    shown = _committed(nonce.hex()) if me == leader else nonce.hex()
     mine = json.dumps({"terms": terms.encoded().decode(), "ids": size, "nonce": shown}).encode()
     if me == leader:
         for j in range(leader):
@@ -175,9 +176,8 @@ def _open(
         _size(terms, first, name)
         opened = bytes((yield Receive(leader, NONCE, 1, 2 * _LIMIT * leader)))
         facts = _parsed(opened, name)
-        hellos = [str(hello).encode() for hello in facts.get("hellos", ())]
-        committed = hashlib.blake2b(bytes.fromhex(str(facts.get("nonce")))).hexdigest()
-        if committed != _parsed(first, name).get("nonce"):
+        hellos = [str(hello).encode() for hello in facts.get("hellos") or ()]
+        if _committed(str(facts.get("nonce"))) != _parsed(first, name).get("nonce"):
             raise AlignmentRefused(f"client {name!r} opened another nonce than it committed to: refused")
         if len(hellos) != leader or hellos[me] != mine:
             raise AlignmentRefused(f"client {name!r} repeats another greeting than this client has sent: refused")
@@ -187,6 +187,11 @@ def _open(
     for said in (*hellos, opened):
         alpha.update(len(said).to_bytes(8, "little") + said)
     return _Run(terms, me, sizes, alpha.digest(), ids, randomness, advance, minimum, folder)
+
+
+def _committed(nonce: str) -> str:
+    """What the leader says of its nonce (64 hexadecimal digits) before it has heard the others'."""
+    return hashlib.blake2b(nonce.encode()).hexdigest()
 
 
 def _parsed(said: bytes, name: str) -> dict[str, Any]:
@@ -207,7 +212,8 @@ def _size(terms: Terms, hello: bytes, name: str) -> int:
         facts = {"terms": hello.decode(errors="replace")}  # of another version: say which
     terms.compare(str(facts.get("terms", facts)).encode(), name)
     size = facts.get("ids")
-    if type(size) is not int or size < 0 or size != terms.padded(size):
+    longest = MAX_IDS["ot"] if terms.pad_to is None else terms.pad_to
+    if type(size) is not int or not (0 if terms.pad_to is None else terms.pad_to) <= size <= longest:
         raise AlignmentRefused(f"client {name!r} announces a list of {size!r} ids: refused")
     return size
 

@@ -140,12 +140,10 @@ def _accept(count: int, minimum: int) -> None:
 def matching_costs(matching: str, clients: int) -> tuple[float, float]:
     """How many times the work of two clients, and bytes an id over the leader's link."""
     members = clients - 1
-    if (
-        matching == "ecdh"
-    ):  # every client blinds every list; two clients move three lists of 32 bytes, and three of positions
+    if matching == "ecdh":  # every client blinds every list; two move three lists of 32 bytes, and three of positions
         return clients * clients / 4, 108 * clients * members / 2
     if clients == 2:
         return 1.0, 102.0
     # an encoding a client, and a function for each ordered pair of members and each member with the leader (measured
-    # for 2 and 3)
-    return 0.26 * clients + 0.48 * members * members, 170.0 * members * (members - 1) + 118.0 * members
+    # for 2 to 4)
+    return 0.2 * clients + 0.6 * members * members, 170.0 * members * (members - 1) + 118.0 * members

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
+import json
 import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -14,7 +19,7 @@ from hypothesis import strategies as st
 from nacl.bindings import crypto_core_ed25519_from_uniform
 
 from tests.vfl.alignment.exchange import Exchange, silent
-from vfl.alignment import MATCHINGS, AlignmentError, encode_ids, group
+from vfl.alignment import MATCHINGS, AlignmentError, AlignmentRefused, base_ot, encode_ids, group, okvs, ot
 from vfl.alignment.ecdh import LIST, leader, member, positions_in_all
 from vfl.alignment.group import ELEMENT, FIELD, blind, hash_and_blind, hash_to_curve, montgomery_u, valid_elements
 from vfl.alignment.ids import arrow_ids, bytes_and_offsets
@@ -332,3 +337,68 @@ def test_terms_are_checked() -> None:
         Terms(("a", "b"), 0)
     with pytest.raises(ValueError, match="matching = 'plain'"):
         Terms(("a", "b"), matching="plain")
+
+
+# oblivious transfers -----------------------------------------------------------------------------
+
+
+def opened_by(leader_says: Callable[[dict[str, Any], list[str]], tuple[dict[str, Any], list[str]]]) -> Steps:
+    """A member of ("a", "b") that has got as far as the leader's nonce, which ``leader_says`` may change."""
+    terms = Terms(("a", "b"))
+    steps = ot.align(terms, 0, arrow_ids(["x"]), random.Random(0).randbytes)
+    nonce = "ab" * 32
+    first = {"terms": terms.encoded().decode(), "ids": 1, "nonce": hashlib.blake2b(nonce.encode()).hexdigest()}
+    assert next(steps) == Receive(1, ot.HELLO, 1, 1 << 16)
+    answer = steps.send(bytearray(json.dumps(first).encode()))
+    assert isinstance(answer, Send)
+    opened, hellos = leader_says({"nonce": nonce}, [bytes(answer.payload).decode()])
+    assert isinstance(next(steps), Receive)
+    steps.send(bytearray(json.dumps({**opened, "hellos": hellos}).encode()))
+    return steps
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda opened, hellos: ({"nonce": "cd" * 32}, hellos), "opened another nonce than it committed to"),
+        (lambda opened, hellos: ({}, hellos), "opened another nonce than it committed to"),
+        (lambda opened, hellos: (opened, [hellos[0].replace('"ids": 1', '"ids": 2')]), "repeats another greeting"),
+        (lambda opened, hellos: (opened, hellos * 2), "repeats another greeting"),
+    ],
+)
+def test_a_leader_that_chooses_its_nonce_late_is_refused(change: Any, message: str) -> None:
+    """Else it could choose α, and with it the salt and the keys."""
+    with pytest.raises(AlignmentRefused, match=f"client 'b' {message}"):
+        opened_by(change)
+    assert opened_by(lambda opened, hellos: (opened, hellos)) is not None
+
+
+@pytest.mark.parametrize("point", [bytes(32), bytes([1, *bytes(31)]), b"\xff" * 32, bytes([2, *bytes(31)])])
+def test_points_outside_the_group_are_refused_at_both_ends(point: bytes) -> None:
+    coins = random.Random(1).randbytes
+    with pytest.raises(AlignmentRefused, match="client 'x' sent a point that is not in the group of ed25519"):
+        base_ot.answer(point, [0] * 512, b"label", coins, "x")
+    secret, offered = base_ot.offer(coins)
+    answered, keys = base_ot.answer(offered, [0, 1] * 256, b"label", coins, "x")
+    pairs = base_ot.key_pairs(secret, offered, answered, b"label", "y")
+    assert (
+        keys == [pair[i % 2] for i, pair in enumerate(pairs)] and len({key for pair in pairs for key in pair}) == 1024
+    )
+    with pytest.raises(AlignmentRefused, match="client 'y' sent a point"):
+        base_ot.key_pairs(secret, offered, answered[:-32] + point, b"label", "y")
+
+
+def test_lists_in_several_bins_and_in_a_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """More bins than are under way at once, threads over them, lists of different lengths, the smaller one of the member."""
+    monkeypatch.setattr(okvs, "BIN", 5000)
+    monkeypatch.setattr(okvs, "IN_MEMORY", 0)
+    lists = [[f"p{i}" for i in range(20_000, 42_000)], [f"p{i}" for i in range(40_000)]]
+    folded = okvs.Bins(arrow_ids(lists[0]), bytes(16), okvs.Shape(22_000, 8), tmp_path, silent)
+    assert folded.filled.sum() == 22_000 and not list(tmp_path.iterdir())  # it has no name
+    rows = sorted(row for number in range(8) for row in okvs.rows_of(folded[number]).tolist())
+    assert rows == list(range(22_000))
+    for sets in (lists, [*lists, lists[0][::-1]]):
+        found = Exchange(sets, None, 3, "ot").run()
+        orders = [[ids[row] for row in rows] for ids, rows in zip(sets, found.rows, strict=True)]
+        assert all(order == orders[0] for order in orders)
+        assert sorted(orders[0]) == sorted(f"p{i}" for i in range(20_000, 40_000))
