@@ -389,7 +389,7 @@ def test_points_outside_the_group_are_refused_at_both_ends(point: bytes) -> None
 
 
 def test_lists_in_several_bins_and_in_a_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """More bins than are under way at once, threads over them, lists of different lengths, the smaller one of the member."""
+    """More bins than are under way at once, lists of different lengths, the smaller one of the member."""
     monkeypatch.setattr(okvs, "BIN", 5000)
     monkeypatch.setattr(okvs, "IN_MEMORY", 0)
     lists = [[f"p{i}" for i in range(20_000, 42_000)], [f"p{i}" for i in range(40_000)]]
