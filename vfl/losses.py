@@ -6,13 +6,17 @@
 | ``binary`` | one logit | sigmoid(z) − y | 0 or 1 |
 | ``regression`` | one number | z − y | y, scaled to −1 … 1 by a public range |
 
-The gradient of a row is [h 1] ⊗ δ in all of them, so clip, noise and claim are the same. Class weights multiply δ
-before the clip.
+The gradient of a row is [h 1] ⊗ δ in all of them, so noise and claim are the same. With many classes it is clipped to
+γ, and class weights multiply δ before the clip. With one output it is γ·F·[h 1]/‖[h 1]‖ with a smooth |F| ≤ 1 instead,
+F ≈ δ/b where |δ| is below the public threshold b and ±1 far beyond it (``OneOutput``); class weights, over the
+largest, multiply it.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -21,13 +25,18 @@ import numpy.typing as npt
 from accel.validate import require, require_choice, require_real
 
 __all__ = [
+    "CEILING",
     "TASKS",
+    "WAVES",
     "WEIGHT_BITS",
+    "OneOutput",
     "check_task",
     "classes_of",
     "errors_and_losses",
+    "half_wave",
     "output_count",
     "probabilities",
+    "relative_weights",
     "scaled_targets",
     "score",
     "score_in_words",
@@ -43,6 +52,9 @@ Floats = npt.NDArray[np.floating]
 TASKS = ("classification", "binary", "regression")
 WEIGHT_BITS = 8  # of class weights
 LARGEST_WEIGHT = 64.0
+WAVES = ((64, 12), (128, 16), (256, 32))  # period of a sigmoid's wave, and its sines
+WAVE_EDGE = 8.0  # it is a sigmoid up to this before half its period
+CEILING = 63 / 64  # of F: what is above, up to 1, is for rounding
 
 
 def check_task(task: str, class_weights: Sequence[float]) -> None:
@@ -73,6 +85,62 @@ def output_count(task: str, classes: int, class_weights: Sequence[float] = ()) -
 def weight_words(class_weights: Sequence[float]) -> npt.NDArray[np.int64]:
     """Class weights as integers at ``WEIGHT_BITS``: what servers and twins use."""
     return np.rint(np.asarray(class_weights, dtype=np.float64) * 2.0**WEIGHT_BITS).astype(np.int64)
+
+
+def relative_weights(class_weights: Sequence[float]) -> npt.NDArray[np.int64]:
+    """Class weights over the largest, rounded down, at ``WEIGHT_BITS``."""
+    words = weight_words(class_weights)
+    return np.asarray((words << WEIGHT_BITS) // words.max())
+
+
+@dataclass(frozen=True)
+class OneOutput:
+    """What is public about the bounded error of a model with one output: γ, the threshold b, and a bound of ‖[h 1]‖."""
+
+    task: str
+    clip_norm: float
+    threshold: float
+    reach: float
+
+    @classmethod
+    def of_rows(cls, task: str, clip_norm: float, row_bound: float, width: int) -> OneOutput:
+        """b is γ over the usual norm of [h 1]: that of ``width`` columns of deviation 1, or the row bound if it is
+        less."""
+        threshold = clip_norm / math.hypot(min(row_bound, math.sqrt(width)), 1.0)
+        found = cls(task, clip_norm, threshold, math.hypot(row_bound, 1.0))
+        word, bits = found.slope_word
+        return replace(found, threshold=2.0 ** (bits + 1) / word) if task == "regression" else found
+
+    @property
+    def slope_word(self) -> tuple[int, int]:
+        """(k, t): the slope 2/b of a regression as k/2^t, of six significant bits or an integer. It is at least 1/2."""
+        slope = 2.0 / min(self.threshold, 4.0)
+        bits = max(0, 5 - math.floor(math.log2(slope)))
+        return round(slope * 2.0**bits), bits
+
+    def wave(self, output_bound: float) -> tuple[int, int]:
+        """The shortest of ``WAVES`` that is a sigmoid for all outputs within a bound, or the longest there is."""
+        argument = output_bound if self.task == "binary" else 2.0 * (output_bound + 1.0) / self.threshold
+        fitting = [wave for wave in WAVES if wave[0] / 2 - WAVE_EDGE >= argument]
+        return fitting[0] if fitting else WAVES[-1]
+
+    def error(self, outputs: Floats, labels: npt.NDArray[Any], weights: Floats) -> Floats:
+        """F of every row, before class weights: ±σ(±z)/b, smoothly bounded by 1, or tanh((z − y)/b)."""
+        wave = self.wave(self.reach * float(np.linalg.norm(weights)))
+        if self.task == "regression":
+            argument = 2.0 * (outputs - np.clip(labels, -1.0, 1.0)) / self.threshold
+            return np.asarray(CEILING * (2.0 * half_wave(argument, wave) - 1.0))
+        signs = 1.0 - 2.0 * labels
+        found = half_wave(signs * outputs, wave, min(1.0, self.threshold)) / max(1.0, self.threshold)
+        return np.asarray(signs * CEILING * found)
+
+
+def half_wave(x: Floats, wave: tuple[int, int], odds: float = 1.0) -> Floats:
+    """σ(x − log odds), continued as a wave of a period by some sines: what ``refmpc.half_wave`` computes."""
+    period, terms = wave
+    omega = 2 * np.pi * np.arange(1, 2 * terms, 2) / period
+    sizes = 4 * np.pi / period / np.sinh(np.pi * omega)
+    return np.asarray(0.5 + np.sin(np.multiply.outer(x - math.log(odds), omega)) @ sizes)
 
 
 def shared_labels(task: str, labels: npt.NDArray[Any], classes: int) -> npt.NDArray[Any]:

@@ -122,7 +122,7 @@ def scaled_hold(c_angle, m, odd, sine, cosine, cut, constant, c, width, offset, 
             total = (c[row, i] - np.uint64(offset) + np.uint64(1)) * own
             for j in range(count):
                 total -= held[j] * halves[row, at + j]
-            if (c[row, i] >> top) == 0:
+            if tops.size and (c[row, i] >> top) == 0:
                 above = np.uint64(0)
                 for j in range(count):
                     above += held[j] * tops[row, i * count + j]

@@ -154,9 +154,11 @@ def scaled_hold(
     own = (held * halves[:, :count]).sum(axis=1, dtype=np.uint64) + np.uint64(constant if leads else 0)
     known = c - np.uint64(offset) + ONE
     products = (every * halves[:, count:].reshape(rows, entries, -1)).sum(axis=2, dtype=np.uint64)
-    above = (every * tops.reshape(rows, entries, -1)).sum(axis=2, dtype=np.uint64) << np.uint64(width)
-    clear = c >> np.uint64(width - 1) == 0
-    out[:] = (known * own[:, np.newaxis] - products + np.where(clear, above, np.uint64(0))) & _low(bits)
+    total = known * own[:, np.newaxis] - products
+    if tops.size:
+        above = (every * tops.reshape(rows, entries, -1)).sum(axis=2, dtype=np.uint64) << np.uint64(width)
+        total += np.where(c >> np.uint64(width - 1) == 0, above, np.uint64(0))
+    out[:] = total & _low(bits)
 
 
 def lifted_squares_deal(rho: np.ndarray, width: int, bits: int, halves: np.ndarray, out: np.ndarray) -> None:

@@ -124,9 +124,9 @@ async def receive_rows(
             squares = await verify_uploads(party, plan, held.embeddings, held.labels)
     with party.phase("norms"):
         if squares is None:
-            norms = await squared_norms(held.embeddings, plan.scales)
+            norms = await squared_norms(held.embeddings, plan.scales, held.labels)
         else:
-            norms = await norms_of_squares(squares, plan.scales)
+            norms = await norms_of_squares(squares, plan.scales, held.labels)
         # of dummies those of [0 1]: within the domain of every step
     held.write_dummies(ones=False)
     return held.rows(norms)

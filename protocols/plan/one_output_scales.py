@@ -1,95 +1,137 @@
-"""Fixed-point scales of a model with one output (a logit of two classes, or a number): its clip is a clamp.
+"""Fixed-point scales of a model with one output (a logit of two classes, or a number): its clip is one bounded
+function.
 
-The gradient of a row is δ·[h 1] with one number δ, so clipping it to γ is clamping δ to ±b, b = γ/‖[h 1]‖, and b does
-not depend on the weights: it is computed once, when the rows arrive, and rounded down (proofs §4.9). A step then needs
-no norms, no roots and no division by them:
+A record contributes λ·F·[h 1] with a smooth |F| ≤ 1 of its output and label (``vfl.losses.OneOutput``) and λ = ±γ/‖[h
+1]‖, rounded down, which does not depend on the weights: it is made once, when the rows arrive (proofs §4.9).
 
 | what | bits |
 |---|---|
 | ‖[h 1]‖², rounded up | ``SQUARE_BITS`` (20) |
 | 1/‖[h 1]‖, never too large | 26 |
-| γ as an integer, rounded down | ``clip_bits``, at most 36, so that it has 30 bits where it can |
-| b, one unit taken off | 32, ``UPDATE_BITS`` |
-| δ, then u = clamp(δ, ±b), exact | 32 |
-| [H 1]ᵀu | 46, the scale of the noise |
+| γ as an integer, rounded down; class weights over the largest, rounded down | 24 significant; 8 |
+| λ, one unit taken off before its sign | ``multiplier_bits`` |
+| F, |F| ≤ 1 for every rounding and every word | ``function_bits``, 23 to 31 |
+| u = λ·F, exact | their sum, at least 32 |
+| [H 1]ᵀu | 14 more, the scale of the noise once it is lifted |
 
-|u| ≤ b holds in integers, so ‖[h 1]‖·|u| ≤ γ for every rounding, and γ' = γ. A residual z − y needs no bound of its
-own: where it is large it is clamped like all others.
+No output needs a bound: beyond half a period F gives another of its values.
 """
 
 from __future__ import annotations
 
+import functools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from accel.validate import require
-from protocols.plan.scales import EMBEDDING_BITS, UPDATE_BITS, Scales
+from protocols.plan.scales import EMBEDDING_BITS, NOISE_DEVIATIONS, RELEASE_BITS, UPDATE_BITS, Scales
 from protocols.step.squared_norm_ratio import OverClip
+from refmpc import Series
 from refmpc.mathematics.normalise import MANTISSA_BITS
+from refmpc.mathematics.series import half_wave, log_word
+from vfl.losses import CEILING, OneOutput
 from vfl.training import TrainingConfig
 
-__all__ = ["RESOLUTION_BITS", "OneOutputScales", "plan_one_output"]
+__all__ = ["OneOutputScales", "plan_one_output"]
 
 SQUARE_BITS = 20
-CLIP_BITS = 30  # significant ones of γ
-RESOLUTION_BITS = 12  # δ is compared with b to 2^-20: beyond that it may be clamped though it need not
-LARGEST_OUTPUT = 2.0**27
-SMALLEST_BOUND = 2.0**-12
+CLIP_BITS = 24  # significant ones of γ
+MULTIPLIER_BITS, FEWEST_MULTIPLIER_BITS = 7, 3  # significant ones of the smallest λ, that of the longest row
+FEWEST_FUNCTION_BITS, MOST_FUNCTION_BITS = 23, 31
+MOST_UPDATE_BITS = 40
 ROOM = 62
 
 
 @dataclass(frozen=True)
 class OneOutputScales:
-    """``lengths``: ‖[h 1]‖² on shares. ``error_bound``: of |δ| besides the output itself (1 and its rounding, times a
-    weight)."""
+    """``lengths``: ‖[h 1]‖² on shares."""
 
-    task: str
-    clip_norm: float
+    public: OneOutput
     lengths: OverClip
-    error_bound: float
+    multiplier_bits: int
+    function_bits: int
+    class_weights: tuple[float, ...] = ()
+
+    @property
+    def task(self) -> str:
+        return self.public.task
+
+    @property
+    def update_bits(self) -> int:
+        """The bits of u = λ·F."""
+        return self.multiplier_bits + self.function_bits
+
+    @property
+    def gradient_bits(self) -> int:
+        """The bits of [H 1]ᵀu, and of the noise."""
+        return EMBEDDING_BITS + self.update_bits
 
     @property
     def clip_bits(self) -> int:
-        """At which γ is an integer of 30 bits, or of fewer if γ is so small that γ/‖[h 1]‖ would not fit."""
-        return min(CLIP_BITS - math.ceil(math.log2(self.clip_norm)), ROOM - MANTISSA_BITS)
+        """At which γ is an integer of 24 bits."""
+        return CLIP_BITS - math.ceil(math.log2(self.public.clip_norm))
 
     @property
     def clip_word(self) -> int:
         """⌊γ·2^clip_bits⌋, exactly."""
-        return math.floor(Fraction(self.clip_norm) * Fraction(2) ** self.clip_bits)
+        return math.floor(Fraction(self.public.clip_norm) * Fraction(2) ** self.clip_bits)
 
     @property
     def cut(self) -> int:
-        """What γ/‖[h 1]‖ loses."""
-        return MANTISSA_BITS + self.clip_bits - UPDATE_BITS
+        """What γ/‖[h 1]‖ loses, before class weights."""
+        return MANTISSA_BITS + self.clip_bits - self.multiplier_bits
 
-    def high_bit(self, output_bound: float) -> int:
-        """Compared bits of δ ± b, for outputs within a bound."""
-        reach = self.error_bound + self.clip_norm + (output_bound if self.task == "regression" else 0.0)
-        return UPDATE_BITS + math.ceil(math.log2(reach)) + 1
+    def function(self, wave: tuple[int, int]) -> Series:
+        """F for a wave: its argument is what ``argument_words`` makes."""
+        return _function(self.public, self.function_bits, wave)
+
+    def argument_words(self, output_bits: int, label_bits: int, wave: tuple[int, int]) -> tuple[int, int, int]:
+        """(k, l, bits): the argument of F is k·z + l·y at these bits, for outputs z and labels y at theirs."""
+        if self.task == "regression":
+            word, more = self.public.slope_word
+            return word, -(word << (output_bits - label_bits)), output_bits + more
+        # −F(−z) = F(z + 2·log b) − 1, and half a period further it is −(F(z + 2·log b) − 1) that becomes F again
+        logarithm = log_word(min(1.0, self.public.threshold), output_bits)
+        return 1, 2 * logarithm + (wave[0] << (output_bits - 1)), output_bits
 
 
-def plan_one_output(scales: Scales, training: TrainingConfig) -> OneOutputScales:
-    """The scales of one output, or refuse."""
+@functools.cache
+def _function(public: OneOutput, bits: int, wave: tuple[int, int]) -> Series:
+    period, terms = wave
+    dealt = (bits - 1) // 2
+    odds = min(1.0, public.threshold) if public.task == "binary" else 1.0
+    made = half_wave(period.bit_length() - 1, terms, odds, held_bits=bits - dealt, dealt_bits=dealt)
+    ceiling = Fraction(CEILING)
+    if public.task == "regression":
+        return replace(made.scaled(2 * ceiling), constant=0)
+    return made.scaled(ceiling / Fraction(max(1.0, public.threshold)))
+
+
+def plan_one_output(
+    scales: Scales, training: TrainingConfig, public: OneOutput, batch_size: int, noise_std: float, momentum: float
+) -> OneOutputScales:
+    """The finest scales that fit, or refuse. ``noise_std`` is that of a coordinate of what is cut, ``momentum`` what
+    β·v has in it (0 if v is public)."""
     (layer,) = scales.layers
     lengths = OverClip(1.0, layer.reach, EMBEDDING_BITS, SQUARE_BITS)
     lengths.require_fine("row_bound", scales.row_bound, "scale the rows and the clip norm down")
-    smallest = training.clip_norm / layer.reach
+    sums = (batch_size * training.clip_norm + 2 * 2.0**-RELEASE_BITS) / (1 - momentum)
+    room = math.floor(ROOM - EMBEDDING_BITS - math.log2(sums + NOISE_DEVIATIONS * noise_std) - 1e-9)
+    update_bits = min(MOST_UPDATE_BITS, room)
+    smallest = layer.reach / training.clip_norm
+    if training.class_weights:
+        smallest *= max(training.class_weights) / min(training.class_weights)
+    fewest = max(0, FEWEST_MULTIPLIER_BITS + math.ceil(math.log2(smallest)))
+    spare = update_bits - FEWEST_FUNCTION_BITS - fewest
     require(
-        smallest >= SMALLEST_BOUND and training.clip_norm <= 2.0**20,
+        spare >= 0 and update_bits >= UPDATE_BITS,
         "clip_norm",
         training.clip_norm,
-        f"from {SMALLEST_BOUND * layer.reach:.3g} to 2^20 for rows bounded by {scales.row_bound:.4g}",
-        "raise the clip norm or lower the row bound",
+        f"at least {training.clip_norm * 2.0 ** max(0, -spare):.3g} for rows bounded by {scales.row_bound:.4g}, and so"
+        f" small that noised sums stay below 2^{ROOM - EMBEDDING_BITS - UPDATE_BITS}",
+        "raise the clip norm or epsilon, lower the row bound or the batch size, or give class weights that differ less",
     )
-    require(
-        scales.logit_bound <= LARGEST_OUTPUT,
-        "learning_rate",
-        training.learning_rate,
-        f"small enough that outputs stay below 2^27, not {scales.logit_bound:.3g}",
-        "lower the learning rate, the epochs, the noise (larger epsilon) or the row bound",
-    )
-    found = OneOutputScales(training.task, training.clip_norm, lengths, 1.001 * max((1.0, *training.class_weights)))
-    assert found.high_bit(2 * LARGEST_OUTPUT) <= ROOM and found.cut >= 1
-    return found
+    more = max(0, spare - (MULTIPLIER_BITS - FEWEST_MULTIPLIER_BITS)) // 2
+    function_bits = min(MOST_FUNCTION_BITS, FEWEST_FUNCTION_BITS + more)
+    return OneOutputScales(public, lengths, update_bits - function_bits, function_bits, training.class_weights)

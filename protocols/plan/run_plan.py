@@ -39,7 +39,7 @@ from vfl.dp import (
 )
 from vfl.dp.claim import ROW_BOUND_CHECKED, ROW_BOUND_TRUSTED
 from vfl.gradients import GlobalModel
-from vfl.losses import output_count, shared_labels
+from vfl.losses import OneOutput, output_count, shared_labels
 from vfl.methods import facts
 from vfl.run_mechanism import calibrate_run, choose_factorisation, choose_schedule
 from vfl.training import Schedule, TrainingConfig
@@ -452,10 +452,12 @@ def plan_run(protocol: str, federation: PublicFacts, training: TrainingConfig) -
             noise_std=noise_std,
             start_norms=start_norms,
         )
+        truncated_std = noise_std * factorisation.velocity_norm(slack.momentum)
         if one_layer and outputs == 1:
-            scales = replace(scales, one_output=plan_one_output(scales, training))
+            bounded = OneOutput.of_rows(training.task, training.clip_norm, federation.row_bound, federation.width)
+            own = plan_one_output(scales, training, bounded, schedule.batch_size, truncated_std, slack.momentum)
+            scales = replace(scales, one_output=own)
         elif one_layer:
-            truncated_std = noise_std * factorisation.velocity_norm(slack.momentum)
             scales = with_low_round(scales, training, schedule.batch_size, truncated_std, slack.momentum)
             require(
                 not training.class_weights or scales.low_round is not None,
@@ -465,7 +467,6 @@ def plan_run(protocol: str, federation: PublicFacts, training: TrainingConfig) -
                 "scale them down: only their ratios and the clip matter; or lower the noise (larger epsilon)",
             )
         elif len(training.hidden) == 1 and outputs > 1:
-            truncated_std = noise_std * factorisation.velocity_norm(slack.momentum)
             scales = with_hidden_chain(scales, training, schedule.batch_size, truncated_std, slack.momentum)
         slack = replace(
             slack,
@@ -491,6 +492,8 @@ def plan_run(protocol: str, federation: PublicFacts, training: TrainingConfig) -
         assumed += ("the starting weights are public and random, from the seed of the run",)
     if training.class_weights:
         assumed += ("the class weights are public, and not computed from the private labels",)
+    if training.task == "binary" and not checked:
+        assumed += ("labels are 0 or 1: the label client shares nothing else",)
     if training.task == "regression":
         assumed += ("the range of the target is public, and targets beyond it are moved to its ends",)
     claim = with_delta_checked(noise.claim, schedule.num_samples)

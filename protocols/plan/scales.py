@@ -166,13 +166,13 @@ class Scales:
 
     @property
     def row_bits(self) -> int:
-        """Row bits of what is kept of each row's norm: n_j, or with one output b_j = γ/‖[h_j 1]‖."""
-        return self.norm_bits if self.one_output is None else UPDATE_BITS
+        """Row bits of what is kept of each row: n_j, or with one output λ_j = ±γ/‖[h_j 1]‖."""
+        return self.norm_bits if self.one_output is None else self.one_output.multiplier_bits
 
     @cached_property
     def gradient_bits(self) -> int:
         """Gradient bits of the sum of clipped gradients when the noise is added."""
-        chain = self.low_round or self.hidden_chain
+        chain = self.low_round or self.hidden_chain or self.one_output
         return GRADIENT_BITS if chain is None else chain.gradient_bits
 
     @property

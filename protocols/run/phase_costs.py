@@ -142,9 +142,17 @@ async def _squares_within(party: Party, rows: int, high_bit: int, low_bit: int) 
     await Faults(party, _COINS).require_not_negative(squares, high_bit, low_bit)
 
 
+def _zero_labels(party: Party, rows: int, plan: Plan) -> ArithmeticTensor:
+    return ArithmeticTensor.zeros(party, (rows, plan.outputs), plan.label_bits)
+
+
 async def _norms_of_rows(party: Party, rows: int, plan: Plan) -> None:
-    await squared_norms(ArithmeticTensor.zeros(party, (rows, 1), EMBEDDING_BITS), plan.scales)
+    await squared_norms(
+        ArithmeticTensor.zeros(party, (rows, 1), EMBEDDING_BITS), plan.scales, _zero_labels(party, rows, plan)
+    )
 
 
 async def _norms_of_squares(party: Party, rows: int, plan: Plan) -> None:
-    await norms_of_squares(ArithmeticTensor.zeros(party, (rows,), 2 * EMBEDDING_BITS), plan.scales)
+    await norms_of_squares(
+        ArithmeticTensor.zeros(party, (rows,), 2 * EMBEDDING_BITS), plan.scales, _zero_labels(party, rows, plan)
+    )

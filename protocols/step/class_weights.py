@@ -1,4 +1,5 @@
-"""Class weights on shares: linear functions of the labels that are shared already, so nothing is sent for them.
+"""Class weights of many classes on shares: linear functions of the labels that are shared already, so nothing is sent
+for them.
 
 A row's error becomes w·(p − y) before the clip, w the public weight of its secret class. w·p is one secret product a
 row and class, beside a round that is there anyway (``refmpc.probabilities``); w·y and w itself are local.
@@ -19,15 +20,11 @@ def row_weights(labels: ArithmeticTensor, class_weights: Sequence[float]) -> Ari
     if not class_weights:
         return None
     words = weight_words(class_weights)
-    if labels.shape[1] == 1:
-        more = labels.reshape(len(labels)).scale_by_integers(int(words[1] - words[0])).reinterpret(WEIGHT_BITS)
-        return more + words[0] * 2.0**-WEIGHT_BITS
     return labels.scale_by_integers(words).sum(axis=1).reinterpret(WEIGHT_BITS)
 
 
 def weighted_labels(labels: ArithmeticTensor, class_weights: Sequence[float]) -> ArithmeticTensor:
-    """w·y: each column times the weight of its class (the second's, if there is only one). Local."""
+    """w·y: each column times the weight of its class. Local."""
     if not class_weights:
         return labels
-    words = weight_words(class_weights)
-    return labels.scale_by_integers(words[-labels.shape[1] :]).reinterpret(WEIGHT_BITS)
+    return labels.scale_by_integers(weight_words(class_weights)).reinterpret(WEIGHT_BITS)

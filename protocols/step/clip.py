@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import refmpc
 from protocols.plan.scales import UPDATE_BITS, LayerScales, Scales
-from protocols.step.one_output import clip_bounds, clip_bounds_of_squares
+from protocols.step.one_output import multipliers
 from protocols.step.squared_norm_ratio import norms_over_clip, squares_over_clip
 from refmpc import ArithmeticTensor, TwoHolderBits
 from refmpc.mathematics.normalise import MANTISSA_BITS
@@ -25,31 +25,36 @@ __all__ = ["clip_factors", "clipped_updates", "norms_of_squares", "squared_norms
 NORM_CHUNK = 1 << 14  # rows whose norms are computed in one go
 
 
-async def squared_norms(embeddings: CutByRows, scales: Scales) -> ArithmeticTensor:
+async def squared_norms(embeddings: CutByRows, scales: Scales, labels: CutByRows | None = None) -> ArithmeticTensor:
     """n_j = ‖[h_j 1]‖²/γ² at ``norm_bits``, never below the true value: once, when the embeddings arrive.
 
-    2 rounds a chunk, 24 + 8 + 6·bits/8 bytes a row. With one output γ/‖[h_j 1]‖ instead (``clip_bounds``).
+    2 rounds a chunk, 24 + 8 + 6·bits/8 bytes a row. With one output ``multipliers`` instead, of these ``labels``.
     """
     pieces = []
     for start in range(0, len(embeddings), NORM_CHUNK):
         rows = embeddings[start : start + NORM_CHUNK]
-        if scales.one_output is not None:
-            pieces.append(await clip_bounds(rows, scales.one_output))
-        else:
+        if scales.one_output is None:
             pieces.append(await norms_over_clip(rows, scales.norms))
+        else:
+            assert labels is not None
+            own = labels[start : start + NORM_CHUNK]
+            pieces.append(await multipliers(await refmpc.dot(rows, rows), own, scales.one_output))
     return refmpc.concatenate(pieces)
 
 
-async def norms_of_squares(squares: ArithmeticTensor, scales: Scales) -> ArithmeticTensor:
+async def norms_of_squares(
+    squares: ArithmeticTensor, scales: Scales, labels: CutByRows | None = None
+) -> ArithmeticTensor:
     """``squared_norms`` from the exact ‖h_j‖², without the column of ones. 1 round a chunk, 8 + 6·bits/8 bytes a
     row."""
     pieces = []
     for start in range(0, len(squares), NORM_CHUNK):
         exact = squares[start : start + NORM_CHUNK] + 1.0
-        if scales.one_output is not None:
-            pieces.append(await clip_bounds_of_squares(exact, scales.one_output))
-        else:
+        if scales.one_output is None:
             pieces.append(await squares_over_clip(exact, scales.norms))
+        else:
+            assert labels is not None
+            pieces.append(await multipliers(exact, labels[start : start + NORM_CHUNK], scales.one_output))
     return refmpc.concatenate(pieces)
 
 

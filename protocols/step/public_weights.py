@@ -5,8 +5,8 @@ Everything here is exact integer arithmetic, so all servers come to the same wor
 
     v ← round(β̂·v/2^20) + y,   W ← round(α̂·W/2^16) − k·v,   η/B = k/2^(weight_bits − RELEASE_BITS).
 
-The last layer is used centred and rounded, W̃: subtracting the same vector from every class leaves the softmax as it is
-and the norms small, and 14 + ``bits`` is then the scale that the softmax takes, with no truncation. The gradient is
+The last layer is used centred and rounded, W̃: subtracting the same vector from every class leaves the softmax as it
+is and the norms small, and 14 + ``bits`` is then the scale that the softmax takes, with no truncation. The gradient is
 that at W̃, a public function of what was opened before, so the theorem of ``vfl.dp.slack`` covers it.
 """
 
@@ -26,6 +26,7 @@ from protocols.plan.scales import DECAY_BITS, EMBEDDING_BITS, HEAD_BITS, Scales
 from protocols.step.squared_norm_ratio import ROOM
 from refmpc import ArithmeticTensor
 from refmpc.core.integer_logs import ceil_log2
+from vfl.losses import OneOutput
 from vfl.training import TrainingConfig
 
 if TYPE_CHECKING:
@@ -88,6 +89,7 @@ class Head:
     words: np.ndarray
     bits: int
     logit_bound: float
+    wave: tuple[int, int] | None = None  # with one output: period and sines of its function in this very step
     hidden: HiddenHead | None = None  # of an MLP of one hidden layer whose weights allow the short step
 
     @property
@@ -124,14 +126,17 @@ def rounded(values: np.ndarray, bits: int) -> np.ndarray:
     return values if bits == 0 else (values + (1 << (bits - 1))) >> bits
 
 
-def rounded_head(values: np.ndarray, weight_bits: int, reach: float) -> Head:
+def rounded_head(values: np.ndarray, weight_bits: int, reach: float, one_output: OneOutput | None = None) -> Head:
     """W̃ of the last layer: as fine as the softmax takes and the ring holds. ``reach`` bounds ‖[h 1]‖. One output is
     not centred: nothing may be taken from it."""
     fitting = rounded if values.shape[1] == 1 else centred
     longest = math.ceil(reach * 2.0**REACH_BITS)
     for bits in range(min(HEAD_BITS, weight_bits), FEWEST_HEAD_BITS - 1, -1):
         words = fitting(values, weight_bits - bits)
-        bound = norm_above(words) * longest >> (REACH_BITS + bits)
+        product = norm_above(words) * longest
+        if one_output is not None:
+            return Head(words, bits, 0.0, one_output.wave(product * 2.0 ** -(REACH_BITS + bits)))
+        bound = product >> (REACH_BITS + bits)
         head = Head(words, bits, float(1 << bound.bit_length()))  # few different ones: steps are recorded for each
         if head.high_bit <= ROOM:
             return head

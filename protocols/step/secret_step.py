@@ -5,8 +5,8 @@ one forward product, the squared norms of δ, B clip factors and one backward pr
 its own noise to its own summand of the backward product, before the truncation that the DP proof asks for.
 
 An MLP has such a gradient for every layer, ‖g_j‖² = Σ_l (‖a_{l−1,j}‖²+1)·‖δ_{l,j}‖², and one clip factor for all. A
-sample whose hidden norms leave the public limit contributes nothing: see ``protocols.plan.scales`` for why, and for the
-proof.
+sample whose hidden norms leave the public limit contributes nothing: see ``protocols.plan.scales`` for why, and for
+the proof.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ __all__ = [
 @dataclass
 class SharedRows:
     """What the servers hold about the people: [H 1], labels (one-hot; one column if there is one output), and of the
-    norms n_j = ‖[h_j 1]‖²/γ² rounded up, or with one output b_j = γ/‖[h_j 1]‖ rounded down."""
+    norms n_j = ‖[h_j 1]‖²/γ² rounded up, or with one output λ_j = ±γ/‖[h_j 1]‖ rounded towards zero."""
 
     embeddings: ArithmeticTensor
     labels: ArithmeticTensor
@@ -159,13 +159,10 @@ async def _backward(
 async def linear_updates(
     rows: SharedRows, weights: ArithmeticTensor, scales: Scales, class_weights: Sequence[float] = ()
 ) -> ArithmeticTensor:
-    """u_j = c_j·(softmax([h_j 1]·W) − y_j) of one layer, exactly within the clip: 16 rounds, 19 beyond 12 classes; with
-    one output 15 (two classes) or 6 (a number)."""
+    """u_j = c_j·(softmax([h_j 1]·W) − y_j) of one layer, exactly within the clip: 16 rounds, 19 beyond 12 classes;
+    with one output 2."""
     if scales.one_output is not None:
-        output = await one_output.secret_output(rows.embeddings, weights, scales)
-        return await one_output.clamped_updates(
-            output, rows.labels, rows.norms, scales.one_output, scales.logit_bound, class_weights
-        )
+        return await one_output.secret_updates(rows.embeddings, weights, rows.labels, rows.norms, scales)
     assert scales.low_round is not None
     embeddings, party = rows.embeddings, rows.embeddings.party
     product = party.machine.memory((len(embeddings), weights.shape[1]))
@@ -222,7 +219,7 @@ async def gradient_step(
     ``noise`` is this server's own row of filtered integer noise at 46 bits, or zeros, in the flat layout of
     ``vfl.gradients``: layer after layer; it is lifted to the scale of the gradients. Momentum is merged into the
     truncation: β·v joins the summand of the backward product as a public multiple of this server's share of v. One
-    layer: 18 rounds where ``scales.low_round`` fits, 17 with two classes as one logit, 8 for a regression.
+    layer: 18 rounds where ``scales.low_round`` fits, 4 with one output.
     """
     addends = own_addends(noise, layers, training.momentum, scales)
     if scales.low_round is not None or scales.one_output is not None:

@@ -52,7 +52,7 @@ from refmpc.primitives.dealing import (
 if TYPE_CHECKING:
     from refmpc.core.party import Party
 
-__all__ = ["Kept", "Series", "half_wave", "open_squares", "series", "series_times", "turns"]
+__all__ = ["Kept", "Series", "half_wave", "log_word", "open_squares", "series", "series_times", "turns"]
 
 SOURCE = "Boura et al., FC 2018; words of one dealer, lift: this project, proofs §3.13"
 TABLE_BITS = 30
@@ -196,7 +196,7 @@ class Series:
         return mix(name_digest("series"), *(int(n) % 2**64 for n in (*numbers, *rest)))
 
 
-def half_wave(period_bits: int, terms: int, odds: int = 1, fraction_bits: int | None = None, **bits: int) -> Series:
+def half_wave(period_bits: int, terms: int, odds: float = 1, fraction_bits: int | None = None, **bits: int) -> Series:
     """σ(z − log odds), continued as a half-wave: up at log odds, down half a period further. Odd turns only, closed
     form.
 
@@ -214,6 +214,12 @@ def half_wave(period_bits: int, terms: int, odds: int = 1, fraction_bits: int | 
             cosine.append(_rounded(-size * s, TABLE_BITS))
     fraction = MOST_ANGLE_BITS - period_bits if fraction_bits is None else fraction_bits
     return Series(period_bits, fraction, 1 << (TABLE_BITS - 1), tuple(sine), tuple(cosine), True, **bits)
+
+
+def log_word(odds: float, bits: int) -> int:
+    """log odds at these bits, the same at every server."""
+    with _exact():
+        return _rounded(Decimal(odds).ln(), bits)
 
 
 # what is open and may be multiplied -----------------------------------------------------------------------------------
@@ -333,7 +339,7 @@ class _Known:
     words: Words
 
 
-def _open_kept(dealing: Dealing, x: Additive | Lifted, kept: Kept) -> Opening | _Known:
+def _open_kept(dealing: Dealing, x: Additive | TwoHolder, kept: Kept) -> Opening | _Known:
     cut = x.fraction_bits - kept.fraction_bits
     return dealing.open(_cut(dealing, x, kept.offset(x.fraction_bits), cut, kept.bits), kept.bits)
 
@@ -357,60 +363,60 @@ async def _check_kept(x: Additive, kept: Kept, name: str) -> None:
         await check_additive(x, low, low + (1 << (kept.range_bits - 1 + x.fraction_bits)), name)
 
 
-def _times_cost(z: Additive, function: Series, x: Additive | Lifted, bits: int = 64, kept: Kept | None = None) -> Cost:
+def _times_cost(
+    z: Additive | TwoHolder, function: Series, x: Additive | TwoHolder, bits: int = 64, kept: Kept | None = None
+) -> Cost:
     entries, each, total = x.shape[1], 2 * function.terms + 1, 0
     width = kept.bits if kept is not None else x.bits
     for n in row_sizes(len(z.words)):
-        total += 2 * kernels.packed_size(n, function.angle_bits)
+        total += 0 if isinstance(z, TwoHolder) else 2 * kernels.packed_size(n, function.angle_bits)
         total += 2 * kernels.packed_size(n * entries, width) if kept is not None else 0
         total += kernels.packed_size(n * (each - 1 + entries * each), bits)
-        total += kernels.packed_size(n * entries * each, bits - width)
+        total += kernels.packed_size(n * entries * each, bits - width) if width < 64 else 0
     return Cost(1, total)
 
 
 @primitive(cost=_times_cost, source=SOURCE)
 async def series_times(
-    z: Additive, function: Series, x: Additive | Lifted, bits: int = 64, kept: Kept | None = None
+    z: Additive | TwoHolder, function: Series, x: Additive | TwoHolder, bits: int = 64, kept: Kept | None = None
 ) -> Additive:
     """F(z)·x_i for every entry of a row, additive modulo 2^bits. One number F for the whole row: errors of F scale the
     row.
 
-    1 round. x was opened before, or is opened here as ``kept`` says: then x_i is the entry on that grid, off by less
-    than one of its units. Exact from there. Domain: none of z; x in the interval that ``kept`` names. Bytes: (2·terms
-    + 1) words of 2·bits − x.bits bits an entry and 2·terms words of ``bits`` a row, beside the openings. Views: as
-    ``series``.
+    1 round. x is held by two modulo 2^64 (as a replicated number is), or lifted, or is additive and opened here as
+    ``kept`` says: then x_i is the entry on that grid, off by less than one of its units. Exact from there. Domain: none
+    of z; x in the interval that ``kept`` names. Bytes: 2·terms words of ``bits`` bits a row and 2·terms + 1 an entry,
+    as many of bits − x.bits for the lift, beside the openings. Views: as ``series``.
     """
     cut = _require_angle(z, function)
-    require(z.words.ndim == 1 and not z.dealer_adds, "z", z, "a number of each row, without a summand of the dealer")
+    require(z.words.ndim == 1, "z", z, "a number of each row")
     require(len(x.shape) == 2 and z.same_dealers(x), "x", x, f"entries of the rows of {z!r}, with the same dealers")
-    require(
-        (kept is None) == isinstance(x, Lifted), "kept", kept, "given for numbers that are not open, and only for them"
-    )
-    if kept is not None:
-        assert isinstance(x, Additive)
+    is_open = isinstance(x, TwoHolder)
+    require((kept is None) == is_open, "kept", kept, "given for numbers that are additive, and only for them")
+    if isinstance(x, Additive) and kept is not None:
         _require_kept(x, kept)
         await _check_kept(x, kept, "series_times")
     width, scale = (x.bits, x.fraction_bits) if kept is None else (kept.bits, kept.fraction_bits)
-    offset = x.offset if isinstance(x, Lifted) else kept.offset(scale)  # type: ignore[union-attr]
-    require_integer("bits", bits, width + 1, 64)
+    offset = x.offset if isinstance(x, Lifted) else 1 if kept is None else kept.offset(scale)
+    whole = is_open and not isinstance(x, Lifted)  # modulo 2^64: nothing is above
+    require(width == 64 if whole else bits > width, "x.bits", width, "64, or less than those of the result if lifted")
     public, out = _Public(z.party, function), nothing(z.party, x.shape)
     entries, each = x.shape[1], 2 * function.terms + 1
 
     async def work(dealing: Dealing) -> None:
-        angle = dealing.open(_cut(dealing, z, 0, cut, function.angle_bits), function.angle_bits)
-        factor = (
-            _open_kept(dealing, x, kept) if kept is not None else _Known(dealing.contiguous(x.words[dealing.slice]))
-        )
+        own = _cut(dealing, z, 0, cut, function.angle_bits)
+        angle = _Known(own) if isinstance(z, TwoHolder) else dealing.open(own, function.angle_bits)
+        factor = _Known(dealing.contiguous(x.words[dealing.slice])) if kept is None else _open_kept(dealing, x, kept)
         rhos = (angle.words, factor.words) if dealing.role == DEALER else (None, None)
         dealt = []
-        for begun, shift, ring in ((each - 1, 0, bits), (0, width - 1, bits - width)):
+        for begun, shift, ring in ((each - 1, 0, bits), (0, width - 1, bits - width))[: 1 if whole else 2]:
             arguments = rhos[0], *public.deal, rhos[1], shift, ring, public.tables
             dealt.append(_Dealt(dealing, "scaled_deal", arguments, (dealing.rows, begun + entries * each), ring))
         await dealing.turn()
         if dealing.role != DEALER:
-            halves, tops = (words.words for words in dealt)
+            tops = dealing.memory((dealing.rows, 0)) if whole else dealt[1].words
             known = angle.words, *public.hold, factor.words, width, np.uint64(offset), bits, public.tables
-            dealing.call("scaled_hold", *known, halves, tops, dealing.leads, out[dealing.slice])
+            dealing.call("scaled_hold", *known, dealt[0].words, tops, dealing.leads, out[dealing.slice])
 
     operation, _ = await each_dealer("series_times", z, (x, function, bits, repr(kept)), work)
     return Additive(z.party, out, z.segments, function.bits + scale, operation.history(), bits)

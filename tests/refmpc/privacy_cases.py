@@ -13,6 +13,7 @@ from tests.refmpc.transcripts import Case
 __all__ = ["CASES", "FAR"]
 
 FAR = ((5,), (-(2**61) + 987654321,))
+FAR_PAIR = ((5, 3), (-(2**61) + 987654321, 2**59 - 1))
 PAIR = ((3, 5), (-(2**30), 2**31 - 77))
 BITS = ((0,), (1,))
 
@@ -163,6 +164,15 @@ CASES = {
         ("arithmetic",) * 2,
         PROBABILITY,
         packed={20: 2**20, 16: 2**16, 4 * 30: 2**30, 13 * 60: 2**60, 7 * 44: 2**44},
+    ),
+    "series_times of what two hold": Case(
+        lambda party, z, x: refmpc.series_times(
+            held(z.reinterpret(44), (segments := row_segments(party, len(z)))),
+            WAVE,
+            held(x.reshape(len(x), 1), segments),
+        ),
+        ("arithmetic",) * 2,
+        FAR_PAIR,
     ),
     "smooth": composed(lambda x: refmpc.smooth(x, "gelu"), 0.5, -7.5),
     "weigh_reached": Case(lambda party, x: reached(party, x, False), ("arithmetic",), ((20,), (-60,)), packed=5),

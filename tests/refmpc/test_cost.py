@@ -95,6 +95,11 @@ def with_lifted(party, z, x):
     return at_holders(z, segments), WAVE, lifted
 
 
+def with_held(party, z, x):
+    segments = row_segments(party, len(z))
+    return held(z, segments), WAVE, held(x, segments)
+
+
 # name → examples; an example is (secrets, arguments of the primitive from (party, *tensors))
 EXAMPLES = {
     "gated": [
@@ -135,6 +140,7 @@ EXAMPLES = {
     "series_times": [
         *rows(lambda n: ([reals(n, bits=44), fixed(n, 3, bits=44)], lambda *given: (*with_rows(*given), 50, KEPT))),
         *rows(lambda n: ([reals(n, bits=44), fixed(n, 2, bits=44)], lambda *given: (*with_lifted(*given), 64))),
+        *rows(lambda n: ([reals(n, bits=44), fixed(n, 2)], lambda *given: with_held(*given))),
     ],
     "open_squares": rows(lambda n: ([fixed(n, 3, bits=44)], lambda party, x: (at_holders(x), KEPT, 30))),
     "smooth": [

@@ -22,7 +22,7 @@ from vfl.dp.claim import NO_CLAIM, Claim
 from vfl.federation import Federation
 from vfl.gradients import GlobalModel, clipped_gradient, with_ones
 from vfl.local.client import Client
-from vfl.losses import output_count, score
+from vfl.losses import OneOutput, output_count, score
 from vfl.progress import progress_bar
 from vfl.training import Schedule, TrainingConfig, averaging_share
 from vfl.twins.mechanisms import NoisePlan
@@ -159,6 +159,9 @@ def train_frozen(
     squared = np.einsum("ij,ij->i", rows_with_one, rows_with_one)
     targets = federation.labels if labels is None else labels
     clip_norm = config.clip_norm if clip else None
+    one_output = None
+    if config.task != "classification":
+        one_output = OneOutput.of_rows(config.task, config.clip_norm, federation.row_bound, federation.width)
     per_epoch = max(1, num_steps // config.epochs)
     curve, clipped = [], 0.0
     test = with_ones(federation.test_rows().astype(config.dtype, copy=False))
@@ -175,6 +178,7 @@ def train_frozen(
                 norm_limit=norm_limit,
                 task=config.task,
                 class_weights=config.class_weights,
+                one_output=one_output,
             )
             mean = result.total
             mean += noise(step)

@@ -27,6 +27,8 @@ def contribution_errors(plan: Plan, model: GlobalModel, rows: np.ndarray, labels
     half of what q was rounded up by.
     """
     scales = plan.scales
+    if scales.one_output is not None:
+        return bounded_errors(plan, model, rows, gaps[0])
     inputs, logits = model.forward(rows)
     task, weights = plan.training.task, plan.training.class_weights
     delta, _ = errors_and_losses(task, logits, labels, weights)
@@ -61,10 +63,23 @@ def contribution_errors(plan: Plan, model: GlobalModel, rows: np.ndarray, labels
         n = (size(a) / plan.training.clip_norm) ** 2
         excess = excess + 2 * 2.0**-scale.norm_bits * size(d) ** 2 + 2.0**-scale.square_bits * (n + 1)
         excess = excess + rounded_up(scale.norms) * n * size(d) ** 2
-    if scales.one_output is not None:  # nothing is squared: the bound of each row is off by the factor's loss alone
-        excess = 0.0
     gamma = plan.training.clip_norm
     return np.minimum(np.sqrt(squares), 2 * gamma) + gamma * (factor_loss(plan) + excess / 2)
+
+
+def bounded_errors(plan: Plan, model: GlobalModel, rows: np.ndarray, gap: float) -> np.ndarray:
+    """The same with one output: γ times what F may be off by, which is its slope times the output's error (rows at 14
+    bits, open weights at 16), three units of its grid, and its rounding; and λ, which has nine bits, and the row's own
+    rounding."""
+    own, (weights,) = plan.scales.one_output, model.layers
+    assert own is not None
+    columns, reach = np.sqrt(plan.width) * 2.0**-15, np.linalg.norm(rows, axis=1)
+    output = reach * (gap + np.sqrt(len(weights)) * 2.0**-17) + columns * (np.linalg.norm(weights) + gap)
+    binary = own.task == "binary"
+    slope = 0.25 / max(1.0, own.public.threshold) if binary else 1 / own.public.threshold
+    wave = own.public.wave(plan.scales.logit_bound)
+    off = slope * (output + 2.0**-15) + 0.5 * 3 * 2.0**-12 + float(own.function(wave).error) + 2.0**-8 + columns
+    return np.asarray(plan.training.clip_norm * off)
 
 
 def entry_error(plan: Plan) -> float:
@@ -105,6 +120,7 @@ def twin_and_bound(plan: Plan, federation: Federation, noise: np.ndarray) -> tup
             norm_limit=plan.scales.norm_limit,
             task=training.task,
             class_weights=training.class_weights,
+            one_output=None if plan.scales.one_output is None else plan.scales.one_output.public,
         )
         total = model.unflatten(gradient.total + noise[step])
         used = plan.scales.learning_rate_used(rate)

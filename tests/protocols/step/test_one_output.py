@@ -1,4 +1,4 @@
-"""One output: the clip is a clamp that never lets a contribution through, whatever rounds how; and it is the twin's."""
+"""One output: no contribution is beyond γ, whatever the weights are and whatever rounds how; and it is the twin's."""
 
 from __future__ import annotations
 
@@ -9,22 +9,26 @@ import numpy as np
 import pytest
 
 import refmpc
+from accel.reference import series as kernels
 from protocols.methods import g_shuff
 from protocols.plan.gl_plan import plan_layer_run
+from protocols.plan.one_output_scales import FEWEST_FUNCTION_BITS, MOST_FUNCTION_BITS, _function
 from protocols.plan.run_plan import plan_run
-from protocols.plan.scales import EMBEDDING_BITS, UPDATE_BITS
+from protocols.plan.scales import EMBEDDING_BITS
 from protocols.step.class_weights import row_weights, weighted_labels
 from protocols.step.cost import step_cost
-from protocols.step.one_output import clamped_updates, clip_bounds
+from protocols.step.one_output import multipliers, open_updates
+from protocols.step.public_weights import Head, rounded_head
 from refmpc import Cost
 from refmpc.mathematics.normalise import MANTISSA_BITS
+from refmpc.mathematics.series import ANGLE_ERROR, TABLE_BITS, turns
 from tests.not_none import not_none
 from tests.protocols.conftest import lora_federation, small_federation
 from tests.protocols.secure_runs import noise_of_the_servers, released, run_secure, small_training
 from tests.protocols.step.agreement import assert_agrees
 from tests.refmpc.harness import Secret, evaluate
 from tests.refmpc.rounding import down, forced, forced_openings, up
-from vfl.losses import weight_words
+from vfl.losses import CEILING, WAVES, OneOutput, half_wave, relative_weights, weight_words
 from vfl.twins import train_g_bmf, train_g_shuff
 
 CLASSES = {"binary": 2, "regression": 1}
@@ -45,26 +49,39 @@ def integer_rows(plan, seed, count=64):
     return np.concatenate([words, np.full((count, 1), 1 << EMBEDDING_BITS)], axis=1)
 
 
+def exact_squares(rows):
+    return [Fraction(sum(word * word for word in row), 1 << (2 * EMBEDDING_BITS)) for row in rows.tolist()]
+
+
+async def held_multipliers(rows, labels, scales):
+    return await multipliers(await refmpc.dot(rows, rows), labels, scales)
+
+
 @pytest.mark.parametrize("choose", [None, up, down])
+@pytest.mark.parametrize("weights", [(), (0.25, 5.0)])
 @pytest.mark.parametrize("row_bound,clip_norm", [(1.0, 1.0), (40.0, 0.3), (0.2, 700.0)])
-def test_a_rows_bound_is_never_above_what_its_norm_allows(row_bound, clip_norm, choose, monkeypatch):
-    plan, _ = make_plan("binary", row_bound, clip_norm=clip_norm, learning_rate=0.01, epsilon=20.0, batch_size=16)
-    rows = integer_rows(plan, 3)
+def test_a_rows_multiplier_is_never_beyond_what_its_norm_allows(row_bound, clip_norm, weights, choose, monkeypatch):
+    changes = {"learning_rate": 0.01, "epsilon": 20.0, "batch_size": 16, "class_weights": weights}
+    plan, _ = make_plan("binary", row_bound, clip_norm=clip_norm, **changes)
+    scales, rows = plan.scales.one_output, integer_rows(plan, 3)
+    labels = np.random.default_rng(1).integers(0, 2, len(rows))
     if choose is not None:
         forced(monkeypatch, choose)
         forced_openings(monkeypatch, choose is up)
-    found = evaluate(lambda party, x: clip_bounds(x, plan.scales.one_output), Secret(rows, EMBEDDING_BITS)).opened
-    assert found.scale == UPDATE_BITS
-    for words, bound in zip(rows.tolist(), found.signed.tolist(), strict=True):
-        square = Fraction(sum(word * word for word in words), 1 << (2 * EMBEDDING_BITS))
-        held = Fraction(bound, 1 << UPDATE_BITS)
-        assert held > 0 and held**2 * square <= Fraction(clip_norm) ** 2
-        assert float(held) >= 0.999 * clip_norm / float(square) ** 0.5
+    secrets = Secret(rows, EMBEDDING_BITS), Secret(labels.reshape(-1, 1))
+    found = evaluate(lambda party, x, y: held_multipliers(x, y, scales), *secrets).opened
+    assert found.scale == scales.multiplier_bits
+    of_class = relative_weights(weights) / 256 if weights else np.ones(2)
+    for square, label, word in zip(exact_squares(rows), labels, found.signed.tolist(), strict=True):
+        value = Fraction(word, 1 << scales.multiplier_bits) * (1 - 2 * int(label))
+        allowed = Fraction(clip_norm) * Fraction(of_class[label])
+        assert value > 0 and value**2 * square <= allowed**2
+        assert float(value) >= 0.9999 * float(allowed) / float(square) ** 0.5 - 2.0 ** (1 - scales.multiplier_bits)
 
 
-def test_a_rows_bound_holds_even_if_its_inverse_norm_is_exact_and_the_cut_rounds_up(monkeypatch):
+def test_a_multiplier_holds_even_if_its_inverse_norm_is_exact_and_the_cut_rounds_up(monkeypatch):
     """``clip_factor`` may be exact, and a truncation may give the next larger number: its unit is taken off."""
-    plan, _ = make_plan("binary", 0.2, clip_norm=0.7, learning_rate=0.01, epsilon=20.0, batch_size=16)
+    plan, _ = make_plan("regression", 0.2, clip_norm=0.7, learning_rate=0.01, epsilon=20.0, batch_size=16)
     forced(monkeypatch, up)
 
     async def exact(squares, *bounds):
@@ -73,50 +90,93 @@ def test_a_rows_bound_holds_even_if_its_inverse_norm_is_exact_and_the_cut_rounds
     monkeypatch.setattr(refmpc, "clip_factor", exact)
     rows = np.zeros((16, plan.width + 1), dtype=np.int64)
     rows[:, -1] = 1 << EMBEDDING_BITS  # [0 1]: of norm one exactly
-    found = evaluate(lambda party, x: clip_bounds(x, plan.scales.one_output), Secret(rows, EMBEDDING_BITS)).opened
-    assert all(Fraction(bound, 1 << UPDATE_BITS) <= Fraction(0.7) for bound in found.signed.tolist())
+    scales, secrets = plan.scales.one_output, (Secret(rows, EMBEDDING_BITS), Secret(np.zeros((16, 1)), EMBEDDING_BITS))
+    found = evaluate(lambda party, x, y: held_multipliers(x, y, scales), *secrets).opened
+    assert all(Fraction(word, 1 << scales.multiplier_bits) <= Fraction(0.7) for word in found.signed.tolist())
 
 
-@pytest.mark.parametrize("choose", [None, up, down])
+@pytest.mark.parametrize("wave", WAVES)
+@pytest.mark.parametrize("task", CLASSES)
+def test_the_function_of_a_step_is_at_most_one_for_every_word_and_every_rounding(task, wave):
+    """In rationals: its values on 2^16 points of the circle from exact integers, its slope between them, its
+    rounding."""
+    points = 2**16
+    for threshold in (2.0**-9, 0.1, 0.707, 0.999, 1.0, 3.7):
+        for bits in (FEWEST_FUNCTION_BITS, 26, MOST_FUNCTION_BITS):
+            function = _function(OneOutput(task, 1.0, threshold, 1.0), bits, wave)
+            words = np.arange(points, dtype=np.uint64) << np.uint64(4)
+            cosines, sines = kernels._harmonics(words, 20, function.odd, function.terms, turns())
+            p, q = np.array(function.sine), np.array(function.cosine)
+            scale = 1 << (function.coefficient_bits + TABLE_BITS)
+            # below 2^63: coefficients are below 2^28 times 2^30 each, and half of them have the other sign
+            value = ((sines * p) + (cosines * q)).astype(object).sum(axis=1) + (function.constant << TABLE_BITS)
+            off = function.size * ANGLE_ERROR * 2
+            slope = sum((Fraction(22, 7) * k * function._radius(i) for i, k in enumerate(function.turns)), Fraction(0))
+            largest = Fraction(max(int(abs(value).max()), 0), scale) + off + slope / points + function.error
+            assert largest <= 1, float(largest)
+            assert task == "regression" or Fraction(min(value), scale) > -Fraction(1, 100)
+
+
+@pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("task,weights", [("binary", ()), ("binary", (0.5, 9.0)), ("regression", ())])
-def test_errors_are_clamped_exactly_and_right(task, weights, choose, monkeypatch):
-    plan, _ = make_plan(task, 4.0, clip_norm=0.7, class_weights=weights)
-    scales, rng, count = plan.scales.one_output, np.random.default_rng(5), 60
-    bound = plan.scales.logit_bound
-    z = np.concatenate([[bound, -bound, 0.0], rng.normal(size=count - 3) * rng.choice([0.3, 3, 30], count - 3)])
-    z = np.clip(z, -bound, bound)
-    words = np.trunc(z * 2.0**30).astype(np.int64).reshape(-1, 1)
-    b = rng.integers(1 << 20, int(0.7 * 2**UPDATE_BITS), count)
-    labels = rng.integers(0, 2, count) if task == "binary" else np.trunc(rng.uniform(-1, 1, count) * 2.0**14)
-    output = words if task == "regression" else np.concatenate([words, np.zeros_like(words)], axis=1)
-    if choose is not None:
-        forced(monkeypatch, choose)
-        forced_openings(monkeypatch, choose is up)
+def test_contributions_are_at_most_gamma_exactly_whatever_the_outputs_are(task, weights, seed):
+    """Any weights: outputs are words of the whole ring. In exact integers: ‖[h 1]‖²·u² ≤ γ²."""
+    rng = np.random.default_rng(seed)
+    row_bound, clip_norm = float(rng.choice([0.3, 1.0, 9.0])), float(rng.choice([0.2, 1.0, 3.0]))
+    plan, _ = make_plan(task, row_bound, clip_norm=clip_norm, class_weights=weights, epsilon=20.0, batch_size=16)
+    scales, rows = plan.scales.one_output, integer_rows(plan, seed, 1000)
+    words = rng.integers(-(2**63), 2**63 - 1, 1000) >> rng.integers(0, 60, 1000)
+    labels = rng.integers(0, 2, 1000) if task == "binary" else rng.integers(-(2**14), 2**14 + 1, 1000)
+    wave = WAVES[seed % 3]
 
-    async def program(party, output, labels, b):
-        return await clamped_updates(output, labels, b, scales, bound, weights)
+    async def program(party, x, z, y):
+        factor = await held_multipliers(x, y, scales)
+        return await open_updates(z, y, factor, scales, wave)
 
-    secrets = (
-        Secret(output, 30),
-        Secret(labels.astype(np.int64).reshape(-1, 1), plan.label_bits),
-        Secret(b, UPDATE_BITS),
-    )
-    found = evaluate(program, *secrets).opened
-    assert found.scale == UPDATE_BITS and (np.abs(found.signed[:, 0]) <= b).all()
-    if task == "regression":
-        delta = z - labels * 2.0**-14
+    label_bits = plan.label_bits
+    secrets = Secret(rows, EMBEDDING_BITS), Secret(words.reshape(-1, 1), 30), Secret(labels.reshape(-1, 1), label_bits)
+    found = evaluate(program, *secrets, seed=seed).opened
+    assert found.scale == scales.update_bits
+    largest = 0.0
+    for square, u in zip(exact_squares(rows), found.signed[:, 0].tolist(), strict=True):
+        ratio = square * Fraction(u, 1 << scales.update_bits) ** 2 / Fraction(clip_norm) ** 2
+        assert ratio <= 1
+        largest = max(largest, float(ratio))
+    assert largest > 0.9
+    # and it is the function of the twin
+    z, y = words * 2.0**-30, labels * 2.0**-label_bits
+    near = np.abs(z) < 40
+    signs = 1 - 2 * y
+    if task == "binary":
+        b = scales.public.threshold
+        wanted = CEILING * signs * half_wave(signs * z, wave, min(b, 1)) / max(b, 1)
     else:
-        own = np.array(weights or (1.0, 1.0))[labels]
-        delta = own * (1 / (1 + np.exp(-z)) - labels)
-    want = np.clip(delta, -b * 2.0**-UPDATE_BITS, b * 2.0**-UPDATE_BITS)
-    assert np.abs(found.signed[:, 0] * 2.0**-UPDATE_BITS - want).max() <= max(1.0, *weights, 0.0) * 2.0**-14
+        wanted = CEILING * (2 * half_wave(2 * (z - y) / scales.public.threshold, wave) - 1)
+    if weights:
+        wanted = wanted * relative_weights(weights)[labels] / 256
+    norms = np.sqrt([float(square) for square in exact_squares(rows)])
+    got = found.signed[:, 0] * 2.0**-scales.update_bits * norms / clip_norm
+    assert np.abs(got - wanted)[near].max() < 0.02  # λ of nine bits, F on its grid
+    assert near.sum() > 200
 
 
-@pytest.mark.parametrize("shape", [1, 4])
-def test_weights_of_rows_and_labels_are_local_and_exact(shape):
-    weights = (0.5, 2.25) if shape == 1 else (1.0, 0.125, 64.0, 3.3)
+def test_the_wave_of_a_step_follows_the_weights():
+    plan, _ = make_plan("binary", 1.0, weights="open")
+    public, reach = plan.scales.one_output.public, plan.scales.layers[-1].reach
+    for size, period in ((1.0, 64), (23.9, 64), (24.5, 128), (55.0, 128), (57.0, 256), (1e6, 256)):
+        weights = np.zeros((plan.width + 1, 1), dtype=np.int64)
+        weights[0] = round(size / reach * 2**26)
+        assert not_none(rounded_head(weights, 26, reach, public).wave)[0] == period
+    assert (
+        OneOutput("regression", 1.0, 0.5, 1.0).wave(4.9)[0] == 64
+        and OneOutput("regression", 1.0, 0.5, 1.0).wave(5.1)[0] == 128
+    )
+
+
+def test_weights_of_rows_and_labels_are_local_and_exact():
+    weights = (1.0, 0.125, 64.0, 3.3)
     labels = np.random.default_rng(0).integers(0, len(weights), 30)
-    shared = labels.reshape(-1, 1) if shape == 1 else np.eye(shape, dtype=np.int64)[labels]
+    shared = np.eye(4, dtype=np.int64)[labels]
 
     def program(party, y):
         with party.phase("counted"):
@@ -127,7 +187,7 @@ def test_weights_of_rows_and_labels_are_local_and_exact(shape):
     result = evaluate(program, Secret(shared))
     words = weight_words(weights)
     assert (result.opened.signed[:, 0] == words[labels]).all()
-    assert (result.opened.signed[:, 1:] == shared * words[-shape:]).all()
+    assert (result.opened.signed[:, 1:] == shared * words).all()
     assert result.run.ledgers[0].phases["counted"].rounds == 0
 
 
@@ -181,24 +241,22 @@ def test_no_operation_leaves_its_domain(tmp_path):
             run_secure(plan, federation, tmp_path / task, insecure_check_ranges=True)
 
 
-COSTS = {  # with secret weights, with open weights
-    "binary": (Cost(17, 35895), Cost(16, 34730)),
-    "binary weighted": (Cost(17, 36823), Cost(16, 35658)),
-    "regression": (Cost(8, 5257), Cost(5, 4132)),
-}
-
-
-@pytest.mark.parametrize("name", COSTS)
-def test_a_step_with_one_output_costs_no_more_than_before(name):
-    task = name.split()[0]
-    for weights, cost in zip(("secret", "open"), COSTS[name], strict=True):
-        changes = {"class_weights": (1.0, 3.0)} if "weighted" in name else {}
-        plan, _ = make_plan(task, weights=weights, learning_rate=0.1, **changes)
-        assert step_cost(plan) == cost
+@pytest.mark.parametrize("task", CLASSES)
+def test_a_step_with_one_output_has_three_rounds_or_four(task):
+    """At the width of the paper: bytes with secret weights, and with open weights for each wave that they may ask
+    for."""
+    federation = small_federation(1280, (1000, 1000), CLASSES[task])
+    training = small_training(task=task, batch_size=128, learning_rate=1.0)
+    plan = plan_run("g_bmf", federation, training.with_(weights="open"))
+    heads = [Head(np.zeros((2001, 1), dtype=np.int64), 16, 0.0, wave=wave) for wave in WAVES]
+    assert [step_cost(plan, head) for head in heads] == [Cost(3, 85_242), Cost(3, 101_626), Cost(3, 167_162)]
+    secret = {"binary": Cost(4, 132_408), "regression": Cost(4, 148_792)}[task]
+    assert step_cost(plan_run("g_bmf", federation, training)) == secret
+    weighted = plan_run("g_bmf", federation, training.with_(class_weights=(1.0, 3.0) if task == "binary" else ()))
+    assert step_cost(weighted) == secret
 
 
 def test_one_logit_takes_half_the_bytes_of_two():
-    """At the width of the paper: what does not shrink is the sigmoid, of one row as before."""
     federation = small_federation(64, (1000, 1000), 2)
     training = small_training(weights="open", learning_rate=0.1)
     two, one = (step_cost(plan_run("g_bmf", federation, training.with_(task=t))) for t in ("classification", "binary"))
@@ -250,5 +308,6 @@ def test_dummies_of_a_secret_order_stay_in_every_domain(tmp_path, task):
     with pytest.warns(UserWarning, match="insecure_"):
         run_secure(plan, federation, tmp_path, insecure_check_ranges=True)
     zeros, scales = np.zeros((3, plan.width + 1), dtype=np.int64), not_none(plan.scales.one_output)
-    bounds = evaluate(lambda party, x: clip_bounds(x, scales), Secret(zeros, EMBEDDING_BITS)).opened
-    assert (bounds.value > 0).all() and (bounds.value <= plan.training.clip_norm).all()
+    secrets = Secret(zeros, EMBEDDING_BITS), Secret(zeros[:, :1], plan.label_bits)
+    found = evaluate(lambda party, x, y: held_multipliers(x, y, scales), *secrets).opened
+    assert (found.value > 0).all() and (found.value <= plan.training.clip_norm).all()

@@ -95,7 +95,7 @@ async def _shared(party: Any, plan: Plan, rows: np.ndarray, labels: np.ndarray, 
     shared_labels = await refmpc.input_from_party(party, 0, plan.labels_to_share(labels), shape, plan.label_bits)
     bits = plan.scales.weight_bits
     values = [await refmpc.input_from_party(party, 0, layer, layer.shape, bits) for layer in layers]
-    return SharedRows(embeddings, shared_labels, await squared_norms(embeddings, plan.scales)), values
+    return SharedRows(embeddings, shared_labels, await squared_norms(embeddings, plan.scales, shared_labels)), values
 
 
 async def _contributions(party: Any, job: Any) -> np.ndarray:

@@ -122,11 +122,16 @@ def test_what_is_lifted_is_the_number_and_its_squares_are_exact(rows):
         assert np.array_equal(q.words, (d * d).sum(axis=1).astype(np.uint64) & np.uint64(2**30 - 1))
 
 
+def inverses(odd):
+    """Of odd words modulo 2^64."""
+    return np.array([pow(int(word) % 2**64, -1, 2**64) for word in odd.reshape(-1)], dtype=np.uint64).reshape(odd.shape)
+
+
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_one_number_multiplies_the_whole_row_exactly(name):
     """Out of what was open before, and out of what is opened beside: u = F·d with one integer F for the row."""
     function, rows = FUNCTIONS[name], 60
-    words = entries(3, rows)
+    words = entries(3, rows) | 1
     z = np.random.default_rng(4).integers(-(2**60), 2**60, rows)
 
     async def program(party, z, x):
@@ -134,15 +139,22 @@ def test_one_number_multiplies_the_whole_row_exactly(name):
         angle = at_holders(z, segments)
         lifted, _ = await refmpc.open_squares(at_holders(x, segments), KEPT, 30)
         first = await refmpc.series_times(angle, function, lifted)
-        return [lifted, first, await refmpc.series_times(angle, function, at_holders(x, segments), 60, KEPT)]
+        beside = await refmpc.series_times(angle, function, at_holders(x, segments), 60, KEPT)
+        return [lifted, first, beside, await refmpc.series_times(held(z, segments), function, held(x, segments))]
 
-    lifted, u, beside = opened(program, Secret(z, BITS), Secret(words, BITS))
+    lifted, u, beside, whole = opened(program, Secret(z, BITS), Secret(words, BITS))
     d, u = integers(lifted), u.signed
     factor = u[:, 3:] // d[:, 3:]  # the last entries are not zero
     assert np.array_equal(factor * d, u)
-    angles = angles_below(z * 2.0**-BITS, function, (-1, 0))
+    angles = angles_below(z * 2.0**-BITS, function, (-1, 0, 1))
     value = (beside.words << np.uint64(4)).view(np.int64)[:, 3] * 2.0**-4 / (words[:, 3] * 2.0 ** (13 - BITS))
-    for result, more in ((factor[:, 0], 0.0), (value, 2.0**-8)):  # 2^-8: the unit of an entry of 1/16 or more
+    ratio = whole.words * inverses(words[:, 3:])
+    assert np.array_equal(ratio[:, 3:] * words.view(np.uint64), whole.words)
+    for result, more in (
+        (factor[:, 0], 0.0),
+        (value, 2.0**-8),
+        (ratio[:, 3].view(np.int64), 0.0),
+    ):  # 2^-8: the unit of an entry of 1/16 or more
         off = np.min([np.abs(result * 2.0**-function.bits - function(angle)) for angle in angles], axis=0)
         assert off.max() <= float(function.error) + more * float(
             function.size + Fraction(abs(function.constant), 2**function.coefficient_bits)
@@ -205,7 +217,7 @@ def test_debug_mode_and_refusals_name_what_is_wrong():
         return messages
 
     found = opened(refused, Secret([1, 2, 3], BITS))
-    wanted = ["one of 'sigmoid'", "summand of the dealer", "summand of the dealer", "kept", "fraction bits or more"]
+    wanted = ["one of 'sigmoid'", "summand of the dealer", "with the same dealers", "kept", "fraction bits or more"]
     assert all(part in message[0] for part, message in zip(wanted, found, strict=True)), found
     with pytest.raises(ValueError, match="coefficients .* below 2\\^32; give them fewer coefficient_bits"):
         refmpc.Series(5, 15, 0, (2**32,), (0,))
