@@ -20,8 +20,8 @@ def encode_ids(ids: Iterable[Any]) -> list[bytes]:
 
     So 42, "42" and b"42" are one id, while "042", "42 " and "４２" are others: nothing is stripped, folded or
     normalised, because two clients that clean up differently would lose matches without noticing. Refused: missing and
-    empty ids, other types (a float is most often a column of integers with gaps), and an id that occurs twice in a list.
-    Errors name rows, never ids.
+    empty ids, other types (a float is most often a column of integers with gaps), and an id that occurs twice in a
+    list. Errors name rows, never ids.
     """
     encoded = [_encode(row, value) for row, value in enumerate(ids)]
     first: dict[bytes, int] = {}
