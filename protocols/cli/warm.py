@@ -13,6 +13,7 @@ from typing import Any
 
 import accel
 from protocols.run.warm_up import KINDS, warm_up
+from vfl.alignment import rehearse
 
 __all__ = ["add_parser", "run"]
 
@@ -30,5 +31,7 @@ def run(arguments: argparse.Namespace) -> int:
         layers = "a hidden layer" if training.hidden else "one layer"
         print(f"compiling {number} of {len(KINDS)}: {training.task}, {training.weights} weights, {layers}", flush=True)
         warm_up(training, classes)
+    print("compiling the matching of rows", flush=True)
+    rehearse("ot", 64)
     print(f"every kernel is compiled ({time.monotonic() - begun:.0f} s), kept in {accel.kept_in()}")
     return 0

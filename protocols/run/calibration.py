@@ -15,9 +15,6 @@ machine is now.
 from __future__ import annotations
 
 import os
-import socket
-import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -32,8 +29,7 @@ from protocols.plan.run_plan import Plan
 from protocols.run.phase_costs import phase_costs
 from protocols.run.session import Session, Where
 from refmpc.net.emulation import NetworkProfile, network_profile
-from vfl.alignment import align_as_leader, align_as_member, matching_costs
-from vfl.tables import Ids
+from vfl.alignment import matching_costs, rehearse
 
 __all__ = [
     "MEMORY",
@@ -203,23 +199,8 @@ def elapsed(servers: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 def _measure_ids(matching: str) -> Line:
     """Two clients match few ids and many, after they have done so once."""
-    _match_here(matching, 64)
-    return Line.through(*((float(count), _match_here(matching, count)) for count in (_IDS >> 4, _IDS)))
-
-
-def _match_here(matching: str, count: int) -> float:
-    ids, ends = Ids(f"calibration-{i:09d}" for i in range(count)), socket.socketpair()
-    begun = time.perf_counter()
-    other = threading.Thread(
-        target=align_as_member,
-        args=(ids, ends[0]),
-        kwargs={"name": "one", "clients": ("one", "two"), "matching": matching},
-    )
-    other.start()
-    with ends[0], ends[1]:
-        align_as_leader(ids, {"one": ends[1]}, name="two", matching=matching)
-        other.join()
-    return time.perf_counter() - begun
+    rehearse(matching, 64)
+    return Line.through(*((float(count), rehearse(matching, count)) for count in (_IDS >> 4, _IDS)))
 
 
 def forecast(

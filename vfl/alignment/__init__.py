@@ -10,7 +10,7 @@ leader also learns how large the overlaps of some of the lists are, but not of w
 
 from vfl.alignment.base_ot import has_the_group
 from vfl.alignment.ids import encode_ids
-from vfl.alignment.link import Alignment, PeerTls, align_as_leader, align_as_member
+from vfl.alignment.link import Alignment, PeerTls, align_as_leader, align_as_member, rehearse
 from vfl.alignment.steps import MATCHINGS, AlignmentError, AlignmentRefused, matching_costs
 
 __all__ = [
@@ -24,4 +24,5 @@ __all__ = [
     "encode_ids",
     "has_the_group",
     "matching_costs",
+    "rehearse",
 ]

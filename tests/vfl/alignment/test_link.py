@@ -6,6 +6,8 @@ import contextlib
 import socket
 import ssl
 import struct
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -167,3 +169,23 @@ def test_three_processes_align() -> None:
     # lists: 2 offered, one visit for each of them, two for the leader's; positions: the same visits, and 2 results; two
     # are told the count, agree, and say that they have all
     assert found["methods"][0]["bytes"] == 4 * terms + 10 * 200 * 32 + 10 * 50 * 4 + 2 * 8 + 30 * 5
+
+
+def test_after_a_rehearsal_no_kernel_is_loaded_late() -> None:
+    """`ppvfl warm` rehearses: the first alignment of an installation compiled for seconds, and others waited."""
+    program = """
+from numba.core.dispatcher import Dispatcher
+from accel.compiled import oprf
+from tests.vfl.alignment.exchange import Exchange
+from vfl.alignment import rehearse
+
+def loaded():
+    return {name: len(value.overloads) for name, value in vars(oprf).items() if isinstance(value, Dispatcher)}
+
+rehearse("ot", 64)
+before = loaded()
+ids = [str(i) for i in range(100)]
+assert [len(Exchange([ids] * clients, matching="ot").run().rows[0]) for clients in (2, 3)] == [100, 100]
+assert loaded() == before and all(before[name] == 1 for name in oprf.__all__), before
+"""
+    subprocess.run([sys.executable, "-c", program], cwd=Path(__file__).parents[3], check=True, timeout=300)
