@@ -29,7 +29,7 @@ from protocols.client.upload import ClientJob, chunks_of, receive_model, share_c
 from protocols.federation.public_plan import log_claim, plan_for
 from protocols.federation.read import ClientEntry, FederationConfig, load
 from protocols.log import Log
-from protocols.net.credentials import load_credentials, own_directory, validity_warning
+from protocols.net.credentials import load_credentials, own_directory, two_pins, validity_warning
 from protocols.net.server_calls import CurvePoint
 from protocols.net.uplink import UplinkTransport, UploadLost
 from protocols.net.wire import Identity
@@ -94,6 +94,8 @@ def client_identity(arguments: argparse.Namespace) -> tuple[Identity, ClientEntr
     log = Log(entry.name, None if arguments.log is None else Path(arguments.log))
     if expiry := validity_warning(identity.credentials.certificate):
         log.warning("own certificate", reason=expiry)
+    for window in two_pins(config, identity.credentials.certificate):
+        log.info("a key is being replaced", reason=window)
     return identity, entry, identity.kept_in(state), log
 
 

@@ -32,7 +32,7 @@ from protocols.federation.read import FederationConfig, ServerEntry, load, split
 from protocols.log import Log
 from protocols.net.answerer import Answerer
 from protocols.net.backoff import Backoff
-from protocols.net.credentials import load_credentials, own_directory, validity_warning
+from protocols.net.credentials import load_credentials, own_directory, two_pins, validity_warning
 from protocols.net.listener import Door
 from protocols.net.live_channels import LiveTransport
 from protocols.net.spool import SpoolTransport
@@ -103,6 +103,8 @@ def run(arguments: argparse.Namespace) -> int:
     log = Log(entry.name, None if arguments.log is None else Path(arguments.log))
     if expiry := validity_warning(identity.credentials.certificate):
         log.warning("own certificate", reason=expiry)
+    for window in two_pins(config, identity.credentials.certificate):
+        log.info("a key is being replaced", reason=window)
     stays = not arguments.until_trained
     server = Server(identity, state, log, host=arguments.listen or entry.host, predictions=stays)
     if arguments.status != "off":

@@ -236,7 +236,10 @@ class Aligner:
     def _tls(self) -> PeerTls:
         """How the members recognise each other, through the leader."""
         credentials = self._identity.credentials
-        pins = {name_of(peer): pin for peer, pin in credentials.pinned.items()}
+        pins = {
+            name_of(peer): (pin, *(e.fingerprint for e in (credentials.earlier.get(peer),) if e and not e.over))
+            for peer, pin in credentials.pinned.items()
+        }
         return PeerTls(lambda server_side: tls_context(credentials, server_side=server_side), pins)
 
     def _tell_who_is_missing(self, missing: list[str]) -> None:

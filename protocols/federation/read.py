@@ -2,11 +2,14 @@
 
 One file, the same at every participant; where somebody keeps their key and their columns is said on the command line.
 ``configuration_hash`` covers what all must agree on. It leaves out how a peer is reached (host, port, time-out): these
-may differ behind a firewall, and a peer is recognised by its pinned certificate wherever it is.
+may differ behind a firewall, and a peer is recognised by its pinned certificate wherever it is. It leaves out the
+pins, too, which two participants compare one by one (``other_pins``): a new certificate reaches one file after the
+other.
 """
 
 from __future__ import annotations
 
+import datetime
 import hashlib
 import json
 import re
@@ -47,9 +50,11 @@ __all__ = [
     "ServerEntry",
     "agreed_values",
     "configuration_hash",
-    "lasting_hash",
+    "hash_with_certificates",
     "load",
+    "other_pins",
     "parse",
+    "pins_in_words",
     "split_address",
 ]
 
@@ -63,11 +68,9 @@ _RESERVED = re.compile(r"server-?\d*|federation|certificates?|run|runs")
 def agreed_values(config: FederationConfig) -> dict[str, Any]:
     """Everything that participants must agree on, by key: plain values, public among them."""
     values: dict[str, Any] = {"[federation] version": FORMAT, "[federation] name": config.name}
-    for server in config.servers:
-        values[f"{server.name}: fingerprint"] = server.fingerprint
     for place, client in enumerate(config.ordered_clients):
         values[f"{client.name}: place"] = place
-        for name in ("width", "label", "fingerprint"):
+        for name in ("width", "label"):
             values[f"{client.name}: {name}"] = getattr(client, name)
     shared = agreed_options(config.run) | dict.fromkeys(config.run.automatic, AUTO)
     values |= {f"[run] {name}": value for name, value in shared.items()}
@@ -85,10 +88,29 @@ def configuration_hash(config: FederationConfig) -> str:
     return _hash(agreed_values(config))
 
 
-def lasting_hash(config: FederationConfig) -> str:
-    """``configuration_hash`` without the certificates: what is kept under it stays where it is when these are
-    replaced."""
-    return _hash({name: value for name, value in agreed_values(config).items() if not name.endswith(": fingerprint")})
+def hash_with_certificates(config: FederationConfig) -> str:
+    """As an earlier version named its state; ``configuration_hash`` stays the same when certificates are replaced."""
+    return _hash(agreed_values(config) | {f"{name}: fingerprint": pins[0] for name, pins in config.pins.items()})
+
+
+def pins_in_words(config: FederationConfig) -> str:
+    """Half the digits of every certificate that belongs to a participant, for ``other_pins`` at another."""
+    return ",".join("+".join(pin[:32] for pin in pins) for pins in config.pins.values())
+
+
+def other_pins(config: FederationConfig, theirs: str) -> list[str]:
+    """The participants of whom ``theirs`` (``pins_in_words`` there) and ``config`` have no certificate in common.
+
+    One in common suffices: whoever replaces a key holds both, so both name the same participant, and files may arrive
+    one after the other while one certificate is added and another removed. What this does not notice is a second pin
+    that somebody has slipped into one file: it opens that file's host until the stated end.
+    """
+    mine, others = pins_in_words(config).split(","), theirs.split(",")
+    return [
+        name
+        for place, name in enumerate(config.pins)
+        if place >= len(others) or not {*mine[place].split("+")} & {*others[place].split("+")}
+    ]
 
 
 def _hash(values: dict[str, Any]) -> str:
@@ -198,14 +220,14 @@ class _Reader:
 
     def _server(self, entry: Mapping[str, Any], index: int) -> ServerEntry:
         where = f"[[server]] {index}"
-        self._known(where, entry, ("id", "host", "port", "fingerprint"))
+        self._known(where, entry, tuple(f.name for f in fields(ServerEntry)))
         host = self._text(f"{where}: host", entry.get("host"), "a host name or an IP address")
         require(bool(HOST.fullmatch(host)), f"{where}: host", host, "a host name or an IP address", "without the port")
         return ServerEntry(
             id=require_integer(f"{where}: id", entry.get("id"), 0, 2),
             host=host,
             port=require_integer(f"{where}: port", entry.get("port"), 1, 65535),
-            fingerprint=self._fingerprint(where, entry),
+            **self._pins(where, entry),
         )
 
     def _client(self, entry: Mapping[str, Any], index: int) -> ClientEntry:
@@ -227,17 +249,28 @@ class _Reader:
             width=require_integer(
                 f"{where}: width", entry.get("width"), 1, 1 << 20, "the number of columns that this client shares"
             ),
-            fingerprint=self._fingerprint(where, entry),
+            **self._pins(where, entry),
             label=self._boolean(f"{where}: label", entry.get("label", False)),
             alignment=alignment,
         )
 
-    def _fingerprint(self, where: str, entry: Mapping[str, Any]) -> str:
-        given = entry.get("fingerprint", "")
+    def _pins(self, where: str, entry: Mapping[str, Any]) -> dict[str, Any]:
+        """The pinned certificate, and the one that is accepted beside it until a time."""
+        pin, earlier = (self._fingerprint(where, entry, name) for name in ("fingerprint", "earlier_fingerprint"))
+        until, argument = entry.get("earlier_until"), f"{where}: earlier_until"
+        zoned = isinstance(until, datetime.datetime) and until.tzinfo is not None
+        form = "a time with its zone, without quotes, such as 2030-01-31T12:00:00Z"
+        require(zoned or until is None, argument, until, form)
+        require((until is not None) == bool(earlier), argument, until, f"{form}, beside earlier_fingerprint only")
+        until = until.astimezone(datetime.UTC) if isinstance(until, datetime.datetime) else None
+        return {"fingerprint": pin, "earlier_fingerprint": earlier, "earlier_until": until}
+
+    def _fingerprint(self, where: str, entry: Mapping[str, Any], name: str) -> str:
+        given = entry.get(name, "")
         text = given.replace(":", "").lower() if isinstance(given, str) else ""
         require(
             isinstance(given, str) and bool(re.fullmatch(r"([0-9a-f]{64})?", text)),
-            f"{where}: fingerprint",
+            f"{where}: {name}",
             given,
             "64 hexadecimal digits, the SHA-256 of the certificate",
             "`ppvfl pin` writes it, `openssl x509 -noout -fingerprint -sha256 -in FILE` prints it",
@@ -260,14 +293,18 @@ class _Reader:
         seen: dict[str, str] = {}
         everybody: list[ServerEntry | ClientEntry] = [*servers, *clients]
         for entry in everybody:
-            other = seen.setdefault(entry.fingerprint or entry.name, entry.name)
             require(
-                other == entry.name,
-                f"fingerprint of {entry.name}",
-                entry.fingerprint[:16] + "…",
-                f"another one than that of {other}",
-                "each participant needs a key of its own, or one could act as the other",
+                len({*entry.pins}) == len(entry.pins), f"earlier_fingerprint of {entry.name}", "the same", "another"
             )
+            for pin in entry.pins:
+                other = seen.setdefault(pin or entry.name, entry.name)
+                require(
+                    other == entry.name,
+                    f"fingerprint of {entry.name}",
+                    pin[:16] + "…",
+                    f"another one than that of {other}",
+                    "each participant needs a key of its own, or one could act as the other",
+                )
         places: dict[tuple[str, int], int] = {}
         for server in servers:
             first = places.setdefault((server.host.lower(), server.port), server.id)

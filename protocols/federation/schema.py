@@ -3,6 +3,7 @@ reads it."""
 
 from __future__ import annotations
 
+import datetime
 import difflib
 import re
 from collections.abc import Iterable, Mapping
@@ -12,6 +13,7 @@ from accel.errors import InvalidArgument
 from accel.validate import require
 from protocols.settings import RunConfig
 from refmpc.net.framing import Peer
+from refmpc.net.tls import EarlierPin
 
 __all__ = [
     "HOST",
@@ -34,14 +36,33 @@ class ConfigurationError(InvalidArgument):
 
 
 @dataclass(frozen=True)
-class ServerEntry:
-    """One of the three computing servers. ``fingerprint``: SHA-256 of its certificate (DER), in hex; empty until
-    pinned."""
+class _Recognised:
+    """``fingerprint``: SHA-256 of a participant's certificate (DER), in hex; empty until pinned. While its key is
+    being replaced ``earlier_fingerprint`` is accepted, too, until ``earlier_until``."""
+
+    fingerprint: str = field(default="", kw_only=True)
+    earlier_fingerprint: str = field(default="", kw_only=True)
+    earlier_until: datetime.datetime | None = field(default=None, kw_only=True)
+
+    @property
+    def earlier(self) -> EarlierPin | None:
+        if self.earlier_until is None:
+            return None
+        return EarlierPin(self.earlier_fingerprint, self.earlier_until)
+
+    @property
+    def pins(self) -> tuple[str, ...]:
+        """The certificates that belong to it, also when the time of the earlier one is over."""
+        return (self.fingerprint, *([self.earlier_fingerprint] if self.earlier_fingerprint else []))
+
+
+@dataclass(frozen=True)
+class ServerEntry(_Recognised):
+    """One of the three computing servers."""
 
     id: int
     host: str
     port: int
-    fingerprint: str = ""
 
     @property
     def name(self) -> str:
@@ -58,13 +79,12 @@ class ServerEntry:
 
 
 @dataclass(frozen=True)
-class ClientEntry:
+class ClientEntry(_Recognised):
     """One data holder. ``width``: columns of its embedding. The one with ``label`` holds the labels, and listens at
     ``alignment`` for the others while ids are matched."""
 
     name: str
     width: int
-    fingerprint: str = ""
     label: bool = False
     alignment: str = ""
 
@@ -126,6 +146,12 @@ class FederationConfig:
     def ordered_clients(self) -> tuple[ClientEntry, ...]:
         """In the order of the embedding's columns: as in the file, the label client last."""
         return (*(client for client in self.clients if not client.label), self.label_client)
+
+    @property
+    def pins(self) -> dict[str, tuple[str, ...]]:
+        """The certificates of each participant, in an order in which all files have them that agree otherwise."""
+        everybody: tuple[ServerEntry | ClientEntry, ...] = (*self.servers, *self.ordered_clients)
+        return {entry.name: entry.pins for entry in everybody}
 
     @property
     def addresses(self) -> dict[int, tuple[str, int]]:

@@ -12,14 +12,15 @@ __all__ = ["federation_text"]
 _HEAD = """\
 # Everybody in this federation has the same copy of this file; nothing in it is secret. Keys are not in it.
 # All participants compare a hash of it before anything is shared, except for how a peer is reached (host, port,
-# alignment, timeout), which may differ behind a firewall.
+# alignment, timeout), which may differ behind a firewall, and for certificates, of which files must have one in common.
 
 [federation]
 name = {name}
 version = 1 # of this file's format
 
 # The three servers compute on secret shares. At most one of them may be corrupted: they should belong to different
-# organisations. Each is recognised by the SHA-256 of its certificate, wherever it is; `ppvfl pin` writes it.
+# organisations. Each is recognised by the SHA-256 of its certificate, wherever it is; `ppvfl pin` writes it. While a
+# key is replaced `ppvfl pin --until` writes earlier_fingerprint and earlier_until, too: both are accepted until then.
 """
 
 _SERVER = """\

@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from protocols.federation.read import FederationConfig, agreed_values, configuration_hash
+from protocols.federation.read import FederationConfig, agreed_values, configuration_hash, pins_in_words
 from protocols.net.credentials import own_directory
 from protocols.state.disk import free_bytes
 from protocols.version import software_version
@@ -113,6 +113,7 @@ class Answerer:
             "from": self._name,
             "version": self._version,
             "hash": configuration_hash(self._config),
+            "pins": pins_in_words(self._config),
             "agreed": agreed if len(json.dumps(agreed)) < MAX_MESSAGE // 2 else {},  # thousands of class names
             "time": self._clock(),
             "state": self._state(),

@@ -27,6 +27,7 @@ from protocols.federation.read import (
     ServerEntry,
     agreed_values,
     configuration_hash,
+    other_pins,
 )
 from protocols.net.answerer import MAX_TRANSFER, PURPOSE, receive_payload
 from protocols.net.credentials import (
@@ -35,8 +36,10 @@ from protocols.net.credentials import (
     WARN_BEFORE,
     RoleError,
     own_directory,
-    pinned_certificate,
+    pinned_certificates,
     read_certificate,
+    two_pins,
+    unpinned,
     unsafe_key,
     unusable_key,
     wrong_role,
@@ -107,7 +110,7 @@ def check_own_files(
     except ConfigurationError as error:
         yield Finding(name, "own certificate", "failed", str(error), "give its directory with --credentials")
     if certificate is not None:
-        yield _own_pin(name, entry, certificate, config.source)
+        yield _own_pin(name, entry, folder / CERTIFICATE, config.source)
         yield _validity(name, "own certificate valid", certificate)
     unsafe = unsafe_key(folder / KEY)
     if unsafe:
@@ -122,10 +125,13 @@ def check_own_files(
             yield Finding(name, "own key matches", "ok", "key and certificate belong together")
     for other in config.participants:
         try:
-            pinned_certificate(config, other)
+            pinned_certificates(config, other)
         except ConfigurationError as error:
             check = "role in the file" if isinstance(error, RoleError) else "certificate in the file"
             yield Finding(other.name, check, "failed", *_split(str(error)))
+    for window in two_pins(config):
+        way_out = "when its owner uses the new one everywhere: `ppvfl pin` without --until, and the file to everybody"
+        yield Finding(window.split()[0], "two certificates", "ok", window, way_out)
 
 
 def check_disk(name: str, free: Any) -> Finding:
@@ -195,17 +201,12 @@ def check_privacy(config: FederationConfig, name: str) -> Finding:
     return Finding(name, "privacy", "ok", found)
 
 
-def _own_pin(name: str, entry: ServerEntry | ClientEntry, certificate: x509.Certificate, source: str) -> Finding:
-    got = fingerprint_of(certificate)
-    if got == entry.fingerprint:
-        return Finding(name, "own certificate", "ok", f"{got[:16]}…, pinned in {source}")
-    return Finding(
-        name,
-        "own certificate",
-        "failed",
-        f"it has the fingerprint {got[:16]}…, but {source} pins {entry.fingerprint[:16]}…",
-        "use the certificate that was pinned, or `ppvfl pin` this one and give the file to everybody",
-    )
+def _own_pin(name: str, entry: ServerEntry | ClientEntry, certificate: Path, source: str) -> Finding:
+    if wrong := unpinned(certificate, entry, source):
+        found, way_out = _split(wrong)
+        return Finding(name, "own certificate", "failed", found, f"{way_out}: `ppvfl pin`, and the file to everybody")
+    got = fingerprint_of(read_certificate(certificate))
+    return Finding(name, "own certificate", "ok", f"{got[:16]}…, pinned in {source}")
 
 
 def _validity(subject: str, check: str, certificate: x509.Certificate) -> Finding:
@@ -356,10 +357,15 @@ class _Visit:
         return self._ok("TLS handshake", f"{self._connection.version()}, {cipher[0] if cipher else ''}")
 
     def _pin(self, got: str) -> Finding:
-        want = self._entry.fingerprint
+        want, earlier = self._entry.fingerprint, self._entry.earlier
         if got == want:
             return self._ok("certificate pinned", f"{got[:16]}…")
-        owner = next((e.name for e in self._config.participants if e.fingerprint == got), None)
+        if earlier is not None and got == earlier.fingerprint:
+            use = f"it must use the new one, {want[:16]}…"
+            if earlier.over:
+                return self._failed("certificate pinned", f"the earlier one, {earlier.words}, which is over", use)
+            return Finding(self._entry.name, "certificate pinned", "warning", f"the earlier one, {earlier.words}", use)
+        owner = next((e.name for e in self._config.participants if got in e.pins), None)
         if owner is not None:
             return self._failed(
                 "certificate pinned",
@@ -398,6 +404,10 @@ class _Visit:
 
     def _configuration(self, facts: dict[str, Any]) -> Finding:
         mine = configuration_hash(self._config)
+        others = other_pins(self._config, str(facts.get("pins")))
+        if mine == facts.get("hash") and others:
+            found = f"no certificate in common for {', '.join(others)}"
+            return self._failed("configuration", found, "give the same file to every participant")
         if mine == facts.get("hash"):
             return self._ok("configuration", f"{mine[:16]}…")
         there = facts.get("agreed")

@@ -36,9 +36,11 @@ __all__ = [
     "load_credentials",
     "make_key",
     "own_directory",
-    "pinned_certificate",
+    "pinned_certificates",
     "read_certificate",
     "role_of",
+    "two_pins",
+    "unpinned",
     "unsafe_key",
     "unusable_key",
     "validity_warning",
@@ -162,50 +164,77 @@ def wrong_usage(certificate: x509.Certificate, entry: ServerEntry | ClientEntry)
     return ""
 
 
-def pinned_certificate(config: FederationConfig, entry: ServerEntry | ClientEntry) -> x509.Certificate:
-    """A participant's certificate from the file, after checking that it is the pinned one and says the right role."""
+def pinned_certificates(config: FederationConfig, entry: ServerEntry | ClientEntry) -> list[x509.Certificate]:
+    """A participant's certificates from the file, after checking that they are the pinned ones and say the right
+    role."""
     where = f"{config.source}: [certificates] {entry.name}"
     way_out = f"run `ppvfl pin --participant {entry.name} --certificate FILE`"
     text = config.certificates.get(entry.name)
     if text is None:
         raise ConfigurationError(f"{where} is missing: {way_out}")
     try:
-        certificate = x509.load_pem_x509_certificate(text.encode())
+        certificates = x509.load_pem_x509_certificates(text.encode())
     except ValueError:
         raise ConfigurationError(f"{where} is no certificate in PEM form: {way_out}") from None
-    got = fingerprint_of(certificate)
-    if got != entry.fingerprint:
+    got, want = [fingerprint_of(certificate) for certificate in certificates], [*entry.pins]
+    if got != want:
+        has, pinned = (" and ".join(f"{pin[:16]}…" for pin in pins) for pins in (got, want))
         raise ConfigurationError(
-            f"{where} has the fingerprint {got[:16]}…, but {entry.fingerprint[:16]}… is pinned: compare both with its "
-            f"owner, then {way_out}"
+            f"{where} has the fingerprint {has}, but {pinned} is pinned: compare both with its owner, then {way_out}"
         )
-    wrong = wrong_role(certificate, entry)
-    if wrong:
-        raise RoleError(f"{config.source}: {wrong}")
-    wrong = wrong_usage(certificate, entry)
-    if wrong:
-        raise ConfigurationError(f"{config.source}: {wrong}")
-    return certificate
+    for certificate in certificates:
+        if wrong := wrong_role(certificate, entry):
+            raise RoleError(f"{config.source}: {wrong}")
+        if wrong := wrong_usage(certificate, entry):
+            raise ConfigurationError(f"{config.source}: {wrong}")
+    return certificates
 
 
 def load_credentials(config: FederationConfig, name: str, directory: str | Path | None = None) -> Credentials:
     """What one participant needs for mutual TLS with all others; refuses files that could not work or are not safe."""
     entry = config.participant(name)
-    anchors = [pinned_certificate(config, other) for other in config.participants]
+    anchors = [certificate for other in config.participants for certificate in pinned_certificates(config, other)]
     folder = own_directory(config, name, directory)
     key, certificate = folder / KEY, folder / CERTIFICATE
-    own = fingerprint_of(read_certificate(certificate))
-    if own != entry.fingerprint:
-        raise ConfigurationError(
-            f"{certificate} has the fingerprint {own[:16]}…, but {config.source} pins {entry.fingerprint[:16]}… for "
-            f"{name}: the others would refuse it; use the certificate that was pinned, or pin this one at everybody"
-        )
-    wrong = unsafe_key(key) or unusable_key(key, certificate)
+    wrong = unpinned(certificate, entry, config.source)
+    wrong = wrong or unsafe_key(key) or unusable_key(key, certificate)
     if wrong:
         raise ConfigurationError(wrong)
     pem = "".join(anchor.public_bytes(serialization.Encoding.PEM).decode() for anchor in anchors)
     pinned = {other.peer: other.fingerprint for other in config.participants}
-    return Credentials(certificate, key, pem, pinned)
+    earlier = {other.peer: other.earlier for other in config.participants if other.earlier is not None}
+    return Credentials(certificate, key, pem, pinned, earlier)
+
+
+def unpinned(certificate: Path, entry: ServerEntry | ClientEntry, source: str) -> str:
+    """A sentence if others would refuse a participant's own certificate because it is not pinned."""
+    own = fingerprint_of(read_certificate(certificate))
+    if own not in entry.pins:
+        return (
+            f"{certificate} has the fingerprint {own[:16]}…, but {source} pins {entry.fingerprint[:16]}… for "
+            f"{entry.name}: the others would refuse it; use the certificate that was pinned, or pin this one "
+            "at everybody"
+        )
+    if entry.earlier is not None and entry.earlier.over and own == entry.earlier.fingerprint:
+        return (
+            f"{certificate} is the earlier certificate of {entry.name}, which {source} pins until "
+            f"{entry.earlier.until:%Y-%m-%d %H:%M} UTC: the others refuse it; use the one that is pinned in its place"
+        )
+    return ""
+
+
+def two_pins(config: FederationConfig, certificate: Path | None = None) -> list[str]:
+    """A sentence for every participant whose key is being replaced: which two certificates are accepted, and until
+    when; for the owner of ``certificate``, which of the two it uses."""
+    own = "" if certificate is None else fingerprint_of(read_certificate(certificate))
+    said = []
+    for entry in config.participants:
+        if entry.earlier is None:
+            continue
+        verb = "was accepted" if entry.earlier.over else "is accepted"
+        used = "; this host uses the earlier one" if own == entry.earlier.fingerprint else ""
+        said.append(f"{entry.name} has the certificate {entry.fingerprint[:16]}…, {entry.earlier.words} {verb}{used}")
+    return said
 
 
 def validity_warning(path: Path, within: datetime.timedelta = WARN_BEFORE) -> str:

@@ -21,12 +21,30 @@ from accel.errors import InvalidArgument
 from protocols.log import Log
 from protocols.net.answerer import PURPOSE as DOCTOR
 from protocols.net.answerer import Answerer
-from protocols.net.wire import CALLS, Channel, Identity, caller_of, check_fields, notice_silence, wrong_date
+from protocols.net.wire import (
+    CALLS,
+    Channel,
+    Identity,
+    caller_of,
+    check_fields,
+    earlier_in_use,
+    notice_silence,
+    wrong_date,
+)
 from protocols.state.disk import explain
 from refmpc.core.errors import RefmpcError
 from refmpc.net.admission import PATIENCE, STRANGERS, Admission, Caller
 from refmpc.net.framing import Peer, name_of, printable
-from refmpc.net.tls import parse, receive, send, set_socket_options, shake_hands, tls_context, wrap_in_tls
+from refmpc.net.tls import (
+    parse,
+    receive,
+    send,
+    set_socket_options,
+    shake_hands,
+    tls_context,
+    wrap_in_tls,
+    wrong_pin,
+)
 
 __all__ = ["Door", "Handler"]
 
@@ -64,6 +82,7 @@ class Door:
         self._guests: Counter[Peer] = Counter()
         self._channels: set[Channel] = set()
         self._kept: set[Channel] = set()
+        self._noted: dict[Peer, str] = {}  # earlier certificates in use, which are logged once
         self._closed = threading.Event()
         self._context = tls_context(identity.credentials, server_side=True, check_dates=False)
         for listener in self._listeners:
@@ -139,8 +158,13 @@ class Door:
             peer = caller_of(connection, self._identity.credentials)
             if peer is None or peer == self._identity.me:
                 self._refuse(connection, "this certificate is not pinned here")
-            if wrong := wrong_date(connection, peer, self._identity.name):
+            credentials = self._identity.credentials
+            wrong = wrong_pin(connection, credentials, peer) or wrong_date(connection, peer, self._identity.name)
+            if wrong:
                 self._refuse(connection, wrong, later=True)
+            if (accepted := earlier_in_use(connection, credentials, peer)) not in {"", self._noted.get(peer)}:
+                self._noted[peer] = accepted
+                self._log.warning("a caller uses its earlier certificate", peer=name_of(peer), accepted=accepted)
             hello = parse(receive(connection, name_of(peer), deadline), name_of(peer))
             if hello.get("purpose") == DOCTOR and self._doctor is not None:  # also if versions or files differ
                 self._doctor.answer(connection, hello, address)

@@ -25,7 +25,13 @@ import numpy as np
 from cryptography import x509
 
 from accel.validate import require
-from protocols.federation.read import FederationConfig, configuration_hash, lasting_hash
+from protocols.federation.read import (
+    FederationConfig,
+    configuration_hash,
+    hash_with_certificates,
+    other_pins,
+    pins_in_words,
+)
 from refmpc.core.errors import HandshakeError, PeerLost, PeerTimeout
 from refmpc.net.framing import Peer, name_of, printable
 from refmpc.net.greeting import first_difference, must_agree
@@ -55,11 +61,12 @@ __all__ = [
     "caller_of",
     "check_fields",
     "check_message",
+    "earlier_in_use",
     "notice_silence",
     "wrong_date",
 ]
 
-VERSION = 2  # of the messages between participants; since 2: who aligns is told whom everybody waits for
+VERSION = 3  # of the messages between participants; since 3: pins are compared apart from the configuration
 _FRAME = struct.Struct("<IQ")
 _CALL = 10.0  # seconds for a connection, its TLS handshake and the first two messages
 
@@ -99,6 +106,7 @@ _GREETING = {
     "to": Field(_WORD),
     "purpose": Field(_WORD),
     "configuration": Field("[0-9a-f]{64}"),
+    "pins": Field(r"[0-9a-f]{32}(\+[0-9a-f]{32})?(,[0-9a-f]{32}(\+[0-9a-f]{32})?)*"),
 }
 _SESSION = _GREETING | {
     "kind": Field(_WORD),
@@ -178,7 +186,7 @@ class Identity:
     def kept_in(self, state: Path) -> Path:
         """Where in ``state`` this participant keeps what belongs to this configuration: the same place under new
         certificates."""
-        kept, earlier = state / lasting_hash(self.config)[:16], state / self.configuration[:16]
+        kept, earlier = state / self.configuration[:16], state / hash_with_certificates(self.config)[:16]
         if earlier.is_dir() and not kept.exists():  # of a version that named it by the certificates, too
             earlier.rename(kept)
         return kept
@@ -191,6 +199,7 @@ class Identity:
             "to": name_of(peer),
             "purpose": purpose,
             "configuration": self.configuration,
+            "pins": pins_in_words(self.config),
             **more,
         }
 
@@ -214,6 +223,11 @@ class Identity:
                     f"{printable(str(want), 80)}: "
                     f"{hint}"
                 )
+        if others := other_pins(self.config, str(theirs.get("pins"))):
+            return (
+                f"{name_of(peer)} has other pins than {self.name} for {', '.join(others)}: both must use the same "
+                "federation.toml, or one with the earlier certificate, too (`ppvfl pin --until`)"
+            )
         return ""
 
     def difference(self, peer: Peer, theirs: Any, mine: Mapping[str, Any]) -> str:
@@ -226,9 +240,20 @@ class Identity:
 
 
 def caller_of(connection: ssl.SSLSocket, credentials: Credentials) -> Peer | None:
-    """The participant whose pinned certificate the other end proved to have."""
+    """The participant whose certificate the other end proved to have: the pinned one, or an earlier one, which may be
+    over."""
     got = hashlib.sha256(connection.getpeercert(binary_form=True) or b"").hexdigest()
-    return next((peer for peer, pin in credentials.pinned.items() if pin.lower() == got), None)
+    earlier = {peer: pin.fingerprint for peer, pin in credentials.earlier.items()}
+    every = (*credentials.pinned.items(), *earlier.items())
+    return next((peer for peer, pin in every if pin.lower() == got), None)
+
+
+def earlier_in_use(connection: socket.socket, credentials: Credentials, peer: Peer) -> str:
+    """Which certificate the other end uses and until when it is accepted, if it is not the pinned one."""
+    assert isinstance(connection, ssl.SSLSocket)
+    got = hashlib.sha256(connection.getpeercert(binary_form=True) or b"").hexdigest()
+    earlier = credentials.earlier.get(peer)
+    return earlier.words if earlier is not None and got == earlier.fingerprint else ""
 
 
 def wrong_date(connection: socket.socket, peer: Peer, me: str) -> str:

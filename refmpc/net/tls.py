@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
 import hashlib
 import hmac
 import json
@@ -22,6 +23,7 @@ __all__ = [
     "LENGTH",
     "MAX_MESSAGE",
     "Credentials",
+    "EarlierPin",
     "hang_up",
     "parse",
     "receive",
@@ -42,17 +44,37 @@ _NO_CHECK_TIME = ssl.VerifyFlags(0x200000)  # X509_V_FLAG_NO_CHECK_TIME of OpenS
 
 
 @dataclass(frozen=True)
+class EarlierPin:
+    """A certificate that is being replaced: it is accepted beside the pinned one ``until`` then, by this host's
+    clock."""
+
+    fingerprint: str
+    until: datetime.datetime
+
+    @property
+    def over(self) -> bool:
+        return datetime.datetime.now(datetime.UTC) > self.until
+
+    @property
+    def words(self) -> str:
+        """Which, and until when."""
+        return f"{self.fingerprint[:16]}… until {self.until:%Y-%m-%d %H:%M} UTC"
+
+
+@dataclass(frozen=True)
 class Credentials:
     """One participant's certificate and key (PEM files), and the pinned certificates of the others.
 
     ``pinned`` maps each peer to the SHA-256 of its certificate (DER), in hex; ``trusted`` is a PEM file, or PEM text,
-    with those certificates (self-signed or not) or with the authority that signed them.
+    with those certificates (self-signed or not) or with the authority that signed them. ``earlier`` holds the second
+    pin of peers whose key is being replaced.
     """
 
     certificate: Path
     key: Path = field(repr=False)
     trusted: Path | str = field(repr=False)
     pinned: Mapping[Peer, str]
+    earlier: Mapping[Peer, EarlierPin] = field(default_factory=dict)
 
 
 def set_socket_options(connection: socket.socket) -> None:
@@ -116,12 +138,19 @@ def shake_hands(connection: socket.socket, who: str) -> None:
 
 
 def wrong_pin(connection: socket.socket, credentials: Credentials, peer: Peer) -> str:
-    """A sentence if the peer's certificate is not the one pinned for it."""
+    """A sentence if the peer's certificate is not the one pinned for it, nor an earlier one before its end."""
     assert isinstance(connection, ssl.SSLSocket)
     got = hashlib.sha256(connection.getpeercert(binary_form=True) or b"").hexdigest()
-    want = credentials.pinned.get(peer, "")
+    want, earlier = credentials.pinned.get(peer, ""), credentials.earlier.get(peer)
     if hmac.compare_digest(got, want.lower()):
         return ""
+    if earlier is not None and got == earlier.fingerprint:
+        way_out = f"it must use the certificate {want[:16]}…, which is pinned in its place"
+        return (
+            f"{title(peer)} presented its earlier certificate, {earlier.words}, which is over: {way_out}"
+            if earlier.over
+            else ""
+        )
     pinned = f"{want[:16]}… is" if want else "none is"
     return (
         f"{title(peer)} presented the certificate {got[:16]}…, but {pinned} pinned for it: "

@@ -65,10 +65,10 @@ class Alignment:
 @dataclass(frozen=True)
 class PeerTls:
     """How members recognise each other: ``context(server_side)`` makes a TLS context with this client's certificate,
-    ``pins`` is the SHA-256 of every client's certificate, in hex."""
+    ``pins`` are the SHA-256 of every client's certificates, in hex: two while its key is replaced."""
 
     context: Callable[[bool], ssl.SSLContext]
-    pins: Mapping[str, str]
+    pins: Mapping[str, Sequence[str]]
 
 
 def align_as_leader(
@@ -318,8 +318,8 @@ class _Link:
 class _Tunnel:
     """Mutual TLS to another member, in pieces that the leader passes on."""
 
-    def __init__(self, peer: str, context: ssl.SSLContext, server_side: bool, pin: str):
-        self.inbox, self._pin, self._secure = _Inbox(peer), pin, False
+    def __init__(self, peer: str, context: ssl.SSLContext, server_side: bool, pins: Sequence[str]):
+        self.inbox, self._pins, self._secure = _Inbox(peer), pins, False
         self.arriving, self.departing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = context.wrap_bio(self.arriving, self.departing, server_side)
         self.leaving: deque[memoryview] = deque()
@@ -356,7 +356,7 @@ class _Tunnel:
 
     def _recognise(self) -> None:
         got = hashlib.sha256(self._tls.getpeercert(binary_form=True) or b"").hexdigest()
-        if not hmac.compare_digest(got, self._pin.lower()):
+        if not any(hmac.compare_digest(got, pin.lower()) for pin in self._pins):
             raise ssl.SSLError(1, f"its certificate {got[:16]}… is not the one pinned for it")
         self._secure = True
 

@@ -171,6 +171,33 @@ def test_pin_writes_into_any_layout(tmp_path: Path, style):
     assert "# none yet" in path.read_text() or "#" not in style
 
 
+@pytest.mark.parametrize("style", ["{}", "  {} # the bank's"])
+def test_pin_keeps_the_earlier_certificate_until_a_time(tmp_path: Path, capsys, style):
+    earlier = make_federation(tmp_path).participant("bank").fingerprint
+    path = tmp_path / "federation.toml"
+    path.write_text(path.read_text().replace(f'fingerprint = "{earlier}"', style.format(f'fingerprint = "{earlier}"')))
+    main(["key", "--as", "bank", "--config", str(path), "--credentials", str(tmp_path / "new")])
+    new = tmp_path / "new/certificate.pem"
+    pin = ["pin", "--participant", "bank", "--certificate", str(new), "--config", str(path)]
+    for wrong in ("2020-01-01", "soon"):
+        assert main([*pin, "--until", wrong]) == 2
+        assert "--until" in capsys.readouterr().err
+    assert main([*pin, "--until", "2130-01-31T12:00"]) == 0
+    assert "accepted, too, until 2130-01-31 12:00 UTC" in capsys.readouterr().out
+    entry = load(path).participant("bank")
+    assert entry.pins == (fingerprint(new), earlier) and f"{entry.earlier_until}" == "2130-01-31 12:00:00+00:00"
+    for credentials in (None, new.parent):  # the owner may use either
+        load_credentials(load(path), "bank", credentials)
+    assert main([*pin, "--until", "2130-01-31T12:00"]) == 2, "pinned already"
+    assert "another than the one that is pinned" in capsys.readouterr().err
+    assert main(pin) == 0  # the end, before its time
+    assert (
+        load(path).participant("bank").pins == (fingerprint(new),)
+        and "earlier_" not in path.read_text().split("[[client]]")[1]
+    )
+    load_credentials(load(path), "bank", new.parent)
+
+
 def test_pin_refuses_what_it_cannot_edit_safely(tmp_path: Path, capsys):
     config = make_federation(tmp_path)
     path = tmp_path / "federation.toml"

@@ -11,7 +11,9 @@ from protocols.federation.read import (
     agreed_values,
     configuration_hash,
     load,
+    other_pins,
     parse,
+    pins_in_words,
     split_address,
 )
 from protocols.federation.template import federation_text
@@ -211,7 +213,6 @@ OTHER = [
     ("# maximum_rows = 100000000", "maximum_rows = 7"),
     ('name = "pilot"', 'name = "other"'),
     ('name = "bank"', 'name = "bonk"'),
-    ('fingerprint = ""', f'fingerprint = "{"cd" * 32}"'),
     ("# checkpoint_every = 100", "checkpoint_every = 10"),
 ]
 
@@ -226,6 +227,57 @@ def test_everything_else_changes_the_hash(old, new):
     one, other = read(TEXT), read(changed(old, new))
     assert configuration_hash(one) != configuration_hash(other)
     assert agreed_values(one) != agreed_values(other)
+
+
+def with_pins(**pins: str) -> str:
+    """Every participant's fingerprint differs; those of bank are ``pins``."""
+    text = TEXT
+    for number in range(5):
+        name = ("server-0", "server-1", "server-2", "bank", "card")[number]
+        given = pins if name == "bank" else {"fingerprint": f'"{number}{"f" * 63}"'}
+        lines = "\n".join(f"{key} = {value}" for key, value in given.items())
+        text = text.replace('fingerprint = ""', lines or "# none", 1)
+    return text
+
+
+A, B, C = (f'"{digit * 64}"' for digit in "abc")
+UNTIL = {"earlier_until": "2030-01-31T13:00:00+01:00"}
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "agree"),
+    [
+        ({"fingerprint": A}, {"fingerprint": A}, True),
+        ({"fingerprint": A}, {"fingerprint": B}, False),
+        ({"fingerprint": A}, {"fingerprint": B, "earlier_fingerprint": A, **UNTIL}, True),
+        ({"fingerprint": B, "earlier_fingerprint": A, **UNTIL}, {"fingerprint": B}, True),
+        ({"fingerprint": B, "earlier_fingerprint": A, **UNTIL}, {"fingerprint": C}, False),
+    ],
+)
+def test_two_files_agree_if_they_have_one_certificate_of_everybody_in_common(one, other, agree):
+    """A new certificate reaches one file after the other, and neither step splits the federation."""
+    files = [parse(with_pins(**pins), "f.toml") for pins in (one, other)]
+    assert configuration_hash(files[0]) == configuration_hash(files[1])
+    for mine, theirs in (files, files[::-1]):
+        assert other_pins(mine, pins_in_words(theirs)) == ([] if agree else ["bank"])
+    assert other_pins(files[0], "") == [*files[0].pins]
+
+
+@pytest.mark.parametrize(
+    ("pins", "sentence"),
+    [
+        ({"earlier_fingerprint": B}, r"earlier_until = .*a time with its zone"),
+        (UNTIL, "earlier_until = .*beside earlier_fingerprint only"),
+        ({"earlier_fingerprint": B, "earlier_until": '"2030-01-31"'}, "earlier_until = '2030-01-31'"),
+        ({"earlier_fingerprint": B, "earlier_until": "2030-01-31T12:00:00"}, "a time with its zone"),
+        ({"earlier_fingerprint": '"b"', **UNTIL}, "earlier_fingerprint = 'b': must be 64 hexadecimal digits"),
+        ({"earlier_fingerprint": A, **UNTIL}, "earlier_fingerprint of bank = 'the same'"),
+        ({"earlier_fingerprint": f'"4{"f" * 63}"', **UNTIL}, "fingerprint of card = .*than that of bank"),
+    ],
+)
+def test_wrong_second_pins(pins, sentence):
+    with pytest.raises(ConfigurationError, match=sentence):
+        parse(with_pins(fingerprint=A, **pins), "f.toml")
 
 
 def test_every_run_parameter_is_in_the_hash():

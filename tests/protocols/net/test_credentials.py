@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import datetime
 import shutil
+import socket
 import threading
 from pathlib import Path
 
@@ -12,11 +14,13 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from protocols.federation.read import ConfigurationError, load
 from protocols.net.credentials import load_credentials
+from protocols.net.wire import caller_of
 from refmpc.core.errors import HandshakeError
 from refmpc.net.certificates import self_signed
+from refmpc.net.framing import Peer
 from refmpc.net.greeting import Greeting
 from refmpc.net.rendezvous import connect_client, connect_party, listen
-from refmpc.net.tls import Credentials
+from refmpc.net.tls import Credentials, secure, wrong_pin
 from tests.protocols.run.hosts.federations import Authority, make_federation, rekey, write_pair
 
 GREETING = Greeting("the run", {"rows": 3})
@@ -120,6 +124,54 @@ def test_an_expired_certificate_is_refused_although_it_is_pinned(federation, tmp
     config = rekey(tmp_path / "fed", "bank", days=10, age=11)
     inside, _ = meet(load_credentials(config, "server-0"), load_credentials(config, "bank"))
     assert "certificate has expired" in inside[0]
+
+
+def verdicts(server: Credentials, client: Credentials) -> dict[str, str]:
+    """What server 0 says of the bank's certificate, and the bank of the server's; "TLS" if the handshake has refused
+    it."""
+    said = {}
+    here, there = socket.socketpair()
+
+    def shake(name: str, end: socket.socket, credentials: Credentials, peer: Peer) -> None:
+        with secure(end, credentials, server_side=name == "server-0") as connection:
+            try:
+                connection.settimeout(10)
+                connection.do_handshake()
+                said[name] = wrong_pin(connection, credentials, peer)
+                assert name == "bank" or caller_of(connection, credentials) == "bank"
+            except OSError:
+                said[name] = "TLS"
+
+    thread = threading.Thread(target=shake, args=("server-0", here, server, "bank"))
+    thread.start()
+    shake("bank", there, client, 0)
+    thread.join()
+    return said
+
+
+@pytest.mark.parametrize("hours", [1, -1])
+@pytest.mark.parametrize("who", ["bank", "server-0"])
+def test_two_certificates_of_a_participant_are_accepted_until_the_stated_end(federation, tmp_path, who, hours):
+    """At either end of a connection; from then on the earlier one is refused in a sentence that names the time."""
+    until = datetime.datetime.now(datetime.UTC) + datetime.timedelta(hours=hours)
+    other = "bank" if who == "server-0" else "server-0"
+    old = {name: load_credentials(federation, name) for name in ("server-0", "bank")}
+    config = rekey(tmp_path / "fed", who, until=until, folder="new")
+    new = load_credentials(config, who, tmp_path / "fed/new")
+    widened = load_credentials(config, other)
+    earlier = impostor(new, tmp_path / "fed" / who)
+    for owner, accepted in ((new, True), (earlier, hours > 0)):
+        found = verdicts(*((owner, widened) if who == "server-0" else (widened, owner)))
+        says = f"earlier certificate, {federation.participant(who).fingerprint[:16]}… until {until:%Y-%m-%d %H:%M} UTC"
+        assert found[who] == ""
+        assert found[other] == "" if accepted else says in found[other] and "which is over" in found[other]
+    found = verdicts(*((new, old[other]) if who == "server-0" else (old[other], new)))
+    assert found[other] == "TLS", "whose file has the earlier one only"
+    if hours > 0:
+        assert load_credentials(config, who).earlier == new.earlier  # its owner may go on with the earlier pair
+    else:
+        with pytest.raises(ConfigurationError, match=f"{until:%Y-%m-%d %H:%M} UTC: the others refuse it; use the one"):
+            load_credentials(config, who)
 
 
 def test_a_stolen_certificate_opens_no_other_door(federation):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
 import json
 import shutil
 import signal
@@ -143,6 +144,23 @@ def new_key_there(folder: Path, config: FederationConfig) -> Broken:
     return Broken(load(folder / "old.toml"), there)
 
 
+def two_certificates(hours: float) -> Callable[[Path, FederationConfig], Broken]:
+    """Server 1 is getting a new key, and uses the earlier one."""
+
+    def plant(folder: Path, config: FederationConfig) -> Broken:
+        until = datetime.datetime.now(datetime.UTC) + datetime.timedelta(hours=hours)
+        shutil.copy(folder / "federation.toml", folder / "old.toml")
+        return Broken(rekey(folder, "server-1", until=until, folder="new"), config, file_there=folder / "old.toml")
+
+    return plant
+
+
+def other_pin_of_a_third(folder: Path, config: FederationConfig) -> Broken:
+    """Server 0 has got a new key, which has reached our file only."""
+    shutil.copy(folder / "federation.toml", folder / "old.toml")
+    return Broken(rekey(folder, "server-0"), config, file_there=folder / "old.toml", silent=("server-0",))
+
+
 def swapped_addresses(folder: Path, config: FederationConfig) -> Broken:
     first, second = config.servers[0], config.servers[1]
     return Broken(moved(moved(config, 0, port=second.port), 1, port=first.port), config)
@@ -223,6 +241,10 @@ PLANTED = [
     Planted("hangs", hangs, "server-1", "TLS handshake", "timed out", "something else listens on this port"),
     Planted("firewall", filtered, "server-1", "port open", "does not answer in 2 s", "firewalls"),
     Planted("new key", new_key_there, "server-1", "certificate pinned", "presents", "by telephone"),
+    Planted("two pins", two_certificates(1), "server-1", "certificate pinned", "until", "use the new", "warning"),
+    Planted("two pins here", two_certificates(1), "server-1", "two certificates", "is accepted", "--until", "ok"),
+    Planted("an old pin", two_certificates(-1), "server-1", "certificate pinned", "which is over", "use the new"),
+    Planted("a third's", other_pin_of_a_third, "server-1", "configuration", "in common for server-0", "same file"),
     Planted("swapped", swapped_addresses, "server-0", "certificate pinned", "this is server-1's", "mixed up"),
     Planted("expired", expired, "server-0", "certificate valid", "expired on", "ppvfl key --as server-0"),
     Planted("expires", expires_soon, "server-0", "certificate valid", "expires in 19 days", "ppvfl key", "warning"),
@@ -400,9 +422,17 @@ def test_who_is_answered(tmp_path: Path):
         with call(config, bank) as connection:
             facts = ask(connection, purpose="doctor", **{"from": "bank", "to": "server-0"})
             assert facts["version"] == software_version()
-            assert set(facts) == {"from", "version", "hash", "agreed", "time", "state", "free_bytes", "budget"}, (
-                "public facts only"
-            )
+            assert set(facts) == {
+                "from",
+                "version",
+                "hash",
+                "pins",
+                "agreed",
+                "time",
+                "state",
+                "free_bytes",
+                "budget",
+            }, "public facts only"
         refusals: dict[str, dict[str, Any]] = {
             "client 'card' presented the certificate": {"from": "card", "to": "server-0"},
             "'mallory' is no participant": {"from": "mallory", "to": "server-0"},

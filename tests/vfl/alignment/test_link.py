@@ -67,7 +67,7 @@ def test_over_mutual_tls_and_the_same_counts_at_both_ends(tmp_path: Path, matchi
 
     def tls(name: str) -> PeerTls:
         own = credentials[name]
-        return PeerTls(partial(_context, own), {str(peer): pin for peer, pin in own.pinned.items()})
+        return PeerTls(partial(_context, own), {str(peer): [pin] for peer, pin in own.pinned.items()})
 
     with contextlib.ExitStack() as stack:
         outcomes, links = [], {}

@@ -41,16 +41,26 @@ def make_federation(directory: Path, ports: list[int] | None = None, keys: str =
     return initialise(federation_text("test", servers, CLIENTS, 2), directory, keys=keys)
 
 
-def rekey(directory: Path, name: str, *, role: str | None = None, days: int = 3650, age: int = 0) -> FederationConfig:
-    """Give a participant a new certificate, pinned without the checks of ``ppvfl pin``."""
+def rekey(
+    directory: Path,
+    name: str,
+    *,
+    role: str | None = None,
+    days: int = 3650,
+    age: int = 0,
+    until: datetime.datetime | None = None,
+    folder: str = "",
+) -> FederationConfig:
+    """Give a participant a new certificate (in ``folder``, if not its own), pinned without the checks of ``ppvfl
+    pin``."""
     path = directory / "federation.toml"
     config = load(path)
     entry = config.participant(name)
     key = ec.generate_private_key(ec.SECP256R1())
     begins = datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=age)
     certificate = self_signed(key, name, ["127.0.0.1"], entry.role if role is None else role, days, begins)
-    write_pair(directory / name, key, certificate)
-    path.write_text(with_pin(path.read_text(), config, entry, certificate))
+    write_pair(directory / (folder or name), key, certificate)
+    path.write_text(with_pin(path.read_text(), config, entry, certificate, until))
     return load(path)
 
 

@@ -14,6 +14,7 @@ import pytest
 from accel.files import read_json
 from protocols.cli import main
 from protocols.federation.read import load
+from protocols.net.credentials import CERTIFICATE, KEY
 from protocols.net.wire import Identity, call
 from protocols.run.hosts import server_sync
 from protocols.state.budget import BUDGET, Budgets
@@ -142,6 +143,49 @@ def test_certificates_are_replaced_in_the_middle_of_a_training(
     capsys.readouterr()
 
 
+def test_keys_are_replaced_one_after_the_other_while_both_certificates_are_pinned(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A server's and a client's, in the middle of a training: no file and no key has to be changed at the same time as
+    another."""
+    federation, threads, outcome = train_until_a_checkpoint(tmp_path)
+    session = next(tmp_path.glob("server-0/state/*/training-*")).name.removeprefix("training-")
+    for number in range(3):
+        stop(federation, number)
+    earlier, file = federation.config, tmp_path / "federation.toml"
+    for name in ("server-1", "bank"):
+        words = ["--config", str(file)]
+        assert main(["key", "--as", name, "--credentials", str(tmp_path / f"new-{name}"), *words]) == 0
+        pin = ["pin", "--participant", name, "--certificate", str(tmp_path / f"new-{name}" / CERTIFICATE), *words]
+        assert main([*pin, "--until", "2130-01-31"]) == 0
+    widened, before = load(file), agreements(federation)
+    for number, config in ((0, earlier), (1, widened), (2, widened)):  # the file has reached two servers, and no client
+        federation.config = config
+        federation.start(number)
+    _wait(lambda: agreements(federation) > before)
+    for number in range(3):
+        stop(federation, number)
+    assert not outcome and all(thread.is_alive() for thread in threads)
+    federation.config, before = widened, agreements(federation)
+    again: dict[str, Any] = {}
+    card = federation.client("card", session, again)  # with the new file; the bank's key is replaced last
+    bank = federation.client("bank", session, dict[str, Any]())
+    for part in (KEY, CERTIFICATE):
+        (tmp_path / "new-server-1" / part).replace(tmp_path / "server-1" / part)
+    for number in range(3):
+        federation.start(number)
+    _wait(lambda: agreements(federation) > before)
+    for part in (KEY, CERTIFICATE):
+        (tmp_path / "new-bank" / part).replace(tmp_path / "bank" / part)
+    for thread in (card, bank, federation.client("bank", session, again)):
+        thread.join(PATIENCE)
+    assert np.array_equal(again["card"][0], again["bank"][0])
+    used = [event for event in federation.events("server-0") if "uses its earlier certificate" in event["event"]]
+    assert {event["peer"] for event in used} == {"bank"} and "until 2130-01-31" in used[0]["accepted"]
+    federation.stop()
+    capsys.readouterr()
+
+
 def test_a_new_file_that_reaches_one_server_later_ends_nobody(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -163,7 +207,8 @@ def test_a_new_file_that_reaches_one_server_later_ends_nobody(
     )
     _wait(
         lambda: any(
-            "server-1 refused" in reason and "configuration hash" in reason for reason in waits(federation, "card")
+            "server-1 refused" in reason and "other pins" in reason and "for bank" in reason
+            for reason in waits(federation, "card")
         )
     )
     assert not outcome
