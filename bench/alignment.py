@@ -67,7 +67,7 @@ def _client(
         pipe.send(None)
     for link in links.values():
         set_socket_options(link)
-    pins = {str(peer): [pin] for peer, pin in credentials.pinned.items()}
+    pins = {str(peer): (pin,) for peer, pin in credentials.pinned.items()}
     tls = PeerTls(lambda server_side: tls_context(credentials, server_side=server_side), pins)
 
     def align(ids: Ids, pad_to: int | None = None) -> Alignment:

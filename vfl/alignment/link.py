@@ -68,7 +68,7 @@ class PeerTls:
     ``pins`` are the SHA-256 of every client's certificates, in hex: two while its key is replaced."""
 
     context: Callable[[bool], ssl.SSLContext]
-    pins: Mapping[str, Sequence[str]]
+    pins: Mapping[str, tuple[str, ...]]
 
 
 def align_as_leader(
@@ -318,7 +318,7 @@ class _Link:
 class _Tunnel:
     """Mutual TLS to another member, in pieces that the leader passes on."""
 
-    def __init__(self, peer: str, context: ssl.SSLContext, server_side: bool, pins: Sequence[str]):
+    def __init__(self, peer: str, context: ssl.SSLContext, server_side: bool, pins: tuple[str, ...]):
         self.inbox, self._pins, self._secure = _Inbox(peer), pins, False
         self.arriving, self.departing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = context.wrap_bio(self.arriving, self.departing, server_side)

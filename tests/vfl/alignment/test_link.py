@@ -67,7 +67,7 @@ def test_over_mutual_tls_and_the_same_counts_at_both_ends(tmp_path: Path, matchi
 
     def tls(name: str) -> PeerTls:
         own = credentials[name]
-        return PeerTls(partial(_context, own), {str(peer): [pin] for peer, pin in own.pinned.items()})
+        return PeerTls(partial(_context, own), {str(peer): (pin,) for peer, pin in own.pinned.items()})
 
     with contextlib.ExitStack() as stack:
         outcomes, links = [], {}
@@ -97,13 +97,13 @@ def test_a_member_whose_certificate_is_not_the_pinned_one_is_refused_by_the_othe
     """The leader passes on what members say: it could put itself in between."""
     clients = ("a", "b", "c")
     credentials = make_credentials(clients, tmp_path)
-    pins = {str(peer): pin for peer, pin in credentials["a"].pinned.items()} | {"b": credentials["a"].pinned["c"]}
+    right = {str(peer): (pin,) for peer, pin in credentials["b"].pinned.items()}
     links, outcomes = {}, {}
     with contextlib.ExitStack() as stack:
         for name in clients[:-1]:
             here, there = socket.socketpair()
             links[name] = stack.enter_context(here)
-            known = pins if name == "a" else {str(peer): pin for peer, pin in credentials["b"].pinned.items()}
+            known = {**right, "b": right["c"]} if name == "a" else right
             tls = PeerTls(partial(_context, credentials[name]), known)
             outcomes[name] = stack.enter_context(running(["x"], there, name=name, clients=clients, tls=tls))
         with pytest.raises(AlignmentRefused, match="client '[ab]' gave up: .*client 'b' failed: .*not the one pinned"):
