@@ -49,6 +49,7 @@ def test_a_primitive_without_a_line_stops_the_build():
     [
         ("Σ_{k≥1} ω_k z_{t−k}", "Σ<sub>k≥1</sub> ω<sub>k</sub> z<sub>t−k</sub>"),
         ("1024β·Adv_G", "1024β·Adv<sub>G</sub>"),
+        ("ρ_λ: λ_0", "ρ<sub>λ</sub>: λ<sub>0</sub>"),
         ("G'_t and z'_{<t}", "G'<sub>t</sub> and z'<sub>&lt;t</sub>"),
         ("2^(64−m), 2^−f_z, 10^-5", "2<sup>64−m</sup>, 2<sup>−f<sub>z</sub></sup>, 10<sup>−5</sup>"),
         ("`is_negative` and norm_limit", "`is_negative` and norm_limit"),
