@@ -86,7 +86,7 @@ class Aligner:
         private_folder(state)
         state.chmod(0o700)
         self._state, self._file = state, state / f"alignment-{kind}.npz"
-        self._times = state / f"alignments-{kind}.txt"
+        self._times = state / f"alignments-{kind}.json"
         self._minimum, self._most = minimum, most
         clients = identity.config.ordered_clients
         self._names = [client.name for client in clients]
@@ -118,7 +118,8 @@ class Aligner:
         """The common rows: from disk if this client has aligned the same ids before, else with the others."""
         agreed = None if again else self._load()
         if agreed is None:
-            self._count_alignment(again)
+            self._earlier()
+            self._counted = False
             agreed = self._align(advance)
             self._save(agreed)
             self._announce(agreed)
@@ -213,6 +214,7 @@ class Aligner:
         try:
             for channel in self._members.values():
                 channel.send({"begin": True})
+            self._count()
             links = {name: channel.connection for name, channel in self._members.items()}
             name = self._identity.name
             return align_as_leader(self._ids, links, name=name, advance=advance, **self._how)
@@ -271,6 +273,7 @@ class Aligner:
     def _follow(self, advance: Advance) -> Agreed:
         with self._call_leader() as channel:
             self._wait_for_all(channel)
+            self._count()
             name = self._identity.name
             link = channel.connection
             aligned = align_as_member(
@@ -344,10 +347,10 @@ class Aligner:
 
     # disk ----------------------------------------------------------------------------------------
 
-    def _count_alignment(self, again: bool) -> None:
-        """Every alignment tells which of some ids the others have: how many there were is logged, and may be bounded
-        (``most``)."""
-        times = read_json(self._times) if self._times.exists() else []
+    def _earlier(self) -> list[list[int]]:
+        """When this client has aligned for this purpose, and how many ids: each time tells which of them the others
+        have. May be bounded (``most``)."""
+        times: list[list[int]] = read_json(self._times) if self._times.exists() else []
         require(
             self._most is None or len(times) < self._most,
             f"alignments for {self._kind}",
@@ -356,8 +359,14 @@ class Aligner:
             f"each with another list tells more about the others' people; if all agree to one more, remove "
             f"{self._times}",
         )
-        write_json(self._times, [*times, [round(time.time()), len(self._ids)]])
-        self._log.info("aligns", time=len(times) + 1, ids=len(self._ids), again=again)
+        return times
+
+    def _count(self) -> None:
+        """All clients are there: it begins, and counts once, however often it is interrupted meanwhile."""
+        if not self._counted:
+            self._counted, times = True, [*self._earlier(), [round(time.time()), len(self._ids)]]
+            write_json(self._times, times)
+            self._log.info("aligns", time=len(times), ids=len(self._ids))
 
     def _save(self, agreed: Agreed) -> None:
         facts = {"rows": agreed.rows, "session": np.array(agreed.session), "ids": np.array(self._tag)}
