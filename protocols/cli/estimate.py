@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -21,7 +20,7 @@ from protocols.federation.public_plan import plan_for
 from protocols.federation.read import load
 from protocols.plan.gl_plan import LayerPlan
 from protocols.run.calibration import calibrate, forecast, print_forecast
-from protocols.run.report import estimate, size_in_words
+from protocols.run.report import estimate, estimate_as_facts, size_in_words
 from protocols.run.timing_run import measure_trials
 from refmpc.net.emulation import PROFILES
 
@@ -58,9 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
             plan, calibrate(plan, partial(measure_trials, config, arguments.rows), config.run.matching), network
         )
     if arguments.json:
-        facts: dict[str, Any] = {**found, "steps": plan.schedule.num_steps, "privacy": plan.claim.headline()}
-        facts["forecast"] = None if expected is None else {**asdict(expected), "network": network}
-        print(json.dumps(facts, indent=2))
+        print(json.dumps(estimate_as_facts(plan, found, expected, network), indent=2))
         return 0
     console = Console()
     view = Table(

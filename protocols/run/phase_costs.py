@@ -16,6 +16,7 @@ import numpy as np
 
 import refmpc
 from accel.prg import KEY_BYTES
+from protocols.client.commitment import SALT_BYTES
 from protocols.client.upload import CHUNK_ROWS
 from protocols.plan.row_test import NORM_ROWS, RowTest, row_test
 from protocols.plan.run_plan import Plan
@@ -38,7 +39,8 @@ def phase_costs(plan: Plan, *, keeps_steps: bool = False) -> dict[str, Cost]:
     for)."""
     steps, clients = plan.schedule.num_steps, len(plan.client_names)
     step = step_cost(plan)
-    found = {"upload": Cost(-(-plan.schedule.num_samples // CHUNK_ROWS) * (clients + 1), 0)}
+    found = _beginning(plan, clients)
+    found["upload"] = Cost(-(-plan.schedule.num_samples // CHUNK_ROWS) * (clients + 1), 0)
     if plan.row_tests:
         found["verification"] = _verification(plan)
     found["norms"] = _norms(plan)
@@ -59,6 +61,15 @@ def phase_costs(plan: Plan, *, keeps_steps: bool = False) -> dict[str, Cost]:
     confirmed = Cost(0, 0) if plan.opens_sums else Cost(2, 12)  # written, and marked, at all three
     found["release"] = total_cost([to_clients, confirmed])
     return found
+
+
+def _beginning(plan: Plan, clients: int) -> dict[str, Cost]:
+    """Digests of what is public are compared, where each server's disk stands, and what clients committed to."""
+    joint = plan.training.noise == "joint"
+    stands = Cost(int(joint), 6 * 8 * (joint + (not plan.opens_sums)))
+    tags = (SALT_BYTES + clients) * 3 * clients + 6 * clients  # a salt and a verdict to each, votes between servers
+    main = Cost(1 + stands.rounds, 6 * 32 + stands.bytes)
+    return {"set-up": Cost(1, 6 * 16), "main": main, "commitments": Cost(3 * clients + 1, tags)}
 
 
 def total_cost(costs: Any) -> Cost:

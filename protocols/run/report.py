@@ -38,7 +38,16 @@ from refmpc.core.ledger import Release
 from vfl.dp.claim import NO_CLAIM
 from vfl.losses import score_in_words, score_name
 
-__all__ = ["NoiseChoice", "RunReport", "estimate", "print_estimate", "print_report", "size_in_words", "write_report"]
+__all__ = [
+    "NoiseChoice",
+    "RunReport",
+    "estimate",
+    "estimate_as_facts",
+    "print_estimate",
+    "print_report",
+    "size_in_words",
+    "write_report",
+]
 
 
 @dataclass
@@ -266,15 +275,20 @@ def _estimate_of_layers(plan: LayerPlan) -> dict[str, float]:
             blocks += 16 * plan.schedule.num_samples * sum(shape.block_widths) if shape.with_down else 0
     opening = refmpc.opening_bytes(plan.scales.truncated_bits) * sum(shape.parameters for shape in plan.shapes)
     history = 8 * plan.parameters * (plan.factorisation.bands + 128)
+    labels = 16 * plan.schedule.num_samples * plan.classes
     bytes_per_step = step.bytes + upload + opening
     return {
         "rounds_per_step": step.rounds,
         "bytes_per_step": bytes_per_step,
         "rounds": step.rounds * steps,
         "bytes": (step.bytes + opening) * steps,
-        "upload_bytes": upload * steps + blocks + 16 * plan.schedule.num_samples * plan.classes,
+        "upload_bytes": upload * steps + blocks + labels,
         "shuffles": 0,
-        "memory_per_server": written_out + blocks + 16 * plan.schedule.num_samples * plan.classes + history,
+        "memory_per_server": INTERPRETER
+        + written_out
+        + blocks
+        + 16 * plan.schedule.num_samples * plan.classes
+        + history,
         "seconds_lan": step.rounds * steps * 1e-3 + bytes_per_step * steps / 3 / (1e9 / 8),
         "seconds_wan": step.rounds * steps * 20e-3 + bytes_per_step * steps / 3 / (200e6 / 8),
     }
@@ -340,6 +354,16 @@ def _noise_table(choices: Sequence[NoiseChoice]) -> Table:
     return view
 
 
+def estimate_as_facts(
+    plan: Plan, found: dict[str, float], expected: Forecast | None = None, network: str = "loopback"
+) -> dict[str, Any]:
+    """What every door tells of an estimate as JSON."""
+    content = {**_begin(plan), **found, "steps": plan.schedule.num_steps, "privacy": plan.claim.headline()}
+    content["claim"] = json.loads(plan.claim.to_json())
+    content["forecast"] = None if expected is None else {**asdict(expected), "network": network}
+    return content
+
+
 def print_estimate(
     plan: Plan,
     options: RunOptions,
@@ -353,11 +377,9 @@ def print_estimate(
     found = found or estimate(plan)
     choices = [] if other is None else sorted((NoiseChoice.of(plan, found), other), key=lambda choice: choice.name)
     if options.json:
-        content = {**_begin(plan), **found, "privacy": plan.claim.headline(), "claim": json.loads(plan.claim.to_json())}
+        content = estimate_as_facts(plan, found, expected, options.network)
         if choices:
             content["noise"] = {choice.name: choice.as_dict() for choice in choices}
-        if expected is not None:
-            content["forecast"] = {**asdict(expected), "network": options.network}
         print(json.dumps(content, indent=2))
         return
     _print_begin(plan, console)
