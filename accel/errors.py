@@ -10,7 +10,7 @@ shown with its traceback. ::
     │   ├── protocols …config.schema.ConfigurationError   a value in federation.toml
     │   │   └── protocols …net.credentials.RoleError      a certificate of somebody else
     │   ├── protocols …records.audit.AuditError       an audit log that is not what was written
-    │   ├── protocols.client.commitment.ColumnsChanged    a client came back with different columns
+    │   ├── protocols.state.commitment.ColumnsChanged    a client came back with different columns
     │   ├── protocols.server.verification.UploadRefused   rows or labels that the claim does not cover
     │   └── protocols.state.checkpoint.CannotResume  going on would release something twice
     ├── refmpc.RefmpcError (RuntimeError)   what happens between parties; it may work the next time

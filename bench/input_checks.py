@@ -19,9 +19,10 @@ from rich.table import Table
 import refmpc
 from accel.validate import require_integer
 from bench.harness import benchmark
-from protocols.client.upload import ClientJob, receive_rows, share_columns
+from protocols.client.upload import ClientJob, share_columns
 from protocols.plan.run_plan import Plan, PublicClient, PublicFederation, plan_run
 from protocols.run.report import size_in_words
+from protocols.server.intake import receive_rows
 from refmpc import Client, Party
 from vfl.defaults import table_row_bound
 from vfl.training import TrainingConfig

@@ -66,7 +66,7 @@ def on_grid(values: np.ndarray, bits: int = GRID_BITS) -> np.ndarray:
 
 
 def public_norms(rows: np.ndarray, clip_norm: float) -> np.ndarray:
-    """‖row‖²/γ² in the clear, as other systems are given it; on shares it is ``protocols.step.squared_norm_ratio``."""
+    """‖row‖²/γ² in the clear, as other systems are given it; on shares it is ``protocols.plan.squared_norm_ratio``."""
     return (rows**2).sum(axis=1) / clip_norm**2
 
 

@@ -32,10 +32,9 @@ from protocols.log import Log
 from protocols.net.credentials import load_credentials, own_directory, two_pins, validity_warning
 from protocols.net.server_calls import CurvePoint
 from protocols.net.uplink import UplinkTransport, UploadLost
-from protocols.net.wire import Identity
+from protocols.net.wire import TRAINING, Identity
 from protocols.plan.gl_plan import LayerPlan
 from protocols.plan.run_plan import Plan
-from protocols.run.hosts.jobs import TRAINING
 from protocols.state.model_file import ReleasedModel, SharedModel, write_model
 from refmpc import Client
 from refmpc.net.framing import listed, printable

@@ -40,9 +40,9 @@ from protocols.federation.read import FederationConfig
 from protocols.log import Log
 from protocols.methods.prediction import OUTPUTS, receive_chunk
 from protocols.net.uplink import UplinkTransport, UploadLost
-from protocols.net.wire import Channel, Identity, call
+from protocols.net.wire import PREDICTION, TRAINING, Channel, Identity, call
 from protocols.plan.scales import EMBEDDING_BITS
-from protocols.run.hosts.jobs import PREDICTION, TRAINING, prediction_plan
+from protocols.run.hosts.jobs import prediction_plan
 from protocols.state.model_file import ReleasedModel, read_model
 from refmpc import Client
 from refmpc.net.framing import listed, name_of

@@ -26,7 +26,6 @@ import accel
 from accel.errors import InvalidArgument
 from accel.files import Damaged, private_folder, write_bytes
 from accel.validate import require
-from protocols.client.commitment import ColumnsChanged
 from protocols.federation.public_plan import log_claim
 from protocols.federation.read import FederationConfig, ServerEntry, load, split_address
 from protocols.log import Log
@@ -52,6 +51,7 @@ from protocols.server.verification import UploadRefused
 from protocols.state.audit_log import WITNESS, AuditLog
 from protocols.state.budget import Budgets
 from protocols.state.checkpoint import CannotResume
+from protocols.state.commitment import ColumnsChanged
 from protocols.state.disk import explain
 from refmpc import Ledger, Party
 from refmpc.core.errors import HandshakeError, PeerAborted, RefmpcError

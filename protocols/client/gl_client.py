@@ -17,12 +17,12 @@ import numpy.typing as npt
 
 from accel.files import private_folder, read_arrays, write_arrays
 from accel.validate import require
-from protocols.client.commitment import commit_to_columns
 from protocols.plan.gl_plan import LayerPlan
 from protocols.plan.gl_scales import FactorBounds
 from protocols.plan.gl_shapes import AdapterShape
 from protocols.plan.plausibility import require_possible_model
 from protocols.plan.scales import EMBEDDING_BITS, RELEASE_BITS
+from protocols.state.commitment import commit_to_columns
 from refmpc import Client, receive_opening
 from refmpc.core.fixed import encode
 from vfl.data.scaling import bound_jacobians, bound_rows

@@ -23,7 +23,6 @@ import numpy as np
 from accel.files import private_folder
 from accel.validate import require
 from protocols.client.columns import OwnColumns
-from protocols.client.commitment import ColumnsChanged
 from protocols.client.gl_client import LayerClientJob, TrainedClient, client_program, receive_end
 from protocols.client.people import people_tag
 from protocols.federation.public_plan import local_update, starting_layers
@@ -31,9 +30,9 @@ from protocols.log import Log
 from protocols.net.backoff import Backoff
 from protocols.net.live_channels import HANDOVER
 from protocols.net.server_calls import SERVERS, Beat, ServerCalls
-from protocols.net.wire import Identity
+from protocols.net.wire import TRAINING, Identity
 from protocols.plan.gl_plan import LayerPlan
-from protocols.run.hosts.jobs import TRAINING
+from protocols.state.commitment import ColumnsChanged
 from refmpc import Client
 from refmpc.core.errors import OutOfStep, PeerAborted, PeerLost, PeerTimeout
 from refmpc.launch.participants import play_client

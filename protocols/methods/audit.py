@@ -30,11 +30,11 @@ import numpy.typing as npt
 
 import refmpc
 from accel.validate import require_choice, require_integer, require_real
-from protocols.client.upload import receive_rows
 from protocols.methods.registry import METHODS, method
 from protocols.plan.run_plan import Plan
 from protocols.plan.scales import EMBEDDING_BITS, RELEASE_BITS
 from protocols.server.gl_training import OpenLayerRun, SecretLayerRun
+from protocols.server.intake import receive_rows
 from protocols.server.open_training import OpenTrainingRun
 from protocols.server.server_noise import insecure_total_noise
 from protocols.server.training import ServerJob, TrainingRun

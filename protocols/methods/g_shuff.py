@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from protocols.client.upload import receive_rows
 from protocols.methods.method import Method, frozen_rows, plan_of
+from protocols.server.intake import receive_rows
 from protocols.server.open_training import training_run
 from protocols.server.training import ServerJob, TrainingRun
 from protocols.state.shuffled_rows import shuffle_rows

@@ -21,8 +21,8 @@ import refmpc
 from accel.files import read_arrays
 from accel.validate import require, require_choice, require_integer
 from protocols.plan.scales import EMBEDDING_BITS, LOGIT_BITS, MOST_WEIGHT_BITS, PROBABILITY_BITS
+from protocols.plan.squared_norm_ratio import ROOM
 from protocols.state.model_file import SharedModel
-from protocols.step.squared_norm_ratio import ROOM
 from refmpc import ArithmeticTensor, Client, Party
 from vfl.dp.claim import NO_CLAIM
 from vfl.losses import TASKS

@@ -50,7 +50,9 @@ from refmpc.net.tls import (
 
 __all__ = [
     "CALLS",
+    "PREDICTION",
     "SIGNS",
+    "TRAINING",
     "UPLOADS",
     "VERSION",
     "Channel",
@@ -66,6 +68,7 @@ __all__ = [
     "wrong_date",
 ]
 
+TRAINING, PREDICTION = "training", "prediction"  # what a session computes
 VERSION = 3  # of the messages between participants; since 3: pins are compared apart from the configuration
 _FRAME = struct.Struct("<IQ")
 _CALL = 10.0  # seconds for a connection, its TLS handshake and the first two messages

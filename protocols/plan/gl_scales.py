@@ -61,7 +61,7 @@ from protocols.plan.scales import (
     Scales,
     plan_scales,
 )
-from protocols.step.squared_norm_ratio import ERROR_NORM, MOST_CLIP_BOUND, ROOM, OverClip, most_fraction_bits
+from protocols.plan.squared_norm_ratio import ERROR_NORM, MOST_CLIP_BOUND, ROOM, OverClip, most_fraction_bits
 from refmpc.mathematics.normalise import MANTISSA_BITS
 from vfl.dp import Factorisation
 from vfl.training import Schedule, TrainingConfig

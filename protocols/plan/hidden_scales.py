@@ -24,7 +24,7 @@ from protocols.plan.low_round_scales import (
     ROOM,
 )
 from protocols.plan.scales import EMBEDDING_BITS, NOISE_DEVIATIONS, RELEASE_BITS, Scales, fits_ring, largest_reach
-from protocols.step.squared_norm_ratio import ERROR_NORM, OverClip
+from protocols.plan.squared_norm_ratio import ERROR_NORM, OverClip
 from refmpc.mathematics.clipping import FACTOR_BITS, ClipConstants, clip_octaves
 from refmpc.mathematics.probabilities import high_bits
 from vfl.training import TrainingConfig

@@ -26,7 +26,7 @@ from fractions import Fraction
 
 from accel.validate import require
 from protocols.plan.scales import EMBEDDING_BITS, NOISE_DEVIATIONS, RELEASE_BITS, UPDATE_BITS, Scales
-from protocols.step.squared_norm_ratio import OverClip
+from protocols.plan.squared_norm_ratio import OverClip
 from refmpc import Series
 from refmpc.mathematics.normalise import MANTISSA_BITS
 from refmpc.mathematics.series import half_wave, log_word

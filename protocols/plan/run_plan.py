@@ -20,7 +20,7 @@ from protocols.plan.low_round_scales import with_low_round
 from protocols.plan.one_output_scales import plan_one_output
 from protocols.plan.row_test import FAULT_CLAIM, RowTest, row_test, upload_release
 from protocols.plan.scales import EMBEDDING_BITS, GRADIENT_BITS, RELEASE_BITS, Scales, plan_scales
-from protocols.step.squared_norm_ratio import ROOM
+from protocols.plan.squared_norm_ratio import ROOM
 from refmpc.mathematics.gaussian import (
     JOINT_DISTANCE,
     JOINT_FRACTION_BITS,
@@ -96,6 +96,9 @@ class PublicFacts(Protocol):
 
     @property
     def public_inputs(self) -> tuple[str, ...]: ...
+
+
+CHUNK_ROWS = 4096  # that a client shares at a time
 
 
 @dataclass(frozen=True)
@@ -198,6 +201,12 @@ class Plan:
     def secret_order(self) -> bool:
         """Whether rows and dummies are shuffled in secret, and the claim counts on it."""
         return self.schedule.dummies > 0
+
+    @property
+    def chunks(self) -> list[slice]:
+        """The rows that clients share at a time."""
+        rows = self.schedule.num_samples
+        return [slice(start, min(rows, start + CHUNK_ROWS)) for start in range(0, rows, CHUNK_ROWS)]
 
     @property
     def shuffles_epochs(self) -> bool:

@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING
 from scipy.stats import norm
 
 from accel.validate import require
-from protocols.step.squared_norm_ratio import ERROR_NORM, MOST_CLIP_BOUND, ROOM, OverClip
+from protocols.plan.squared_norm_ratio import ERROR_NORM, MOST_CLIP_BOUND, ROOM, OverClip
 from refmpc.mathematics.normalise import MANTISSA_BITS
 from vfl.dp import Factorisation
 from vfl.training import Schedule, TrainingConfig

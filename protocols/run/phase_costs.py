@@ -16,13 +16,12 @@ import numpy as np
 
 import refmpc
 from accel.prg import KEY_BYTES
-from protocols.client.commitment import SALT_BYTES
-from protocols.client.upload import CHUNK_ROWS
 from protocols.plan.row_test import NORM_ROWS, RowTest, row_test
-from protocols.plan.run_plan import Plan
+from protocols.plan.run_plan import CHUNK_ROWS, Plan
 from protocols.plan.scales import EMBEDDING_BITS
 from protocols.server.joint_noise import joint_block_rows, joint_noise_cost
 from protocols.server.verification import COMPARED_ROWS
+from protocols.state.commitment import SALT_BYTES
 from protocols.step.clip import NORM_CHUNK, norms_of_squares, squared_norms
 from protocols.step.cost import step_cost
 from refmpc import ArithmeticTensor, Cost, Party

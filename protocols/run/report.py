@@ -17,7 +17,6 @@ from rich.table import Table
 
 import refmpc
 from accel.files import write_text
-from protocols.client.upload import shares_of_rows
 from protocols.plan.gl_plan import LayerPlan
 from protocols.plan.gl_shapes import JacobianShape
 from protocols.plan.run_plan import Plan
@@ -25,6 +24,7 @@ from protocols.plan.scales import EMBEDDING_BITS
 from protocols.run.calibration import Forecast, print_forecast
 from protocols.run.curves import Timeline, draw_curves
 from protocols.run.phase_costs import phase_costs, total_cost
+from protocols.server.intake import shares_of_rows
 from protocols.server.joint_noise import MOST_SAMPLES, SAMPLE_MEMORY, joint_block_rows
 from protocols.server.open_training import durability
 from protocols.server.verification import COMPARED_ROWS, PIECE_ROWS

@@ -35,7 +35,6 @@ from protocols.cli.client import take_part
 from protocols.cli.run import processes
 from protocols.cli.server import Server, load_kernels
 from protocols.client.columns import OwnColumns
-from protocols.client.upload import shares_of_rows
 from protocols.federation.public_plan import client_bounds, plan_for
 from protocols.federation.read import ClientEntry, FederationConfig, ServerEntry
 from protocols.log import Log
@@ -44,6 +43,7 @@ from protocols.net.wire import Identity
 from protocols.plan.run_plan import Plan
 from protocols.run.calibration import MEMORY, SENDING, elapsed
 from protocols.run.hosts.jobs import Task, TrainingTask
+from protocols.server.intake import shares_of_rows
 from protocols.state.stored_rows import IN_MEMORY
 from refmpc.net.certificates import fingerprint_of
 from vfl.data.scaling import RowBound

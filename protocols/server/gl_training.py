@@ -11,15 +11,15 @@ from pathlib import Path
 import numpy as np
 
 import refmpc
-from protocols.client.commitment import check_columns
-from protocols.client.upload import with_ones_column
 from protocols.plan.gl_plan import EMBEDDINGS, PROJECTED, ROW_FACTORS, UP, LayerPlan, block, layer_release
 from protocols.plan.gl_shapes import AdapterShape, JacobianShape
 from protocols.plan.row_test import NormTest
 from protocols.plan.scales import EMBEDDING_BITS
+from protocols.server.intake import with_ones_column
 from protocols.server.open_training import STATE_EVERY, OpenTrainingRun, own_addend, public_inputs
 from protocols.server.step_verification import verify_labels, verify_step
 from protocols.server.training import ServerJob, TrainingRun
+from protocols.state.commitment import check_columns
 from protocols.step.gl_step import BlockOutputs, ClientFactors, block_norms, layer_step
 from protocols.step.jacobians import ClientJacobian
 from protocols.step.open_gl_step import PublicBlock, open_layer_step, public_block

@@ -24,7 +24,7 @@ from accel.errors import InvalidArgument
 from protocols.plan.row_test import NORM_ROWS, RowTest, row_test, upload_release
 from protocols.plan.run_plan import Plan
 from protocols.plan.scales import EMBEDDING_BITS
-from protocols.state.stored_rows import CutByRows
+from protocols.step.clip import CutByRows
 from refmpc import ArithmeticTensor, Party, Words, seal, unseal
 from refmpc.primitives.input_checks import Faults, Projected, public_coins, shared_sums, side_by_side
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO, Protocol, Self
+from typing import BinaryIO, Self
 
 import numpy as np
 
@@ -33,7 +33,7 @@ from protocols.state.background import Background
 from protocols.step.secret_step import SharedRows
 from refmpc import ArithmeticTensor, Party, Words, seal, unseal
 
-__all__ = ["IN_MEMORY", "CutByRows", "RowFolder", "StoredRows", "StoredTensor"]
+__all__ = ["IN_MEMORY", "RowFolder", "StoredRows", "StoredTensor"]
 
 IN_MEMORY = 128 << 20  # bytes of a run's shares that a server keeps in memory; more lie in files
 _WORD = 8
@@ -207,14 +207,6 @@ class StoredTensor:
             if not count:
                 raise OSError(errno.EIO, "the file is shorter than it was made", str(self._file))
             view, at = view[count:], at + count
-
-
-class CutByRows(Protocol):
-    """Rows in memory or in a file: cut, they are a tensor in memory."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, rows: slice, /) -> ArithmeticTensor: ...
 
 
 @dataclass

@@ -8,21 +8,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import refmpc
 from protocols.plan.scales import UPDATE_BITS, LayerScales, Scales
+from protocols.plan.squared_norm_ratio import norms_over_clip, squares_over_clip
 from protocols.step.one_output import multipliers
-from protocols.step.squared_norm_ratio import norms_over_clip, squares_over_clip
 from refmpc import ArithmeticTensor, TwoHolderBits
 from refmpc.mathematics.normalise import MANTISSA_BITS
 
-if TYPE_CHECKING:
-    from protocols.state.stored_rows import CutByRows
-
-__all__ = ["clip_factors", "clipped_updates", "norms_of_squares", "squared_norms"]
+__all__ = ["CutByRows", "clip_factors", "clipped_updates", "norms_of_squares", "squared_norms"]
 
 NORM_CHUNK = 1 << 14  # rows whose norms are computed in one go
+
+
+class CutByRows(Protocol):
+    """Rows in memory or in a file: cut, they are a tensor in memory."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, rows: slice, /) -> ArithmeticTensor: ...
 
 
 async def squared_norms(embeddings: CutByRows, scales: Scales, labels: CutByRows | None = None) -> ArithmeticTensor:

@@ -28,6 +28,7 @@ from protocols.plan.gl_plan import LayerPlan
 from protocols.plan.gl_scales import ROUND_UP, AdapterScales
 from protocols.plan.gl_shapes import AdapterShape
 from protocols.plan.scales import PROBABILITY_BITS, UPDATE_BITS
+from protocols.plan.squared_norm_ratio import norms_over_clip
 from protocols.step.clip import clipped_updates
 from protocols.step.jacobians import (
     ClientJacobian,
@@ -46,7 +47,6 @@ from protocols.step.secret_step import (
     squared_norms,
     updated,
 )
-from protocols.step.squared_norm_ratio import norms_over_clip
 from refmpc import ArithmeticTensor, Words, seal
 from refmpc.mathematics.normalise import MANTISSA_BITS
 

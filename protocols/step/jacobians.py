@@ -15,9 +15,9 @@ import refmpc
 from protocols.plan.gl_plan import LayerPlan
 from protocols.plan.gl_shapes import JacobianShape
 from protocols.plan.scales import EXPLICIT_BITS, PROBABILITY_BITS
+from protocols.plan.squared_norm_ratio import norms_over_clip
 from protocols.step.public_weights import PublicMatrix, times_weights
 from protocols.step.secret_step import written_out
-from protocols.step.squared_norm_ratio import norms_over_clip
 from refmpc import ArithmeticTensor
 
 __all__ = [

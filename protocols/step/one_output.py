@@ -15,7 +15,7 @@ from __future__ import annotations
 import refmpc
 from protocols.plan.one_output_scales import OneOutputScales
 from protocols.plan.scales import EMBEDDING_BITS, Scales
-from protocols.step.squared_norm_ratio import squares_over_clip
+from protocols.plan.squared_norm_ratio import squares_over_clip
 from refmpc import Additive, ArithmeticTensor
 from refmpc.mathematics.normalise import MANTISSA_BITS
 from refmpc.primitives.arithmetic import matmul_summand

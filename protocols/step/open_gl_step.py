@@ -18,6 +18,7 @@ import refmpc
 from accel.validate import require
 from protocols.plan.gl_plan import LayerPlan
 from protocols.plan.gl_scales import AdapterScales
+from protocols.plan.squared_norm_ratio import norms_over_clip
 from protocols.step.gl_step import (
     ClientFactors,
     WeightProducts,
@@ -29,7 +30,6 @@ from protocols.step.jacobians import ClientJacobian, sample_opening
 from protocols.step.open_step import errors_from_logits
 from protocols.step.public_weights import Head, PublicMatrix, centred, norm_above, rounded, times_weights
 from protocols.step.secret_step import squared_norms
-from protocols.step.squared_norm_ratio import norms_over_clip
 from refmpc import ArithmeticTensor, Words, seal
 
 __all__ = ["PublicBlock", "open_layer_step", "public_block"]

@@ -17,8 +17,8 @@ import numpy as np
 from accel import kernels
 from protocols.plan.hidden_scales import FEWEST_WEIGHT_BITS, HiddenScales
 from protocols.plan.scales import EMBEDDING_BITS, HEAD_BITS, Scales
+from protocols.plan.squared_norm_ratio import ERROR_NORM
 from protocols.step.public_weights import REACH_BITS, Head, PublicLayer, centred, norm_above, rounded
-from protocols.step.squared_norm_ratio import ERROR_NORM
 from refmpc.core.integer_logs import ceil_log2
 from refmpc.mathematics.probabilities import PROBABILITY_BITS
 

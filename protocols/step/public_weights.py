@@ -23,7 +23,7 @@ import refmpc
 from accel import kernels
 from accel.validate import require
 from protocols.plan.scales import DECAY_BITS, EMBEDDING_BITS, HEAD_BITS, Scales
-from protocols.step.squared_norm_ratio import ROOM
+from protocols.plan.squared_norm_ratio import ROOM
 from refmpc import ArithmeticTensor
 from refmpc.core.integer_logs import ceil_log2
 from vfl.losses import OneOutput

@@ -26,10 +26,10 @@ from protocols.plan.scales import (
     LayerScales,
     Scales,
 )
+from protocols.plan.squared_norm_ratio import norms_over_clip
 from protocols.step import low_round, one_output
 from protocols.step.clip import clip_factors, clipped_updates, squared_norms
 from protocols.step.hidden_chain import secret_hidden_updates
-from protocols.step.squared_norm_ratio import norms_over_clip
 from refmpc import ArithmeticTensor, Party, TwoHolderBits, Words, seal
 from refmpc.primitives.arithmetic import matmul_summand
 from vfl.training import TrainingConfig

@@ -15,8 +15,7 @@ from protocols.federation.read import FederationConfig
 from protocols.log import Log
 from protocols.net.live_channels import BEAT
 from protocols.net.spool import Spool
-from protocols.net.wire import SIGNS, UPLOADS, Channel, Refused, check_message
-from protocols.run.hosts.jobs import TRAINING
+from protocols.net.wire import SIGNS, TRAINING, UPLOADS, Channel, Refused, check_message
 from protocols.run.hosts.planning import StillPlanning
 from protocols.run.hosts.sessions import Session, SessionStore
 from protocols.state.audit_log import AuditLog

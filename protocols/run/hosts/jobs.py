@@ -14,15 +14,16 @@ import numpy as np
 from accel.files import write_bytes
 from accel.prg import KEY_BYTES
 from accel.validate import require
-from protocols.client.upload import CHUNK_ROWS, receive_rows
 from protocols.federation.public_plan import plan_for
 from protocols.federation.read import FederationConfig
 from protocols.methods.prediction import PredictionPlan, PredictionServerJob, plan_with_released_model, plan_with_shares
 from protocols.methods.prediction import servers as prediction_servers
 from protocols.methods.registry import method
+from protocols.net.wire import PREDICTION, TRAINING
 from protocols.plan.gl_plan import LayerPlan
-from protocols.plan.run_plan import Plan
+from protocols.plan.run_plan import CHUNK_ROWS, Plan
 from protocols.server.gl_training import LayerServerJob
+from protocols.server.intake import receive_rows
 from protocols.server.open_training import STATE_EVERY, durability, training_run
 from protocols.server.training import ServerJob
 from protocols.state.model_file import MODEL, ReleasedModel, SharedModel, read_model, write_model
@@ -30,8 +31,6 @@ from protocols.state.stored_rows import IN_MEMORY, RowFolder
 from refmpc import Party
 
 __all__ = [
-    "PREDICTION",
-    "TRAINING",
     "LiveTrainingTask",
     "MakeTask",
     "PredictionTask",
@@ -41,7 +40,6 @@ __all__ = [
     "prediction_plan",
 ]
 
-TRAINING, PREDICTION = "training", "prediction"
 SHARED_MODEL = "shared-model.json"  # beside the claim, where a server does not know the model
 _HEAD = 1 << 12  # bytes of a message besides its values
 

@@ -29,7 +29,8 @@ from protocols.federation.read import FederationConfig
 from protocols.methods.prediction import OUTPUTS
 from protocols.net.live_channels import Guests
 from protocols.net.spool import Spool, publish, published
-from protocols.run.hosts.jobs import PREDICTION, TRAINING, MakeTask, Task, TrainingTask, make_task
+from protocols.net.wire import PREDICTION, TRAINING
+from protocols.run.hosts.jobs import MakeTask, Task, TrainingTask, make_task
 from protocols.run.hosts.pace import Pace
 from protocols.run.hosts.planning import Planner
 from protocols.state.model_file import MODEL

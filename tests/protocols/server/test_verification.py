@@ -15,7 +15,6 @@ import pytest
 
 import refmpc
 from accel.errors import InvalidArgument
-from protocols.client.commitment import commit_to_columns
 from protocols.client.upload import ClientJob, receive_model
 from protocols.methods import g_bmf
 from protocols.plan.row_test import NORM_ROWS, RowTest, row_test
@@ -23,6 +22,7 @@ from protocols.plan.run_plan import Plan, PublicClient, PublicFederation, plan_r
 from protocols.server import verification
 from protocols.server.training import ServerJob
 from protocols.server.verification import PIECE_ROWS, require_labels, require_one_hot, require_rows_within
+from protocols.state.commitment import commit_to_columns
 from refmpc import ArithmeticTensor, Client, Party
 from refmpc.core.party import Operation
 from refmpc.primitives.input_checks import PROJECTIONS, REACH, TAIL, Faults, public_coins, side_by_side
@@ -466,7 +466,7 @@ def test_one_bad_row_of_a_hundred_thousand_is_refused_and_its_client_named(tmp_p
 
 def play_in_chunks(client: Client, job: tuple[Plan, np.ndarray, np.ndarray | None]) -> Any:
     """As ``play``, in the messages that large uploads are divided into."""
-    from protocols.client.upload import CHUNK_ROWS
+    from protocols.plan.run_plan import CHUNK_ROWS
 
     plan, words, labels = job
     commit_to_columns(client, plan.client_names, iter([words]))

@@ -15,9 +15,10 @@ import numpy as np
 import pytest
 
 import refmpc
-from protocols.client.upload import ClientJob, client_program, receive_rows, shares_of_rows
+from protocols.client.upload import ClientJob, client_program
 from protocols.methods import g_bmf, g_shuff
 from protocols.plan.run_plan import Plan, PublicClient, PublicFederation, plan_run
+from protocols.server.intake import receive_rows, shares_of_rows
 from protocols.server.open_training import training_run
 from protocols.server.training import ServerJob
 from protocols.state import stored_rows

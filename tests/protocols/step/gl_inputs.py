@@ -11,6 +11,7 @@ import refmpc
 from protocols.plan.gl_plan import LayerPlan
 from protocols.plan.gl_shapes import AdapterShape
 from protocols.plan.scales import EMBEDDING_BITS, RELEASE_BITS
+from protocols.plan.squared_norm_ratio import OverClip
 from protocols.step.gl_step import (
     BlockOutputs,
     ClientFactors,
@@ -20,7 +21,6 @@ from protocols.step.gl_step import (
 from protocols.step.open_gl_step import open_layer_step, public_block
 from protocols.step.public_weights import rounded_head
 from protocols.step.secret_step import Weights
-from protocols.step.squared_norm_ratio import OverClip
 from refmpc import ArithmeticTensor
 from vfl.gradients import with_ones
 

@@ -12,9 +12,9 @@ import refmpc
 from protocols.plan import gl_scales
 from protocols.plan.gl_plan import plan_layer_run
 from protocols.plan.run_plan import Plan, plan_run
+from protocols.plan.squared_norm_ratio import MOST_CLIP_BOUND, OverClip, norms_over_clip
 from protocols.run.launch import main
 from protocols.run.options import parse_options
-from protocols.step.squared_norm_ratio import MOST_CLIP_BOUND, OverClip, norms_over_clip
 from refmpc.mathematics.normalise import MANTISSA_BITS
 from tests.protocols.conftest import lora_federation, small_federation
 from tests.protocols.step.worst_rows import contributions, extreme_step, extreme_weights, worst_rows

@@ -10,9 +10,9 @@ import pytest
 
 from protocols.plan.run_plan import Plan, plan_run
 from protocols.plan.scales import EMBEDDING_BITS
+from protocols.plan.squared_norm_ratio import ERROR_NORM
 from protocols.step.public_hidden import HiddenHead, hidden_head
 from protocols.step.public_weights import PublicLayer
-from protocols.step.squared_norm_ratio import ERROR_NORM
 from tests.not_none import not_none
 from tests.protocols.conftest import small_federation
 from tests.protocols.secure_runs import small_training

@@ -22,7 +22,7 @@ from protocols.cli.client import SharedColumns
 from protocols.client.align import Agreed, Aligner
 from protocols.client.people import people_tag
 from protocols.log import Log
-from protocols.run.hosts.jobs import PREDICTION, TRAINING
+from protocols.net.wire import PREDICTION, TRAINING
 from protocols.run.hosts.sessions import SessionStore
 from protocols.state.budget import Budgets
 from tests.protocols.run.hosts.test_operators import with_a_flipped_bit

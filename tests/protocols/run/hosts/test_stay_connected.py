@@ -17,7 +17,6 @@ import pytest
 
 from protocols.cli import main
 from protocols.cli.audit_log import check, check_against_logs, collect
-from protocols.client.commitment import ColumnsChanged
 from protocols.client.gl_client import TrainedClient
 from protocols.federation.public_plan import layer_plan_for
 from protocols.net.credentials import load_credentials
@@ -25,6 +24,7 @@ from protocols.net.live_channels import Guests
 from protocols.net.wire import Channel, Identity, Refused, call
 from protocols.run.hosts.sessions import Session
 from protocols.state.audit_log import read_log
+from protocols.state.commitment import ColumnsChanged
 from protocols.state.model_file import read_model
 from refmpc.core.errors import HandshakeError, PeerLost
 from tests.protocols.client.meetings import together
