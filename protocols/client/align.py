@@ -366,7 +366,7 @@ class Aligner:
         if not self._counted:
             self._counted, times = True, [*self._earlier(), [round(time.time()), len(self._ids)]]
             write_json(self._times, times)
-            self._log.info("aligns", time=len(times), ids=len(self._ids))
+            self._log.info("aligns", alignment=len(times), ids=len(self._ids))
 
     def _save(self, agreed: Agreed) -> None:
         facts = {"rows": agreed.rows, "session": np.array(agreed.session), "ids": np.array(self._tag)}

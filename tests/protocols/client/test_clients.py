@@ -183,7 +183,7 @@ def test_how_often_a_training_is_aligned_is_counted_and_bounded(config: Federati
     agree(config, tmp_path, ids)  # from disk
     agree(config, tmp_path, ids, again=True)
     events = [json.loads(line) for line in (tmp_path / "bank.log").read_text().splitlines()]
-    assert [line["time"] for line in events if line["event"] == "aligns"] == [1, 2]
+    assert [line["alignment"] for line in events if line["event"] == "aligns"] == [1, 2]
     identity = Identity(config, "bank", load_credentials(config, "bank"))
     log = Log("bank", tmp_path / "bank.log")
     bank = Aligner(identity, "training", ids["bank"], tmp_path / "bank", log, listen_on=None, most=2)
