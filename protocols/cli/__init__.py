@@ -41,7 +41,7 @@ def make_parser(command: str | None = None) -> argparse.ArgumentParser:
         description="Vertical federated learning between organisations: three servers, any number of clients.",
         epilog="Start with `ppvfl init`, then `ppvfl doctor` on each host; docs/deployment.md walks through it.",
     )
-    parser.add_argument("--version", action=_Version, nargs=0, help="show the version, and that of the wire protocol")
+    parser.add_argument("--version", action=_Version, nargs=0, help="show release, wire protocol and commit")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, words in COMMANDS.items():
         if command in (name, None):
@@ -53,9 +53,9 @@ def make_parser(command: str | None = None) -> argparse.ArgumentParser:
 
 class _Version(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
-        from protocols.version import software_version
+        from protocols.version import version_line
 
-        print(f"ppvfl {software_version()}")
+        print(version_line())
         parser.exit()
 
 
