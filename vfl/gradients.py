@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from accel.validate import require, require_choice, require_integer, require_real
+from vfl.bounded_softmax import BoundedSoftmax
 from vfl.losses import (
     WEIGHT_BITS,
     OneOutput,
@@ -221,28 +222,35 @@ def clipped_gradient(
     norm_limit: float | None = None,
     task: str = "classification",
     class_weights: Sequence[float] = (),
-    one_output: OneOutput | None = None,
+    bounded: OneOutput | BoundedSoftmax | None = None,
 ) -> ClippedGradient:
     """Clip every sample's gradient (all layers and adapters together) to ``clip_norm`` and add up.
 
     ``clip_norm=None`` does not clip. ``input_squared_norms`` (‖h_j‖²+1) may be given when the embeddings are
     frozen, so that it is computed once. ``rows_with_one`` must be of shape (B, d + 1), its last column one.
     ``norm_limit``: a sample with hidden activations or errors of a larger norm contributes nothing, as in the secure
-    protocols, whose fixed-point ranges need it. ``task``, ``class_weights``, ``one_output``: see ``vfl.losses``.
+    protocols, whose fixed-point ranges need it. ``task``, ``class_weights``, ``bounded``: see ``vfl.losses``.
     """
     require_choice("gradients", method, ("factored", "explicit"))
     if clip_norm is not None:
         require_real("clip_norm", clip_norm, 0.0, open_low=True)
     inputs, logits = model.forward(rows_with_one)
     delta, losses = errors_and_losses(task, logits, labels, class_weights)
-    if one_output is not None and clip_norm is not None:
-        squares = _row_squares(rows_with_one) if input_squared_norms is None else input_squared_norms
-        factors = np.minimum(1.0, one_output.threshold / np.maximum(np.abs(delta[:, 0]), np.finfo(delta.dtype).tiny))
-        error = one_output.error(logits[:, 0], labels, model.layers[0])
-        if class_weights:
-            error = error * relative_weights(class_weights)[labels] * 2.0**-WEIGHT_BITS
-        total = (clip_norm * error / np.sqrt(squares)).astype(rows_with_one.dtype) @ rows_with_one
-        return ClippedGradient(total, factors, losses, delta)
+    if bounded is not None and clip_norm is not None:
+        (weights,) = model.layers
+        if isinstance(bounded, BoundedSoftmax):
+            errors = bounded.errors(logits, labels, weights)
+            update, size, limit = bounded.updates(errors), np.sqrt(_row_squares(errors)), float(bounded.threshold)
+        else:
+            squares = _row_squares(rows_with_one) if input_squared_norms is None else input_squared_norms
+            error = bounded.error(logits[:, 0], labels, weights)
+            if class_weights:
+                error = error * relative_weights(class_weights)[labels] * 2.0**-WEIGHT_BITS
+            update = (clip_norm * error / np.sqrt(squares)).reshape(-1, 1)
+            size, limit = np.abs(delta[:, 0]), bounded.threshold
+        total = rows_with_one.T @ update.astype(rows_with_one.dtype)
+        factors = np.minimum(1.0, limit / np.maximum(size, np.finfo(delta.dtype).tiny))
+        return ClippedGradient(total.reshape(-1), factors, losses, delta)
     deltas = model.backward(inputs, delta)
     if method == "explicit":
         gradients = _explicit(model, inputs, deltas, adapters)

@@ -44,6 +44,7 @@ __all__ = [
     "shared_labels",
     "softmax",
     "unscaled_targets",
+    "wave_for",
     "weight_words",
 ]
 
@@ -93,6 +94,12 @@ def relative_weights(class_weights: Sequence[float]) -> npt.NDArray[np.int64]:
     return np.asarray((words << WEIGHT_BITS) // words.max())
 
 
+def wave_for(argument: float) -> tuple[int, int]:
+    """The shortest of ``WAVES`` that is a sigmoid up to this argument, or the longest there is."""
+    fitting = [wave for wave in WAVES if wave[0] / 2 - WAVE_EDGE >= argument]
+    return fitting[0] if fitting else WAVES[-1]
+
+
 @dataclass(frozen=True)
 class OneOutput:
     """What is public about the bounded error of a model with one output: γ, the threshold b, and a bound of ‖[h 1]‖."""
@@ -121,8 +128,7 @@ class OneOutput:
     def wave(self, output_bound: float) -> tuple[int, int]:
         """The shortest of ``WAVES`` that is a sigmoid for all outputs within a bound, or the longest there is."""
         argument = output_bound if self.task == "binary" else 2.0 * (output_bound + 1.0) / self.threshold
-        fitting = [wave for wave in WAVES if wave[0] / 2 - WAVE_EDGE >= argument]
-        return fitting[0] if fitting else WAVES[-1]
+        return wave_for(argument)
 
     def error(self, outputs: Floats, labels: npt.NDArray[Any], weights: Floats) -> Floats:
         """F of every row, before class weights: ±σ(±z)/b, smoothly bounded by 1, or tanh((z − y)/b)."""

@@ -40,6 +40,11 @@ def refuse_combination(protocol: str, training: TrainingConfig) -> None:
     if training.hidden or training.gradients == "explicit":
         where, way_out = "with hidden layers or explicit gradients", "use one layer with factored gradients"
         _refuse_task(training, where, way_out)
+    bounded = training.loss == "bounded_softmax"
+    fitting = training.task == "classification" and not training.class_weights
+    way_out = "class weights, one logit, regression, hidden layers and explicit gradients have losses of their own"
+    fitting = fitting and not training.hidden and training.gradients == "factored"
+    require(fitting or not bounded, "loss", training.loss, "'softmax' but for one layer of many classes", way_out)
     require(
         training.average == "none" or training.weights == "open",
         "average",
@@ -78,6 +83,7 @@ def refuse_measuring(method: Facts, training: TrainingConfig, name: str, public:
 def _refuse_for_layers(training: TrainingConfig) -> None:
     require(training.hidden == (), "hidden", training.hidden, "empty: GL-BMF trains one global layer")
     require(training.noise == "distributed", "noise", training.noise, "'distributed' in GL-BMF")
+    require(training.loss == "softmax", "loss", training.loss, "'softmax' in GL-BMF")
     _refuse_task(training, "in GL-BMF", "use g_bmf or g_shuff for one logit, regression and class weights")
     way_out = "the clients' layers that belong to an averaged model would be averages too, and those are their own"
     require(training.average == "none", "average", training.average, "'none' in GL-BMF", way_out)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 import numpy as np
 
 from accel.validate import require
+from protocols.plan.bounded_softmax_scales import with_bounded_softmax
 from protocols.plan.combinations import refuse_combination
 from protocols.plan.hidden_scales import with_hidden_chain
 from protocols.plan.low_round_scales import with_low_round
@@ -466,6 +467,8 @@ def plan_run(protocol: str, federation: PublicFacts, training: TrainingConfig) -
             bounded = OneOutput.of_rows(training.task, training.clip_norm, federation.row_bound, federation.width)
             own = plan_one_output(scales, training, bounded, schedule.batch_size, truncated_std, slack.momentum)
             scales = replace(scales, one_output=own)
+        elif training.loss == "bounded_softmax":
+            scales = with_bounded_softmax(scales, training, schedule.batch_size, truncated_std, slack.momentum)
         elif one_layer:
             scales = with_low_round(scales, training, schedule.batch_size, truncated_std, slack.momentum)
             require(
@@ -501,8 +504,8 @@ def plan_run(protocol: str, federation: PublicFacts, training: TrainingConfig) -
         assumed += ("the starting weights are public and random, from the seed of the run",)
     if training.class_weights:
         assumed += ("the class weights are public, and not computed from the private labels",)
-    if training.task == "binary" and not checked:
-        assumed += ("labels are 0 or 1: the label client shares nothing else",)
+    if (training.task == "binary" or training.loss == "bounded_softmax") and not checked:
+        assumed += ("labels are of their form (0 or 1, one of a row): the label client shares nothing else",)
     if training.task == "regression":
         assumed += ("the range of the target is public, and targets beyond it are moved to its ends",)
     claim = with_delta_checked(noise.claim, schedule.num_samples)

@@ -39,9 +39,12 @@ from vfl.dp import Factorisation
 from vfl.training import Schedule, TrainingConfig
 
 if TYPE_CHECKING:
+    from protocols.plan.bounded_softmax_scales import BoundedSoftmaxScales
     from protocols.plan.hidden_scales import HiddenScales
     from protocols.plan.low_round_scales import LowRoundScales
     from protocols.plan.one_output_scales import OneOutputScales
+    from vfl.bounded_softmax import BoundedSoftmax
+    from vfl.losses import OneOutput
 
 __all__ = [
     "NOISE_DEVIATIONS",
@@ -153,6 +156,7 @@ class Scales:
     written_out: OverClip | None = None  # ‖g_j‖²/γ² of a per-sample gradient; explicit gradients only
     low_round: LowRoundScales | None = None  # of a step of one layer in 18 rounds, where it fits
     one_output: OneOutputScales | None = None  # of a step of one layer with one output
+    bounded_softmax: BoundedSoftmaxScales | None = None  # of a step of one layer with that loss
     hidden_chain: HiddenScales | None = None  # of a step of one hidden layer in 21 or 27 rounds, where it fits
 
     @property
@@ -165,6 +169,12 @@ class Scales:
         return self.norms.bits
 
     @property
+    def bounded(self) -> OneOutput | BoundedSoftmax | None:
+        """What is public about loss and clip, where they are made of series."""
+        chosen = self.one_output or self.bounded_softmax
+        return None if chosen is None else chosen.public
+
+    @property
     def row_bits(self) -> int:
         """Row bits of what is kept of each row: n_j, or with one output λ_j = ±γ/‖[h_j 1]‖."""
         return self.norm_bits if self.one_output is None else self.one_output.multiplier_bits
@@ -172,7 +182,7 @@ class Scales:
     @cached_property
     def gradient_bits(self) -> int:
         """Gradient bits of the sum of clipped gradients when the noise is added."""
-        chain = self.low_round or self.hidden_chain or self.one_output
+        chain = self.low_round or self.hidden_chain or self.one_output or self.bounded_softmax
         return GRADIENT_BITS if chain is None else chain.gradient_bits
 
     @property
@@ -205,7 +215,7 @@ class Scales:
     @property
     def clip_rounding(self) -> float:
         """γ' − γ: what rounding u_l = c·δ_l may add to a clipped contribution, over all layers; 0 where u is exact."""
-        if self.low_round is not None or self.one_output is not None:
+        if self.low_round is not None or self.bounded is not None:
             return 0.0
         squares = sum(layer.fan_out * layer.reach**2 for layer in self.layers)
         return 2.0**-UPDATE_BITS * math.sqrt(squares)

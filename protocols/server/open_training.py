@@ -68,8 +68,7 @@ def public_inputs(party: Party, model: Sequence[PublicLayer], plan: Plan) -> tup
         words, back = public(hidden.words), public(hidden.back)
         last = replace(hidden.head, words=public(hidden.head.words))
         return replace(last, hidden=replace(hidden, words=words, back=back, head=last)), []
-    one_output = None if scales.one_output is None else scales.one_output.public
-    head = rounded_head(model[-1].values, scales.weight_bits, scales.layers[-1].reach, one_output)
+    head = rounded_head(model[-1].values, scales.weight_bits, scales.layers[-1].reach, scales.bounded)
     layers: list[np.ndarray] = [public(layer.values) for layer in model] if len(model) > 1 else []
     return replace(head, words=public(head.words)), layers
 

@@ -73,8 +73,8 @@ async def _open_step(party: Party, job: tuple[Plan, Head | None]) -> None:
     if head is None:
         hidden = widest_hidden_head(plan.scales)
         head = widest_head(last, plan.scales.logit_bound) if hidden is None else replace(hidden.head, hidden=hidden)
-        if plan.scales.one_output is not None:
-            head = replace(head, wave=plan.scales.one_output.public.wave(plan.scales.logit_bound))
+        if plan.scales.bounded is not None:
+            head = replace(head, wave=plan.scales.bounded.wave(plan.scales.logit_bound))
     layers = [np.zeros(shape, dtype=np.int64) for shape in plan.layer_shapes]
     addend = np.zeros(plan.parameters, dtype=np.uint64)
     parts = await step_words(_rows(party, plan), layers, head, addend, plan.training, plan.scales)

@@ -19,7 +19,7 @@ import numpy as np
 
 import refmpc
 from protocols.plan.scales import EMBEDDING_BITS, PROBABILITY_BITS, LayerScales, Scales
-from protocols.step import low_round, one_output
+from protocols.step import bounded_softmax, low_round, one_output
 from protocols.step.clip import clip_factors, clipped_updates
 from protocols.step.hidden_chain import open_hidden_updates
 from protocols.step.public_weights import Head
@@ -85,6 +85,9 @@ async def clipped_updates_from_logits(
     if scales.one_output is not None:
         assert isinstance(logits, ArithmeticTensor) and head.wave is not None
         return await one_output.open_updates(logits, rows.labels, rows.norms, scales.one_output, head.wave)
+    if scales.bounded_softmax is not None:
+        assert isinstance(logits, ArithmeticTensor) and head.wave is not None
+        return await bounded_softmax.clipped_updates(logits, rows.labels, scales.bounded_softmax, head.wave)
     if scales.low_round is not None:
         here = replace(scales.low_round, logit_bits=head.logit_bits, logit_bound=head.logit_bound)
         return await low_round.clipped_updates(logits, rows.labels, rows.norms, here, class_weights)

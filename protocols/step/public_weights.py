@@ -26,6 +26,7 @@ from protocols.plan.scales import DECAY_BITS, EMBEDDING_BITS, HEAD_BITS, Scales
 from protocols.plan.squared_norm_ratio import ROOM
 from refmpc import ArithmeticTensor
 from refmpc.core.integer_logs import ceil_log2
+from vfl.bounded_softmax import BoundedSoftmax
 from vfl.losses import OneOutput
 from vfl.training import TrainingConfig
 
@@ -89,7 +90,9 @@ class Head:
     words: np.ndarray
     bits: int
     logit_bound: float
-    wave: tuple[int, int] | None = None  # with one output: period and sines of its function in this very step
+    wave: tuple[int, int] | None = (
+        None  # where loss and clip are series: period and sines of the link in this very step
+    )
     hidden: HiddenHead | None = None  # of an MLP of one hidden layer whose weights allow the short step
 
     @property
@@ -126,7 +129,9 @@ def rounded(values: np.ndarray, bits: int) -> np.ndarray:
     return values if bits == 0 else (values + (1 << (bits - 1))) >> bits
 
 
-def rounded_head(values: np.ndarray, weight_bits: int, reach: float, one_output: OneOutput | None = None) -> Head:
+def rounded_head(
+    values: np.ndarray, weight_bits: int, reach: float, bounded: OneOutput | BoundedSoftmax | None = None
+) -> Head:
     """W̃ of the last layer: as fine as the softmax takes and the ring holds. ``reach`` bounds ‖[h 1]‖. One output is
     not centred: nothing may be taken from it."""
     fitting = rounded if values.shape[1] == 1 else centred
@@ -134,8 +139,9 @@ def rounded_head(values: np.ndarray, weight_bits: int, reach: float, one_output:
     for bits in range(min(HEAD_BITS, weight_bits), FEWEST_HEAD_BITS - 1, -1):
         words = fitting(values, weight_bits - bits)
         product = norm_above(words) * longest
-        if one_output is not None:
-            return Head(words, bits, 0.0, one_output.wave(product * 2.0 ** -(REACH_BITS + bits)))
+        if bounded is not None:
+            size = product * 2.0 ** -(REACH_BITS + bits)
+            return Head(words, bits, 0.0, bounded.wave(size))
         bound = product >> (REACH_BITS + bits)
         head = Head(words, bits, float(1 << bound.bit_length()))  # few different ones: steps are recorded for each
         if head.high_bit <= ROOM:

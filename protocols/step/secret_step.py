@@ -27,7 +27,7 @@ from protocols.plan.scales import (
     Scales,
 )
 from protocols.plan.squared_norm_ratio import norms_over_clip
-from protocols.step import low_round, one_output
+from protocols.step import bounded_softmax, low_round, one_output
 from protocols.step.clip import clip_factors, clipped_updates, squared_norms
 from protocols.step.hidden_chain import secret_hidden_updates
 from refmpc import ArithmeticTensor, Party, TwoHolderBits, Words, seal
@@ -163,6 +163,10 @@ async def linear_updates(
     with one output 2."""
     if scales.one_output is not None:
         return await one_output.secret_updates(rows.embeddings, weights, rows.labels, rows.norms, scales)
+    if scales.bounded_softmax is not None:
+        exact = await refmpc.matmul(rows.embeddings, weights)
+        wave = scales.bounded_softmax.public.wave(scales.logit_bound)
+        return await bounded_softmax.clipped_updates(exact, rows.labels, scales.bounded_softmax, wave)
     assert scales.low_round is not None
     embeddings, party = rows.embeddings, rows.embeddings.party
     product = party.machine.memory((len(embeddings), weights.shape[1]))
@@ -222,7 +226,7 @@ async def gradient_step(
     layer: 18 rounds where ``scales.low_round`` fits, 4 with one output.
     """
     addends = own_addends(noise, layers, training.momentum, scales)
-    if scales.low_round is not None or scales.one_output is not None:
+    if scales.low_round is not None or scales.bounded is not None:
         update = await linear_updates(rows, layers[0].values, scales, training.class_weights)
         product = refmpc.matmul_truncate(rows.embeddings.T, update, scales.truncated_bits, addend=addends[0])
         return await updated(layers, [await product], learning_rate, training, scales)

@@ -25,6 +25,7 @@ from refmpc.primitives.truncation import truncate_summands, truncated_product_co
 
 __all__ = [
     "dot",
+    "dot_summand",
     "dot_truncate",
     "matmul",
     "matmul_public",
@@ -81,7 +82,7 @@ def _product_summand(x: ArithmeticTensor, y: ArithmeticTensor, addend: Words | N
     x.party.machine.call("product_pair", *_pairs(x, y), addend, out)
 
 
-def _dot_summand(x: ArithmeticTensor, y: ArithmeticTensor, addend: Words | None, out: Words) -> None:
+def dot_summand(x: ArithmeticTensor, y: ArithmeticTensor, addend: Words | None, out: Words) -> None:
     x.party.machine.call("dot_pair", *_pairs(x, y), addend, out)
 
 
@@ -95,7 +96,7 @@ def matmul_summand(x: ArithmeticTensor, y: ArithmeticTensor, addend: Words | Non
 
 _IN_THE_CLEAR: dict[Any, Callable[[Any, Any], Any]] = {  # for debug mode
     _product_summand: np.multiply,
-    _dot_summand: lambda x, y: (x * y).sum(axis=-1),
+    dot_summand: lambda x, y: (x * y).sum(axis=-1),
     matmul_summand: np.matmul,
 }
 
@@ -205,7 +206,7 @@ async def multiply(x: ArithmeticTensor, y: ArithmeticTensor) -> ArithmeticTensor
 @primitive(cost=lambda x, y: Cost(1, 24 * _dot_outputs(x, y)), source=SOURCE)
 async def dot(x: ArithmeticTensor, y: ArithmeticTensor) -> ArithmeticTensor:
     """Σ x·y along the last axis. 1 round, 24 bytes an *output*. Exact modulo 2^64."""
-    return await _plain("dot", x, y, _shape(x, y)[:-1], _dot_summand)
+    return await _plain("dot", x, y, _shape(x, y)[:-1], dot_summand)
 
 
 @primitive(cost=lambda x, y: Cost(1, 24 * _matmul_outputs(x, y)), source=SOURCE)
@@ -231,7 +232,7 @@ async def dot_truncate(
 ) -> ArithmeticTensor:
     """Σ x·y / 2^bits along the last axis. 2 rounds, 24 + 3·bits/8 bytes an *output*. Domain and error as above."""
     shape = _shape(x, y)[:-1]
-    return await _truncated("dot_truncate", x, y, shape, _dot_summand, bits, addend)
+    return await _truncated("dot_truncate", x, y, shape, dot_summand, bits, addend)
 
 
 @primitive(

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from accel.validate import require
+from vfl.bounded_softmax import BoundedSoftmax
 from vfl.dp.claim import NO_CLAIM, Claim
 from vfl.federation import Federation
 from vfl.gradients import GlobalModel, clipped_gradient, with_ones
@@ -159,9 +160,11 @@ def train_frozen(
     squared = np.einsum("ij,ij->i", rows_with_one, rows_with_one)
     targets = federation.labels if labels is None else labels
     clip_norm = config.clip_norm if clip else None
-    one_output = None
+    bounded: OneOutput | BoundedSoftmax | None = None
     if config.task != "classification":
-        one_output = OneOutput.of_rows(config.task, config.clip_norm, federation.row_bound, federation.width)
+        bounded = OneOutput.of_rows(config.task, config.clip_norm, federation.row_bound, federation.width)
+    elif config.loss == "bounded_softmax":
+        bounded = BoundedSoftmax.of_rows(federation.classes, config.clip_norm, federation.row_bound, federation.width)
     per_epoch = max(1, num_steps // config.epochs)
     curve, clipped = [], 0.0
     test = with_ones(federation.test_rows().astype(config.dtype, copy=False))
@@ -178,7 +181,7 @@ def train_frozen(
                 norm_limit=norm_limit,
                 task=config.task,
                 class_weights=config.class_weights,
-                one_output=one_output,
+                bounded=bounded,
             )
             mean = result.total
             mean += noise(step)

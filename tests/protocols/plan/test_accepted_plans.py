@@ -132,6 +132,8 @@ def configurations(draw: Any, protocol: str) -> Drawn:
         if task != "regression" and draw(st.booleans()):
             weights = draw(st.lists(st.sampled_from([0.25, 1.0, 5.0]), min_size=classes, max_size=classes))
             found["class-weights"] = ",".join(map(str, weights))
+        elif task == "classification":
+            found["loss"] = draw(st.sampled_from(["softmax", "bounded_softmax"]))
     if protocol == "g_shuff":
         found["accounting"] = draw(st.sampled_from(["any-order", "any-order", "paper"]))
     if found.get("accounting") != "paper":

@@ -29,6 +29,10 @@ def contribution_errors(plan: Plan, model: GlobalModel, rows: np.ndarray, labels
     scales = plan.scales
     if scales.one_output is not None:
         return bounded_errors(plan, model, rows, gaps[0])
+    if scales.bounded_softmax is not None:  # u moves by less than a logit; δ and p' are opened at 13 bits, e at 14
+        reach, columns = np.linalg.norm(rows, axis=1), np.sqrt(plan.width) * 2.0**-15
+        output = reach * (gaps[0] + np.sqrt(model.layers[0].size) * 2.0**-17)
+        return np.asarray(reach * (output + columns + 2.0**-9))
     inputs, logits = model.forward(rows)
     task, weights = plan.training.task, plan.training.class_weights
     delta, _ = errors_and_losses(task, logits, labels, weights)
@@ -120,7 +124,7 @@ def twin_and_bound(plan: Plan, federation: Federation, noise: np.ndarray) -> tup
             norm_limit=plan.scales.norm_limit,
             task=training.task,
             class_weights=training.class_weights,
-            one_output=None if plan.scales.one_output is None else plan.scales.one_output.public,
+            bounded=plan.scales.bounded,
         )
         total = model.unflatten(gradient.total + noise[step])
         used = plan.scales.learning_rate_used(rate)

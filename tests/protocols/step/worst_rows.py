@@ -107,7 +107,7 @@ async def _contributions(party: Any, job: Any) -> np.ndarray:
         assert values is not None
         return np.linalg.norm(values, axis=1)
 
-    if plan.scales.low_round is not None or plan.scales.one_output is not None:
+    if plan.scales.low_round is not None or plan.scales.bounded is not None:
         clipped = await linear_updates(shared, values[0], plan.scales, plan.training.class_weights)
         return await lengths(shared.embeddings) * await lengths(clipped)
     inputs, errors = await layer_factors(shared, [Weights(value, None) for value in values], plan.scales)
