@@ -32,13 +32,12 @@ from accel.errors import PpvflError
 from bench.scale.memory import MemoryRecorder
 from bench.scale.tables import CLIENTS, ID, LABEL, make_tables
 from protocols.cli.init import initialise
-from protocols.cli.run import processes
 from protocols.federation.public_plan import plan_for
 from protocols.federation.read import FederationConfig, load
 from protocols.federation.template import federation_text
 from protocols.run.calibration import PHASES, calibrate, elapsed, forecast
 from protocols.run.report import estimate, size_in_words
-from protocols.run.timing_run import measure_trials
+from protocols.run.timing_run import measure_trials, processes
 
 __all__ = ["SERVERS", "Phase", "Scale", "beside_estimate", "beside_forecast", "main", "measure"]
 

@@ -15,8 +15,8 @@ from accel.errors import PpvflError
 from bench.comparison.relay import free_ports
 from bench.tabular.tables import TARGET, Task
 from protocols.cli.init import initialise
-from protocols.cli.run import processes
 from protocols.federation.template import federation_text
+from protocols.run.timing_run import processes
 from vfl.tables import apply_schema, write_schema
 
 __all__ = ["deployed_score"]

@@ -7,44 +7,31 @@ The client may be stopped and started again at any time, with the same ``--state
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from accel.files import private_folder, read_json, write_json
 from accel.validate import require
 from protocols.client.align import MOST_ALIGNMENTS, Aligner
-from protocols.client.columns import EmbeddedRows, OwnColumns, add_column_options, read_columns, rule_warning
-from protocols.client.people import people_tag
+from protocols.client.columns import add_column_options, read_columns, rule_warning
 from protocols.client.stay_connected import train_with_servers
-from protocols.client.upload import ClientJob, chunks_of, receive_model, share_columns
+from protocols.client.take_part import progress_while_waiting, released, take_part
 from protocols.federation.public_plan import log_claim, plan_for
 from protocols.federation.read import ClientEntry, FederationConfig, load
 from protocols.log import Log
 from protocols.net.credentials import load_credentials, own_directory, two_pins, validity_warning
-from protocols.net.server_calls import CurvePoint
-from protocols.net.uplink import UplinkTransport, UploadLost
 from protocols.net.wire import TRAINING, Identity
 from protocols.plan.gl_plan import LayerPlan
 from protocols.plan.run_plan import Plan
-from protocols.state.model_file import ReleasedModel, SharedModel, write_model
-from refmpc import Client
-from refmpc.net.framing import listed, printable
-from refmpc.primitives.io import SHARE_DIGEST_BYTES
+from protocols.state.model_file import write_model
 from vfl.dp.certificate_cache import announced
-from vfl.local.lora import LoraLayer, ParallelLora
 from vfl.progress import progress_bar
 from vfl.tables import read_table, refuse_private_ids
 
-__all__ = ["SharedColumns", "add_parser", "client_identity", "embeddings_for", "released", "run", "take_part"]
+__all__ = ["add_client_options", "add_parser", "client_identity", "run"]
 
 
 def add_parser(subparsers: Any) -> None:
@@ -145,7 +132,7 @@ def run(arguments: argparse.Namespace) -> int:
             plan = plan_for(config, len(agreed.rows))
         log_claim(log, plan.claim)
         if isinstance(plan, LayerPlan):
-            with _waiting() as on_beat:
+            with progress_while_waiting() as on_beat:
                 train_with_servers(
                     identity,
                     plan,
@@ -174,157 +161,6 @@ def run(arguments: argparse.Namespace) -> int:
             )
     _print(arguments, config, plan, file, len(agreed.rows))
     return 0
-
-
-def take_part(
-    identity: Identity,
-    plan: Plan,
-    own: OwnColumns,
-    rows: np.ndarray,
-    session: str,
-    log: Log,
-    state: Path,
-    on_model: Callable[[list[np.ndarray], tuple[CurvePoint, ...]], None] = lambda layers, curve: None,
-) -> list[np.ndarray]:
-    """Share the aligned rows, and wait for the released model. ``state`` keeps what tells that columns have changed;
-    ``on_model`` keeps the model, and the curve on public rows if the run has any, before the servers are told that it
-    is here and may end."""
-    config = identity.config
-    used = rows[: plan.schedule.num_samples]
-    labels = None
-    if identity.name == config.label_client.name:
-        labels = plan.labels_to_share(own.labels_of(used, config.run))
-    job = ClientJob(plan, EmbeddedRows(own, used), labels)
-    parameters = plan.public_parameters()
-    shared = SharedColumns(state / "shared.json", session, job)
-    people = people_tag(state.parent, identity.name, own.ids)
-    with _waiting() as on_beat:
-        while True:
-            transport = UplinkTransport(
-                identity,
-                log,
-                kind=TRAINING,
-                session=session,
-                rows=len(rows),
-                parameters=parameters,
-                largest_result=8 * plan.parameters + SHARE_DIGEST_BYTES,
-                anew=shared.differs,
-                people=people,
-                on_beat=on_beat,
-            )
-            shared.note()
-            log.info("servers reached, parameters agree", already_kept=transport.resumed)
-            try:
-                client = Client(identity.name, transport)
-                with progress_bar("sharing rows", len(used)) as advance:
-                    share_columns(client, job, advance)
-                transport.complete()
-                log.info("upload complete, all servers have it", bytes_sent=transport.bytes_sent)
-                model = receive_model(client, plan)
-                on_model(model, transport.curve)
-                transport.confirm()
-                break
-            except UploadLost as error:
-                log.warning("the upload begins again", reason=str(error))
-            finally:
-                transport.close()
-    log.info("model received")
-    return model
-
-
-class SharedColumns:
-    """What this client shares in a session, as a hash on its own disk: parts of two different uploads must not be
-    mixed."""
-
-    def __init__(self, file: Path, session: str, job: ClientJob):
-        digest = hashlib.sha256()
-        for numbers in chunks_of(job):
-            digest.update(np.ascontiguousarray(numbers).data)
-        self._file = file
-        self._facts = {"session": session, "digest": digest.hexdigest()}
-
-    @property
-    def differs(self) -> bool:
-        """Whether other columns were shared in the same session before."""
-        before = read_json(self._file) if self._file.exists() else {}
-        return before != self._facts and (
-            not isinstance(before, dict) or before.get("session") == self._facts["session"]
-        )
-
-    def note(self) -> None:
-        """The servers take these from now on."""
-        private_folder(self._file.parent)
-        write_json(self._file, self._facts)
-
-
-def released(
-    config: FederationConfig,
-    plan: Plan,
-    layers: Sequence[np.ndarray],
-    own: Mapping[str, np.ndarray] | None = None,
-    columns: OwnColumns | None = None,
-    client: str = "",
-) -> ReleasedModel:
-    """What goes into this client's file. ``own``: the layers it has trained itself (GL-BMF), without which the model is
-    of no use here; how they came about (velocities) is not needed any more. ``columns``: how ``client`` reads its
-    columns, for new rows."""
-    local = {name: array for name, array in (own or {}).items() if "velocity" not in name}
-    model = ReleasedModel(
-        layers,
-        config.run.classes,
-        plan.client_names,
-        plan.client_widths,
-        plan.claim.paragraph(),
-        local,
-        task=plan.training.task,
-        target_range=config.run.target_range,
-        shared=None if plan.opens_sums or plan.training.hidden else SharedModel.of(plan),
-    )
-    if columns is None:
-        return model
-    bound = columns.bound
-    return replace(
-        model,
-        schema=columns.schema,
-        row_bound=bound.norm,
-        row_rule=bound.rule,
-        local_model=columns.local_model,
-        client=client,
-    )
-
-
-def embeddings_for(config: FederationConfig, own: OwnColumns, rows: np.ndarray, model: ReleasedModel) -> np.ndarray:
-    """What this client shares of new rows: through the layers that it has trained, if it has any."""
-    if config.run.layers is None:
-        return own.embeddings(rows)
-    require(
-        {"up_0", "down_0"} <= set(model.local),
-        "--model",
-        f"with the own layers {sorted(model.local)}",
-        "the file that this client of gl_bmf wrote",
-    )
-    layer = LoraLayer(model.local["up_0"], model.local["down_0"])
-    return own.embeddings(rows, ParallelLora([layer], config.run.layers.lora_alpha / config.run.layers.rank))
-
-
-@contextmanager
-def _waiting() -> Iterator[Any]:
-    """What the servers are doing while this client waits, for people."""
-    console = Console(stderr=True)
-    columns = (TextColumn("servers: {task.description}"), BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = None
-
-        def beat(message: Mapping[str, Any]) -> None:
-            nonlocal task
-            if task is None:
-                task = bar.add_task("waiting", total=None)
-            progress = message.get("progress") or {}
-            others = listed(map(printable, message.get("missing", ()))) or "the other clients"
-            doing = f"waiting for {others}" if not message.get("complete") else progress.get("phase", "meeting")
-            bar.update(task, description=str(doing), completed=progress.get("done", 0), total=progress.get("total"))
-
-        yield beat
 
 
 def _print(arguments: argparse.Namespace, config: FederationConfig, plan: Plan, file: Path, rows: int) -> None:

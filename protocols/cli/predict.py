@@ -30,10 +30,11 @@ from rich.console import Console
 from accel.errors import InvalidArgument
 from accel.files import write_text
 from accel.validate import require
-from protocols.cli.client import add_client_options, client_identity, embeddings_for
+from protocols.cli.client import add_client_options, client_identity
 from protocols.client.align import Agreed, Aligner
 from protocols.client.columns import OwnColumns, add_column_options, read_columns
 from protocols.client.evaluation import evaluation_output, print_evaluation
+from protocols.client.take_part import embeddings_for
 from protocols.federation.public_plan import held_out_rows
 from protocols.federation.public_rows import public_rows_of
 from protocols.federation.read import FederationConfig

@@ -8,12 +8,10 @@ clients, the first three also NAME=VALUE,… .
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +21,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from accel.validate import require
 from protocols.client.columns import add_column_options
 from protocols.federation.read import FederationConfig, load
+from protocols.run.timing_run import processes
 
-__all__ = ["Watch", "add_parser", "files_of", "option_of", "processes", "run"]
+__all__ = ["Watch", "add_parser", "files_of", "option_of", "run"]
 
 # of the logs, what people want to see
 _SHOWN = {"rows aligned", "upload complete, all servers have it", "all servers agree", "computed and released"}
 _FACTS = ("common", "rows", "rounds", "bytes_sent", "seconds", "peer", "since", "reason", "claim")
 EVALUATION, PREDICTION = "evaluation", "prediction"  # folders of the outputs of what comes after the training
-_END = 10.0  # seconds for a server to end after its clients have
 
 
 def add_parser(subparsers: Any) -> None:
@@ -172,27 +170,6 @@ def option_of(config: FederationConfig, option: str, given: str | None, name: st
         known = [client.name for client in config.clients]
         require(set(values) <= set(known), word, given, f"NAME=VALUE,… of {', '.join(known)}")
     return values.get(name) or None
-
-
-@contextlib.contextmanager
-def processes(commands: dict[str, Sequence[str]] | dict[str, list[str]], out: Path) -> Iterator[dict[str, Any]]:
-    """Start all commands, output into files; whoever still runs at the end is asked to stop, then made to."""
-    running: dict[str, subprocess.Popen[bytes]] = {}
-    try:
-        for name, command in commands.items():
-            with (out / f"{name}.out").open("wb") as file, (out / f"{name}.err").open("wb") as errors:
-                running[name] = subprocess.Popen(command, stdout=file, stderr=errors)
-        yield running
-    finally:
-        for process in running.values():
-            if process.poll() is None:
-                process.terminate()
-        for process in running.values():
-            try:
-                process.wait(_END)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
 
 
 class Watch:

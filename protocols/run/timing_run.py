@@ -17,6 +17,7 @@ import os
 import pickle
 import secrets
 import socket
+import subprocess
 import sys
 import tempfile
 import threading
@@ -31,10 +32,8 @@ import numpy as np
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from accel.errors import PpvflError
-from protocols.cli.client import take_part
-from protocols.cli.run import processes
-from protocols.cli.server import Server, load_kernels
 from protocols.client.columns import OwnColumns
+from protocols.client.take_part import take_part
 from protocols.federation.public_plan import client_bounds, plan_for
 from protocols.federation.read import ClientEntry, FederationConfig, ServerEntry
 from protocols.log import Log
@@ -43,6 +42,7 @@ from protocols.net.wire import Identity
 from protocols.plan.run_plan import Plan
 from protocols.run.calibration import MEMORY, SENDING, elapsed
 from protocols.run.hosts.jobs import Task, TrainingTask
+from protocols.run.hosts.server import Server, load_kernels
 from protocols.server.intake import shares_of_rows
 from protocols.state.stored_rows import IN_MEMORY
 from refmpc.net.certificates import fingerprint_of
@@ -50,7 +50,7 @@ from vfl.data.scaling import RowBound
 from vfl.tables.applying import ClientTable
 from vfl.tables.ids import Ids
 
-__all__ = ["TrialFailed", "measure_trials"]
+__all__ = ["TrialFailed", "measure_trials", "processes"]
 
 _HERE = "127.0.0.1"
 _GO, _DONE = "go", ".done"
@@ -58,6 +58,7 @@ _TRIALS = "trials.pickle"
 _READY, _UPLOADED = "rows are there", "upload complete, all servers have it"
 _LISTENING = "listening"
 _LOOK = 0.1  # seconds between two looks whether everybody is there: rare, because looking takes the servers' time
+_END = 10.0  # seconds for a process to end after it was asked to
 _FILES = 4  # times the shares of all rows at a server: files of three servers, and what clients have sent
 _PIECE, _FEWEST = 1 << 22, 16
 _PATIENCE = 600.0  # for each: kernels may have to be compiled first
@@ -247,6 +248,27 @@ def _made_up(config: FederationConfig, entry: ClientEntry, rows: int) -> OwnColu
     table = ClientTable("made up", Ids(ids), names, values, labels, targets)
     bound = client_bounds(config)[config.ordered_clients.index(entry)]
     return OwnColumns(table, values, RowBound(bound, config.run.row_rule), "made up")
+
+
+@contextlib.contextmanager
+def processes(commands: dict[str, Sequence[str]] | dict[str, list[str]], out: Path) -> Iterator[dict[str, Any]]:
+    """Start all commands, output into files; whoever still runs at the end is asked to stop, then made to."""
+    running: dict[str, subprocess.Popen[bytes]] = {}
+    try:
+        for name, command in commands.items():
+            with (out / f"{name}.out").open("wb") as file, (out / f"{name}.err").open("wb") as errors:
+                running[name] = subprocess.Popen(command, stdout=file, stderr=errors)
+        yield running
+    finally:
+        for process in running.values():
+            if process.poll() is None:
+                process.terminate()
+        for process in running.values():
+            try:
+                process.wait(_END)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
 
 
 if __name__ == "__main__":

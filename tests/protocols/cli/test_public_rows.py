@@ -102,14 +102,14 @@ def test_the_file_must_be_the_one_that_everybody_agreed_on(tmp_path, capsys):
     text = (tmp_path / "federation.toml").read_text()
     for old, new, sentence in (
         (r"patience = 3", "patience = -1", r"\[run\] patience = -1"),
-        (r"public_rows = .*\n", "", r"\[run\] patience = 3: must be absent without public_rows"),
+        (r"public_rows = .*\n", "", r"\[run\] patience = 3: must be 0 without public rows"),
         (r"public_rows = .*\n", 'public_rows = "x"\n', r"\[run\] public_rows = 'x': must be 64 hexadecimal digits"),
         (
             r"\[run\]\n",
             '[run]\nweights = "secret"\n',
             r"absent but in a classification with g_bmf or g_shuff and open weights",
         ),
-        (r'average = "auto"', 'average = "fifth"', r"\[run\] patience = 3: must be absent with average = 'fifth'"),
+        (r'average = "auto"', 'average = "fifth"', r"\[run\] patience = 3: must be 0 with average = 'fifth'"),
     ):
         (tmp_path / "federation.toml").write_text(re.sub(old, new, text))
         with pytest.raises(ValueError, match=sentence):

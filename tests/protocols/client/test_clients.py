@@ -17,11 +17,11 @@ import pytest
 from accel.errors import InvalidArgument
 from ppvfl import VerticalClassifier
 from protocols.cli import main, make_parser
-from protocols.cli.client import released
 from protocols.cli.init import initialise
 from protocols.cli.predict import read_own_model
 from protocols.client.align import Aligner
 from protocols.client.columns import read_columns
+from protocols.client.take_part import released
 from protocols.federation.public_plan import plan_for
 from protocols.federation.read import ClientEntry, FederationConfig, load
 from protocols.federation.template import federation_text

@@ -14,8 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from accel.errors import InvalidArgument
-from protocols.cli.client import released
 from protocols.client.columns import OwnColumns, add_column_options, client_row_bound, read_columns
+from protocols.client.take_part import released
 from protocols.federation.public_plan import plan_for
 from protocols.federation.read import ClientEntry, FederationConfig, parse
 from protocols.federation.template import federation_text

@@ -25,13 +25,13 @@ from hypothesis import example, given, seed, settings
 from hypothesis import strategies as st
 
 from accel.prg import KEY_BYTES
-from protocols.cli.server import Server
 from protocols.federation.read import FederationConfig, load
 from protocols.log import Log
 from protocols.net import wire
 from protocols.net.credentials import load_credentials
 from protocols.net.listener import GUESTS, Door
 from protocols.net.wire import Channel, Identity, Refused, call
+from protocols.run.hosts.server import Server
 from refmpc.core.errors import PeerLost, RefmpcError
 from refmpc.net.admission import STRANGERS
 from refmpc.net.rendezvous import listen

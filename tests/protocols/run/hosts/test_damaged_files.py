@@ -18,9 +18,9 @@ import pytest
 
 from accel.errors import InvalidArgument
 from protocols.cli.audit_log import collect
-from protocols.cli.client import SharedColumns
 from protocols.client.align import Agreed, Aligner
 from protocols.client.people import people_tag
+from protocols.client.take_part import SharedColumns
 from protocols.log import Log
 from protocols.net.wire import PREDICTION, TRAINING
 from protocols.run.hosts.sessions import SessionStore

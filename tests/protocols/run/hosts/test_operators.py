@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 
 from protocols.cli import main
-from protocols.cli import server as server_command
 from protocols.log import Log
 from protocols.net.wire import Refused, call
+from protocols.run.hosts import server as server_command
 from protocols.run.hosts import server_sync
 from protocols.run.hosts.jobs import make_task
 from protocols.run.hosts.sessions import Session
@@ -127,7 +127,7 @@ def test_an_upload_that_is_a_column_short_is_refused_by_name(
     def short(client: Any, job: Any, *more: Any) -> None:
         share(client, upload.ClientJob(job.plan, job.embeddings[:][:, :-1], job.labels), *more)
 
-    monkeypatch.setattr("protocols.cli.client.share_columns", short)
+    monkeypatch.setattr("protocols.client.take_part.share_columns", short)
     outcome: dict[str, Any] = {}
     federation.client("bank", secrets.token_hex(16), outcome).join(PATIENCE)
     assert isinstance(outcome["bank"], Refused)

@@ -14,15 +14,15 @@ from typing import Any
 import numpy as np
 
 from bench.soak.hosts import awake
-from protocols.cli.client import take_part
-from protocols.cli.server import Server
 from protocols.client.columns import OwnColumns
 from protocols.client.people import people_tag
+from protocols.client.take_part import take_part
 from protocols.federation.public_plan import plan_for
 from protocols.federation.read import FederationConfig, load
 from protocols.log import Log
 from protocols.net.credentials import load_credentials
 from protocols.net.wire import Identity
+from protocols.run.hosts.server import Server
 from tests.protocols.run.hosts.federations import make_federation
 from vfl.data.columns import ClientTable
 from vfl.data.scaling import RowBound
