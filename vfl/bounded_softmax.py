@@ -124,23 +124,45 @@ CRUDE: tuple[tuple[int, int, tuple[int, ...]], ...] = (
         ),
     ),
 )
-# 1/t for 0.22 < t < 1.15 to 2^-11.9, period 2
-FINE: tuple[int, ...] = (
-    158260668,
-    101391430,
-    84916049,
-    9072477,
-    -57969942,
-    -50899808,
-    -15242527,
-    -877705,
-    167814489,
-    167814489,
-    164090457,
-    93994309,
-    16198485,
-    -7486817,
-    -2615297,
+# most classes, then constant, sines, cosines: 1/t from the least sum of shares to 1.15, period 2, to 2^-11
+LEAST_SHARES = {26: 0.3, 64: 0.22}
+FINES: tuple[tuple[int, tuple[int, ...]], ...] = (
+    (
+        26,
+        (
+            158519042,
+            65118003,
+            10013874,
+            -26635904,
+            -18597856,
+            -3601459,
+            167829009,
+            123212319,
+            58081112,
+            10803619,
+            -494903,
+        ),
+    ),
+    (
+        64,
+        (
+            158260668,
+            101391430,
+            84916049,
+            9072477,
+            -57969942,
+            -50899808,
+            -15242527,
+            -877705,
+            167814489,
+            167814489,
+            164090457,
+            93994309,
+            16198485,
+            -7486817,
+            -2615297,
+        ),
+    ),
 )
 # the largest sums below min(1, b/√q), period 4, for thresholds b = 1.46·2^(-j/4)
 CLIPS: tuple[tuple[int, ...], ...] = (
@@ -223,7 +245,7 @@ class BoundedSoftmax:
     @property
     def fine(self) -> Sines:
         """1/t."""
-        return Sines(1, FINE)
+        return Sines(1, next(numbers for most, numbers in FINES if self.classes <= most))
 
     @property
     def clip(self) -> Sines:

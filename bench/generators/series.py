@@ -1,4 +1,5 @@
-"""Makes the integers of ``refmpc/mathematics/smooth.py``: ``python -m bench.generators.series`` prints them.
+"""Makes the integers of ``refmpc/mathematics/smooth.py`` and ``vfl/bounded_softmax.py``:
+``python -m bench.generators.series`` prints them.
 
 They are stored, not computed at start: the servers must agree on them to the last bit, and a linear programme does not
 give the same last bit everywhere.
@@ -14,8 +15,9 @@ from scipy.optimize import linprog
 from scipy.special import erf
 
 from refmpc.mathematics.smooth import FITS, STORED_BITS
+from vfl.bounded_softmax import CLIP_PERIOD_BITS, CLIPS, COEFFICIENT_BITS, CRUDE, FINES, LEAST_SHARES
 
-__all__ = ["EXACT", "nearest"]
+__all__ = ["EXACT", "inverse", "largest_clip", "nearest", "sum_range"]
 
 Function = Callable[[np.ndarray], Any]
 
@@ -51,8 +53,53 @@ def nearest(
     return found.x[:-1], float(found.x[-1])
 
 
+def _columns(x: np.ndarray, period: float, terms: int) -> np.ndarray:
+    angle = 2 * np.pi * np.outer(x, np.arange(1, terms + 1)) / period
+    return np.hstack([np.ones((len(x), 1)), np.sin(angle), np.cos(angle)])
+
+
+def sum_range(classes: int) -> tuple[float, float]:
+    """Σe of a bounded softmax of so many classes, each of whose e may be off by 0.002."""
+    return 1 / 3 - 0.0018 * (classes - 1) - 0.004, (classes - 1) * 1.002 + 1 / 3 + 0.02
+
+
+def inverse(low: float, high: float, period: float, terms: int, centre: bool = False) -> tuple[np.ndarray, float]:
+    """R with x·R(x) at most 1 on low … high and as large as can be, and its least value; or, centred, 1 ± that."""
+    x = low + (high - low) * np.linspace(0, 1, 600) ** 2
+    columns = _columns(x, period, terms) * x[:, np.newaxis]
+    most, count = 2.5 if centre else max(1.9, 0.35 / low), columns.shape[1]
+    rows = np.vstack([np.hstack([columns, 0 * x[:, np.newaxis]]), np.hstack([-columns, np.ones((len(x), 1))])])
+    right = np.r_[np.ones(len(x)), np.zeros(len(x))]
+    bounds = [(-most, most)] * count + [(None, None)]
+    found = linprog(np.r_[np.zeros(count), -1.0], A_ub=rows, b_ub=right, bounds=bounds).x
+    numbers, least = found[:-1], float(found[-1])
+    return (numbers * 2 / (1 + least), (1 - least) / (1 + least)) if centre else (numbers, least)
+
+
+def largest_clip(threshold: float, terms: int = 4) -> np.ndarray:
+    """The largest sum below min(1, b/√q) on 0 … 2.2: rows by norm, badly wrong ones count little."""
+    q = np.linspace(0, 1, 300) ** 2 * 2.2
+    columns = _columns(q, 2.0**CLIP_PERIOD_BITS, terms)
+    top = np.minimum(1, threshold / np.sqrt(np.maximum(q, 1e-12))) * (1 - 2**-8)
+    weight = np.gradient(np.sqrt(q)) * np.where(q < 2.02, 1, 0.05) / top
+    right, bounds = np.r_[top, 0 * top], [(-2, 2)] * columns.shape[1]
+    return np.asarray(linprog(-(weight @ columns), A_ub=np.vstack([columns, -columns]), b_ub=right, bounds=bounds).x)
+
+
+def _stored(numbers: np.ndarray, bits: int) -> tuple[int, ...]:
+    return tuple(round(float(number) * 2**bits) for number in numbers)
+
+
 if __name__ == "__main__":
+    for most, bits, stored in CRUDE:
+        numbers, least = inverse(*sum_range(most), 2.0**bits, len(stored) // 2)
+        print(f"crude, {most} classes, at least {least:.3f}: {_stored(numbers, COEFFICIENT_BITS)}")
+    for most, stored in FINES:
+        numbers, error = inverse(LEAST_SHARES[most], 1.15, 2.0, len(stored) // 2, centre=True)
+        print(f"fine, error 2^{np.log2(error):.2f}: {_stored(numbers, COEFFICIENT_BITS)}")
+    for level in range(len(CLIPS)):
+        print(f"clip {level}: {_stored(largest_clip(1.46 * 2 ** (-level / 4)), COEFFICIENT_BITS)}")
     for name, (period_bits, turns, kind, low, high) in FITS.items():
         numbers, error = nearest(EXACT[name], low, high, 2.0**period_bits, turns, kind)
         print(f"# {name}: error 2^{np.log2(error):.2f}")
-        print(f'"{name}": {tuple(round(float(number) * 2**STORED_BITS) for number in numbers)},')
+        print(f'"{name}": {_stored(numbers, STORED_BITS)},')

@@ -6,7 +6,7 @@ which ring.
 | z_j − z_y, an angle | 20 | 64 |
 | e = σ(v) | 14 kept, of 31 | those and the period of R |
 | s = Σe, an angle | period of R and 16, at most 20 | |
-| p' = e·R(s) | 13 kept, of 14 + 26 (beyond 16 classes 30) | 42 (46) |
+| p' = e·R(s) | 13 kept, of 14 + 22 (beyond 10 classes 26, beyond 16 30) | 38 (42, 46) |
 | t = Σp', an angle | 17 | |
 | δ = p'/t − y | 13 kept, of 13 + 24 | 40 |
 | q = Σδ², exact | 26 | 28 |
@@ -52,7 +52,7 @@ class BoundedSoftmaxScales:
     @property
     def crude(self) -> Series:
         """R. Its error is multiplied by up to as many as there are classes."""
-        half = 13 if self.public.classes <= 16 else 15
+        half = 11 if self.public.classes <= 10 else 13 if self.public.classes <= 16 else 15
         return _series(self.public.crude, half, half, 16)
 
     @property
