@@ -265,9 +265,13 @@ class BoundedSoftmax:
         found[0] -= OFFSET * min(Fraction(1), b) * 2**COEFFICIENT_BITS
         return Sines(CLIP_PERIOD_BITS, tuple(math.floor(value) for value in found))
 
+    def argument(self, logit_bound: float) -> float:
+        """How far the link is asked for logits, centred over the classes, within a bound."""
+        return 2.0 * logit_bound
+
     def wave(self, logit_bound: float) -> tuple[int, int]:
-        """Period and sines of the link for logits, centred over the classes, within a bound."""
-        return wave_for(2.0 * logit_bound)
+        """Period and sines of the link for such logits."""
+        return wave_for(self.argument(logit_bound))
 
     def errors(self, logits: Floats, labels: npt.NDArray[Any], weights: Floats) -> Floats:
         """δ of every row."""

@@ -26,6 +26,7 @@ from accel.validate import require, require_choice, require_real
 
 __all__ = [
     "CEILING",
+    "FARTHEST",
     "TASKS",
     "WAVES",
     "WEIGHT_BITS",
@@ -55,6 +56,7 @@ WEIGHT_BITS = 8  # of class weights
 LARGEST_WEIGHT = 64.0
 WAVES = ((64, 12), (128, 16), (256, 32))  # period of a sigmoid's wave, and its sines
 WAVE_EDGE = 8.0  # it is a sigmoid up to this before half its period
+FARTHEST = WAVES[-1][0] / 2 - WAVE_EDGE
 CEILING = 63 / 64  # of F: what is above, up to 1, is for rounding
 
 
@@ -125,10 +127,13 @@ class OneOutput:
         bits = max(0, 5 - math.floor(math.log2(slope)))
         return round(slope * 2.0**bits), bits
 
+    def argument(self, output_bound: float) -> float:
+        """How far the wave is asked for outputs within a bound."""
+        return output_bound if self.task == "binary" else 2.0 * (output_bound + 1.0) / self.threshold
+
     def wave(self, output_bound: float) -> tuple[int, int]:
-        """The shortest of ``WAVES`` that is a sigmoid for all outputs within a bound, or the longest there is."""
-        argument = output_bound if self.task == "binary" else 2.0 * (output_bound + 1.0) / self.threshold
-        return wave_for(argument)
+        """Period and sines for outputs within a bound."""
+        return wave_for(self.argument(output_bound))
 
     def error(self, outputs: Floats, labels: npt.NDArray[Any], weights: Floats) -> Floats:
         """F of every row, before class weights: ±σ(±z)/b, smoothly bounded by 1, or tanh((z − y)/b)."""

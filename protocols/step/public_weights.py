@@ -12,6 +12,8 @@ that at W̃, a public function of what was opened before, so the theorem of ``vf
 
 from __future__ import annotations
 
+import functools
+import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,7 +29,7 @@ from protocols.plan.squared_norm_ratio import ROOM
 from refmpc import ArithmeticTensor
 from refmpc.core.integer_logs import ceil_log2
 from vfl.bounded_softmax import BoundedSoftmax
-from vfl.losses import OneOutput
+from vfl.losses import FARTHEST, OneOutput
 from vfl.training import TrainingConfig
 
 if TYPE_CHECKING:
@@ -48,6 +50,7 @@ __all__ = [
     "widest_head",
 ]
 
+_log = logging.getLogger("ppvfl.training")
 FEWEST_HEAD_BITS = 6
 MOMENTUM_BITS = 20  # of β̂
 REACH_BITS = 20  # of the bound on ‖[h 1]‖, rounded up
@@ -129,6 +132,16 @@ def rounded(values: np.ndarray, bits: int) -> np.ndarray:
     return values if bits == 0 else (values + (1 << (bits - 1))) >> bits
 
 
+@functools.cache
+def _warn_of_the_range() -> None:
+    """Once a process."""
+    _log.warning(
+        "the weights allow outputs beyond what a step's sigmoid reaches (%g): if the training diverges, lower the"
+        " learning rate or raise the clip norm; the claim does not depend on it",
+        FARTHEST,
+    )
+
+
 def rounded_head(
     values: np.ndarray, weight_bits: int, reach: float, bounded: OneOutput | BoundedSoftmax | None = None
 ) -> Head:
@@ -141,6 +154,8 @@ def rounded_head(
         product = norm_above(words) * longest
         if bounded is not None:
             size = product * 2.0 ** -(REACH_BITS + bits)
+            if bounded.argument(size) > FARTHEST:
+                _warn_of_the_range()
             return Head(words, bits, 0.0, bounded.wave(size))
         bound = product >> (REACH_BITS + bits)
         head = Head(words, bits, float(1 << bound.bit_length()))  # few different ones: steps are recorded for each

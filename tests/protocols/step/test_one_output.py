@@ -18,16 +18,18 @@ from protocols.plan.scales import EMBEDDING_BITS
 from protocols.step.class_weights import row_weights, weighted_labels
 from protocols.step.cost import step_cost
 from protocols.step.one_output import multipliers, open_updates
-from protocols.step.public_weights import Head, rounded_head
+from protocols.step.public_weights import Head, _warn_of_the_range, rounded_head
 from refmpc import Cost
 from refmpc.mathematics.normalise import MANTISSA_BITS
 from refmpc.mathematics.series import ANGLE_ERROR, TABLE_BITS, turns
+from refmpc.primitives import dealing
 from tests.not_none import not_none
 from tests.protocols.conftest import lora_federation, small_federation
 from tests.protocols.secure_runs import noise_of_the_servers, released, run_secure, small_training
 from tests.protocols.step.agreement import assert_agrees
 from tests.refmpc.harness import Secret, evaluate
 from tests.refmpc.rounding import down, forced, forced_openings, up
+from tests.refmpc.transcripts import Case, leaks, watch_streams
 from vfl.losses import CEILING, WAVES, OneOutput, half_wave, relative_weights, weight_words
 from vfl.twins import train_g_bmf, train_g_shuff
 
@@ -160,9 +162,10 @@ def test_contributions_are_at_most_gamma_exactly_whatever_the_outputs_are(task, 
     assert near.sum() > 200
 
 
-def test_the_wave_of_a_step_follows_the_weights():
+def test_the_wave_of_a_step_follows_the_weights(caplog):
     plan, _ = make_plan("binary", 1.0, weights="open")
     public, reach = plan.scales.one_output.public, plan.scales.layers[-1].reach
+    _warn_of_the_range.cache_clear()
     for size, period in ((1.0, 64), (23.9, 64), (24.5, 128), (55.0, 128), (57.0, 256), (1e6, 256)):
         weights = np.zeros((plan.width + 1, 1), dtype=np.int64)
         weights[0] = round(size / reach * 2**26)
@@ -297,6 +300,21 @@ def test_the_claim_says_what_is_taken_as_public():
     plan, _ = make_plan("regression")
     assert any("range of the target is public" in line for line in plan.claim.public)
     assert plan.scales.clip_rounding == 0.0
+
+
+@pytest.mark.parametrize("task", CLASSES)
+def test_what_a_server_sees_of_a_step_is_independent_of_outputs_and_labels(task, monkeypatch):
+    watch_streams(monkeypatch)
+    monkeypatch.setattr(dealing, "FEWEST_ROWS", 10**9)
+    plan, _ = make_plan(task, clip_norm=0.5)
+    scales = plan.scales.one_output
+
+    async def call(party, z, y, multiplier):
+        column = (z.reshape(-1, 1).reinterpret(30), y.reshape(-1, 1).reinterpret(plan.label_bits))
+        return await open_updates(*column, multiplier.reinterpret(scales.multiplier_bits), scales, WAVES[0])
+
+    secrets = ((3 << 26, 1, 700), (-(40 << 26), 0, -55))
+    assert leaks(Case(call, ("arithmetic",) * 3, secrets)) == []
 
 
 @pytest.mark.parametrize("task", CLASSES)
