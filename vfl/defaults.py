@@ -14,6 +14,7 @@ Chosen with twins on public and made-up tables (``python -m bench.defaults`` pri
   which the noise of a high rate averages out; at most 1 where there is no averaging (secret weights, GL-BMF, hidden
   layers) and for a regression. Half of it for hidden layers, a tenth for a regression, whose loss is as steep far from
   its minimum as close to it.
+- With ``optimiser = "adam"`` the rate is a tenth, whatever the rows: its steps have no unit.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from accel.validate import require_integer, require_real
+from vfl.training import TrainingConfig
 
-__all__ = ["AUTOMATIC", "NARROW", "chosen_training", "table_row_bound", "training_defaults"]
+__all__ = ["ADAM_RATE", "AUTOMATIC", "NARROW", "chosen_training", "table_row_bound", "training_defaults"]
 
 AUTOMATIC = ("batch_size", "epochs", "learning_rate", "average")  # what `training_defaults` chooses
 NARROW = 4  # columns of a client, up to which `normalise` leaves little but signs
@@ -33,6 +35,7 @@ _LEAST_BATCHES, _MOST_BATCHES, _USUAL_BATCH = 5, 250, 1024
 _LEAST_RATE, _MOST_RATE, _MOST_AVERAGED_RATE, _RATE_ROWS = 0.25, 1.0, 4.0, 4000.0
 _MOST_GRADIENT = 2.0**15  # of a sum of clipped gradients
 _LARGEST_BOUND = 1024.0
+ADAM_RATE = 0.1
 
 
 def table_row_bound(width: int) -> float:
@@ -50,6 +53,7 @@ def training_defaults(
     hidden: bool = False,
     regression: bool = False,
     averaging: bool = True,
+    optimiser: str = "sgd",
 ) -> dict[str, Any]:
     """``batch_size``, ``epochs``, ``learning_rate`` and ``average`` for ``rows`` training rows at ``epsilon``.
     ``averaging``: whether the run can give an average (open weights, not GL-BMF). ``momentum``: that of what is cut on
@@ -63,6 +67,8 @@ def training_defaults(
     averaged = averaging and not hidden
     highest = _MOST_AVERAGED_RATE if averaged and not regression else _MOST_RATE
     rate = min(highest, max(_LEAST_RATE, math.sqrt(worth / _RATE_ROWS))) / (2 if hidden else 10 if regression else 1)
+    if optimiser == "adam":
+        rate = ADAM_RATE
     return {
         "batch_size": batch,
         "epochs": max(1, round(steps / (rows // batch))),
@@ -74,27 +80,29 @@ def training_defaults(
 def chosen_training(
     stated: Mapping[str, Any],
     rows: int,
-    epsilon: float,
     *,
-    clip_norm: float = 1.0,
-    momentum: float = 0.0,
-    hidden: bool = False,
     regression: bool = False,
     averages: bool = False,
     patience: int = 0,
 ) -> dict[str, Any]:
-    """``training_defaults`` for what is not stated; the same at every door. ``averages``: whether the run can give an
-    average of its weights, which somebody has to see on the way. Stated batches are as many steps; a stated rate was
-    chosen for what it gives; with patience the last fifth is not known before the end."""
-    averaging = averages and not patience and not {"learning_rate", "average"} & set(stated)
+    """``training_defaults`` for what is not ``stated``, by name; the same at every door. ``averages``: whether the
+    method can give an average of its weights, which somebody has to see on the way. Stated batches are as many steps; a
+    stated rate was chosen for what it gives; with patience the last fifth is not known before the end."""
+
+    def known(name: str) -> Any:
+        return stated.get(name, getattr(TrainingConfig, name))
+
+    is_open = known("weights") == "open"
+    averaging = averages and is_open and not patience and not {"learning_rate", "average"} & set(stated)
     chosen = training_defaults(
         rows,
-        epsilon,
-        clip_norm=clip_norm,
-        momentum=momentum,
-        hidden=hidden,
+        known("epsilon"),
+        clip_norm=known("clip_norm"),
+        momentum=0.0 if is_open else known("momentum"),
+        hidden=bool(known("hidden")),
         regression=regression,
         averaging=averaging,
+        optimiser=known("optimiser"),
     )
     if "batch_size" in stated and "epochs" not in stated:
         steps = int(chosen["epochs"]) * (rows // int(chosen["batch_size"]))

@@ -24,9 +24,10 @@ DOORS = ("command", "file", "api")
 class Setting:
     """One option. ``several``: a tuple of such values. ``optional``: None means that the run chooses.
 
-    ``needs``: what a method must be able to do for the option to mean something (``vfl.methods``). ``doors``: where
-    users give it. ``usual``: what holds at a door where nothing is given, if that is not ``default``; None is chosen
-    from public sizes.
+    ``needs``: what a method must be able to do for the option to mean something (``vfl.methods``). ``open_weights``:
+    why another value than the default needs ``weights = "open"``, and the way out. ``doors``: where users give it.
+    ``usual``: what holds at a door where nothing is given, if that is not ``default``; None is chosen from public
+    sizes.
     """
 
     default: Any
@@ -44,6 +45,7 @@ class Setting:
     metavar: str | None = None
     group: str = "training"
     needs: str = ""
+    open_weights: str = ""
     doors: tuple[str, ...] = DOORS
     usual: tuple[tuple[str, Any], ...] = ()
     written: str = "value"  # in a new federation.toml: its value, a "comment", or "nothing"

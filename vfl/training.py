@@ -17,9 +17,12 @@ from vfl.losses import TASKS, check_task
 from vfl.settings import DOORS, check_settings, setting
 
 __all__ = [
+    "ADAM_FLOOR",
+    "ADAM_MEMORY",
     "AVERAGES",
     "LARGEST_EPSILON",
     "LOSSES",
+    "OPTIMISERS",
     "ORDERS",
     "SETTINGS",
     "Schedule",
@@ -30,8 +33,12 @@ __all__ = [
 ]
 
 AVERAGES = ("none", "fifth", "exponential")
+OPTIMISERS = ("sgd", "adam")
 ORDERS = ("fixed", "secret")
 LOSSES = ("softmax", "bounded_softmax")
+
+ADAM_MEMORY = 10, 1000  # steps over which Adam's two means reach: of the gradient, and of its square
+ADAM_FLOOR = 10  # what a mean gradient is divided by is at least a tenth of the noise of one step
 
 # The paper's two sets of learning parameters: α (weight decay) and β (momentum) of the workload.
 SETTINGS = {1: {"weight_decay": 1.0, "momentum": 0.0}, 2: {"weight_decay": 1.0, "momentum": 0.9}}
@@ -47,6 +54,9 @@ class TrainingConfig:
 
     SGD follows the workload matrix: v ← β·v + g, θ ← α·θ − η·v, with g the noised mean gradient;
     ``momentum`` is β and ``weight_decay`` is α (1 means none).
+    ``optimiser``: ``adam`` takes clamp(m/√q, ±1) in the place of v: m and q are the means of g and of g² less the
+    variance of its noise, over all steps so far, at most over ``ADAM_MEMORY``; q is at least that variance over
+    ``ADAM_FLOOR``². It is post-processing.
     ``rows_per_person``: the most rows that one person may have; ε and δ are then about people, and the noise grows
     (proofs §9.3). ``noise``: ``distributed`` (what an outsider faces is 1.5σ², proofs §6.4) or ``joint`` (exactly σ²).
     ``order`` (G-BMF only): ``fixed`` (public) or ``secret`` (rows and dummies shuffled once, in secret: less noise,
@@ -89,6 +99,16 @@ class TrainingConfig:
     momentum: float = setting(0.0, "β: v ← β·v + g", low=0.0, high=1.0, open_high=True)
     weight_decay: float = setting(
         1.0, "α, which multiplies the weights at every step; 1 means none", low=0.0, high=1.0, open_low=True
+    )
+    optimiser: str = setting(
+        "sgd",
+        "sgd, or adam, which divides each weight's gradient by its size without the noise: one rate for all data (open "
+        "weights; no privacy cost)",
+        choices=OPTIMISERS,
+        needs="frozen rows",
+        open_weights="what is opened must be known to divide by it: use optimiser = 'sgd', or weights = 'open'",
+        written="comment",
+        agreed="if changed",
     )
     hidden: tuple[int, ...] = setting(
         (),
@@ -163,6 +183,7 @@ class TrainingConfig:
         "weights; no privacy cost)",
         choices=AVERAGES,
         needs="averages",
+        open_weights="an average of weights that nobody has seen would cost a step each; use open weights",
         usual=AUTOMATIC,
     )
     task: str = setting(
@@ -203,6 +224,13 @@ class TrainingConfig:
             self.rows_per_person,
             "1 with accounting = 'paper'",
             "that number is about one row of Poisson samples; take 'proven' or 'any-order'",
+        )
+        require(
+            self.optimiser == "sgd" or self.momentum == 0.0,
+            "momentum",
+            self.momentum,
+            f"0 with optimiser = {self.optimiser!r}",
+            "it has a momentum of its own",
         )
         check_task(self.task, self.class_weights)
 

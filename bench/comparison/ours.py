@@ -105,7 +105,7 @@ class _Step:
         self.weights = [Weights(_share(party, weights, plan.scales.weight_bits), None)]
         self._rate = rate_input(party, self.training.learning_rate, plan.scales)
         self._party = party
-        self._start = [PublicLayer(np.rint(weights * 2.0**plan.scales.weight_bits).astype(np.int64), None)]
+        self._start = [PublicLayer(np.rint(weights * 2.0**plan.scales.weight_bits).astype(np.int64))]
         self._step = party.recorded(self._open_words if plan.opens_sums else self._secret_step)
         self._noise = self._new_noise()
         self.last_noise = self._next_row()

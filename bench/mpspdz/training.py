@@ -49,6 +49,7 @@ def require_small(plan: Plan) -> None:
     require(
         schedule.num_steps <= MOST_STEPS, "steps", schedule.num_steps, f"at most {MOST_STEPS} with MP-SPDZ", way_out
     )
+    require(training.optimiser == "sgd", "optimiser", training.optimiser, "'sgd' with MP-SPDZ")
     require(training.weight_decay == 1.0, "weight_decay", training.weight_decay, "1 with MP-SPDZ")
     require(training.schedule == "constant", "schedule", training.schedule, "'constant' with MP-SPDZ")
 

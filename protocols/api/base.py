@@ -181,12 +181,8 @@ class VerticalEstimator(BaseEstimator, ABC):  # type: ignore[misc]
         chosen = chosen_training(
             given,
             rows,
-            given["epsilon"],
-            clip_norm=given["clip_norm"],
-            momentum=0.0 if given["weights"] == "open" else given["momentum"],
-            hidden=bool(self.hidden),
             regression=classes == 1,
-            averages=facts(self.protocol).takes("averages") and given["weights"] == "open",
+            averages=facts(self.protocol).takes("averages"),
         )
         task = (
             "regression" if classes == 1 else usual_task(facts(self.protocol), classes, tuple(self.hidden), "factored")

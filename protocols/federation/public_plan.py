@@ -5,7 +5,7 @@ Each participant makes the whole plan (calibration, scales, releases) from this 
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 from accel.errors import InvalidArgument
 from accel.validate import require
@@ -18,7 +18,7 @@ from protocols.plan.public_rows import with_public_rows
 from protocols.plan.run_plan import Plan, PublicClient, PublicFederation, plan_run
 from protocols.settings import RunConfig
 from vfl.data.scaling import split_row_bound
-from vfl.defaults import AUTOMATIC, chosen_training
+from vfl.defaults import chosen_training
 from vfl.dp.claim import WARNING, Claim
 from vfl.local.client import LocalUpdate, initial_layers
 from vfl.local.lora import ParallelLora
@@ -102,14 +102,10 @@ def training_for(config: FederationConfig, rows: int) -> TrainingConfig:
         return run.training
     used, training = rows - held_out_rows(config, rows), run.training
     chosen = chosen_training(
-        {name: getattr(training, name) for name in AUTOMATIC if name not in run.automatic},
+        {each.name: getattr(training, each.name) for each in fields(training) if each.name not in run.automatic},
         used,
-        training.epsilon,
-        clip_norm=training.clip_norm,
-        momentum=0.0 if training.weights == "open" else training.momentum,
-        hidden=bool(training.hidden),
         regression=run.target_range is not None,
-        averages=facts(run.protocol).takes("averages") and training.weights == "open",
+        averages=facts(run.protocol).takes("averages"),
         patience=run.patience,
     )
     return training.with_(**chosen)

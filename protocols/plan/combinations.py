@@ -11,6 +11,7 @@ from typing import Any
 from accel.validate import require
 from vfl.methods import Facts, facts
 from vfl.run_mechanism import has_secret_order
+from vfl.settings import settings_of
 from vfl.training import TrainingConfig
 
 __all__ = ["refuse_combination", "refuse_measuring", "usual_task"]
@@ -45,13 +46,10 @@ def refuse_combination(protocol: str, training: TrainingConfig) -> None:
     way_out = "class weights, one logit, regression, hidden layers and explicit gradients have losses of their own"
     fitting = fitting and not training.hidden and training.gradients == "factored"
     require(fitting or not bounded, "loss", training.loss, "'softmax' but for one layer of many classes", way_out)
-    require(
-        training.average == "none" or training.weights == "open",
-        "average",
-        training.average,
-        "'none' with secret weights",
-        "an average of weights that nobody has seen would cost a step each; use open weights",
-    )
+    for each in settings_of(TrainingConfig):
+        value = getattr(training, each.name)
+        possible = not each.open_weights or value == each.default or training.weights == "open"
+        require(possible, each.name, value, f"{each.default!r} with secret weights", each.open_weights)
     require(
         training.noise != "joint" or training.factorisation != "bsr",
         "factorisation",
@@ -84,6 +82,8 @@ def _refuse_for_layers(training: TrainingConfig) -> None:
     require(training.hidden == (), "hidden", training.hidden, "empty: GL-BMF trains one global layer")
     require(training.noise == "distributed", "noise", training.noise, "'distributed' in GL-BMF")
     require(training.loss == "softmax", "loss", training.loss, "'softmax' in GL-BMF")
+    way_out = "clients move their own layers by the sums that they receive"
+    require(training.optimiser == "sgd", "optimiser", training.optimiser, "'sgd' in GL-BMF", way_out)
     _refuse_task(training, "in GL-BMF", "use g_bmf or g_shuff for one logit, regression and class weights")
     way_out = "the clients' layers that belong to an averaged model would be averages too, and those are their own"
     require(training.average == "none", "average", training.average, "'none' in GL-BMF", way_out)

@@ -18,8 +18,6 @@ import numpy as np
 from accel.errors import PpvflError
 from protocols.plan.run_plan import Plan
 from protocols.plan.scales import NOISE_DEVIATIONS, RELEASE_BITS
-from refmpc.mathematics.gaussian import SMOOTHING
-from vfl.dp import NoiseSplit
 
 __all__ = ["Impossible", "largest_sum", "largest_weights", "require_possible_model", "require_possible_sums"]
 
@@ -32,17 +30,18 @@ class Impossible(PpvflError):
 def largest_sum(plan: Plan) -> float:
     """What no coordinate of one step's noised gradient sum exceeds: all rows of the batch at the clip norm, and 12
     deviations."""
-    joint = plan.noise.split is NoiseSplit.JOINT
-    std = plan.noise.outsider_std * (math.hypot(1.0, SMOOTHING) if joint else 1.0)
     clipped = 1.01 * plan.schedule.batch_size * (plan.training.clip_norm + plan.scales.clip_rounding)
-    return clipped + NOISE_DEVIATIONS * std * plan.factorisation.velocity_norm(0.0) + 2.0 ** (2 - RELEASE_BITS)
+    return (
+        clipped + NOISE_DEVIATIONS * plan.noise_std * plan.factorisation.velocity_norm(0.0) + 2.0 ** (2 - RELEASE_BITS)
+    )
 
 
 def largest_weights(plan: Plan) -> list[float]:
     """What no weight, or with hidden layers no norm, of each layer exceeds after all steps."""
     if plan.training.hidden:
         return [layer.weight_bound for layer in plan.scales.layers]
-    return [plan.scales.logit_bound / math.hypot(plan.scales.row_bound, 1.0)]
+    column = plan.scales.logit_bound / math.hypot(plan.scales.row_bound, 1.0)
+    return [column if plan.training.optimiser == "sgd" else column / math.sqrt(plan.width + 1)]  # Adam: all alike
 
 
 def require_possible_sums(plan: Plan, step: int, sums: np.ndarray) -> None:

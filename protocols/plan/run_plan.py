@@ -267,6 +267,8 @@ class Plan:
         """What all participants compare before anything is shared."""
         training = self.training
         chosen: dict[str, Any] = {} if training.average == "none" else {"average": training.average}
+        if training.optimiser != "sgd":
+            chosen["optimiser"] = training.optimiser
         if training.rows_per_person > 1:
             chosen["rows_per_person"] = training.rows_per_person
         if self.public_rows is not None:
@@ -306,15 +308,31 @@ class Plan:
 
     @property
     def _rates_digest(self) -> str:
-        """Digest of the integers that stand for η/B in all steps: libraries whose cosines differ in the last bit are
-        told apart."""
-        words = [self.scales.rate_word(self.learning_rate(step)) for step in range(self.schedule.num_steps)]
+        """Digest of the integers that stand for η/B in all steps, and of the noise that Adam subtracts: libraries whose
+        cosines differ in the last bit are told apart."""
+        steps = range(self.schedule.num_steps)
+        words = [self.scales.rate_word(self.learning_rate(step)) for step in steps]
+        words += [self.noise_square(step) for step in steps if self.training.optimiser == "adam"]
         return hashlib.sha256(np.array(words, dtype="<i8").tobytes()).hexdigest()
 
     def learning_rate(self, step: int) -> float:
         """η of a step, by the public schedule."""
         training = self.training
         return training.learning_rate * training.learning_rate_factor(step, self.schedule.num_steps)
+
+    def noise_square(self, step: int) -> int:
+        """The variance of the noise in a coordinate of the sum that a step opens, at twice ``RELEASE_BITS``."""
+        return round((self.noise_std * float(self._noise_norms[step]) * 2.0**RELEASE_BITS) ** 2)
+
+    @property
+    def noise_std(self) -> float:
+        """Of a coordinate of z really present, which is what everybody outside faces, in units of the sums."""
+        joint = self.noise.split is NoiseSplit.JOINT
+        return self.noise.outsider_std * (math.hypot(1.0, SMOOTHING) if joint else 1.0)
+
+    @cached_property
+    def _noise_norms(self) -> np.ndarray:
+        return self.factorisation.noise_norms()
 
 
 def _row_tests(bounds: Sequence[float], widths: Sequence[int]) -> tuple[RowTest, ...]:

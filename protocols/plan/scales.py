@@ -142,15 +142,15 @@ def _square_range(bits: int, limit: float, bound: float) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Scales:
-    """All scales and public bounds of one run. ``learning_rate_words`` of a step are integers k with η/B =
-    k/2^shift."""
+    """All scales and public bounds of one run. ``learning_rate_words`` of a step are integers k with η/B = k/2^shift
+    (Adam: η = k/2^shift)."""
 
     row_bound: float  # of the embeddings as the servers hold them: rounding, and what their test lets pass, included
     weight_bits: int
     logit_bound: float
     logit_high_bit: int
     overflow_probability: float
-    divisor: float  # records of a batch on average: what sums are divided by
+    divisor: float  # records of a batch on average: what sums are divided by; 1 for Adam, whose changes have no unit
     layers: tuple[LayerScales, ...]
     norm_limit: float | None = None  # of hidden activations and errors; None for one layer
     written_out: OverClip | None = None  # ‖g_j‖²/γ² of a per-sample gradient; explicit gradients only
@@ -242,9 +242,10 @@ def plan_scales(
 ) -> Scales:
     """The scales of the global model; ``noise_std`` is that of z really present (outsiders' view).
 
-    Weights: each step moves them by at most ηγ in norm (an average of clipped gradients), momentum by 1/(1−β) of that.
-    One layer: the noise in a logit is ‖[h 1]‖ times the deviation of one weight, because its coordinates are
-    independent. MLP: norms of matrices, with ``start_norms`` those of the public starting weights.
+    Weights: each step moves them by at most ηγ in norm (an average of clipped gradients), momentum by 1/(1−β) of that;
+    Adam moves each by at most η, noise included. One layer: the noise in a logit is ‖[h 1]‖ times the deviation of one
+    weight, because its coordinates are independent. MLP: norms of matrices, with ``start_norms`` those of the public
+    starting weights.
     """
     if config.hidden:
         return _plan_layers(config, schedule, factorisation, row_bound, width, outputs, noise_std, start_norms)
@@ -252,6 +253,8 @@ def plan_scales(
     reach = math.hypot(bounded, 1.0)
     rounding = _release_rounding(config, schedule, (width + 1) * outputs)
     weight_bound = RATE_ERROR * (drift + NOISE_DEVIATIONS * deviation + rounding)
+    if config.optimiser == "adam":
+        weight_bound = _adam_bound(config, schedule, width + 1)  # of a column
     logit_bound = reach * weight_bound
     weight_bits = min(
         MOST_WEIGHT_BITS, math.floor(ROOM - max(EMBEDDING_BITS + _log2(logit_bound), _decay_room(config, weight_bound)))
@@ -290,7 +293,7 @@ def plan_scales(
         logit_bound=logit_bound,
         logit_high_bit=logit_high_bit,
         overflow_probability=min(1.0, logits * 2 * float(norm.sf(NOISE_DEVIATIONS))),
-        divisor=schedule.divisor,
+        divisor=_divisor(config, schedule),
         layers=(LayerScales(width, outputs, norms, ERROR_NORM, PROBABILITY_BITS, squared),),
         written_out=written_out,
     )
@@ -326,6 +329,15 @@ def _release_rounding(config: TrainingConfig, schedule: Schedule, entries: int) 
     """How far rounding y in every step can move ‖W‖."""
     units = schedule.num_steps / (1 - config.momentum) * math.sqrt(entries)
     return config.learning_rate / schedule.divisor * units * 2.0**-RELEASE_BITS
+
+
+def _adam_bound(config: TrainingConfig, schedule: Schedule, entries: int) -> float:
+    """The norm of so many weights, each moved by at most η in every step, whatever the noise."""
+    return RATE_ERROR * config.learning_rate * schedule.num_steps * math.sqrt(entries)
+
+
+def _divisor(config: TrainingConfig, schedule: Schedule) -> float:
+    return 1.0 if config.optimiser == "adam" else schedule.divisor
 
 
 def _decay_room(config: TrainingConfig, weight_bound: float) -> float:
@@ -365,8 +377,10 @@ def _plan_layers(
     bounds = []
     for (fan_in, fan_out), start in zip(sizes, start_norms, strict=True):
         matrix = math.sqrt(fan_in + 1) + math.sqrt(fan_out) + NOISE_DEVIATIONS
-        moved = drift + deviation * matrix + _release_rounding(config, schedule, (fan_in + 1) * fan_out)
-        bounds.append(start + RATE_ERROR * moved)
+        moved = RATE_ERROR * (drift + deviation * matrix + _release_rounding(config, schedule, (fan_in + 1) * fan_out))
+        if config.optimiser == "adam":
+            moved = _adam_bound(config, schedule, (fan_in + 1) * fan_out)
+        bounds.append(start + moved)
     reach = math.hypot(bounded, 1.0)
     first = OverClip(config.clip_norm, reach, EMBEDDING_BITS, 0)
     first.require_fine("row_bound", row_bound, "scale the rows and the clip norm down")
@@ -380,7 +394,7 @@ def _plan_layers(
             logit_high_bit=LOGIT_BITS + math.ceil(math.log2(2 * found[-1].sum_bound + 64)) + 1,
             # e^-72 a step and layer: the norm of the noise in W
             overflow_probability=schedule.num_steps * len(found) * math.exp(-(NOISE_DEVIATIONS**2) / 2),
-            divisor=schedule.divisor,
+            divisor=_divisor(config, schedule),
             layers=found,
             norm_limit=limit,
         )

@@ -13,7 +13,7 @@ from protocols.run.exit import leaving
 from protocols.settings import RunOptions, add_arguments, declared, refuse_what_is_not_taken
 from protocols.version import add_version_option
 from vfl.data.sets import EMBEDDED_TABLES, NUMBERS, TWO_CLASSES
-from vfl.defaults import chosen_training, table_row_bound
+from vfl.defaults import ADAM_RATE, chosen_training, table_row_bound
 from vfl.methods import Facts, facts
 from vfl.training import SETTINGS, TrainingConfig
 
@@ -54,7 +54,8 @@ def options_of(method: Facts, given: dict[str, Any]) -> RunOptions:
     if own and data in EMBEDDED_TABLES and method.takes("frozen rows"):
         usual = _of_tables(method, given, *EMBEDDED_TABLES[data])
     else:
-        usual = {"learning_rate": MLP_LEARNING_RATE} if given.get("hidden") else {}
+        rate = ADAM_RATE if given.get("optimiser") == "adam" else MLP_LEARNING_RATE if given.get("hidden") else None
+        usual = {"learning_rate": rate} if rate else {}
     chosen = usual | given
     names = {field.name for field in fields(TrainingConfig)}
     training = TrainingConfig(**{name: value for name, value in chosen.items() if name in names})
@@ -74,12 +75,8 @@ def _of_tables(method: Facts, given: dict[str, Any], rows: int, width: int) -> d
     training = chosen_training(
         given,
         rows,
-        given.get("epsilon", TrainingConfig.epsilon),
-        clip_norm=given.get("clip_norm", TrainingConfig.clip_norm),
-        momentum=0.0 if given.get("weights") == "open" else given.get("momentum", TrainingConfig.momentum),
-        hidden=bool(given.get("hidden")),
         regression=given["task"] == "regression",
-        averages=method.takes("averages") and given.get("weights") == "open",
+        averages=method.takes("averages"),
         patience=given.get("patience", 0),
     )
     return {"row_rule": "clip", "row_bound": table_row_bound(width) if rule == "clip" else 1.0, **training}

@@ -115,7 +115,7 @@ class OpenTrainingRun(TrainingRun):
 
     def _agree(self) -> int:
         plan = self.plan
-        self.model = public_start(plan.start, plan.scales, plan.training.momentum)
+        self.model = public_start(plan.start, plan.scales, plan.training)
         position, have_state = agree_on_opened(self.party, self.directory, self._opened, plan.schedule.num_steps)
         if position == 0:
             self._opened.discard()
@@ -133,17 +133,15 @@ class OpenTrainingRun(TrainingRun):
         return position
 
     def _flat(self) -> np.ndarray:
-        parts = [layer.values for layer in self.model]
-        parts += [layer.velocity for layer in self.model if layer.velocity is not None]
+        columns = zip(*((layer.values, *layer.memory) for layer in self.model), strict=True)
+        parts = [part for column in columns for part in column]
         return np.concatenate([*(part.reshape(-1) for part in parts), self.iterates.flat()])
 
     def _restore(self, flat: np.ndarray) -> None:
-        size = self.plan.global_parameters
         flat, rest = np.split(flat, [len(flat) - self.iterates.size])
         self.iterates.restore(rest)
-        values = self.plan.unflatten(flat[:size])
-        velocities = self.plan.unflatten(flat[size:]) if len(flat) > size else [None] * len(values)
-        self.model = [PublicLayer(*both) for both in zip(values, velocities, strict=True)]
+        columns = [self.plan.unflatten(part) for part in flat.reshape(-1, self.plan.global_parameters)]
+        self.model = [PublicLayer(values, tuple(memory)) for values, *memory in zip(*columns, strict=True)]
         _require_possible(self.plan, self.model)
 
     # one step ------------------------------------------------------------------------------------
@@ -186,7 +184,8 @@ class OpenTrainingRun(TrainingRun):
         plan = self.plan
         require_possible_sums(plan, step, sums)
         word = plan.scales.rate_word(plan.learning_rate(step))
-        self.model = moved(self.model, plan.unflatten(sums), word, plan.training)
+        noise = plan.noise_square(step)
+        self.model = moved(self.model, plan.unflatten(sums), word, plan.training, step, noise)
         self._last_sums = sums
         self._done = step + 1
         known = len(self.iterates.curve)

@@ -5,6 +5,12 @@ Everything here is exact integer arithmetic, so all servers come to the same wor
 
     v ← round(β̂·v/2^20) + y,   W ← round(α̂·W/2^16) − k·v,   η/B = k/2^(weight_bits − RELEASE_BITS).
 
+With ``optimiser = "adam"`` u takes the place of v, and η = k/2^(weight_bits − RELEASE_BITS), because u has no unit.
+With the number t of steps so far, this one included, and τ² the public variance of the noise in y:
+
+    m ← m + round((y − m)/min(t, 10)),   q ← q + round((y² − τ² − q)/min(t, 1000)),
+    u = round(m/⌊√max(q, τ²/100)⌋), brought within ±1.
+
 The last layer is used centred and rounded, W̃: subtracting the same vector from every class leaves the softmax as it
 is and the norms small, and 14 + ``bits`` is then the scale that the softmax takes, with no truncation. The gradient is
 that at W̃, a public function of what was opened before, so the theorem of ``vfl.dp.slack`` covers it.
@@ -24,13 +30,13 @@ import numpy as np
 import refmpc
 from accel import kernels
 from accel.validate import require
-from protocols.plan.scales import DECAY_BITS, EMBEDDING_BITS, HEAD_BITS, Scales
+from protocols.plan.scales import DECAY_BITS, EMBEDDING_BITS, HEAD_BITS, RELEASE_BITS, Scales
 from protocols.plan.squared_norm_ratio import ROOM
 from refmpc import ArithmeticTensor
 from refmpc.core.integer_logs import ceil_log2
 from vfl.bounded_softmax import BoundedSoftmax
 from vfl.losses import FARTHEST, OneOutput
-from vfl.training import TrainingConfig
+from vfl.training import ADAM_FLOOR, ADAM_MEMORY, TrainingConfig
 
 if TYPE_CHECKING:
     from protocols.step.public_hidden import HiddenHead
@@ -53,16 +59,18 @@ __all__ = [
 _log = logging.getLogger("ppvfl.training")
 FEWEST_HEAD_BITS = 6
 MOMENTUM_BITS = 20  # of β̂
+MEAN_BITS = 8  # of Adam's mean of y, beside those of y
 REACH_BITS = 20  # of the bound on ‖[h 1]‖, rounded up
 LARGEST = 1 << 61  # of a weight, in its integers
 
 
 @dataclass
 class PublicLayer:
-    """One layer [W; b] and its momentum: int64 at ``weight_bits`` and at ``RELEASE_BITS``."""
+    """One layer [W; b], int64 at ``weight_bits``, and what the optimiser remembers of what was opened, also int64:
+    nothing, the momentum at ``RELEASE_BITS``, or Adam's two means."""
 
     values: np.ndarray
-    velocity: np.ndarray | None
+    memory: tuple[np.ndarray, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -109,12 +117,13 @@ class Head:
         return self.logit_bits + ceil_log2(2 * self.logit_bound + 64) + 1
 
 
-def public_start(start: Sequence[np.ndarray], scales: Scales, momentum: float) -> list[PublicLayer]:
-    """The starting weights, and no momentum yet."""
+def public_start(start: Sequence[np.ndarray], scales: Scales, training: TrainingConfig) -> list[PublicLayer]:
+    """The starting weights, and nothing remembered yet."""
+    parts = 2 if training.optimiser == "adam" else 1 if training.momentum else 0
     layers = []
     for values in start:
         words = np.rint(values * 2.0**scales.weight_bits).astype(np.int64)
-        layers.append(PublicLayer(words, np.zeros_like(words) if momentum else None))
+        layers.append(PublicLayer(words, tuple(np.zeros_like(words) for _ in range(parts))))
     return layers
 
 
@@ -188,15 +197,28 @@ def centred(values: np.ndarray, bits: int) -> np.ndarray:
 
 
 def moved(
-    layers: Sequence[PublicLayer], sums: Sequence[np.ndarray], rate_word: int, training: TrainingConfig
+    layers: Sequence[PublicLayer],
+    sums: Sequence[np.ndarray],
+    rate_word: int,
+    training: TrainingConfig,
+    step: int = 0,
+    noise_square: int = 0,
 ) -> list[PublicLayer]:
-    """The layers after a step whose opened sums are ``sums``, at ``RELEASE_BITS``. Exact, the same at every server."""
+    """The layers after a step whose opened sums are ``sums``, at ``RELEASE_BITS``. Exact, the same at every server.
+
+    Adam needs ``step``, from 0, and ``noise_square``, the variance of the noise in ``sums`` at twice their bits.
+    """
     momentum = round(training.momentum * 2**MOMENTUM_BITS), MOMENTUM_BITS
     decay = (1, 0) if training.weight_decay == 1.0 else (round(training.weight_decay * 2**DECAY_BITS), DECAY_BITS)
     found = []
     for layer, y in zip(layers, sums, strict=True):
-        values, velocity = np.empty_like(layer.values), None if layer.velocity is None else layer.velocity.copy()
-        flat = [None if part is None else part.reshape(-1) for part in (layer.values, velocity, y, values)]
+        values, memory, velocity, change = np.empty_like(layer.values), layer.memory, None, y
+        if training.optimiser == "adam":
+            change, memory = _adam(memory, y, step, noise_square)
+        elif memory:
+            velocity = memory[0].copy()
+            memory = (velocity,)
+        flat = [None if part is None else part.reshape(-1) for part in (layer.values, velocity, change, values)]
         largest = kernels.moved_weights(*flat[:3], momentum, decay, rate_word, flat[3])
         require(
             largest < LARGEST,
@@ -205,5 +227,32 @@ def moved(
             "those of a training that does not diverge",
             "lower the learning rate",
         )
-        found.append(PublicLayer(values, velocity))
+        found.append(PublicLayer(values, memory))
     return found
+
+
+def _adam(
+    memory: Sequence[np.ndarray], y: np.ndarray, step: int, noise_square: int
+) -> tuple[np.ndarray, tuple[np.ndarray, ...]]:
+    """u, and what is remembered. |y| < 2^29, because y lost 35 bits or more: squares fit."""
+    mean, square = memory
+    first, second = (min(step + 1, steps) for steps in ADAM_MEMORY)
+    mean = mean + _divided((y << MEAN_BITS) - mean, first)
+    square = square + _divided(y * y - noise_square - square, second)
+    size = _root(np.maximum(square, max(1, noise_square // ADAM_FLOOR**2)))
+    one = 1 << RELEASE_BITS
+    change = np.clip(_divided(mean << (RELEASE_BITS - MEAN_BITS), size), -one, one)
+    return change, (mean, square)
+
+
+def _divided(values: np.ndarray, by: int | np.ndarray) -> np.ndarray:
+    """values/by, to the nearest integer; 2·|values| must fit 64 bits."""
+    return np.floor_divide(2 * values + by, 2 * by)
+
+
+def _root(squares: np.ndarray) -> np.ndarray:
+    """⌊√squares⌋ of integers below 2^60: what floating point is off by, at most one unit, is put right."""
+    root = np.sqrt(squares.astype(np.float64)).astype(np.int64)
+    root -= root * root > squares
+    root += (root + 1) * (root + 1) <= squares
+    return root

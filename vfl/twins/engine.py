@@ -3,7 +3,7 @@
 Frozen embeddings: ``train_frozen`` (Plain without local training, G-Shuff, G-BMF). LoRA clients:
 ``train_with_adapters`` (GL-BMF, GL-Sub). One step is the same line of figures everywhere:
 
-    ḡ = Σ_j c_j g_j,   g̃ = (ḡ + noise)/B,   v ← βv + g̃,   θ ← αθ − ηv.
+    ḡ = Σ_j c_j g_j,   g̃ = (ḡ + noise)/B,   v ← βv + g̃,   θ ← αθ − ηv  (or, with Adam, θ ← αθ − ηu).
 """
 
 from __future__ import annotations
@@ -25,12 +25,13 @@ from vfl.gradients import GlobalModel, clipped_gradient, with_ones
 from vfl.local.client import Client
 from vfl.losses import OneOutput, output_count, score
 from vfl.progress import progress_bar
-from vfl.training import Schedule, TrainingConfig, averaging_share
+from vfl.training import ADAM_FLOOR, ADAM_MEMORY, Schedule, TrainingConfig, averaging_share
 from vfl.twins.mechanisms import NoisePlan
 from vfl.twins.noise import StepNoise
 
 __all__ = [
     "AdapterRun",
+    "Optimiser",
     "Rows",
     "RowsOfStep",
     "TwinResult",
@@ -86,15 +87,48 @@ class TwinResult:
         }
 
 
+class Optimiser:
+    """Moves weights, of any shape, by noised mean gradients; ``protocols.step.public_weights`` has the same in integers."""
+
+    def __init__(self, config: TrainingConfig, like: Floats) -> None:
+        self._config = config
+        self._mean, self._square = np.zeros_like(like), np.zeros_like(like)
+        self._steps = 0
+
+    def move(self, weights: Floats, gradient: Floats, rate: float, noise_std: float | Floats) -> None:
+        """One step, in place. ``noise_std``: of the noise in ``gradient``."""
+        config = self._config
+        if config.optimiser == "adam":
+            change = self._adam(gradient, noise_std)
+        elif config.momentum:
+            self._mean *= config.momentum
+            self._mean += gradient
+            change = self._mean
+        else:
+            change = gradient
+        if config.weight_decay != 1.0:
+            weights *= config.weight_decay
+        weights -= weights.dtype.type(rate) * change
+
+    def _adam(self, gradient: Floats, noise_std: float | Floats) -> Floats:
+        self._steps += 1
+        first, second = (min(self._steps, memory) for memory in ADAM_MEMORY)
+        variance = np.square(noise_std).astype(gradient.dtype)
+        self._mean += (gradient - self._mean) / first
+        self._square += (np.square(gradient) - variance - self._square) / second
+        least = np.maximum(variance / ADAM_FLOOR**2, np.finfo(gradient.dtype).tiny)
+        return np.clip(self._mean / np.sqrt(np.maximum(self._square, least)), -1.0, 1.0)
+
+
 class _Parameters:
-    """The flat parameter vector with its momentum; the model's layers are views into it."""
+    """The flat parameter vector with its optimiser; the model's layers are views into it."""
 
     def __init__(self, model: GlobalModel, config: TrainingConfig) -> None:
         self.model = model
         self.flat = model.flatten().astype(config.dtype)
         model.layers = model.unflatten(self.flat)
-        self.velocity = np.zeros_like(self.flat)
         self.config = config
+        self._optimiser = Optimiser(config, self.flat)
         self._average = np.zeros_like(self.flat)
 
     def note(self, step: int, num_steps: int) -> None:
@@ -107,15 +141,8 @@ class _Parameters:
         if self.config.average != "none":
             self.flat[:] = self._average
 
-    def step(self, mean_gradient: Floats, learning_rate: float) -> None:
-        if self.config.momentum:
-            self.velocity *= self.config.momentum
-            self.velocity += mean_gradient
-        else:
-            self.velocity = mean_gradient
-        if self.config.weight_decay != 1.0:
-            self.flat *= self.config.weight_decay
-        self.flat -= self.flat.dtype.type(learning_rate) * self.velocity
+    def step(self, mean_gradient: Floats, learning_rate: float, noise_std: float) -> None:
+        self._optimiser.move(self.flat, mean_gradient, learning_rate, noise_std)
 
 
 def start_model(federation: Federation, config: TrainingConfig, initial: GlobalModel | None) -> GlobalModel:
@@ -187,7 +214,8 @@ def train_frozen(
             mean += noise(step)
             mean /= schedule.divisor
             factor = config.learning_rate_factor(step, num_steps)
-            parameters.step(mean, config.learning_rate * factor)
+            std = 0.0 if plan is None else plan.step_std(step) / schedule.divisor
+            parameters.step(mean, config.learning_rate * factor, std)
             parameters.note(step, num_steps)
             clipped += float((result.clip_factors < 1).mean()) if len(result.clip_factors) else 0.0
             advance(1)
@@ -294,7 +322,8 @@ class AdapterRun:
         mean = (result.total + noise) / config.batch_size
         factor = config.learning_rate_factor(step, self._num_steps)
         start = self._model.num_parameters
-        self._parameters.step(mean[:start], config.learning_rate * factor)
+        std = 0.0 if plan is None else plan.step_std(step) / config.batch_size
+        self._parameters.step(mean[:start], config.learning_rate * factor, std)
         # Server-client phase: each client gets its own layers' gradient and nothing else.
         for client, width in zip(clients, self._widths, strict=True):
             client.receive_gradient(
@@ -302,7 +331,7 @@ class AdapterRun:
                 mean[start : start + width],
                 step=step,
                 learning_rate_factor=factor,
-                noise_std=0.0 if plan is None else plan.step_std(step) / config.batch_size,
+                noise_std=std,
                 noise_row_norm=1.0 if plan is None else plan.row_norm(step),
                 clip_norm=config.clip_norm,
             )

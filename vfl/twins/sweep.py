@@ -21,7 +21,7 @@ from vfl.methods import G_BMF, G_SHUFF, GL_BMF, facts
 from vfl.progress import progress_bar
 from vfl.run_mechanism import choose_schedule
 from vfl.training import TrainingConfig, averaging_share
-from vfl.twins.engine import AdapterRun, TwinResult
+from vfl.twins.engine import AdapterRun, Optimiser, TwinResult
 from vfl.twins.g_shuff import epoch_order
 from vfl.twins.gl_bmf import is_estimated, release_size
 from vfl.twins.mechanisms import NoisePlan, plan_matrix_factorisation, plan_method
@@ -64,7 +64,7 @@ def train_at_every_epsilon(
     filters = [plan.factorisation.digest for plan in plans]
     stds = np.array([plan.std for plan in plans], dtype=dtype)[:, None]
     weights = np.zeros((width, runs * classes), dtype=dtype)
-    velocity, clipped = np.zeros_like(weights), np.zeros(runs)
+    optimiser, clipped = Optimiser(config, weights), np.zeros(runs)
     averaged = np.zeros_like(weights)
     order: npt.NDArray[np.int64] | None = None
     with progress_bar(f"{method}, {runs} ε", schedule.num_steps, progress) as advance:
@@ -85,16 +85,9 @@ def train_at_every_epsilon(
             filtered = {each: noise(step).reshape(width, classes) for each, noise in unit.items()}
             gradient += (np.stack([filtered[each] for each in filters], axis=1) * stds).reshape(width, -1)
             gradient /= dtype.type(schedule.divisor)
-            if config.momentum:
-                velocity *= dtype.type(config.momentum)
-                velocity += gradient
-            else:
-                velocity = gradient
-            if config.weight_decay != 1.0:
-                weights *= dtype.type(config.weight_decay)
-            weights -= (
-                dtype.type(config.learning_rate * config.learning_rate_factor(step, schedule.num_steps)) * velocity
-            )
+            rate = config.learning_rate * config.learning_rate_factor(step, schedule.num_steps)
+            step_stds = [plan.step_std(step) / schedule.divisor for plan in plans]
+            optimiser.move(weights, gradient, rate, np.repeat(step_stds, classes))
             if share := averaging_share(config.average, step, schedule.num_steps):
                 averaged += (weights - averaged) * dtype.type(share)
             advance(1)

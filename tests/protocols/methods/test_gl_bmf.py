@@ -166,7 +166,7 @@ def test_open_sums_are_the_twins_gradients_and_what_everybody_computes_from_them
     monkeypatch.setattr(protocols.client.gl_client, "receive_opening", noted)
     result = run_secure(plan, federation, tmp_path)
     noise = noise_of_the_servers(plan, tmp_path)
-    model = public_start(plan.start, plan.scales, momentum)
+    model = public_start(plan.start, plan.scales, plan.training)
     clients, size = federation.fresh().clients, plan.global_parameters
     for step in range(plan.schedule.num_steps):
         assert all((sums[server][step] == sums[0][step]).all() for server in range(3))

@@ -21,6 +21,7 @@ from protocols.plan.run_plan import Plan, PublicClient, PublicFederation, plan_r
 from protocols.plan.scales import RELEASE_BITS
 from protocols.server.open_training import OpenTrainingRun
 from protocols.server.training import TrainingRun
+from protocols.step.public_weights import moved, public_start
 from tests.protocols.secure_runs import released, small_training
 from tests.protocols.server.test_verification import honest, make_plan, train
 
@@ -62,6 +63,25 @@ def test_models_beyond_all_steps_and_no_numbers_are_refused(hidden: tuple[int, .
         layers[last][2, 1] = value
         with pytest.raises(Impossible, match=f"layer {last} of the model has a {measured} of"):
             require_possible_model(plan, layers)
+
+
+@pytest.mark.parametrize("hidden", [(), (6,)])
+def test_adam_reaches_its_bound_and_never_leaves_it(hidden: tuple[int, ...]) -> None:
+    """Sums that are as large as words can hold, all of one sign, in every step: noise takes no part in the bound."""
+    plan = made(hidden=hidden, weights="open", optimiser="adam", learning_rate=0.05, epochs=20)
+    layers = public_start(plan.start, plan.scales, plan.training)
+    start = [layer.values.copy() for layer in layers]
+    word = plan.scales.rate_word(0.05)
+    sums = [np.full(shape, 2**29 - 1) for shape in plan.layer_shapes]
+    for step in range(plan.schedule.num_steps):
+        layers = moved(layers, sums, word, plan.training, step, plan.noise_square(step))
+    unit = 2.0**-plan.scales.weight_bits
+    require_possible_model(plan, [layer.values * unit for layer in layers])
+    for layer, before, limit in zip(layers, start, largest_weights(plan), strict=True):
+        drift = (layer.values - before) * unit
+        assert 0.9 * limit < (
+            np.linalg.norm(drift, 2) + np.linalg.norm(before * unit, 2) if hidden else np.abs(drift).max()
+        )
 
 
 def test_a_weight_that_changed_in_memory_ends_the_run_before_the_next_step(

@@ -4,6 +4,7 @@ crash."""
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -11,13 +12,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from protocols.methods import g_shuff
+from protocols.methods import g_bmf, g_shuff
 from protocols.plan.public_rows import PublicRows, with_public_rows
 from protocols.plan.run_plan import Plan, plan_run
 from protocols.run import launch
 from protocols.server.averaging import Iterates, correct_and_loss
 from protocols.server.open_training import OpenTrainingRun
-from protocols.step.public_weights import PublicLayer
+from protocols.step.public_weights import PublicLayer, moved, public_start
 from refmpc.core.errors import PartyFailed
 from tests.not_none import not_none
 from tests.protocols.conftest import small_federation
@@ -55,7 +56,7 @@ def notes(plan: Plan, count: int) -> tuple[Iterates, list[np.ndarray]]:
     rng, iterates, shape = np.random.default_rng(1), Iterates(plan), plan.layer_shapes[0]
     values = [rng.integers(-(2**40), 2**40, shape) for _ in range(count)]
     for step, value in enumerate(values):
-        iterates.note(step, [PublicLayer(value, None)])
+        iterates.note(step, [PublicLayer(value)])
     return iterates, values
 
 
@@ -133,6 +134,47 @@ def test_a_run_stops_when_public_rows_say_so_and_gives_its_best_model_also_after
     assert correct_and_loss(words, plan.public_rows, plan)[0] == round(max(accuracies) * len(plan.public_rows))
 
 
+@pytest.mark.parametrize(
+    ("protocol", "servers", "kill"),
+    [
+        ("g_bmf", g_bmf.servers, (1, "after open_words 7")),
+        ("g_bmf", g_bmf.servers, (2, "after stat 5")),
+        ("g_shuff", g_shuff.servers, (0, "before word 8")),
+    ],
+)
+def test_adam_is_the_same_function_of_the_opened_sums_at_all_servers_also_after_a_crash(
+    tmp_path, protocol, servers, kill
+):
+    plan = planned(protocol=protocol, optimiser="adam", learning_rate=0.05, hidden=(6,) if protocol == "g_bmf" else ())
+    opened: dict[int, set[bytes]] = defaultdict(set)
+    states: dict[int, set[bytes]] = defaultdict(set)
+    with pytest.MonkeyPatch.context() as patch:
+        watch, move = Watch(patch, tmp_path), OpenTrainingRun._move
+
+        def moving(run, step, sums):
+            move(run, step, sums)
+            opened[step].add(sums.astype(np.int64).tobytes())
+            states[step].add(run._flat().tobytes())
+
+        patch.setattr(OpenTrainingRun, "_move", moving)
+        watch.dies_at = kill
+        with pytest.raises(PartyFailed, match="Crash"):
+            run_secure(plan, FEDERATION, tmp_path, servers, every=5)
+        watch.dies_at = None
+        result = run_secure(plan, FEDERATION, tmp_path, servers, every=5)
+    assert watch.two_values() == []
+    steps = range(plan.schedule.num_steps)
+    assert all(len(opened[step]) == len(states[step]) == 1 for step in steps)
+    layers = public_start(plan.start, plan.scales, plan.training)
+    for step in steps:
+        sums = plan.unflatten(np.frombuffer(*opened[step], dtype=np.int64))
+        word = plan.scales.rate_word(plan.learning_rate(step))
+        layers = moved(layers, sums, word, plan.training, step, plan.noise_square(step))
+    for everybody in (*result.outputs, *result.client_outputs.values()):
+        for theirs, ours in zip(everybody, layers, strict=True):
+            assert (theirs == ours.values * 2.0**-plan.scales.weight_bits).all()
+
+
 def test_g_shuff_is_measured_too_and_the_state_comes_back(tmp_path):
     plan = planned(0, protocol="g_shuff", average="exponential")
     result = run_secure(plan, FEDERATION, tmp_path, g_shuff.servers, every=2)
@@ -148,6 +190,12 @@ def test_g_shuff_is_measured_too_and_the_state_comes_back(tmp_path):
 def test_what_is_not_sound_is_refused_with_a_sentence():
     with pytest.raises(ValueError, match="average = 'fifth': must be 'none' with secret weights"):
         planned(average="fifth", weights="secret")
+    with pytest.raises(ValueError, match="optimiser = 'adam': must be 'sgd' with secret weights .*weights = 'open'"):
+        planned(optimiser="adam", weights="secret")
+    with pytest.raises(ValueError, match="momentum = 0.9: must be 0 with optimiser = 'adam'"):
+        planned(optimiser="adam", momentum=0.9)
+    with pytest.raises(ValueError, match="optimiser = 'adam': must be 'sgd' in GL-BMF"):
+        make(weights="open", optimiser="adam")
     with pytest.raises(ValueError, match="secret weights cannot be measured on the way"):
         planned(0, weights="secret")
     with pytest.raises(ValueError, match="average = 'fifth': must be 'none' in GL-BMF"):

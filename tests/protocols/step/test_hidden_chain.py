@@ -59,7 +59,7 @@ def run(
     def program(party, embeddings, one_hot, *shared):
         norms = party.complete(squared_norms(embeddings, scales))
         if plan.opens_sums:
-            head = not_none(hidden_head([PublicLayer(own, None) for own in integers], scales))
+            head = not_none(hidden_head([PublicLayer(own) for own in integers], scales))
             found = open_hidden_updates(embeddings, one_hot, norms, head, scales)
         else:
             found = secret_hidden_updates(embeddings, one_hot, norms, shared, scales)

@@ -38,7 +38,7 @@ SECOND = np.array([[0.6, -0.2, 0.1], [0.05, 0.0, -0.1]])
 def public_head() -> HiddenHead:
     scales = PLANS["open"].scales
     layers = [np.rint(layer * 2.0**scales.weight_bits).astype(np.int64) for layer in (FIRST, SECOND)]
-    return not_none(hidden_head([PublicLayer(layer, None) for layer in layers], scales))
+    return not_none(hidden_head([PublicLayer(layer) for layer in layers], scales))
 
 
 def batch(rows: Any, label: Any, norm: Any, plan: Plan) -> tuple[Any, Any, Any]:

@@ -20,11 +20,11 @@ from protocols.step.cost import step_cost
 from protocols.step.public_hidden import hidden_head
 from protocols.step.public_weights import Head, PublicLayer, moved, norm_above, public_start, rounded_head
 from refmpc.core.words import unseal
-from tests.not_none import not_none
 from tests.protocols.conftest import small_federation
 from tests.protocols.secure_runs import noise_of_the_servers, released, run_secure, small_training, weight_bound
 from vfl.gradients import GlobalModel, clipped_gradient, with_ones
 from vfl.twins import train_g_bmf, train_g_shuff
+from vfl.twins.engine import Optimiser
 
 CASES = [
     {},
@@ -33,8 +33,9 @@ CASES = [
     {"gradients": "explicit"},
     {"hidden": (6,), "learning_rate": 0.25},
     {"hidden": (5, 4), "learning_rate": 0.25, "momentum": 0.9, "weight_decay": 0.999},
+    {"hidden": (6,), "learning_rate": 0.05, "optimiser": "adam"},
 ]
-IDS = ["one layer", "momentum", "decay", "explicit", "hidden", "two hidden"]
+IDS = ["one layer", "momentum", "decay", "explicit", "hidden", "two hidden", "adam"]
 
 
 def open_plan(federation, protocol: str = "g_bmf", **changes) -> Plan:
@@ -77,10 +78,11 @@ class Spy:
 
 def layers_before(plan: Plan, sums: dict[int, np.ndarray]) -> list[list[PublicLayer]]:
     """The public layers before every step, and after the last."""
-    found = [public_start(plan.start, plan.scales, plan.training.momentum)]
+    found = [public_start(plan.start, plan.scales, plan.training)]
     for step in range(plan.schedule.num_steps):
         word = plan.scales.rate_word(plan.learning_rate(step))
-        found.append(moved(found[-1], plan.unflatten(sums[step]), word, plan.training))
+        noise = plan.noise_square(step)
+        found.append(moved(found[-1], plan.unflatten(sums[step]), word, plan.training, step, noise))
     return found
 
 
@@ -232,7 +234,7 @@ def test_weights_that_outgrow_the_ring_end_the_run_with_a_sentence():
     huge[:, 1] = 0
     with pytest.raises(ValueError, match="the training diverges: lower the learning rate"):
         rounded_head(huge, 20, 1.0)
-    layer = PublicLayer(np.full((2, 2), 1 << 60), None)
+    layer = PublicLayer(np.full((2, 2), 1 << 60))
     with pytest.raises(ValueError, match="lower the learning rate"):
         moved([layer], [np.full((2, 2), -(1 << 20))], 1 << 40, small_training())
 
@@ -241,15 +243,57 @@ def test_a_step_of_public_weights_is_exact_integer_arithmetic():
     """Against Python's integers, momentum and decay included."""
     training = small_training(momentum=0.9, weight_decay=0.999)
     rng = np.random.default_rng(0)
-    layer = PublicLayer(rng.integers(-(2**40), 2**40, (4, 3)), rng.integers(-(2**20), 2**20, (4, 3)))
+    layer = PublicLayer(rng.integers(-(2**40), 2**40, (4, 3)), (rng.integers(-(2**20), 2**20, (4, 3)),))
     sums = rng.integers(-(2**20), 2**20, (4, 3))
     after = moved([layer], [sums], 12345, training)[0]
     beta, alpha = round(0.9 * 2**20), round(0.999 * 2**16)
     for index in np.ndindex(4, 3):
-        w, v, y = int(layer.values[index]), int(not_none(layer.velocity)[index]), int(sums[index])
+        w, v, y = int(layer.values[index]), int(layer.memory[0][index]), int(sums[index])
         velocity = (beta * v + 2**19 >> 20) + y
-        assert int(not_none(after.velocity)[index]) == velocity
+        assert int(after.memory[0][index]) == velocity
         assert int(after.values[index]) == (alpha * w + 2**15 >> 16) - 12345 * velocity
+
+
+def test_adam_is_exact_integer_arithmetic_close_to_the_twins():
+    """Against Python's integers, at the ends of what words hold too; and against the twin's floating point."""
+    training, rng = small_training(optimiser="adam", learning_rate=0.1), np.random.default_rng(0)
+    for size, noise_square in ((2**29 - 1, 0), (2**29 - 1, 2**50), (2**18, 2**34), (40, 0)):
+        start = rng.integers(-(2**36), 2**36, 6)
+        layer, replayed = PublicLayer(start, (np.zeros(6, dtype=np.int64),) * 2), [[int(w), 0, 0] for w in start]
+        twin, floating = start * 2.0**-36, Optimiser(training, np.zeros(6))
+        rate = round(0.1 * 2 ** (36 - RELEASE_BITS))
+        for step in range(25):
+            sums = rng.integers(-size, size + 1, 6) // rng.integers(1, 50) + (size // 3 if step % 3 else 0)
+            sums[0] = (size, -size)[step % 2]
+            (layer,) = moved([layer], [sums], rate, training, step, noise_square)
+            floating.move(twin, sums * 2.0**-RELEASE_BITS, 0.1, math.sqrt(noise_square) * 2.0**-RELEASE_BITS)
+            for state, y in zip(replayed, map(int, sums), strict=True):
+                first, second = min(step + 1, 10), min(step + 1, 1000)
+                state[1] += (2 * (y * 256 - state[1]) + first) // (2 * first)
+                state[2] += (2 * (y * y - noise_square - state[2]) + second) // (2 * second)
+                root = math.isqrt(max(state[2], noise_square // 100, 1))
+                state[0] -= rate * min(4096, max(-4096, (32 * state[1] + root) // (2 * root)))
+            assert [(layer.values[i], layer.memory[0][i], layer.memory[1][i]) for i in range(6)] == [
+                *map(tuple, replayed)
+            ]
+            coarse = 1e-3 if size > 40 else 0.1  # sums of a hundredth have few bits
+            assert np.abs(layer.values * 2.0**-36 - twin).max() <= coarse * 0.1 * (step + 1)
+
+
+@pytest.mark.parametrize("protocol", ["g_bmf", "g_shuff"])
+def test_adam_trains_the_twins_model(tmp_path, protocol):
+    rows, servers, train = {"g_bmf": (96, g_bmf.servers, train_g_bmf), "g_shuff": (32, g_shuff.servers, train_g_shuff)}[
+        protocol
+    ]
+    federation = small_federation(rows, (5, 4), 4)
+    plan = open_plan(federation, protocol, optimiser="adam", learning_rate=0.05, epochs=4)
+    result = run_secure(plan, federation, tmp_path, servers)
+    twin = train(federation, plan.training, noise=noise_of_the_servers(plan, tmp_path))
+    gap = np.abs(released(result)[0] - twin.model.layers[0]).max()
+    assert gap <= 2.0**-9 * 0.05 * plan.schedule.num_steps < 0.05 * np.abs(twin.model.layers[0]).max()
+    sgd = plan_run(protocol, federation, plan.training.with_(optimiser="sgd"))
+    assert plan.claim.epsilon == sgd.claim.epsilon and plan.fingerprint != sgd.fingerprint
+    assert (step_cost(plan).rounds, plan.claim.paragraph()) == (step_cost(sgd).rounds, sgd.claim.paragraph())
 
 
 def test_a_smaller_bound_of_the_logits_takes_fewer_bytes(federation):

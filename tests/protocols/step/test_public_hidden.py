@@ -21,7 +21,7 @@ from tests.protocols.step.test_hidden_chain import CLASSES, HIDDEN, make_plan, w
 
 def head_of(plan: Plan, layers: list[np.ndarray]) -> HiddenHead | None:
     integers = [words(layer, plan.scales.weight_bits) for layer in layers]
-    return hidden_head([PublicLayer(own, None) for own in integers], plan.scales)
+    return hidden_head([PublicLayer(own) for own in integers], plan.scales)
 
 
 def longest_rows(columns: np.ndarray, reach: float) -> np.ndarray:
@@ -59,7 +59,7 @@ def test_the_bound_of_sums_is_that_of_the_rounded_weights():
     first = np.full((inputs, 2), 1 << (bits - 13))
     second = np.zeros((3, CLASSES), dtype=np.int64)
     second[-1, 0] = 1 << (bits + 19)  # a bias that leaves W_1 as few bits as it may have
-    head = not_none(hidden_head([PublicLayer(first, None), PublicLayer(second, None)], plan.scales))
+    head = not_none(hidden_head([PublicLayer(first), PublicLayer(second)], plan.scales))
     assert head.bits == 12 and (head.words == 1).all()
     assert reach * math.sqrt(inputs) * 2.0**-head.bits <= head.sum_bound
 

@@ -139,7 +139,7 @@ async def _open_contributions(party: Any, job: Any) -> np.ndarray:
     shared, _ = await _shared(party, plan, rows, labels, [])
     integers = [np.rint(layer * 2.0**plan.scales.weight_bits).astype(np.int64) for layer in layers]
     short = replace(plan, scales=replace(plan.scales, hidden_chain=None)) if longer else plan
-    head, matrices = public_inputs(party, [PublicLayer(each, None) for each in integers], short)
+    head, matrices = public_inputs(party, [PublicLayer(each) for each in integers], short)
     words = await step_words(shared, matrices, head, np.zeros(plan.parameters), plan.training, plan.scales)
     assert len(words) == len(layers)
     inputs, updates = await layer_updates(shared, matrices, head, plan.scales, plan.training.class_weights)

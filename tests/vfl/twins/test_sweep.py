@@ -17,13 +17,15 @@ from vfl.twins.noise import SinglePrecisionFilter
 from vfl.twins.sweep import train_adapters_at_every_epsilon, train_at_every_epsilon
 
 
+@pytest.mark.parametrize("optimiser", ["sgd", "adam"])
 @pytest.mark.parametrize(("method", "train"), [("g_bmf", train_g_bmf), ("g_shuff", train_g_shuff)])
-def test_every_run_is_its_twin(method, train):
+def test_every_run_is_its_twin(method, train, optimiser):
     federation = build_federation(load_data("digits"), progress=False)
-    momentum = 0.9 if method == "g_bmf" else 0.0
+    momentum = 0.9 if (method, optimiser) == ("g_bmf", "sgd") else 0.0
     config = TrainingConfig(
-        epochs=3, batch_size=64, learning_rate=0.2, momentum=momentum, schedule="linear", seed=3, accounting="any-order"
-    )
+        epochs=3, batch_size=64, learning_rate=0.2, momentum=momentum, schedule="linear", seed=3,
+        accounting="any-order", optimiser=optimiser, weight_decay=0.999,
+    )  # fmt: skip
     for run, epsilon in zip(train_at_every_epsilon(method, federation, config, [1.0, 8.0]), (1.0, 8.0), strict=True):
         alone = train(federation, config.with_(epsilon=epsilon))
         np.testing.assert_allclose(run.model.layers[0], alone.model.layers[0], atol=1e-12)
