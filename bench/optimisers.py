@@ -28,7 +28,7 @@ from vfl.twins.noise import filtered_noise
 __all__ = ["main"]
 
 IMAGES = ("digits", "ocr_letters")
-RATES = {"sgd": (0.25, 1.0, 4.0, 16.0, 64.0), "adam": (0.03, ADAM_RATE, 0.3, 1.0)}
+RATES = {"sgd": (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0), "adam": (0.01, 0.03, ADAM_RATE, 0.3, 1.0)}
 ONE_RATE = {"sgd": 4.0, "adam": ADAM_RATE}
 
 

@@ -14,7 +14,8 @@ Chosen with twins on public and made-up tables (``python -m bench.defaults`` pri
   which the noise of a high rate averages out; at most 1 where there is no averaging (secret weights, GL-BMF, hidden
   layers) and for a regression. Half of it for hidden layers, a tenth for a regression, whose loss is as steep far from
   its minimum as close to it.
-- With ``optimiser = "adam"`` the rate is a tenth, whatever the rows: its steps have no unit.
+- With ``optimiser = "adam"`` the rate is a tenth, whatever the rows: its steps have no unit. A tenth of that for a
+  regression.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ def training_defaults(
     highest = _MOST_AVERAGED_RATE if averaged and not regression else _MOST_RATE
     rate = min(highest, max(_LEAST_RATE, math.sqrt(worth / _RATE_ROWS))) / (2 if hidden else 10 if regression else 1)
     if optimiser == "adam":
-        rate = ADAM_RATE
+        rate = ADAM_RATE / (10 if regression else 1)
     return {
         "batch_size": batch,
         "epochs": max(1, round(steps / (rows // batch))),

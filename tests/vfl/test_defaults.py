@@ -14,7 +14,7 @@ from accel.errors import InvalidArgument
 from bench.defaults import PublicTable, score, twin_score
 from protocols.plan.run_plan import PublicClient, PublicFederation, plan_run
 from vfl.data.scaling import split_row_bound
-from vfl.defaults import table_row_bound, training_defaults
+from vfl.defaults import chosen_training, table_row_bound, training_defaults
 from vfl.training import TrainingConfig
 
 
@@ -38,6 +38,10 @@ def test_what_is_asked_for_by_name():
     assert training_defaults(400, 1.0, hidden=True)["learning_rate"] == 0.16
     assert training_defaults(400, 1.0, hidden=True)["average"] == "none"
     assert training_defaults(28_239, 3.0, regression=True)["learning_rate"] == 0.1
+    adam = {"epsilon": 1.0, "optimiser": "adam", "weights": "open"}
+    assert chosen_training(adam, 400, averages=True) == training_defaults(400, 1.0) | {"learning_rate": 0.1}
+    assert chosen_training(adam | {"learning_rate": 0.3}, 400)["learning_rate"] == 0.3
+    assert chosen_training(adam, 400, regression=True)["learning_rate"] == 0.01
     assert table_row_bound(4) == 8.0 and table_row_bound(10**9) == 1024.0
     with pytest.raises(InvalidArgument, match="width = 0"):
         table_row_bound(0)

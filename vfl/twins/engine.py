@@ -88,7 +88,7 @@ class TwinResult:
 
 
 class Optimiser:
-    """Moves weights, of any shape, by noised mean gradients; ``protocols.step.public_weights`` has the same in integers."""
+    """Moves weights, of any shape, by noised mean gradients: ``protocols.step.public_weights`` in floating point."""
 
     def __init__(self, config: TrainingConfig, like: Floats) -> None:
         self._config = config
