@@ -28,7 +28,7 @@ from vfl.twins.noise import filtered_noise
 __all__ = ["main"]
 
 IMAGES = ("digits", "ocr_letters")
-RATES = {"sgd": (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0), "adam": (0.01, 0.03, ADAM_RATE, 0.3, 1.0)}
+RATES = {"sgd": (0.25, 1.0, 4.0, 16.0, 64.0), "adam": (0.03, ADAM_RATE, 0.3, 1.0)}
 ONE_RATE = {"sgd": 4.0, "adam": ADAM_RATE}
 
 
@@ -48,7 +48,8 @@ def twin_scores(federation: Federation, epsilon: float | None, seeds: int, **opt
         private = {} if epsilon is None else {"epsilon": epsilon}
         config = TrainingConfig(seed=seed, dtype="float32", task=task, **private, **options)
         model = (train_plain if epsilon is None else train_g_bmf)(federation, config).model
-        found.append(score(probabilities(task, model.logits(rows)), federation.test_labels))
+        shares = probabilities(task, model.logits(rows))
+        found.append(score(shares, federation.test_labels) if np.isfinite(shares).all() else 0.0)  # it diverged
     return found
 
 
