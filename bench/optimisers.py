@@ -16,7 +16,7 @@ from rich.table import Table
 from bench.defaults import public_table, score
 from bench.harness import Option, benchmark
 from vfl.data.sets import load_data
-from vfl.defaults import ADAM_RATE, table_row_bound, training_defaults
+from vfl.defaults import adam_rate, table_row_bound, training_defaults
 from vfl.dp import workload_factorisation
 from vfl.federation import Federation, build_federation
 from vfl.losses import probabilities
@@ -28,8 +28,11 @@ from vfl.twins.noise import filtered_noise
 __all__ = ["main"]
 
 IMAGES = ("digits", "ocr_letters")
-RATES = {"sgd": (0.25, 1.0, 4.0, 16.0, 64.0), "adam": (0.03, ADAM_RATE, 0.3, 1.0)}
-ONE_RATE = {"sgd": 4.0, "adam": ADAM_RATE}
+RATES = {
+    "sgd": (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0),
+    "adam": (0.01, 0.03, 0.1, 0.3, 1.0),
+}
+ONE_RATE = {"sgd": 4.0, "adam": adam_rate(hidden=False)}
 
 
 def federation_of(name: str, data_root: str | None) -> Federation:
@@ -45,8 +48,8 @@ def twin_scores(federation: Federation, epsilon: float | None, seeds: int, **opt
     task = "binary" if federation.classes == 2 and not options["hidden"] else "classification"
     rows, found = federation.test_rows(), []
     for seed in range(seeds):
-        private = {} if epsilon is None else {"epsilon": epsilon}
-        config = TrainingConfig(seed=seed, dtype="float32", task=task, **private, **options)
+        used = TrainingConfig.epsilon if epsilon is None else epsilon
+        config = TrainingConfig(epsilon=used, seed=seed, dtype="float32", task=task, **options)
         model = (train_plain if epsilon is None else train_g_bmf)(federation, config).model
         shares = probabilities(task, model.logits(rows))
         found.append(score(shares, federation.test_labels) if np.isfinite(shares).all() else 0.0)  # it diverged

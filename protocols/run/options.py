@@ -13,7 +13,7 @@ from protocols.run.exit import leaving
 from protocols.settings import RunOptions, add_arguments, declared, refuse_what_is_not_taken
 from protocols.version import add_version_option
 from vfl.data.sets import EMBEDDED_TABLES, NUMBERS, TWO_CLASSES
-from vfl.defaults import ADAM_RATE, chosen_training, table_row_bound
+from vfl.defaults import adam_rate, chosen_training, table_row_bound
 from vfl.methods import Facts, facts
 from vfl.training import SETTINGS, TrainingConfig
 
@@ -54,8 +54,9 @@ def options_of(method: Facts, given: dict[str, Any]) -> RunOptions:
     if own and data in EMBEDDED_TABLES and method.takes("frozen rows"):
         usual = _of_tables(method, given, *EMBEDDED_TABLES[data])
     else:
-        rate = ADAM_RATE if given.get("optimiser") == "adam" else MLP_LEARNING_RATE if given.get("hidden") else None
-        usual = {"learning_rate": rate} if rate else {}
+        usual = {"learning_rate": MLP_LEARNING_RATE} if given.get("hidden") else {}
+        if given.get("optimiser") == "adam":
+            usual["learning_rate"] = adam_rate(hidden=bool(given.get("hidden")))
     chosen = usual | given
     names = {field.name for field in fields(TrainingConfig)}
     training = TrainingConfig(**{name: value for name, value in chosen.items() if name in names})

@@ -42,6 +42,7 @@ def test_what_is_asked_for_by_name():
     assert chosen_training(adam, 400, averages=True) == training_defaults(400, 1.0) | {"learning_rate": 0.1}
     assert chosen_training(adam | {"learning_rate": 0.3}, 400)["learning_rate"] == 0.3
     assert chosen_training(adam, 400, regression=True)["learning_rate"] == 0.01
+    assert chosen_training(adam | {"hidden": (8,)}, 400)["learning_rate"] == 0.03
     assert table_row_bound(4) == 8.0 and table_row_bound(10**9) == 1024.0
     with pytest.raises(InvalidArgument, match="width = 0"):
         table_row_bound(0)

@@ -167,7 +167,8 @@ def test_adam_is_the_same_function_of_the_opened_sums_at_all_servers_also_after_
     assert all(len(opened[step]) == len(states[step]) == 1 for step in steps)
     layers = public_start(plan.start, plan.scales, plan.training)
     for step in steps:
-        sums = plan.unflatten(np.frombuffer(*opened[step], dtype=np.int64))
+        (kept,) = opened[step]
+        sums = plan.unflatten(np.frombuffer(kept, dtype=np.int64))
         word = plan.scales.rate_word(plan.learning_rate(step))
         layers = moved(layers, sums, word, plan.training, step, plan.noise_square(step))
     for everybody in (*result.outputs, *result.client_outputs.values()):

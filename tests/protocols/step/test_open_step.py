@@ -280,11 +280,11 @@ def test_adam_is_exact_integer_arithmetic_close_to_the_twins():
             assert np.abs(layer.values * 2.0**-36 - twin).max() <= coarse * 0.1 * (step + 1)
 
 
-@pytest.mark.parametrize("protocol", ["g_bmf", "g_shuff"])
-def test_adam_trains_the_twins_model(tmp_path, protocol):
-    rows, servers, train = {"g_bmf": (96, g_bmf.servers, train_g_bmf), "g_shuff": (32, g_shuff.servers, train_g_shuff)}[
-        protocol
-    ]
+@pytest.mark.parametrize(
+    ("protocol", "rows", "servers", "train"),
+    [("g_bmf", 96, g_bmf.servers, train_g_bmf), ("g_shuff", 32, g_shuff.servers, train_g_shuff)],
+)
+def test_adam_trains_the_twins_model(tmp_path, protocol, rows, servers, train):
     federation = small_federation(rows, (5, 4), 4)
     plan = open_plan(federation, protocol, optimiser="adam", learning_rate=0.05, epochs=4)
     result = run_secure(plan, federation, tmp_path, servers)
