@@ -41,7 +41,7 @@ from protocols.federation.read import FederationConfig
 from protocols.log import Log
 from protocols.methods.prediction import OUTPUTS, receive_chunk
 from protocols.net.uplink import UplinkTransport, UploadLost
-from protocols.net.wire import PREDICTION, TRAINING, Channel, Identity, call
+from protocols.net.wire import PREDICTION, SUMS, TRAINING, Channel, Identity, call
 from protocols.plan.scales import EMBEDDING_BITS
 from protocols.run.hosts.jobs import prediction_plan
 from protocols.state.model_file import ReleasedModel, read_model
@@ -285,10 +285,12 @@ class _Sums:
         """The receiver's door: another client's sums."""
         channel.answer(ok=True)
         limit = 8 * self._layers[0].shape[1] * self._identity.config.predict.maximum_rows
-        message, payload = channel.receive(limit)
-        sums = np.frombuffer(bytes(payload)).reshape(-1, self._layers[0].shape[1])
+        message, payload = channel.receive_one_of(SUMS, limit)
+        width = self._layers[0].shape[1]
+        require(len(payload) % (8 * width) == 0, "bytes of sums", len(payload), f"a multiple of {8 * width}")
+        sums = np.frombuffer(bytes(payload)).reshape(-1, width)
         with self._changed:
-            self._arrived[name_of(channel.peer)] = str(message.get("session")), sums
+            self._arrived[name_of(channel.peer)] = message["session"], sums
             self._changed.notify_all()
         channel.send({"ok": True})
 

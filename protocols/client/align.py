@@ -29,7 +29,7 @@ from protocols.net.answerer import Answerer
 from protocols.net.backoff import Backoff
 from protocols.net.listener import Door, Handler
 from protocols.net.waiting import Waiting
-from protocols.net.wire import Channel, Identity, Refused, call
+from protocols.net.wire import ALIGNED, LEADS, Channel, Identity, Refused, call
 from refmpc.core.errors import PeerLost, PeerTimeout, RefmpcError
 from refmpc.net.framing import name_of, printable
 from refmpc.net.rendezvous import listen_everywhere
@@ -165,11 +165,10 @@ class Aligner:
     def _arrive(self, channel: Channel, hello: Mapping[str, Any]) -> None:
         name = name_of(channel.peer)
         if name not in self._names or hello.get("kind") != self._kind:
-            channel.answer(refused=f"{self._identity.name} aligns for {self._kind} here")
+            channel.answer(refused=f"kind = {hello.get('kind')}: {self._identity.name} aligns for {self._kind} here")
             return
-        theirs = hello.get("terms")
         for option, mine in self._terms.items():
-            other = theirs.get(option) if isinstance(theirs, dict) else None
+            other = hello.get(_field(option))
             if other != mine:
                 both = f"{name} has {option} {printable(str(other), 80)}, {self._identity.name} has {mine}"
                 channel.answer(refused=f"{both}: they must agree")
@@ -248,7 +247,7 @@ class Aligner:
         """To those who are here: they wait, too. Whoever is gone again has to call once more."""
         for name, channel in list(self._arrived.items()):
             try:
-                channel.send({"missing": missing})
+                channel.send({"missing": ",".join(missing)})
             except RefmpcError:
                 channel.close()
                 del self._arrived[name]
@@ -259,7 +258,7 @@ class Aligner:
         try:
             for channel in self._members.values():
                 channel.send({"session": agreed.session, "rows": len(agreed.rows)})
-                channel.receive()
+                channel.receive_one_of(ALIGNED)
         except RefmpcError as error:
             self._log.warning("a client may not have learnt the name of the session", reason=str(error))
         self._hang_up()
@@ -279,8 +278,8 @@ class Aligner:
             aligned = align_as_member(
                 self._ids, link, name=name, clients=self._names, advance=advance, tls=self._tls, **self._how
             )
-            message, _ = channel.receive()
-            agreed = Agreed(aligned.rows, str(message.get("session")), bytes_moved=aligned.bytes_moved)
+            message, _ = channel.receive_one_of({"session": LEADS["session"]})
+            agreed = Agreed(aligned.rows, message["session"], bytes_moved=aligned.bytes_moved)
             require(message.get("rows") == len(agreed.rows), "aligned rows", message.get("rows"), str(len(agreed.rows)))
             self._save(agreed)
             channel.send({"ok": True})
@@ -289,8 +288,8 @@ class Aligner:
     def _wait_for_all(self, channel: Channel) -> None:
         """Until every client has called the leader, which says meanwhile who has not."""
         while True:
-            message, _ = channel.receive(timeout=_SILENCE)
-            missing = [name for name in self._names if name in (message.get("missing") or ())]
+            message, _ = channel.receive_one_of(LEADS, timeout=_SILENCE)
+            missing = [name for name in self._names if name in message.get("missing", "").split(",")]
             for wait in self._waiting.now:
                 if wait.whom not in missing:
                     self._waiting.over(wait.whom)
@@ -324,8 +323,8 @@ class Aligner:
                     "align",
                     timeout=timeout,
                     kind=self._kind,
-                    terms=self._terms,
                     id_form=self._id_form,
+                    **{_field(option): value for option, value in self._terms.items()},
                 )
                 self._waiting.over()
                 return channel
@@ -384,6 +383,11 @@ class Aligner:
             self._log.warning("the ids in the file have changed since they were aligned: aligning again")
             return None
         return Agreed(kept["rows"], str(kept["session"]), from_disk=True)
+
+
+def _field(option: str) -> str:
+    """Under which name an option is in the first message."""
+    return option.removeprefix("--").replace("-", "_")
 
 
 def _tag_of(ids: Sequence[str], terms: Mapping[str, Any]) -> str:

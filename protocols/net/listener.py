@@ -22,6 +22,7 @@ from protocols.log import Log
 from protocols.net.answerer import PURPOSE as DOCTOR
 from protocols.net.answerer import Answerer
 from protocols.net.wire import (
+    ALIGNMENT_CALLS,
     CALLS,
     Channel,
     Identity,
@@ -175,9 +176,9 @@ class Door:
                 rolled_out = hello.get("from") == name_of(peer) and hello.get("to") == self._identity.name
                 self._refuse(connection, objection, later=rolled_out)
             handler = self._handlers.get(purpose := str(hello.get("purpose")))
-            if handler is not None and purpose in CALLS:
+            if handler is not None and (fields := CALLS.get(purpose) or ALIGNMENT_CALLS.get(purpose)) is not None:
                 try:
-                    check_fields(hello, CALLS[purpose])
+                    check_fields(hello, fields)
                 except InvalidArgument as error:
                     self._refuse(connection, str(error))
             if handler is None:

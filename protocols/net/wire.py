@@ -8,6 +8,7 @@ length the receiver bounds before it reads: nobody can make a peer hold more tha
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import hashlib
 import json
@@ -24,6 +25,7 @@ from typing import Any
 import numpy as np
 from cryptography import x509
 
+from accel.errors import InvalidArgument
 from accel.validate import require
 from protocols.federation.read import (
     FederationConfig,
@@ -32,7 +34,7 @@ from protocols.federation.read import (
     other_pins,
     pins_in_words,
 )
-from refmpc.core.errors import HandshakeError, PeerLost, PeerTimeout
+from refmpc.core.errors import HandshakeError, PeerLost, PeerTimeout, RefmpcError
 from refmpc.net.framing import Peer, name_of, printable
 from refmpc.net.greeting import first_difference, must_agree
 from refmpc.net.tls import (
@@ -49,9 +51,13 @@ from refmpc.net.tls import (
 )
 
 __all__ = [
+    "ALIGNED",
+    "ALIGNMENT_CALLS",
     "CALLS",
+    "LEADS",
     "PREDICTION",
     "SIGNS",
+    "SUMS",
     "TRAINING",
     "UPLOADS",
     "VERSION",
@@ -136,6 +142,25 @@ UPLOADS: Mapping[str, Mapping[str, Field]] = {
 SIGNS: Mapping[str, Mapping[str, Field]] = {
     "waiting": {"waiting": Field(truth=True)},
     "takes": {"takes": Field("[0-9a-f]{32}")},
+}
+
+# the calls of the other clients to the label client, what they may say afterwards, and what it says to them
+ALIGNMENT_CALLS: Mapping[str, Mapping[str, Field]] = {
+    "align": _GREETING
+    | {
+        "kind": Field(_WORD),
+        "id_form": Field(_WORD),
+        "pad_to": Field(low=1, high=10**9, optional=True),
+        "output": Field(_WORD, optional=True),
+    },
+    "sums": _GREETING,
+}
+ALIGNED: Mapping[str, Mapping[str, Field]] = {"ok": {"ok": Field(truth=True)}}
+SUMS: Mapping[str, Mapping[str, Field]] = {"session": {"session": Field("[0-9a-f]{32}")}}
+LEADS: Mapping[str, Mapping[str, Field]] = {
+    "missing": {"missing": Field(f"{_WORD}(,{_WORD})*")},
+    "begin": {"begin": Field(truth=True)},
+    "session": {"session": Field("[0-9a-f]{32}"), "rows": _COUNT},
 }
 
 
@@ -340,6 +365,20 @@ class Channel:
             raise Refused(
                 f"{name_of(self.peer)} refused: {printable(str(message['refused']))}", later=bool(message.get("later"))
             )
+        return message, payload
+
+    def receive_one_of(
+        self, forms: Mapping[str, Mapping[str, Field]], limit: int = 0, timeout: float | None = None
+    ) -> tuple[dict[str, Any], bytearray]:
+        """``receive`` a message of one of these forms; another one is the peer's mistake."""
+        message, payload = self.receive(limit, timeout)
+        try:
+            check_message(message, forms)
+        except InvalidArgument as error:
+            words = f"{name_of(self.peer)} sent something that does not fit: {error}"
+            with contextlib.suppress(RefmpcError):
+                self.refuse(words)
+            raise HandshakeError(words) from None
         return message, payload
 
     def refuse(self, why: str, *, later: bool = False) -> None:

@@ -81,6 +81,7 @@ def launch(options: RunOptions, federation: Federation, console: Console) -> Run
         found.federation.test_rows(), federation.test_labels, options.training.task
     )
     twin = session.twin(federation).test_accuracy if options.twin else None
+    session.forget_noise()
     notes = (*federation.notes, *_notes(plan, session.where))
     return RunReport(
         options, plan, directory, found.layers, accuracy, twin, found.run.ledgers, seconds, notes, timeline

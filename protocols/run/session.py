@@ -112,14 +112,27 @@ class Session:
         return "start a new run; with --checkpoint-every it could be continued"
 
     def twin(self, federation: Federation) -> TwinResult:
-        """The plaintext twin, given the servers' own noise, which lies on this machine. A secret order of every epoch,
-        and joint noise, lie nowhere: then the twin draws its own."""
+        """The plaintext twin, given the servers' own noise, which lies on this machine until the run is finished. A secret
+        order of every epoch, and joint noise, lie nowhere: then the twin draws its own."""
         noise = None
-        if self._method.twin_takes_noise and self.plan.training.noise != "joint":
-            assert self._directory is not None
-            folders = [ServerDirectory(self._directory / f"server-{i}") for i in range(3)]
-            noise = insecure_total_noise(self.plan, [folder.noise_stream(self.plan.fingerprint) for folder in folders])
+        if (
+            self._method.twin_takes_noise
+            and self.plan.training.noise != "joint"
+            and all(folder.has_noise for folder in self._folders())
+        ):
+            streams = [folder.noise_stream(self.plan.fingerprint) for folder in self._folders()]
+            noise = insecure_total_noise(self.plan, streams)
         return train_twin(self.plan, federation, noise)
+
+    def forget_noise(self) -> None:
+        """Remove the servers' noise keys when nothing is left to be computed, a twin included: whoever has the directory
+        could repeat the noise."""
+        for folder in self._folders():
+            folder.forget_noise()
+
+    def _folders(self) -> list[ServerDirectory]:
+        assert self._directory is not None
+        return [ServerDirectory(self._directory / f"server-{i}") for i in range(3)]
 
 
 def train_twin(plan: Plan, federation: Federation, noise: Any = None) -> TwinResult:

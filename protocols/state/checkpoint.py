@@ -63,6 +63,10 @@ class ServerDirectory:
         derived = self._derived(f"noise of {plan_fingerprint}")
         return lambda step: Stream(derived, step.to_bytes(8, "little"))
 
+    def forget_noise(self) -> None:
+        """The run is finished: without its key nobody can repeat the noise."""
+        (self.path / "noise.key").unlink(missing_ok=True)
+
     def noise_check(self) -> str:
         """What tells this noise key from any other, and nothing else about it."""
         return self._derived("key check value").hex()

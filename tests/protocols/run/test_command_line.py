@@ -103,6 +103,7 @@ def test_a_whole_run_leaves_its_files(tmp_path, capsys, protocol):
     assert {file.name for file in run.iterdir()} >= {
         "config.json", "model.npz", "claim.txt", "ledger.json", "report.json", "costs.png", "curves.png", "run.log",
     }  # fmt: skip
+    assert not [*run.rglob("noise.key")]  # whoever has the directory could repeat the noise
     if protocol == "g_bmf":
         assert abs(report["test_accuracy"] - report["twin_accuracy"]) <= 0.01
     names = [release["name"] for release in report["releases"]]
@@ -135,6 +136,7 @@ def test_whatever_a_run_with_a_twin_shows_begins_with_no_claim(tmp_path, capsys,
         if protocol == "g_bmf":
             predict.main(None, ["--run", str(directory), "--clear", *more])
             outputs.append(capsys.readouterr().out)
+    assert not [*directory.rglob("noise.key")]
     half = len(outputs) // 2
     begins = [*outputs[:half], *(next(iter(json.loads(text).values())) for text in outputs[half:])]
     begins += [(directory / "claim.txt").read_text(), read_model(directory / "model.npz").claim]

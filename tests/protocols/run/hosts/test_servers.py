@@ -8,7 +8,8 @@ import secrets
 import socket
 import struct
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +17,34 @@ import numpy as np
 import pytest
 
 from accel.prg import KEY_BYTES
+from protocols.cli.predict import _Sums
+from protocols.client.align import Aligner
 from protocols.federation.public_plan import plan_for
 from protocols.federation.read import FederationConfig
+from protocols.log import Log
 from protocols.methods import g_shuff
-from protocols.net.wire import CALLS, UPLOADS, Channel, Field, Refused, call
+from protocols.net.wire import (
+    ALIGNED,
+    ALIGNMENT_CALLS,
+    CALLS,
+    LEADS,
+    SIGNS,
+    SUMS,
+    UPLOADS,
+    Channel,
+    Field,
+    Refused,
+    call,
+)
 from protocols.run.hosts.sessions import Session
 from protocols.server.open_training import OpenTrainingRun
-from protocols.state.model_file import read_model
+from protocols.state.model_file import ReleasedModel, read_model
 from protocols.state.shuffled_rows import shuffle_rows
 from protocols.step.cost import step_cost
 from refmpc.core.errors import HandshakeError, PeerLost
 from refmpc.net.tls import parse, receive, secure, send
+from tests.protocols.run.hosts.federations import free_ports
+from tests.protocols.run.hosts.live_runs import WEAK_NOISE, LiveFederation
 from tests.protocols.run.hosts.threads import PATIENCE, ROWS, Federation, _wait, train_until_a_checkpoint
 from tests.protocols.run.hosts.wiretap import APPLICATION, HANDSHAKE, Relay, record_types
 
@@ -271,61 +289,132 @@ def spoilt(fields: Mapping[str, Field], right: Mapping[str, Any]) -> Iterator[tu
         if name in ("from", "to", "kind", "output") and isinstance(
             right[name], str | None
         ):  # well formed, and another's
-            yield name, "another's name", {**right, name: "card"}
+            yield name, "another's name", {**right, name: "bank" if right[name] == "card" else "card"}
         if not field.optional:
             yield name, "missing", {key: value for key, value in right.items() if key != name}
     yield "unheard_of", "extra", {**right, "unheard_of": 1}
 
 
+LEADING: dict[str, dict[str, Any]] = {
+    "missing": {"missing": "bank,shop"},
+    "begin": {"begin": True},
+    "session": {"session": "5" * 32, "rows": 3},
+}
 # what refusals call the fields of a greeting
-SAID = {"from": "name", "to": "peer", "configuration": "configuration hash", "purpose": "takes no calls for"}
+SAID = {
+    "from": "name",
+    "to": "peer",
+    "configuration": "configuration hash",
+    "pins": "other pins",
+    "purpose": "takes no calls for",
+    "output": "--output",
+}
 
 
-def test_every_field_that_a_client_sends_is_refused_by_name_if_it_is_wrong(federation: Federation) -> None:
+def first_message(owner: Federation, receiver: str | int, address: Any, hello: Mapping[str, Any]) -> Channel | str:
+    """What the bank hears to this first message: the refusal, or the channel."""
+    credentials = owner.identity("bank").credentials
+    connection = secure(socket.create_connection(address, timeout=10), credentials, server_side=False)
+    connection.settimeout(10)
+    send(connection, hello, time.monotonic() + 10)
+    answer = parse(receive(connection, str(receiver), time.monotonic() + 10), str(receiver))
+    if "refused" not in answer:
+        return Channel(connection, receiver, 10)
+    connection.close()
+    return str(answer["refused"])
+
+
+def not_named(
+    forms: Mapping[str, Mapping[str, Field]], right: Mapping[str, Mapping[str, Any]], opened: Callable[[], Channel]
+) -> list[Any]:
+    """The wrong messages on a channel whose refusal does not name the field; ``opened`` makes a channel."""
+    unnamed = []
+    for form, fields in forms.items():
+        for name, kind, message in spoilt(fields, right[form]):
+            with opened() as channel, pytest.raises(Refused) as refused:
+                channel.send(message)
+                while True:
+                    channel.receive(1 << 20)
+            words = "message = " if (name == form and kind == "missing") else f"{name} = "
+            if words not in str(refused.value):
+                unnamed.append((form, name, kind, str(refused.value)))
+    return unnamed
+
+
+def test_every_field_that_a_client_sends_is_refused_by_name_if_it_is_wrong(
+    federation: Federation, tmp_path: Path
+) -> None:
     """Generated from the messages' definitions. A wrong word for ``operation`` was kept, and the training then failed
     in every attempt; 0.0 or true for a number was taken, or ended the call without a word."""
     for number in range(3):
         federation.start(number)
     bank, address, session = federation.identity("bank"), federation.config.addresses[0], secrets.token_hex(16)
-    facts = {"kind": "training", "session": session, "rows": ROWS, "output": None, "people": None}
+    facts = {"kind": "training", "session": session, "rows": ROWS, "output": None}
+    facts |= {"people": federation.people("bank")}
+    terms = {"kind": "training", "id_form": "canonical", "pad_to": None, "output": None}
+    log, ids = Log("card", tmp_path / "card-aligns.log"), ["a", "b"]
+    meeting_place = free_ports(1)[0]
+    clients = [replace(c, alignment=f"127.0.0.1:{meeting_place}" if c.label else "") for c in bank.config.clients]
+    card = federation.identity("card")
+    card = replace(card, config=replace(card.config, clients=tuple(clients)))
+    model = ReleasedModel([np.zeros((8, 2))])
+    more: dict[str, Any] = {"terms": {"--output": None}, "handlers": {"sums": _Sums(card, model).take}}
+    with Aligner(card, "training", ids, tmp_path / "card", log, listen_on=None, **more).open():
+        unnamed = []
+        for purpose, fields in {**CALLS, **ALIGNMENT_CALLS}.items():
+            to, where = ("card", ("127.0.0.1", meeting_place)) if purpose in ALIGNMENT_CALLS else (0, address)
+            given = facts if "session" in fields else terms if "id_form" in fields else {}
+            for name, kind, message in spoilt(fields, bank.hello(to, purpose, **given)):
+                if kind == "another's name" and name in ("kind", "output") and purpose not in ("upload", "align"):
+                    continue  # these calls are about a session that has both already
+                said = first_message(federation, to, where, message)
+                other = "session" if (name, kind) == ("session", "missing") else name
+                good = isinstance(said, str) and any(
+                    word in said for word in (f"{other} = ", f"{SAID.get(name, name)} ")
+                )
+                if not good:
+                    unnamed.append((purpose, name, kind, said))
+        assert unnamed == []
 
-    def calls(hello: Mapping[str, Any]) -> Channel | str:
-        connection = secure(socket.create_connection(address, timeout=10), bank.credentials, server_side=False)
-        connection.settimeout(10)
-        send(connection, hello, time.monotonic() + 10)
-        answer = parse(receive(connection, "server-0", time.monotonic() + 10), "server-0")
-        if "refused" not in answer:
-            return Channel(connection, 0, 10)
-        connection.close()
-        return str(answer["refused"])
+        def channel_for(to: Any, where: Any, purpose: str, **more: Any) -> Channel:
+            found = first_message(federation, to, where, federation.identity("bank").hello(to, purpose, **more))
+            assert isinstance(found, Channel), found
+            return found
 
-    unnamed = []
-    for purpose, fields in CALLS.items():
-        hello = bank.hello(0, purpose, **(facts if "session" in fields else {}))
-        for name, kind, message in spoilt(fields, hello):
-            if kind == "another's name" and name in ("kind", "output") and purpose != "upload":
-                continue  # these calls are about a session that has both already
-            said = calls(message)
-            other = "session" if (name, kind) == ("session", "missing") else name
-            good = isinstance(said, str) and any(word in said for word in (f"{other} = ", f"{SAID.get(name, name)} "))
-            if not good:
-                unnamed.append((purpose, name, kind, said))
-    assert unnamed == []
-    upload: dict[str, dict[str, Any]] = {
-        "from": {"from": 0},
-        "message": {"message": 0, "operation": "input_from_client", "token": "5" * 32},
-    }
-    upload["complete"] = {"complete": 2, "digest": "5" * 64}
-    for form, fields in UPLOADS.items():
-        for name, kind, message in spoilt(fields, upload[form]):
-            channel = calls(bank.hello(0, "upload", **facts))
-            assert isinstance(channel, Channel)
-            with channel, pytest.raises(Refused) as refused:
-                channel.send(message)
-                channel.receive()
-            words = "message = " if (name == form and kind == "missing") else f"{name} = "
-            if words not in str(refused.value):
-                unnamed.append((form, name, kind, str(refused.value)))
-    assert unnamed == []
+        right: dict[str, dict[str, Any]] = {
+            "from": {"from": 0},
+            "message": {"message": 0, "operation": "input_from_client", "token": "5" * 32},
+            "complete": {"complete": 2, "digest": "5" * 64},
+            "waiting": {"waiting": True},
+            "takes": {"takes": "5" * 32},
+            "session": {"session": "5" * 32},
+        }
+        assert not_named(UPLOADS, right, lambda: channel_for(0, address, "upload", **facts)) == []
+        assert not_named(SIGNS, right, lambda: channel_for(0, address, "result", **facts)) == []
+        assert not_named(SUMS, right, lambda: channel_for("card", ("127.0.0.1", meeting_place), "sums")) == []
+    live = LiveFederation(tmp_path / "live", **WEAK_NOISE)
+    live.start(0)
+    staying = {**facts, "people": live.people("bank")}
+
+    def stays() -> Channel:
+        hello = live.identity("bank").hello(0, "live", **staying)
+        found = first_message(live, 0, live.config.addresses[0], hello)
+        assert isinstance(found, Channel), found
+        return found
+
+    assert not_named(SIGNS, right, stays) == []
+    live.stop()
+    for forms, what in (
+        (ALIGNED, {"ok": {"ok": True}}),
+        (LEADS, LEADING),
+    ):  # an alignment, whose ends read them by this function
+        for form, fields in forms.items():
+            for name, kind, message in spoilt(fields, what[form]):
+                here, there = socket.socketpair()
+                with Channel(here, "bank", 5) as sender, Channel(there, "card", 5) as receiver:
+                    sender.send(message)
+                    words = "message = " if (name == form and kind == "missing") else f"{name} = "
+                    with pytest.raises(HandshakeError, match=f"card sent something that does not fit: {words}"):
+                        receiver.receive_one_of(forms)
     assert np.isfinite(train(federation, session)).all()  # nothing was lost, and nobody must act
     assert not [event for event in federation.events("server-0") if event["event"] == "a call failed"]
