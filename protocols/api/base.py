@@ -16,13 +16,13 @@ import numpy as np
 import numpy.typing as npt
 from sklearn.base import BaseEstimator
 from sklearn.utils import check_random_state
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 
 from accel.validate import require, require_choice
 from protocols.api.account import charge, warn_of_clipping, warn_of_noise, warn_of_unmatched
 from protocols.api.backends import BACKENDS, train
 from protocols.api.estimate import Estimate, estimate_of
-from protocols.api.inputs import Blocks, Columns, is_blocks, learn_columns, texts_of, with_ids
+from protocols.api.inputs import Blocks, Columns, is_blocks, learn_columns, path_of, require_matrix, texts_of, with_ids
 from protocols.methods.prediction import OUTPUTS
 from protocols.plan.combinations import usual_task
 from protocols.plan.run_plan import Plan, plan_run
@@ -153,6 +153,7 @@ class VerticalEstimator(BaseEstimator, ABC):  # type: ignore[misc]
         label = self._label_of(y) if isinstance(y, str) else None
         if not is_blocks(X):
             require(label is None, "y", y, "labels, where X is one matrix")
+            require_matrix(X)
             X, y = validate_data(self, X, y, dtype=np.float64, y_numeric=False, multi_output=False)
         self.columns_ = learn_columns(X, self.parties, self.schemas, self.public, self.id_column, label, self.id_rule)
         own = y is None or label is not None
@@ -224,10 +225,10 @@ class VerticalEstimator(BaseEstimator, ABC):  # type: ignore[misc]
         receiver calls ``predict`` ("label", of a regression "value") or ``predict_proba`` ("probabilities")."""
         from protocols.api.remote import join_in_federation
 
+        require_choice("output", output, OUTPUTS)
         require(
             self.backend == "federation", "backend", self.backend, "'federation'", "elsewhere predict has all columns"
         )
-        require_choice("output", output, OUTPUTS)
         check_is_fitted(self, "layers_")
         join_in_federation(self, X, output)
 
@@ -275,6 +276,7 @@ class VerticalEstimator(BaseEstimator, ABC):  # type: ignore[misc]
         way_out = "their own layers or local models are not known here: predict in the federation"
         require(not layers, "parties with a model of their own", ", ".join(layers), known, way_out)
         if self.columns_.matrix:
+            require_matrix(X)
             X = validate_data(self, X, dtype=np.float64, reset=False)
         blocks = self.columns_.read(X)
         if blocks.shown_ids is not None:
@@ -291,7 +293,7 @@ class VerticalEstimator(BaseEstimator, ABC):  # type: ignore[misc]
     def _own_labels(self, X: Any, y: Any) -> Any:
         """Labels to compare with: as given, or from the last party's table."""
         if y is not None and not isinstance(y, str):
-            return y
+            return column_or_1d(y)
         blocks = self.columns_.read(X, with_label=True)
         if blocks.labels is not None:  # as texts, and then in the type of fit: 1 in a CSV file is a text
             names = texts_of(self.classes_)
@@ -335,14 +337,14 @@ class VerticalEstimator(BaseEstimator, ABC):  # type: ignore[misc]
         from protocols.api.files import save
 
         check_is_fitted(self, "layers_")
-        return save(self, Path(directory))
+        return save(self, path_of("directory", directory))
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
         """From a folder that ``save`` wrote, or from one party's model file of ``ppvfl client``."""
         from protocols.api.files import load
 
-        found: Self = load(cls, Path(path))
+        found: Self = load(cls, path_of("path", path))
         return found
 
 

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from sklearn.linear_model import LogisticRegression, Ridge
 
 from accel.validate import require
+from protocols.api.inputs import path_of
 from vfl.evaluation import Evaluation, evaluate_classes, evaluate_numbers, write_report
 
 __all__ = ["evaluate"]
@@ -29,13 +30,16 @@ def evaluate(
         "'twin', 'local' or 'threads'",
         "in a federation the label client calls `ppvfl predict --evaluate` or `--held-out`",
     )
+    pair = isinstance(non_private, tuple | list) and len(non_private) == 2
+    require(pair or non_private is None, "non_private", non_private, "(X, y) to train on without privacy, or None")
+    file = None if report is None else path_of("report", report)
     truth, rows = estimator._own_labels(x, y), estimator._scaled(x)
     found = _compare(estimator, truth, estimator._of_rows(rows))
     beside = None
     if non_private is not None:
         beside = _compare(estimator, truth, _without_privacy(estimator, rows, *non_private)).metrics
-    if report is not None:
-        write_report(report, found, claim=estimator.claim_.paragraph(), non_private=beside)
+    if file is not None:
+        write_report(file, found, claim=estimator.claim_.paragraph(), non_private=beside)
     return found
 
 

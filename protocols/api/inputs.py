@@ -6,6 +6,7 @@ here is ever fitted on the rows that are trained on (proofs §10.1).
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -38,6 +39,8 @@ __all__ = [
     "is_blocks",
     "labels_of",
     "learn_columns",
+    "path_of",
+    "require_matrix",
     "split_widths",
     "texts_of",
     "with_ids",
@@ -136,6 +139,18 @@ class Blocks:
 
     def __len__(self) -> int:
         return len(self.features[0])
+
+
+def path_of(argument: str, value: Any) -> Path:
+    """A file's or folder's name."""
+    require(isinstance(value, str | os.PathLike), argument, value, "a path")
+    return Path(value)
+
+
+def require_matrix(x: Any) -> None:
+    """Refuse what can be no matrix; scikit-learn says the rest."""
+    like = not isinstance(x, str) and any(hasattr(x, name) for name in ("shape", "__len__", "__array__"))
+    require(like, "X", x, "one matrix, or a table for each party")
 
 
 def is_blocks(x: Any) -> bool:

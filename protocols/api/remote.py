@@ -116,13 +116,10 @@ def _label_type(table: Any, y: Any) -> str:
 
 
 def _who(estimator: Any) -> str:
-    require(
-        estimator.federation is not None and estimator.party is not None,
-        "federation",
-        (estimator.federation, estimator.party),
-        "a federation.toml, with party= the client of it that this is",
-        "`ppvfl init` writes one",
-    )
+    both, way_out = (estimator.federation, estimator.party), "`ppvfl init` writes one"
+    allowed = "a federation.toml, with party= the client of it that this is"
+    require(None not in both and isinstance(both[0], str | Path), "federation", both, allowed, way_out)
+    require(isinstance(both[1], str), "party", both[1], "the name of a client in the file")
     return str(estimator.party)
 
 

@@ -112,8 +112,8 @@ class Session:
         return "start a new run; with --checkpoint-every it could be continued"
 
     def twin(self, federation: Federation) -> TwinResult:
-        """The plaintext twin, given the servers' own noise, which lies on this machine until the run is finished. A secret
-        order of every epoch, and joint noise, lie nowhere: then the twin draws its own."""
+        """The plaintext twin, given the servers' own noise, which lies on this machine until the run is finished. A
+        secret order of every epoch, and joint noise, lie nowhere: then the twin draws its own."""
         noise = None
         if (
             self._method.twin_takes_noise
@@ -125,8 +125,8 @@ class Session:
         return train_twin(self.plan, federation, noise)
 
     def forget_noise(self) -> None:
-        """Remove the servers' noise keys when nothing is left to be computed, a twin included: whoever has the directory
-        could repeat the noise."""
+        """Remove the servers' noise keys when nothing is left to be computed, a twin included: whoever has the
+        directory could repeat the noise."""
         for folder in self._folders():
             folder.forget_noise()
 

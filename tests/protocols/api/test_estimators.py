@@ -9,6 +9,7 @@ import subprocess
 import sys
 import warnings
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,10 +26,12 @@ from sklearn.utils.estimator_checks import check_estimator
 from ppvfl import VerticalClassifier, VerticalRegressor
 from protocols.api import account
 from protocols.api.account import DataWarning, PrivacyWarning
+from protocols.api.base import VerticalEstimator
 from protocols.api.inputs import split_widths
 from protocols.state.model_file import read_model
 from tests.not_none import not_none
 from tests.protocols.api.tables import BANK, CARD, make_tables
+from tests.protocols.run.hosts.federations import make_federation
 from vfl.dp import BudgetExceededError, Claim, PrivacyBudget
 from vfl.dp.claim import NO_CLAIM
 from vfl.tables import IdRule, Label, Number, Schema, fit_schema
@@ -438,16 +441,52 @@ def test_what_cannot_be_is_refused_in_a_sentence(sentence):
         REFUSED[sentence].fit(X, Y)
 
 
-@pytest.mark.parametrize("kind", [VerticalClassifier, VerticalRegressor])
-def test_a_wrong_value_of_every_argument_is_refused_by_its_name(kind):
+class Wrong:
+    """No value of any argument."""
+
+    def __repr__(self) -> str:
+        return "<wrong>"
+
+
+BOTH = pytest.mark.parametrize("kind", [VerticalClassifier, VerticalRegressor])
+
+
+@BOTH
+def test_a_wrong_value_of_every_argument_is_refused_by_its_name(kind, tmp_path):
     """Arguments from the signature, so that a new one is tried too."""
+    file = Path(make_federation(tmp_path).source)
     for name in inspect.signature(kind).parameters:
-        options: dict[str, Any] = {"backend": "federation" if name in ("federation", "party") else "twin"}
+        options: dict[str, Any] = {"backend": "twin"}
+        if name in ("federation", "party"):
+            options = {"backend": "federation", "federation": file, "party": "bank"}
         options |= {"target_range": (0, 1)} if kind is VerticalRegressor else {}
-        wrong = type("Wrong", (), {"__repr__": lambda self: "<wrong>"})()
-        with pytest.raises(ValueError) as refused:
-            kind(**options | {name: wrong}).fit(X, Y)
-        assert name in str(refused.value) or name == "party", (name, str(refused.value))
+        wrongs = [Wrong(), "nobody"] if name == "party" else [Wrong()]
+        for wrong in wrongs:
+            with pytest.raises(ValueError) as refused:
+                kind(**options | {name: wrong}).fit(X, Y)
+            assert ("party = " if name == "party" else name) in str(refused.value), (name, str(refused.value))
+
+
+@BOTH
+@pytest.mark.filterwarnings("ignore")
+def test_a_wrong_value_of_every_methods_argument_is_refused_by_its_name(kind, tmp_path):
+    """Of every public method, from its signature. They ended in a TypeError that did not name it."""
+    fitted = kind(backend="twin", **({"target_range": (0, 1)} if kind is VerticalRegressor else {})).fit(X, Y)
+    right = {"X": X, "y": Y, "directory": tmp_path, "path": tmp_path, "output": "label"}
+    public = [name for name in vars(VerticalEstimator) | vars(kind) if not name.startswith("_")]
+    tried = []
+    for method in public:
+        if not callable(getattr(fitted, method, None)) or method == "set_score_request":
+            continue
+        arguments = inspect.signature(getattr(fitted, method)).parameters
+        for name in arguments:
+            if (method, name) == ("join_prediction", "X"):
+                continue  # read by a federation's client, as in fit
+            given = {each: right[each] for each in arguments if each in right} | {name: Wrong()}
+            with pytest.raises(ValueError, match=rf"(^|\W){name}\b") as refused:
+                getattr(fitted, method)(**given)
+            tried.append((method, name, str(refused.value)))
+    assert {"fit", "predict", "evaluate", "save", "load", "estimate", "score"} <= {method for method, *_ in tried}
 
 
 def test_more_input_that_is_refused():
