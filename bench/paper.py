@@ -170,7 +170,7 @@ def _choose(argv: list[str]) -> None:
 
 
 def _without_paths(argv: list[str]) -> list[str]:
-    """The command as a reader would type it: folders and files of this machine are nobody's business."""
+    """The command as a reader would type it: without folders and files of this machine."""
     out: list[str] = []
     for before, word in zip(["", *argv], argv, strict=False):
         path = before in ("--data-root", "--embedding-cache", "--out", "--cache")

@@ -24,7 +24,7 @@ _STYLES = {"info": "", "warning": "yellow", "error": "red"}
 class Log:
     """Lines go to ``file`` as JSON if given; otherwise to stderr, as JSON, or readable if that is a terminal.
 
-    Callers pass names, counts, addresses and reasons; never a value, a share or a key. A stranger who knocks a thousand
+    Callers pass names, counts, addresses and reasons; never a value, a share or a key. A stranger who calls a thousand
     times does not fill the disk: lines of one kind are limited, and their number is logged afterwards. A line that
     cannot be written anywhere (a full disk under stderr too, a pipe that nobody reads) is lost, and whoever logs goes
     on.

@@ -27,7 +27,7 @@ class Federation:
 
     ``row_bound`` is R, which every concatenated row obeys: part of the DP claim. ``public_inputs`` lists
     what was taken as public (scaling, local models), for the claim. ``public``: bounded embeddings and labels of rows
-    that are nobody's secret, to measure a run on while it trains.
+    that are public, to measure a run on while it trains.
     """
 
     clients: list[Client]

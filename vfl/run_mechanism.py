@@ -37,14 +37,14 @@ def has_secret_order(protocol: str, training: TrainingConfig) -> bool:
         "order",
         training.order,
         f"'fixed' in {protocol}",
-        "its clients know the batches, so there is nothing to keep secret",
+        "its clients know the batches, so the order cannot be secret",
     )
     require(
         simple,
         "order",
         training.order,
         "'fixed' with hidden layers or explicit gradients",
-        "there the rounding of a dummy's gradient is not exactly zero",
+        "a dummy's rounded gradient is not exactly zero there",
     )
     return True
 

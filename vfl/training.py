@@ -82,7 +82,7 @@ class TrainingConfig:
         high=LARGEST_EPSILON,
         open_low=True,
         group="privacy",
-        way_out="above 10 a claim says next to nothing; `python -m protocols.plain` trains without privacy",
+        way_out="lower epsilon: above 10 a claim protects next to nothing (`python -m protocols.plain` has no privacy)",
     )
     delta: float = setting(
         1e-5, "δ of the claim; well below one over the number of people", group="privacy", **_BETWEEN_0_AND_1
@@ -223,7 +223,7 @@ class TrainingConfig:
             "rows_per_person",
             self.rows_per_person,
             "1 with accounting = 'paper'",
-            "that number is about one row of Poisson samples; take 'proven' or 'any-order'",
+            "the paper's accounting is about one row; use 'proven' or 'any-order'",
         )
         require(
             self.optimiser == "sgd" or self.momentum == 0.0,

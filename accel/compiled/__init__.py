@@ -3,7 +3,7 @@
 Compiled code is kept, so that the second start compiles nothing: beside the source, or in the user's cache directory,
 or (a package installed by root, run by a service without a home) in a directory of this user alone under the system's
 temporary one. numba looks only at the file of a function itself, not at what it calls in others, so after a change
-elsewhere old machine code would run without a word. Therefore the directory has the name of everything that is compiled
+elsewhere old machine code would run unnoticed. Therefore the directory has the name of everything that is compiled
 here.
 
 Machine code is linked by names, and numba makes a name of module, function, argument types and the function's number in

@@ -22,7 +22,7 @@ _PRINTED_WIDTH = 150  # of tables in a pipe or a file; Table 1 has this
 
 
 def printing_console() -> Console:
-    """Where tables are printed: as wide as they are where nobody's terminal is in the way."""
+    """The console for tables: as wide as the tables are, unless it is a terminal."""
     console = Console()
     return console if console.is_terminal else Console(width=_PRINTED_WIDTH)
 

@@ -8,7 +8,7 @@ sentence for whatever does not hold; ``soak.json`` in ``--out`` says the same. E
 after it.
 
 How long it takes: the minutes at least, and before that about half of them for the run without faults. Both runs go on
-from one and the same state: a federation is stopped right after its noise was drawn, and copied. How many steps fill
+from the same state: a federation is stopped right after its noise was drawn, and copied. How many steps fill
 the minutes is judged by a trial; if they were too few, another training follows, with faults and without, until the
 minutes are over.
 """

@@ -227,7 +227,11 @@ class VerticalEstimator(BaseEstimator, ABC):  # type: ignore[misc]
 
         require_choice("output", output, OUTPUTS)
         require(
-            self.backend == "federation", "backend", self.backend, "'federation'", "elsewhere predict has all columns"
+            self.backend == "federation",
+            "backend",
+            self.backend,
+            "'federation'",
+            "with other backends predict has all columns",
         )
         check_is_fitted(self, "layers_")
         join_in_federation(self, X, output)
@@ -270,10 +274,16 @@ class VerticalEstimator(BaseEstimator, ABC):  # type: ignore[misc]
     def _scaled(self, X: Any) -> npt.NDArray[np.float64]:
         """All parties' columns side by side, scaled and within their bounds."""
         check_is_fitted(self, "layers_")
-        require(self.backend != "federation", "backend", self.backend, "another one for this", "use predict")
+        require(
+            self.backend != "federation",
+            "backend",
+            self.backend,
+            "'local', 'threads' or 'twin'",
+            "in a federation use predict",
+        )
         layers = getattr(self, "own_layers_", ())
-        known = "a model whose parties share their columns as they are"
-        way_out = "their own layers or local models are not known here: predict in the federation"
+        known = "none: the parties must share their columns as they are"
+        way_out = "their own layers or local models are not in these files: predict in the federation"
         require(not layers, "parties with a model of their own", ", ".join(layers), known, way_out)
         if self.columns_.matrix:
             require_matrix(X)

@@ -101,7 +101,11 @@ class VerticalClassifier(ClassifierMixin, VerticalEstimator):  # type: ignore[mi
         known = self.classes_.tolist()
         others = [label for label in self.class_weight if label not in known]
         require(
-            not others, "class_weight", others, f"weights of the classes {known}", "other labels would weigh nothing"
+            not others,
+            "class_weight",
+            others,
+            f"weights of the classes {known}",
+            "remove labels that never occur, or add them to classes",
         )
         return tuple(float(self.class_weight.get(label, 1.0)) for label in known)
 
@@ -167,7 +171,7 @@ class VerticalRegressor(RegressorMixin, VerticalEstimator):  # type: ignore[misc
             "target_range",
             given,
             "(lowest, highest) of the target, public",
-            "its smallest and largest private value would be a release that the claim does not cover",
+            "the private minimum and maximum would be released without noise, so state a public range",
         )
         assert given is not None
         return float(given[0]), float(given[1])

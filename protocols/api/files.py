@@ -140,8 +140,8 @@ def adopt_files(estimator: Any, models: Mapping[str, ReleasedModel]) -> Any:
         require(
             each.client in each.clients and each.row_bound is not None,
             "path",
-            f"{name}, which does not say whose it is",
-            "files that `ppvfl client` or save() of this version wrote",
+            f"{name}, which names no party",
+            "a file that `ppvfl client` or save() of this version wrote",
             "train again, or load the folder that save() wrote",
         )
         same = len(each.layers) == len(model.layers) and all(map(np.array_equal, each.layers, model.layers))

@@ -75,7 +75,7 @@ def predict_in_federation(estimator: Any, table: Any, output: str) -> tuple[np.n
 def join_in_federation(estimator: Any, table: Any, output: str) -> None:
     """This party's part in a prediction that another one receives."""
     party, receiver = _who(estimator), load(str(estimator.federation)).predict.receiver
-    require(party != receiver, "party", party, "another one than the receiver", "call predict or predict_proba here")
+    require(party != receiver, "party", party, "another party than the receiver", "call predict or predict_proba here")
     _predict(estimator, table, output)
 
 
@@ -88,9 +88,9 @@ def _predict(estimator: Any, table: Any, output: str) -> tuple[np.ndarray, np.nd
             model is not None and model.client == estimator.party,
             "party",
             estimator.party,
-            "the one whose own model file this is"
+            "the party of the model file, but none is loaded"
             if model is None
-            else f"{model.client!r}, whose own model file this is",
+            else f"{model.client!r}, the party of the model file",
             "load its model-NAME.npz, or fit in the federation",
         )
         assert model is not None

@@ -120,7 +120,13 @@ def _answer(config: FederationConfig, name: str, directory: str | None, listenin
     elif isinstance(entry, ServerEntry):
         address = entry.host, entry.port
     else:
-        require(entry.alignment_address is not None, "--as", name, "somebody with an address in the file", "--listen")
+        require(
+            entry.alignment_address is not None,
+            "--as",
+            name,
+            "a participant with an address in the file",
+            "give one with --listen",
+        )
         assert entry.alignment_address is not None
         address = entry.alignment_address
     credentials = load_credentials(config, name, directory)

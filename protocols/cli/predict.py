@@ -114,7 +114,7 @@ def run(arguments: argparse.Namespace) -> int:
         "--clear",
         False,
         "given with secret weights and hidden layers",
-        "servers do not know this model, and the ranges of its shares are not certain",
+        "servers hold this model on shares only, and its ranges are not certain",
     )
     require(
         not arguments.clear or receiver == leader,

@@ -58,13 +58,19 @@ def run(arguments: argparse.Namespace) -> int:
         "[run]",
         f"protocol {config.run.protocol!r}, task {config.run.training.task!r}, weights {config.run.training.weights!r}",
         "a classification with g_bmf or g_shuff and open weights",
-        "nothing else can be measured on the way",
+        "no other model can be measured during training",
     )
     tables = {name: _read(config, arguments, name, file) for name, file in files_of(config, arguments.columns).items()}
     label = tables[config.label_client.name]
     common = set(label.ids).intersection(*(table.ids for table in tables.values()))
     order = [name for name in label.ids if name in common]
-    require(len(order) > 0, "public rows that all clients have", 0, "at least one", "are the ids written alike?")
+    require(
+        len(order) > 0,
+        "public rows that all clients have",
+        0,
+        "at least one",
+        "check that all files write ids in the same way",
+    )
     blocks = []
     for table in tables.values():
         place = {name: row for row, name in enumerate(table.ids)}

@@ -131,11 +131,9 @@ class Aligner:
         if not len(agreed.rows):
             self.forget()  # other files may have rows in common
             raise InvalidArgument(
-                f"no person is in every client's file: none of the {describe_ids(self._ids)} here is at all the "
-                f"others; check "
-                "that the files are about the same people, that --id is the right column, and that ids are written "
-                "alike "
-                "([id] rule in columns.toml)"
+                f"no person is in every client's file: none of the {describe_ids(self._ids)} here is in all the "
+                "others; check that the files are about the same people, that --id is the right column, and that all "
+                "files write ids in the same way ([id] rule in columns.toml)"
             )
         return agreed
 
@@ -355,7 +353,7 @@ class Aligner:
             f"alignments for {self._kind}",
             len(times) + 1,
             f"at most {self._most}",
-            f"each with another list tells more about the others' people; if all agree to one more, remove "
+            f"each with another list reveals more about the others' people; if all agree to one more, remove "
             f"{self._times}",
         )
         return times

@@ -1,5 +1,4 @@
-"""Labelled rows that are nobody's secret, beside federation.toml: what a run is measured on after every epoch, for no
-ε.
+"""Labelled public rows, beside federation.toml: a run is measured on them after every epoch, at no cost in ε.
 
 ``ppvfl public-rows`` writes the file and puts its digest into federation.toml, so that everybody measures on the same
 rows.

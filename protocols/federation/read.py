@@ -143,7 +143,7 @@ def parse(text: str, source: str = "federation.toml", *, pinned: bool = True) ->
     missing = [entry.name for entry in config.participants if not entry.fingerprint]
     if pinned and missing:
         raise ConfigurationError(
-            f"{source}: no fingerprint for {', '.join(missing)}: nobody could recognise it; "
+            f"{source}: no fingerprint for {', '.join(missing)}, so others cannot recognise it; "
             f"run `ppvfl pin --participant {missing[0]} --certificate FILE` with its signed certificate"
         )
     return config

@@ -1,9 +1,9 @@
 """A participant's key and certificate on disk, and the certificates of the others, which are pinned in the file.
 
 A certificate is accepted for one participant only if its fingerprint is the pinned one *and* it says the role of that
-participant (``urn:ppvfl:server:0``, ``urn:ppvfl:client:bank``), so that nobody's stolen key opens another's door, and a
-mix-up in the file is noticed before anything is sent. Who signed the certificate does not matter: pinned ones are
-trusted themselves, and no other certificate of the same authority is.
+participant (``urn:ppvfl:server:0``, ``urn:ppvfl:client:bank``), so a stolen key impersonates its
+owner only, and a mix-up in the file is noticed before anything is sent. Who signed the certificate does not matter:
+pinned ones are trusted themselves, and no other certificate of the same authority is.
 """
 
 from __future__ import annotations

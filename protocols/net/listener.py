@@ -1,8 +1,9 @@
-"""The door of a participant: a listener that lets in only participants, whatever else knocks.
+"""The listener of a participant, which admits only participants.
 
-Each caller gets a thread and a few seconds to complete the TLS handshake and say what it wants; strangers at the door
-are bounded in number (``refmpc.net.admission``), and what they may send is bounded too. So garbage, port scans,
-half-open connections, slow trickles and oversized messages cost a thread for some seconds and a line in the log.
+Each caller gets a thread and a few seconds to complete the TLS handshake and say what it wants. The number of callers
+that are not yet authenticated is bounded (``refmpc.net.admission``), and so is what they may send. Garbage, port scans,
+half-open connections, slow trickles and oversized messages therefore cost a thread for some seconds and a line in the
+log.
 """
 
 from __future__ import annotations
@@ -195,7 +196,7 @@ class Door:
             self._log.warning("refused a caller", caller=address, reason=printable(str(error), 300))
         except Exception as error:  # whatever a stranger sends, the door stays open for the others
             why = printable(str(error) or type(error).__name__, 300)
-            why = "there is a crowd at the door" if stranger.sent_away else why
+            why = "too many callers have not said who they are" if stranger.sent_away else why
             self._log.warning("refused a caller", caller=address, reason=why)
         finally:
             self._admission.leave(stranger)

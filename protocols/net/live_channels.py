@@ -91,7 +91,7 @@ class Guests:
             answer, _ = channel.receive(timeout=HANDOVER)
             check_message(answer, SIGNS)
             if answer.get("takes") != guest.attempt:
-                raise HandshakeError(f"{name} does not take part in the attempt that this server has named")
+                raise HandshakeError(f"{name} answered for another attempt than the one that this server named")
             with self._changed:
                 guest.ready = not guest.gone
                 return guest.ready

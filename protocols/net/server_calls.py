@@ -62,7 +62,7 @@ class ServerCalls:
             raise HandshakeError(difference)
 
     def _fetch(self) -> Delivered:
-        """Wait for the three servers' parts of one and the same attempt."""
+        """Wait for the three servers' parts of the same attempt."""
         backoff = Backoff()
         while True:
             self._hang_up()

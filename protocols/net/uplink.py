@@ -196,9 +196,9 @@ class UplinkTransport(ServerCalls):
         """The servers hold different sharings (an upload of this client was mixed up with an earlier one)."""
         if self._sealed:
             raise HandshakeError(
-                "the servers have closed an upload of this client that cannot be continued: these are other columns "
-                "than "
-                "those shared then (use that file and those options), or a server has lost its state (start a new run)"
+                "the servers have already closed this client's upload, and it differs: either the columns are not "
+                "those shared before (use that file and those options), or a server has lost its state "
+                "(start a new run)"
             )
         for server in SERVERS:
             self._channels[server].send({"from": 0})

@@ -1,7 +1,7 @@
-"""Nobody waits in silence: whom this participant waits for, since when and why; in its log, and for doctors and status.
+"""Whom this participant waits for, since when and why: in its log, and for doctors and status.
 
-A wait that goes on is logged at once, then after 30 s, 1 min, 2 min, 4 min, and every 5 minutes: a night of waiting is
-a hundred lines. Names and reasons only.
+A wait is logged at once, then after 30 s, 1 min, 2 min, 4 min, and then every 5 minutes, so a night of waiting is a
+hundred lines. Only names and reasons are logged.
 """
 
 from __future__ import annotations

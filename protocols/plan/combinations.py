@@ -19,7 +19,7 @@ __all__ = ["refuse_combination", "refuse_measuring", "usual_task"]
 
 def refuse_combination(protocol: str, training: TrainingConfig) -> None:
     """Raise ``InvalidArgument`` if no plan of ``protocol`` can have these parameters."""
-    way_out = "its order is always secret: leave it out, and choose how it is counted by accounting"
+    way_out = "its order is always secret: leave the option out, and choose how it is counted with accounting"
     require(
         not facts(protocol).takes("a new order in every epoch") or training.order == "fixed",
         "order",
@@ -55,7 +55,7 @@ def refuse_combination(protocol: str, training: TrainingConfig) -> None:
         "factorisation",
         training.factorisation,
         "bisr, toeplitz or identity with joint noise",
-        "bsr's recursion rounds, which is not local on shares",
+        "bsr filters by a recursion that rounds, and servers cannot round shares without messages",
     )
 
 
@@ -69,11 +69,11 @@ def refuse_measuring(method: Facts, training: TrainingConfig, name: str, public:
     """Refuse public rows, given as ``name``, that cannot be measured on, and patience without them."""
     measurable = method.takes("public rows") and training.weights == "open" and training.task != "regression"
     shown = f"{public[:16]}…" if isinstance(public, str) else public
-    allowed = "absent but in a classification with g_bmf or g_shuff and open weights"
+    allowed = "absent, except in a classification with g_bmf or g_shuff and open weights"
     require(measurable or not public, name, shown, allowed)
-    way_out = "set some aside: --public-fraction 0.1, in a federation `ppvfl public-rows`"
+    way_out = "declare public rows: --public-fraction 0.1, in a federation `ppvfl public-rows`"
     require(bool(public) or not patience, "patience", patience, "0 without public rows", way_out)
-    allowed = "0 with average = 'fifth', whose steps are not known before the end"
+    allowed = "0 with average = 'fifth': with early stopping the last fifth of the steps is not known"
     fifth = training.average == "fifth"
     require(not (patience and fifth), "patience", patience, allowed, "use average = 'exponential' or 'none'")
 
@@ -85,7 +85,7 @@ def _refuse_for_layers(training: TrainingConfig) -> None:
     way_out = "clients move their own layers by the sums that they receive"
     require(training.optimiser == "sgd", "optimiser", training.optimiser, "'sgd' in GL-BMF", way_out)
     _refuse_task(training, "in GL-BMF", "use g_bmf or g_shuff for one logit, regression and class weights")
-    way_out = "the clients' layers that belong to an averaged model would be averages too, and those are their own"
+    way_out = "an averaged model needs averaged client layers, and only each client has its own layer"
     require(training.average == "none", "average", training.average, "'none' in GL-BMF", way_out)
 
 

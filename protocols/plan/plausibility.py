@@ -1,9 +1,9 @@
-"""Is what was opened possible at all under clip, rate, noise and steps? Looked at before it is used or handed over.
+"""Checks that an opened value is possible under clip, rate, noise and steps, before it is used or handed over.
 
-Rows are tested when they come in (proofs §11), so nothing that clients can share leads out of these bounds; where
-clients are trusted with the row bound, a client that is not worth it does. So does a server that has computed wrongly:
-a bit that fell over in memory, two servers of different builds. The bounds are those for which the ranges of the ring
-were chosen (``protocols.plan.scales``), public, and looked at on public values, so nothing is told by looking.
+Rows are tested when they come in (proofs §11), so no upload leads out of these bounds. Where clients are trusted with
+the row bound, a client that breaks it can exceed them. So can a server that computes wrongly, because of a bit flip in
+memory or another build. The bounds are those for which the ranges of the ring were chosen (``protocols.plan.scales``).
+Bounds and values are public, so the check reveals nothing.
 
 A sum or a weight of a run that follows the protocol is beyond its bound with a probability below 2·Φ(−12) < 2^−107.
 """
@@ -50,8 +50,7 @@ def require_possible_sums(plan: Plan, step: int, sums: np.ndarray) -> None:
     if not largest <= (limit := largest_sum(plan)):
         raise Impossible(
             f"step {step + 1} opened a gradient sum of {largest:.3g}; {plan.schedule.batch_size} clipped rows and "
-            f"the noise give "
-            f"{limit:.3g} at most. {_CAUSES}"
+            f"the noise give {limit:.3g} at most. {_CAUSES}"
         )
 
 
@@ -67,8 +66,7 @@ def require_possible_model(plan: Plan, layers: Sequence[np.ndarray]) -> None:
         if not largest <= limit:  # also if it is no number
             raise Impossible(
                 f"layer {place} of the model has a {measured} of {largest:.3g}; {plan.schedule.num_steps} steps with "
-                f"this clip "
-                f"norm, rate and noise lead to {limit:.3g} at most. {_CAUSES}"
+                f"this clip norm, rate and noise lead to {limit:.3g} at most. {_CAUSES}"
             )
 
 

@@ -1,4 +1,4 @@
-"""Labelled rows that are nobody's secret: what a run with open weights may be measured on while it trains, for no ε.
+"""Labelled public rows: a run with open weights may be measured on them while it trains, at no cost in ε.
 
 The weights of every step are public then, and so is anything that is computed from them and from public rows (proofs
 §6.6): an accuracy, a loss, the decision to stop. Never a private row: that would be a release that the claim does not
@@ -63,21 +63,21 @@ def with_public_rows(plan: Plan, rows: PublicRows) -> Plan:
         "public rows",
         f"{len(rows)} with protocol {plan.protocol!r} and weights {plan.training.weights!r}",
         "given to g_bmf or g_shuff with open weights",
-        "secret weights cannot be measured on the way; in gl_bmf nobody but a client has its layers",
+        "secret weights cannot be measured during training, and in gl_bmf only clients have their layers",
     )
     require(
         plan.training.task != "regression",
         "public rows",
         f"{len(rows)} with task 'regression'",
         "given to a classification",
-        "the learning curve counts right answers: use none with a regression",
+        "the learning curve counts right answers, which a regression does not have: give no public rows",
     )
     require(
         rows.patience == 0 or plan.training.average != "fifth",
         "patience",
         rows.patience,
         "0 with --average fifth",
-        "which steps are the last fifth is not known on the way: use an exponential average",
+        "with early stopping the last fifth of the steps is not known: use an exponential average",
     )
     require(rows.words.shape[1] == plan.width + 1, "public rows: columns", rows.words.shape[1] - 1, f"{plan.width}")
     said = (

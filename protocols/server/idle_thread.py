@@ -1,4 +1,4 @@
-"""Work of one thread that runs only where a core would be idle, until somebody waits for it."""
+"""A thread that runs only while a core would be idle, until another thread waits for its result."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _step_back(thread: int) -> None:
 
 
 def _can_step_behind_and_back() -> bool:
-    """Tried by a thread that nobody needs afterwards: one that may not return stays behind for good."""
+    """Tried in a thread of its own, because a thread that may not return keeps its low priority."""
     found = []
 
     def attempt() -> None:

@@ -134,9 +134,8 @@ class JointNoise:
     def _load(self, block: int) -> np.ndarray:
         if not self._file(block).exists():
             raise CannotResume(
-                f"{self._file(block)} is missing: the noise of step {self._step} was drawn and must not be drawn "
-                f"again; "
-                "the run cannot resume, start a new one"
+                f"{self._file(block)} is missing. It holds the noise of step {self._step}, which must not be drawn "
+                "again; restore the file, or start a new run"
             )
         return read_arrays(self._file(block))["first"]
 

@@ -236,10 +236,8 @@ async def verify_uploads(party: Party, plan: Plan, rows: CutByRows, labels: CutB
         bounds = ", ".join(f"{name}: {bound:.5g}" for name, bound in zip(names, plan.client_bounds, strict=True))
         raise UploadRefused(
             f"{' and '.join(f'client {name!r}' for name in refused)} shared rows beyond the row bound ({bounds}), "
-            f"labels that are "
-            "none, or different shares at two servers: nothing was trained. Look at its file and its options; a "
-            "client that does "
-            "so on purpose would void the others' guarantee",
+            "labels of another form, or different shares at two servers: nothing was trained. Check its file and its "
+            "options. A client that does this on purpose would void the others' guarantee",
             refused,
         )
     assert isinstance(total, ArithmeticTensor)

@@ -68,7 +68,7 @@ class AuditLog:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise AuditError(
-                f"{self._path} is written to by another process: two servers share one directory"
+                f"{self._path} is open in another process: two servers must not share one directory"
             ) from None
         torn = self._cut_torn_line()
         records = read_log(self._path)
@@ -177,9 +177,8 @@ def _parse(line: bytes, index: int, previous: str, source: str) -> Record:
     body = {name: found[name] for name in ("index", "time", "event", "facts", "previous")}
     if record.index != index or record.previous != previous or record.hash != _digest(body) or not line.endswith(b"\n"):
         raise AuditError(
-            f"{where} does not follow from the lines before it: a record was changed, removed or inserted here; keep "
-            f"the "
-            "file as evidence, and start with a new one"
+            f"{where} does not follow from the lines before it: a record was changed, removed or inserted here; "
+            "keep the file as evidence, and start with a new one"
         )
     return record
 

@@ -1,5 +1,5 @@
-"""Room on a server's or client's disk: looked at before and while something is kept, so that a full disk is a pause and
-a sentence, not a crash."""
+"""Free space on a participant's disk, checked before and during writes: a full disk is a pause with a message, not a
+crash."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RESERVE = 64 << 20  # bytes that stay free for logs, checkpoints and others on t
 
 
 class NoRoom(PpvflError, OSError):
-    """The disk is as good as full. Nothing was written; it may work later."""
+    """The disk is almost full. Nothing was written; it may work later."""
 
     def __init__(self, directory: Path, free: int, needed: int):
         text = (

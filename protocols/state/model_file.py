@@ -52,8 +52,8 @@ class SharedModel:
             plan.training.hidden == (),
             "hidden",
             plan.training.hidden,
-            "empty: in training, rows beyond a norm limit do not count, and nobody sees which, so ranges are not "
-            "certain",
+            "empty: training leaves out rows beyond a norm limit, and nobody sees which, so ranges for a prediction on "
+            "shares are not certain",
             "predict with the released model: python -m protocols.predict --clear, ppvfl predict --clear",
         )
         scales = plan.scales

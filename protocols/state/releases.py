@@ -38,9 +38,7 @@ from refmpc.net.framing import listed, name_of
 __all__ = ["Releases", "agree_on_step", "require_nothing_lost"]
 
 MARKER = "released"
-WAY_OUT = (
-    "give it back its newest directory and start all servers again, or start a new run: every release spends its own ε"
-)
+WAY_OUT = "restore its newest directory and start all servers again, or start a new run: every release spends its own ε"
 
 
 class Releases:
@@ -131,12 +129,11 @@ def require_nothing_lost(
         behind = [name_of(server) for server, kept in last_kept.items() if kept < released]
         raise CannotResume(
             f"{listed(behind or ['one of the servers'])} no longer has the state after step {released}, which was "
-            f"released: computing it again would release other values under the same noise; {WAY_OUT}"
+            f"released. Computing it again would release other values under the same noise; {WAY_OUT}"
         )
     keyless = [name_of(server) for server in range(3) if not has_key[server]]
     if keyless and step < last and any(last_kept.values()):
         raise CannotResume(
-            f"{listed(keyless)} has lost its noise key (noise.key): the noise of later steps must fit that of the "
-            f"steps "
-            f"before; {WAY_OUT}"
+            f"{listed(keyless)} has lost its noise key (noise.key), and later steps need the same key as earlier ones; "
+            f"{WAY_OUT}"
         )

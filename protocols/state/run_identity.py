@@ -74,8 +74,7 @@ def require_same_run(run: Path, plan: Plan) -> None:
         require_same_plan(server, plan)
     if (run / MODEL).exists() and not any(_read(server) for server in servers):
         raise CannotResume(
-            f"{run} holds a model that was released, but nothing that its servers kept: a second one would spend its "
-            f"own ε; "
+            f"{run} holds a released model, but its servers' files are missing. Training again would spend another ε; "
             "start a new run"
         )
 
@@ -91,9 +90,8 @@ def begin(directory: ServerDirectory, plan: Plan, *, keeps_releases: bool = True
     if begun is None:
         if directory.has_noise or directory.steps():
             raise CannotResume(
-                f"{directory.path} holds a run, but not how it was begun ({BEGUN} is missing, or it is of an earlier "
-                f"version): "
-                "bring the file back, or start a new run"
+                f"{directory.path} holds a run, but {BEGUN}, which says how it was begun, is missing or of an earlier "
+                "version: restore the file, or start a new run"
             )
         facts = {"fingerprint": plan.fingerprint, "keeps_releases": keeps_releases, "plan": _facts(plan)}
         write_json(directory.path / BEGUN, facts)
@@ -102,10 +100,8 @@ def begin(directory: ServerDirectory, plan: Plan, *, keeps_releases: bool = True
     if not finished and not (begun["keeps_releases"] and keeps_releases):
         which = "begun" if not begun["keeps_releases"] else "to be resumed"
         raise CannotResume(
-            f"the run in {directory.path} was {which} without checkpoints, and the directory must be fresh for a run "
-            f"without "
-            "checkpoints: what it has released is not on disk, and releasing again would spend the claim twice; "
-            "start a new run"
+            f"the run in {directory.path} was {which} without checkpoints, so what it has released is not on disk. "
+            "Releasing again would spend ε twice; start a new run in an empty directory"
         )
 
 
@@ -125,7 +121,6 @@ def bind_noise_key(directory: ServerDirectory) -> None:
         write_json(directory.path / BEGUN, {**begun, _KEY: check})
     elif begun[_KEY] != check:
         raise CannotResume(
-            f"{directory.path / 'noise.key'} is not the key with which this run was begun: other noise would cover "
-            f"the steps "
-            f"that are left; bring the key back, or {WAY_OUT.partition(', or ')[2]}"
+            f"{directory.path / 'noise.key'} is not the key with which this run was begun, so the remaining steps "
+            f"would have other noise; restore the key, or {WAY_OUT.partition(', or ')[2]}"
         )

@@ -3,7 +3,7 @@ opened.
 
 A record takes part once an epoch. If an epoch that has opened something were shuffled again, a record could take part
 twice, and under noise of one participation. So the shuffled shares are kept, and a run that goes on within an epoch
-reads them back. Whoever calls this makes sure that all three servers go on with the shares of one and the same shuffle:
+reads them back. Whoever calls this makes sure that all three servers go on with the shares of the same shuffle:
 a server saves them before it computes the first step with them, so where all three have written a word of that step,
 all three have them; where one has not, nobody has opened anything, and all three shuffle again (``save`` replaces what
 lies there).
@@ -32,7 +32,7 @@ from refmpc import ArithmeticTensor, Party, unseal
 __all__ = ["ShuffledRows", "shuffle_rows"]
 
 _PLAN, _BITS, _SHARES, _DIGEST = "plan", "bits of ", "shares of ", "digest of "
-WAY_OUT = "bring it back, or start a new run: an order that is opened in part must not be drawn again"
+WAY_OUT = "restore it, or start a new run: an order of which steps were opened must not be drawn again"
 
 
 async def shuffle_rows(rows: SharedRows | StoredRows) -> SharedRows | StoredRows:
@@ -100,7 +100,7 @@ class ShuffledRows:
         shares = self._shares(epoch, name)
         if into is None:
             raise CannotResume(
-                f"{shares} was kept by a run with its rows in files, and this one has them in memory: {WAY_OUT}"
+                f"{shares} belongs to a run that keeps its rows in files, but this run keeps them in memory: {WAY_OUT}"
             )
         try:
             with shares.open("rb") as file:

@@ -223,9 +223,8 @@ class OpenedSteps:
         known = [start for start in self._positions() if start <= position - (not from_state)]
         if not known:
             raise CannotResume(
-                f"{self._directory}: the file with the state before step {position} is missing; bring it back, or "
-                f"start a "
-                "new run"
+                f"{self._directory}: the file with the state before step {position} is missing; restore it, or "
+                "start a new run"
             )
         start = known[-1]
         for later in self._positions():
@@ -245,7 +244,7 @@ class OpenedSteps:
         if from_state:
             return Resumed(start, state, [], None)
         if sorted(kept) != list(range(start, position)):
-            raise CannotResume(f"{self._file(start)} lacks steps before {position}; bring it back, or start a new run")
+            raise CannotResume(f"{self._file(start)} lacks steps before {position}; restore it, or start a new run")
         sums = [self._divided(kept[step])[1] for step in range(start + 1, position)]
         return Resumed(start, state, sums, self._divided(kept[position - 1])[0])
 
@@ -256,9 +255,8 @@ class OpenedSteps:
                 if record.kind == _WORDS and record.step == step:
                     return self._divided(record)[0]
         raise CannotResume(
-            f"{self._directory}: the words of step {step} are missing, which this server may have sent: bring its "
-            f"file back, "
-            "or start a new run"
+            f"{self._directory}: the words of step {step}, which this server may have sent, are missing: restore "
+            "their file, or start a new run"
         )
 
     def sent(self) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:

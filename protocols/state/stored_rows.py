@@ -1,12 +1,11 @@
 """A server's shares of the rows of a training, in files: memory holds what a step touches, however many rows there are.
 
-Files and not maps of files: where a disk fails, reading raises an error that names the file, and a map would end the
-process. Room for the whole is taken when a file is made, so a full disk shows then.
+The files are not memory-mapped: if a disk fails, a read raises an error that names the file, while a map would end the
+process. The whole size is allocated when a file is made, so a full disk shows then.
 
-What is taken in goes to the disk meanwhile, in a thread, and waits for the disk where it is the slower one: at no time
-does the kernel hold more than 2·AHEAD bytes of a file that the disk has not got. Otherwise it would begin to write when
-gigabytes wait, under the tests and the first steps, and hold up whoever syncs anything at that time; and an error of
-the disk would be nobody's.
+A thread writes to the disk what is taken in, and the upload waits for a slower disk: the kernel never holds more than
+2·AHEAD bytes of a file that are not on disk. Otherwise it would begin to write when gigabytes wait, during the tests
+and the first steps, and delay every sync; and no caller would receive an error of the disk.
 
 Who sees what: a file holds this server's own two shares of each value, uniform without the two others, mode 0600, in
 the server's own directory. What is read is sealed like every share (``refmpc.core.words``). Nothing here must survive a

@@ -99,7 +99,9 @@ class Exponents:
 
 def require_room(bits: int, name: str, value: object, way_out: str) -> None:
     """Refuse bounds or scales for which a product would leave ±2^62 before it is truncated."""
-    require(bits <= 61, name, value, f"{bits - 61} bits smaller: a product would have {bits} bits, 61 fit", way_out)
+    require(
+        bits <= 61, name, value, f"{bits - 61} bits smaller: a product would have {bits} bits, and only 61 fit", way_out
+    )
 
 
 def normalise_cost(

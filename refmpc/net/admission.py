@@ -1,8 +1,8 @@
-"""Who may stand at a listener's door, for how long and how many: one policy for every listener.
+"""How many callers a listener takes before they are authenticated, and for how long: one policy for every listener.
 
-Anybody can call. Each caller gets ``PATIENCE`` seconds to say who it is, and at most ``STRANGERS`` may be doing so at a
-time. When the door is crowded, the oldest caller of the host that has most of them is sent away: a participant says who
-it is within a moment, so a crowd that says nothing keeps out neither it nor those of other hosts.
+Anybody can call. Each caller gets ``PATIENCE`` seconds to say who it is, and at most ``STRANGERS`` callers may be in
+this state. Beyond that, the oldest caller of the host that has most of them is sent away. A participant says who it is
+within a moment, so silent callers keep out neither it nor callers of other hosts.
 """
 
 from __future__ import annotations

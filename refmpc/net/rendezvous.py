@@ -3,8 +3,8 @@ everybody (``refmpc.net.greeting``).
 
 Party i accepts connections from higher parties and from clients, and calls lower ones, all at once. Both ends send a
 greeting (version, who they are, run, public parameters) and compare it field by field. A caller with a wrong
-certificate or greeting is refused and told why; the listener goes on waiting for the right one. Whoever is connected
-with everybody says "ready", and nobody goes on before everybody is; whoever cannot be says why to those it knows.
+certificate or greeting is refused and told why, and the listener goes on waiting for the right one. A participant that
+is connected with all others says "ready", and all go on when all are ready. One that cannot connect says why.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ class _Refused(Exception):
 
 class _Meeting:
     """One participant on its way to a connection with every other. Each greeting has a thread of its own, so that
-    nobody at the door can keep the others waiting; what follows the greeting is up to the main thread alone."""
+    no caller can keep the others waiting. Only the main thread handles what follows the greeting."""
 
     def __init__(self, me: Peer, greeting: Greeting, credentials: Credentials | None, timeout: float):
         self._me = me

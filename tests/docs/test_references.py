@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+import accel.errors
 import refmpc
 from bench.shapes import StepShape, step_plan
 from protocols.plan.run_plan import Plan, PublicClient, PublicFederation, plan_run
@@ -120,6 +121,11 @@ def test_modules_that_pages_and_pictures_name_exist():
         missing += [f"{page.name}: {name}" for name in sorted(named) if not exists(name)]
     assert not missing and {"vfl.data.columns", "refmpc.primitives.io"} <= found
     assert not exists("refmpc.io") and not exists("vfl.dp.nothing")
+
+
+def test_the_tree_of_errors_names_classes_that_exist():
+    named = re.findall(r"(?<![\w./])(?:accel|refmpc|vfl|protocols|bench)(?:\.\w+)+", str(accel.errors.__doc__))
+    assert len(named) >= 25 and not [name for name in named if not exists(name)]
 
 
 def test_a_picture_is_called_alike_by_itself_and_by_the_pages():

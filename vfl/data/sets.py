@@ -63,7 +63,7 @@ class VerticalData:
 
     ``train``, ``test`` and ``public`` hold, per client, an array whose first axis is the (aligned) row:
     ``(rows, columns)`` for tables and embeddings, ``(rows, height, width, channels)`` for images. ``public``
-    rows are nobody's secret and take no part in training. ``value_range`` is a constant known without
+    rows are public and take no part in training. ``value_range`` is a constant known without
     looking at the data (pixels: 0..255), or None when scaling must come from the public rows.
     ``are_embeddings`` marks rows that are a local model's output already and are not scaled again. ``classes`` is 1
     where the label is a number (a regression): it is scaled to −1 … 1 by a public range.

@@ -152,7 +152,7 @@ class PrivacyBudget:
         except (Damaged, KeyError, TypeError) as error:
             raise InvalidArgument(
                 f"budget file = {self.path.name!r}: must be a privacy ledger ({error}); restore it from a "
-                "backup, never start afresh: what was spent stays spent"
+                "backup, and do not start a new one, because what was spent stays spent"
             ) from error
         require(version == _VERSION, "budget file version", version, f"{_VERSION}")
         require(
@@ -160,7 +160,7 @@ class PrivacyBudget:
             "total_epsilon, total_delta",
             (self.total_epsilon, self.total_delta),
             f"{totals} as in {self.path.name}",
-            "a budget is not raised by opening it: edit the file by hand, and remove its last line, the checksum",
+            "opening a budget does not change its totals: edit the file and remove its last line, the checksum",
         )
         return runs
 

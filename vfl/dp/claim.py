@@ -128,7 +128,7 @@ class Claim:
             "slack_delta",
             self.slack_delta,
             f"in [0, delta = {self.delta:g})",
-            "the arithmetic leaves no room: more noise bits, wider ranges or a larger delta",
+            "the fixed-point arithmetic uses up delta: take more noise bits, wider ranges or a larger delta",
         )
 
     def proven_pair(self) -> tuple[float, float]:
@@ -285,9 +285,8 @@ def with_delta_checked(claim: Claim, num_samples: int) -> Claim:
     command."""
     if claim.epsilon > WEAK_EPSILON:
         sentence = (
-            f"epsilon = {claim.epsilon:.4g} is above {WEAK_EPSILON:g}: whoever knows everything but one record may "
-            f"become e^ε times "
-            "surer of it, which is next to no protection; up to about 3 is usual, and 8 is much"
+            f"epsilon = {claim.epsilon:.4g} is above {WEAK_EPSILON:g}: an attacker who knows all other records may "
+            "become e^ε times surer of one, which is next to no protection; up to about 3 is usual, and 8 is much"
         )
         claim = dataclasses.replace(claim, caveats=(WARNING + sentence, *claim.caveats))
     if claim.delta * num_samples < 1:

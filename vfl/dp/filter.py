@@ -121,7 +121,7 @@ class NoiseFilter:
                 "z_rows",
                 f"rows {self.steps_done} to {self.steps_done + len(z) - 1}",
                 f"within the {limit} steps of the factorisation",
-                "its sensitivity covers no further step: factorise for more steps",
+                "its sensitivity covers no more steps: factorise for more",
             )
         if self._kind is None:
             self._kind = dtype

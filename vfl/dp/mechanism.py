@@ -281,7 +281,7 @@ def epsilon_with_slack(
             "epsilon",
             float(f"{epsilon:.4g}"),
             f"so small that e^ε times the distance of the arithmetic from real numbers stays below delta = {delta:g}",
-            f"above {WEAK_EPSILON:g} a claim says next to nothing anyway",
+            f"lower epsilon: above {WEAK_EPSILON:g} a claim protects next to nothing",
         )
     require(
         not headline,

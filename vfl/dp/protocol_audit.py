@@ -133,7 +133,7 @@ def find_auditor(protocol: str) -> Auditor:
         return getattr(importlib.import_module(module), function)
     except ModuleNotFoundError as error:
         raise InvalidArgument(
-            f"protocol = {protocol!r}: must be one whose package is installed, and {error.name!r} is not; install the "
+            f"protocol = {protocol!r}: needs the package {error.name!r}, which is not installed; install the "
             "whole of ppvfl, or audit the noise alone with --mechanism"
         ) from error
 

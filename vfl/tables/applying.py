@@ -207,8 +207,7 @@ class _Application:
             more = f" (and {count - 1} more)" if count > 1 else ""
             raise ColumnsError(
                 f"{self._raw.source}, column {name!r}, row {row}{more}: the value is missing; fill it with a public "
-                f"constant "
-                "(not with a statistic of the private rows), drop the row, or give the column a fill rule in "
+                "constant (not with a statistic of the private rows), drop the row, or give the column a fill rule in "
                 "columns.toml"
             )
 
@@ -222,9 +221,8 @@ class _Application:
             if first[code] >= 0:
                 raise ColumnsError(
                     f"{self._raw.source}, column {self._schema.id.column!r}, row {rows[place] + 1}: has the same id "
-                    f"as row "
-                    f"{rows[first[code]] + 1}; give one row an id, or each row an id of its own and state "
-                    f"rows_per_person"
+                    f"as row {rows[first[code]] + 1}; keep one row for each id, or give each row an id of its own and "
+                    "state rows_per_person"
                 )
             first[code] = place
 

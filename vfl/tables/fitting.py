@@ -142,7 +142,7 @@ def _fit_column(raw: RawTable, name: str, most_categories: int) -> Column:
         raise ColumnsError(f"{raw.source}, column {name!r}: {error.what}") from None
     missing = is_missing(array)
     if missing.all():
-        raise _Unused("it is empty in all public rows; state its range or its values if it is not in the others")
+        raise _Unused("it is empty in all public rows; if the private rows have values, state its range or its values")
     kind = _kind(array)
     if kind == "boolean":
         return Boolean(name)
@@ -177,14 +177,12 @@ def _fit_category(name: str, values: pa.Array, most_categories: int) -> Category
     distinct = len(pc.unique(values))
     if distinct > max(most_categories, len(values) // 2):
         raise _Unused(
-            f"it has {distinct:,} different texts in {len(values):,} public rows, so that hardly one repeats; state "
-            f"values to use some"
+            f"it has {distinct:,} different texts in {len(values):,} public rows, so hardly any text repeats; "
+            "state values to use some"
         )
     longest = pc.max(pc.utf8_length(values)).as_py()
     if longest > LONGEST_CATEGORY:
-        raise _Unused(
-            f"it holds text of up to {longest:,} characters, which is no category (at most {LONGEST_CATEGORY})"
-        )
+        raise _Unused(f"it holds text of up to {longest:,} characters, and a category has at most {LONGEST_CATEGORY}")
     cells = np.array(values.to_pylist(), dtype=object)[:, None]
     encoder = OneHotEncoder(max_categories=most_categories + 1, handle_unknown="infrequent_if_exist").fit(cells)
     rare = encoder.infrequent_categories_[0]

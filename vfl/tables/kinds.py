@@ -102,7 +102,12 @@ class Number(Column):
             steps = np.diff(self.quantiles)
             finite = len(self.quantiles) >= 2 and bool(np.isfinite(self.quantiles).all())
             good = finite and bool((steps >= 0).all()) and bool(steps.any())
-            require(good, f"{where}: quantiles", list(self.quantiles), "two or more finite numbers that do not fall")
+            require(
+                good,
+                f"{where}: quantiles",
+                list(self.quantiles),
+                "two or more finite numbers in ascending order, not all equal",
+            )
         else:
             require_real(f"{where}: centre", self.centre)
             require_real(f"{where}: spread", self.spread, 0.0, open_low=True)
@@ -167,8 +172,8 @@ class Category(Column):
         require(
             all(isinstance(v, str) and v.strip() == v and v for v in self.values),
             f"{where}: values",
-            "a value with space around it, empty, or no text",
-            "texts",
+            "a value that is empty, has space around it, or is not a text",
+            "texts without space around them",
         )
         require(len(set(self.values)) == len(self.values), f"{where}: values", "one that occurs twice", "all different")
         require_choice(f"{where}: fill", self.fill, self.fills)

@@ -63,7 +63,7 @@ def read_table(
         try:
             table = parquet.read_table(file, pre_buffer=False)
         except (pa.ArrowException, OSError) as error:
-            raise ColumnsError(f"{file.name}: is no Parquet file that can be read ({type(error).__name__})") from None
+            raise ColumnsError(f"{file.name}: cannot be read as Parquet ({type(error).__name__})") from None
     else:
         table = _read_numpy(file, id_column, label_column)
     return as_raw_table(table, source=file.name, keep=(id_column, *([label_column] if label_column else []), *keep))
@@ -90,8 +90,8 @@ def as_raw_table(table: Any, *, source: str = "the table", keep: Sequence[str] =
         raise ColumnsError(f"{source}, column {twice!r}: occurs more than once; rename one of them")
     index = [name for name in index if name not in keep]
     notes = tuple(
-        f"{source}, column {name!r}: is a row index that pandas wrote, and no feature; it is left out (write the file "
-        "with index=False, or name the column if it is one)"
+        f"{source}, column {name!r}: is a row index that pandas wrote, so it is left out; write the file "
+        "with index=False, or rename the column if it is a feature"
         for name in index
     )
     table = table.drop_columns(index)
@@ -135,7 +135,7 @@ def _read_csv(file: Path, guess_types: bool) -> pa.Table:
         )
     except pa.ArrowInvalid as error:  # its text may quote a cell
         raise ColumnsError(
-            f"{file.name}: is no CSV file in UTF-8 that can be read ({type(error).__name__}); check quotes and encoding"
+            f"{file.name}: cannot be read as CSV in UTF-8 ({type(error).__name__}); check quotes and encoding"
         ) from None
     if wrong:
         line, values = min(wrong)
@@ -158,9 +158,8 @@ def _refuse_open_quote(file: Path, table: pa.Table) -> None:
         closed = stream.read().rstrip(b"\r\n").endswith(b'"')
     if not closed:
         raise ColumnsError(
-            f"{file.name}, row {table.num_rows}: a quotation mark is not closed, so that all lines after it are one "
-            f"cell; close it, or "
-            "write it twice where it is meant as a character"
+            f"{file.name}, row {table.num_rows}: a quotation mark is not closed, so all lines after it are one "
+            "cell; close it, or double it if it is meant as a character"
         )
 
 

@@ -184,10 +184,8 @@ class Reception:
         name = str(hello.get("session"))[:8]
         return (
             f"server-{self._number} knows nothing of session {name}: its state was lost, or it was started with "
-            f"another "
-            "--state. Its operator can start it again with the state it had; if that is gone, so are its shares: "
-            "change "
-            "[federation] name in federation.toml everywhere and begin a new run"
+            "another --state. Its operator can start it again with the state it had. If that is lost, its shares are "
+            "lost too: change [federation] name in federation.toml everywhere and begin a new run"
         )
 
     def hand_out(self, channel: Channel, hello: Mapping[str, Any]) -> None:

@@ -197,7 +197,7 @@ class Meeting:
         ready = {number for number, _ in poll.poll(50)}
         for peer, talk in list(talks.items()):
             if talk.channel.connection.fileno() not in ready:
-                if not talk.offer and time.monotonic() > talk.since + _COMMIT:  # it is busy, or died without a word
+                if not talk.offer and time.monotonic() > talk.since + _COMMIT:  # it is busy, or died silently
                     talk.channel.close()
                     del talks[peer]
                 continue

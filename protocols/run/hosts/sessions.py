@@ -69,7 +69,7 @@ class Session:
         self.computing = False  # whether an attempt is under way here
         self.joined = set[str]()  # clients that have come with this session since the server was started
         self.failed = ""  # why the servers cannot compute it together, if they cannot
-        self._opened_nothing: bool | None = None  # of a session that has failed for good
+        self._opened_nothing: bool | None = None  # of a session that cannot go on
         if (directory / _FAILED).exists():
             found = read_json(directory / _FAILED)
             self._opened_nothing = bool(found["opened nothing"])

@@ -107,7 +107,7 @@ def test_two_organisations_train_and_predict(tmp_path, task):
         holder = kind.load(holder.save(tmp_path / "card") / "model-card.npz").set_params(
             backend="federation", party="card", **party
         )
-        with pytest.raises(ValueError, match="party = 'bank': must be 'card', whose own model file this is"):
+        with pytest.raises(ValueError, match="party = 'bank': must be 'card', the party of the model file"):
             kind.load(tmp_path / "card" / "model-card.npz").set_params(
                 backend="federation", party="bank", **party
             ).join_prediction(tables["bank"], output)

@@ -107,7 +107,7 @@ def test_the_file_must_be_the_one_that_everybody_agreed_on(tmp_path, capsys):
         (
             r"\[run\]\n",
             '[run]\nweights = "secret"\n',
-            r"absent but in a classification with g_bmf or g_shuff and open weights",
+            r"absent, except in a classification with g_bmf or g_shuff and open weights",
         ),
         (r'average = "auto"', 'average = "fifth"', r"\[run\] patience = 3: must be 0 with average = 'fifth'"),
     ):

@@ -378,7 +378,9 @@ def test_no_common_person_is_said_in_a_sentence_and_not_remembered(config: Feder
 
     together({name: lambda name=name: work(name) for name in ids})
     assert "no person is in every client's file: none of the 2 ids (text, 2 characters)" in said["bank"]
-    assert "3 ids (whole numbers, 1 characters)" in said["card"] and "ids are written alike" in said["card"]
+    assert (
+        "3 ids (whole numbers, 1 characters)" in said["card"] and "all files write ids in the same way" in said["card"]
+    )
     assert not list(tmp_path.glob("*/alignment-training.npz"))  # other files may have rows in common
 
 

@@ -79,7 +79,7 @@ WRONG = [
     (
         "epsilon = 3.0",
         "epsilon = 1000",
-        r"\[run\] epsilon = 1000.0: must be .* \(0, 100\]; above 10 a claim says next to",
+        r"\[run\] epsilon = 1000.0: must be .* \(0, 100\]; lower epsilon: above 10 a claim protects next to",
     ),
     ("held_out = 0.0", "held_out = 0.7", r"\[run\] held_out = 0.7: must be a finite number in \[0, 0.5\]"),
     ('batch_size = "auto"', 'batch_size = "large"', r"\[run\] batch_size = 'large': must be an integer"),
@@ -177,7 +177,9 @@ def test_a_run_needs_every_fingerprint(tmp_path: Path):
     file = tmp_path / "federation.toml"
     file.write_text(TEXT)
     assert load(file, pinned=False).source == str(file)
-    with pytest.raises(ConfigurationError, match=r"no fingerprint for server-0, .*card: .*ppvfl pin"):
+    with pytest.raises(
+        ConfigurationError, match=r"no fingerprint for server-0, .*card, so others cannot recognise it; .*ppvfl pin"
+    ):
         load(file)
     with pytest.raises(ConfigurationError, match=r"does not exist: give --config FILE, or write one with `ppvfl init`"):
         load(tmp_path / "other.toml")

@@ -98,7 +98,7 @@ def test_auditors_are_found_without_entry_points_and_missing_packages_are_named(
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: ())
     assert find_auditor("gl_bmf") is protocol_scores
     monkeypatch.setitem(protocol_audit.AUDITORS, "g_bmf", "no_such_package.audit:protocol_scores")
-    with pytest.raises(ValueError, match="'no_such_package' is not; install the whole of ppvfl"):
+    with pytest.raises(ValueError, match="'no_such_package', which is not installed; install the whole of ppvfl"):
         find_auditor("g_bmf")
 
 

@@ -119,7 +119,7 @@ def test_a_crowd_that_says_nothing_keeps_no_participant_out(besieged: Besieged) 
             stack.enter_context(socket.create_connection(besieged.address))
         assert besieged.greet() < PATIENCE
         assert threading.active_count() <= threads + 2 * STRANGERS + 2
-    besieged.wait_for_reason("there is a crowd at the door")
+    besieged.wait_for_reason("too many callers have not said who they are")
 
 
 def test_whoever_trickles_is_sent_away_after_a_while(besieged: Besieged) -> None:

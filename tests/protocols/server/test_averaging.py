@@ -202,7 +202,7 @@ def test_what_is_not_sound_is_refused_with_a_sentence():
     with pytest.raises(ValueError, match="average = 'fifth': must be 'none' in GL-BMF"):
         make(weights="open", average="fifth")
     rows = PublicRows.of(FEDERATION.test_rows(), FEDERATION.test_labels)
-    with pytest.raises(ValueError, match="nobody but a client has its layers"):
+    with pytest.raises(ValueError, match="in gl_bmf only clients have their layers"):
         with_public_rows(make(weights="open")[1], rows)
     with pytest.raises(ValueError, match="patience = 2: must be 0 with --average fifth"):
         planned(2, average="fifth")
@@ -236,7 +236,7 @@ def test_the_command_draws_the_curve_and_reports_where_it_stopped(tmp_path, caps
         (["--patience", "2"], "must be 0 without public rows"),
         (
             ["--weights", "secret", "--public-fraction", "0.1"],
-            "public_fraction = 0.1: must be absent but in a classification with g_bmf or g_shuff and open weights",
+            "public_fraction = 0.1: must be absent, except in a classification with g_bmf or g_shuff and open weights",
         ),
     ):
         with pytest.raises(SystemExit, match=sentence):

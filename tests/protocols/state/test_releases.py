@@ -327,5 +327,5 @@ def test_resume_with_an_edited_configuration_is_refused(tmp_path, capsys):
     assert json.loads(capsys.readouterr().out)["claim"]["epsilon"] == pytest.approx(20.0)
     for server in range(3):
         shutil.rmtree(run / f"server-{server}")
-    with pytest.raises(SystemExit, match=r"holds a model that was released, but nothing that its servers kept"):
+    with pytest.raises(SystemExit, match=r"holds a released model, but its servers' files are missing"):
         launch.main("g_bmf", None, ["--resume", str(run)])

@@ -62,7 +62,7 @@ def test_only_the_last_epoch_is_kept_and_a_second_shuffle_replaces_the_first(tmp
         last = run(shuffle_and_save, tmp_path, epoch=epoch)
     assert [file.name for file in (tmp_path / "server-1").iterdir()] == ["shuffled-00000004.npz"]
     assert (run(load_and_open, tmp_path)[0][0] == last[0][0]).all()
-    with pytest.raises(refmpc.PartyFailed, match="the shuffled rows of epoch 3: bring it back, or start a new run"):
+    with pytest.raises(refmpc.PartyFailed, match="the shuffled rows of epoch 3: restore it, or start a new run"):
         run(load_and_open, tmp_path, epoch=3)
     ShuffledRows(tmp_path / "server-1", "plan").discard()
     assert not list((tmp_path / "server-1").iterdir())
@@ -163,5 +163,5 @@ def test_a_server_that_lost_the_order_of_an_epoch_ends_the_run(tmp_path):
         with pytest.raises(refmpc.PartyFailed, match="Crash"):
             run_secure(plan, federation, tmp_path, g_shuff.servers, every=2)
     (tmp_path / "server-2" / "shuffled-00000001.npz").unlink()
-    with pytest.raises(refmpc.PartyFailed, match="an order that is opened in part must not be drawn again"):
+    with pytest.raises(refmpc.PartyFailed, match="an order of which steps were opened must not be drawn again"):
         run_secure(plan, federation, tmp_path, g_shuff.servers, every=2)

@@ -15,7 +15,7 @@ REFUSED = {
     "columns are separated by semicolons, not by commas": b"id;a\n1;2,5\n2;3,5\n",
     "columns are separated by tabs": b"id\ta\n1\t2\n",
     "columns are separated by vertical bars": b"id|a\n1|2\n",
-    r"row 1: a quotation mark is not closed, so that all lines after it are one cell": b'id,a\n1,"x\n2,y\n3,z\n',
+    r"row 1: a quotation mark is not closed, so all lines after it are one cell": b'id,a\n1,"x\n2,y\n3,z\n',
     r"row 2: a quotation mark is not closed": b'id,a\n1,x\n2,"y\n3,z',
     "is not in UTF-8": "id,a\n1,Zürich\n".encode("latin-1"),
     "is empty; the first line must name the columns": b"",

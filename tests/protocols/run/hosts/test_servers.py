@@ -228,7 +228,9 @@ def test_a_client_with_other_columns_than_it_shared_is_refused(federation: Feder
     _wait(lambda: any("upload complete" in e["event"] for e in federation.events("server-2")))
     for _ in range(2):  # however often it tries
         federation.client("bank", session, changed := dict[str, Any](), scale=0.5).join(PATIENCE)
-        assert isinstance(changed["bank"], HandshakeError) and "other columns than those shared" in str(changed["bank"])
+        assert isinstance(changed["bank"], HandshakeError) and "the columns are not those shared before" in str(
+            changed["bank"]
+        )
     federation.client("card", session, outcome).join(PATIENCE)
     first.join(PATIENCE)
     assert np.array_equal(outcome["bank"][0], outcome["card"][0])
