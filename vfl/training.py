@@ -183,7 +183,7 @@ class TrainingConfig:
         "weights; no privacy cost)",
         choices=AVERAGES,
         needs="averages",
-        open_weights="an average of weights that nobody has seen would cost a step each; use open weights",
+        open_weights="averages of secret weights would cost as much as a step; use open weights",
         usual=AUTOMATIC,
     )
     task: str = setting(

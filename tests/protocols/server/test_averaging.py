@@ -197,7 +197,7 @@ def test_what_is_not_sound_is_refused_with_a_sentence():
         planned(optimiser="adam", momentum=0.9)
     with pytest.raises(ValueError, match="optimiser = 'adam': must be 'sgd' in GL-BMF"):
         make(weights="open", optimiser="adam")
-    with pytest.raises(ValueError, match="secret weights cannot be measured on the way"):
+    with pytest.raises(ValueError, match="secret weights cannot be measured during training"):
         planned(0, weights="secret")
     with pytest.raises(ValueError, match="average = 'fifth': must be 'none' in GL-BMF"):
         make(weights="open", average="fifth")
