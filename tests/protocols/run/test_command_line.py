@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import runpy
 import subprocess
 import sys
 from functools import partial
@@ -23,6 +24,7 @@ from vfl.data.sets import EMBEDDED_TABLES, load_data
 from vfl.defaults import table_row_bound
 from vfl.dp import DeltaWarning
 from vfl.dp.claim import NO_CLAIM
+from vfl.methods import FACTS
 from vfl.training import TrainingConfig
 from vfl.twins import train_ldp_g
 
@@ -35,6 +37,14 @@ def test_the_default_job_does_not_import_torch():
     )
     out = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
     assert out.strip() == "[]"
+
+
+@pytest.mark.parametrize("method", FACTS)
+def test_every_method_has_its_command(method, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", [method, "--help"])
+    with pytest.raises(SystemExit) as left:
+        runpy.run_module(f"protocols.{method}", run_name="__main__")
+    assert left.value.code == 0 and capsys.readouterr().out.startswith(f"usage: python -m protocols.{method}")
 
 
 def test_options_survive_being_written_to_config_json():
