@@ -56,6 +56,7 @@ WEIGHT_BITS = 8  # of class weights
 LARGEST_WEIGHT = 64.0
 WAVES = ((64, 12), (128, 16), (256, 32))  # period of a sigmoid's wave, and its sines
 WAVE_EDGE = 8.0  # it is a sigmoid up to this before half its period
+LONGEST = 2.5  # rows for whose outputs a wave is chosen, in usual norms
 FARTHEST = WAVES[-1][0] / 2 - WAVE_EDGE
 CEILING = 63 / 64  # of F: what is above, up to 1, is for rounding
 
@@ -128,8 +129,11 @@ class OneOutput:
         return round(slope * 2.0**bits), bits
 
     def argument(self, output_bound: float) -> float:
-        """How far the wave is asked for outputs within a bound."""
-        return output_bound if self.task == "binary" else 2.0 * (output_bound + 1.0) / self.threshold
+        """How far the wave is asked for outputs within a bound, of rows of at most ``LONGEST`` times the usual norm.
+        Few are longer, none points along the weights, and what is at stake is accuracy."""
+        usual = LONGEST * self.clip_norm / self.threshold
+        reached = output_bound * min(1.0, usual / self.reach)
+        return reached if self.task == "binary" else 2.0 * (reached + 1.0) / self.threshold
 
     def wave(self, output_bound: float) -> tuple[int, int]:
         """Period and sines for outputs within a bound."""
