@@ -99,7 +99,7 @@ def test_two_organisations_train_and_predict(tmp_path, task):
             ValueError, match=rf"party = 'bank': must be 'card'.*join_prediction\(X, output='{output}'\)"
         ):
             bank.predict(tables["bank"])
-        with pytest.raises(ValueError, match="party = 'card': must be another one than the receiver"):
+        with pytest.raises(ValueError, match="party = 'card': must be another party than the receiver"):
             holder.join_prediction(card, output)
         party = {"federation": options["federation"]}
         bank = kind.load(bank.save(tmp_path / "kept")).set_params(**party)  # this party's own file, and nothing else

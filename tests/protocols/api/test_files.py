@@ -78,7 +78,7 @@ def test_files_that_do_not_belong_together_are_refused(trained):
     with pytest.raises(ValueError, match="of another training.: must be files of one training"):
         VerticalClassifier.load(kept)
     write_model(kept / "model-bank.npz", replace(other, client=""))
-    with pytest.raises(ValueError, match="model-bank.npz, which does not say whose it is"):
+    with pytest.raises(ValueError, match="model-bank.npz, which names no party"):
         VerticalClassifier.load(kept)
     write_model(kept / "model-bank.npz", replace(other, local_model="a fingerprint"))
     with pytest.raises(ValueError, match="parties with a model of their own = 'bank'"):

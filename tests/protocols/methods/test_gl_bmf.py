@@ -332,7 +332,7 @@ def test_a_server_that_has_not_written_the_last_step_means_nobody_opened_the_mod
 def test_a_run_without_checkpoints_is_not_begun_again(tmp_path, weights):
     federation, plan = make(epochs=1, weights=weights)
     run_secure(plan, federation, tmp_path)
-    with pytest.raises(PartyFailed, match="fresh for a run without checkpoints"):
+    with pytest.raises(PartyFailed, match="start a new run in an empty directory"):
         run_secure(plan, federation, tmp_path)
 
 

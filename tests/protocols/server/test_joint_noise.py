@@ -171,7 +171,7 @@ def test_noise_that_is_gone_cannot_be_replaced(federation, tmp_path, monkeypatch
     run_until_crash(plan, federation, tmp_path, monkeypatch, 3)
     for file in (tmp_path / "server-2").glob("joint-*"):
         file.unlink()
-    with pytest.raises(refmpc.PartyFailed, match="was drawn and must not be drawn again"):
+    with pytest.raises(refmpc.PartyFailed, match="which must not be drawn again"):
         run_secure(plan, federation, tmp_path)
 
 
