@@ -38,6 +38,7 @@ __all__ = [
     "TrainingTask",
     "make_task",
     "prediction_plan",
+    "shares_of_model",
 ]
 
 SHARED_MODEL = "shared-model.json"  # beside the claim, where a server does not know the model
@@ -197,6 +198,14 @@ def _known_model(trained: Path) -> SharedModel | Sequence[np.ndarray]:
     if (trained / MODEL).exists():
         return read_model(trained / MODEL).layers
     return SharedModel(**json.loads((trained / SHARED_MODEL).read_text()))
+
+
+def shares_of_model(trained: Path) -> Path | None:
+    """The file of a server's shares of the model, if that is all it has of it: it predicts with them."""
+    if not (trained / SHARED_MODEL).exists():
+        return None
+    known = _known_model(trained)
+    return known.file(trained / "server") if isinstance(known, SharedModel) else None
 
 
 def prediction_plan(

@@ -249,12 +249,11 @@ class Server:
 
     def _compared(self, name: str) -> dict[str, Any]:
         """What the three servers must agree on before they compute a session: also that nobody's budget is exceeded."""
-        session = self._store[name]
-        training = isinstance(session.task, TrainingTask) and not session.done
+        session, budget = self._store[name], ""
         try:
             people = session.people
-            claim = session.task.plan.claim  # type: ignore[union-attr]
-            budget = self._budgets.objection(name, claim, people) if training else ""
+            if isinstance(session.task, TrainingTask) and not session.done:
+                budget = self._budgets.objection(name, session.task.plan.claim, people)
         except InvalidArgument as error:  # a file of this server is damaged
             session.fail(f"{self._identity.name}: {error}", try_again=True)
             raise HandshakeError(session.failed) from None

@@ -30,7 +30,7 @@ from protocols.methods.prediction import OUTPUTS
 from protocols.net.live_channels import Guests
 from protocols.net.spool import Spool, publish, published
 from protocols.net.wire import PREDICTION, TRAINING
-from protocols.run.hosts.jobs import MakeTask, Task, TrainingTask, make_task
+from protocols.run.hosts.jobs import MakeTask, Task, TrainingTask, make_task, shares_of_model
 from protocols.run.hosts.pace import Pace
 from protocols.run.hosts.planning import Planner
 from protocols.state.model_file import MODEL
@@ -190,15 +190,17 @@ class Session:
             self.settle()
 
     def settle(self) -> None:
-        """All three servers have computed it, or nobody will: remove shares of rows, noise and words; results stay."""
-        _remove_private(self.directory)
+        """All three servers have computed it, or nobody will: remove shares of rows, noise and words; results stay, and
+        so do a server's shares of a model that none of them knows."""
+        _remove_private(self.directory, shares_of_model(self.directory))
 
 
-def _remove_private(directory: Path) -> None:
+def _remove_private(directory: Path, but: Path | None = None) -> None:
     shutil.rmtree(directory / "upload", ignore_errors=True)
     for pattern in _PRIVATE:
         for file in (directory / "server").glob(pattern):
-            file.unlink(missing_ok=True)  # two clients may come for theirs in the same moment
+            if file != but:
+                file.unlink(missing_ok=True)  # two clients may come for theirs in the same moment
 
 
 def _holds_private(directory: Path) -> bool:
