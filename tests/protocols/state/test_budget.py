@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import secrets
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,21 +21,19 @@ from protocols.net.checks import check_budget
 from protocols.state.budget import BUDGET, Budgets
 from refmpc.core.errors import HandshakeError
 from tests.protocols.run.hosts.federations import make_federation
-from tests.protocols.run.hosts.threads import PATIENCE, ROWS, Federation
+from tests.protocols.run.hosts.threads import ROWS, Federation
 from vfl.dp.budget import BudgetExceededError, composed_epsilon
 
 LIMIT = "\n[budget]\nepsilon = 4.0\ndelta = 1e-5\n"
 
 
 def train(federation: Federation) -> dict[str, Any]:
-    for number in range(3):
-        federation.start(number)
-    session = secrets.token_hex(16)
-    outcome: dict[str, Any] = {}
-    for thread in [federation.client(name, session, outcome) for name in ("bank", "card")]:
-        thread.join(PATIENCE)
+    federation.align()
+    federation.start_all()
+    federation.clients()
+    found = federation.wait()
     federation.stop()
-    return outcome
+    return found
 
 
 def renamed(federation: Federation, name: str) -> None:

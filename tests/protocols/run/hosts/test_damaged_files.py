@@ -7,7 +7,6 @@ The files are those that a training leaves, at two stages: the training itself i
 
 from __future__ import annotations
 
-import secrets
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -26,7 +25,7 @@ from protocols.net.wire import PREDICTION, TRAINING
 from protocols.run.hosts.sessions import SessionStore
 from protocols.state.budget import Budgets
 from tests.protocols.run.hosts.test_operators import with_a_flipped_bit
-from tests.protocols.run.hosts.threads import PATIENCE, Federation, _wait
+from tests.protocols.run.hosts.threads import Federation
 
 DAMAGES: dict[str, Callable[[bytes], bytes]] = {
     "a flipped bit": with_a_flipped_bit,
@@ -35,9 +34,8 @@ DAMAGES: dict[str, Callable[[bytes], bytes]] = {
 }
 # read by nobody: a lock and a marker count by being there, a pid is for people; under server/ see the other test
 NEVER_READ = {"pid", "begun.json", "bank.taken", "card.taken"}
-CHAINED = (
-    "audit.jsonl"  # has its own hash chain, and the heads that others note: tests/protocols/state/test_audit_log.py
-)
+# has its own hash chain, and the heads that others note: tests/protocols/state/test_audit_log.py
+CHAINED = "audit.jsonl"
 
 
 def read_by_a_server(federation: Federation, state: Path) -> list[Any]:
@@ -68,9 +66,8 @@ def damaged_or_the_same(state: Path, read: Callable[[Path], Any], tmp_path: Path
     expected = read(copy)
     shutil.rmtree(copy)
     silent, named = set[str](), set[str]()
-    for file in sorted(
-        file for file in state.rglob("*") if file.is_file() and file.stat().st_size and file.name != CHAINED
-    ):
+    files = [file for file in state.rglob("*") if file.is_file() and file.stat().st_size and file.name != CHAINED]
+    for file in sorted(files):
         for damage in DAMAGES.values():
             shutil.copytree(state, copy)
             damaged = copy / file.relative_to(state)
@@ -92,17 +89,12 @@ def damaged_or_the_same(state: Path, read: Callable[[Path], Any], tmp_path: Path
 def test_what_a_server_keeps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     federation = Federation(tmp_path)
     monkeypatch.setattr("protocols.net.server_calls.ServerCalls.confirm", lambda calls: None)
-    for number in range(3):
-        federation.start(number)
-    session, outcome = secrets.token_hex(16), dict[str, Any]()
+    federation.start_all()
     state = tmp_path / "server-1" / "state"
-    threads = [federation.client("bank", session, outcome)]
-    _wait(lambda: all(any(e["event"] == "upload complete" for e in federation.events(f"server-{n}")) for n in range(3)))
+    federation.client("bank")
+    federation.wait_until_uploaded()
     shutil.copytree(state, tmp_path / "uploaded")
-    threads.append(federation.client("card", session, outcome))
-    for thread in threads:
-        thread.join(PATIENCE)
-    assert isinstance(outcome["bank"], list)
+    federation.train("card")
     federation.stop()
     named = set[str]()
     for stage in (tmp_path / "uploaded", state):

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import errno
 import os
-import secrets
 import shutil
 import threading
 import time
@@ -13,19 +12,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from protocols.cli import main
 from protocols.log import Log
-from protocols.net.wire import Refused, call
+from protocols.net.wire import Refused
 from protocols.run.hosts import server as server_command
 from protocols.run.hosts import server_sync
 from protocols.run.hosts.jobs import make_task
 from protocols.run.hosts.sessions import Session
 from protocols.state.audit_log import AuditLog
 from refmpc.core.errors import HandshakeError
-from tests.protocols.run.hosts.threads import PATIENCE, ROWS, Federation, _wait, train_until_a_checkpoint
+from tests.protocols.run.hosts.threads import CLIENTS, ROWS, Federation, _wait, train_until_a_checkpoint
 from tests.protocols.run.hosts.wiretap import Relay
 
 
@@ -36,32 +34,19 @@ def federation(tmp_path: Path) -> Iterator[Federation]:
     found.stop()
 
 
-def _events(federation: Federation, name: str) -> list[dict[str, Any]]:
-    return federation.events(name) if (federation.directory / f"{name}.log").exists() else []
-
-
-def reasons(federation: Federation, name: str, event: str) -> list[str]:
-    return [str(e.get("reason")) for e in federation.events(name) if e["event"] == event]
-
-
 def test_a_client_that_waits_notices_a_server_that_fell_silent(federation: Federation) -> None:
     """The host of server 1 is gone for this client, without a word, while it waits for the model: it sat there for
     good."""
     relay = Relay(federation.config.addresses[1])
     federation.seen_by["bank", 1] = {"host": relay.address[0], "port": relay.address[1]}
-    for number in range(3):
-        federation.start(number)
-    session = secrets.token_hex(16)
-    outcome: dict[str, Any] = {}
-    bank = federation.client("bank", session, outcome)
+    federation.start_all()
+    federation.client("bank")
     # it has called for its result, and was told whom everybody waits for
-    _wait(lambda: any(e["event"] == "waiting" and e["peer"] == "card" for e in _events(federation, "bank")))
+    _wait(lambda: any(e["event"] == "waiting" and e["peer"] == "card" for e in federation.events("bank")))
     relay.stall()
-    _wait(lambda: any("server-1 sent nothing for 3 s" in why for why in reasons(federation, "bank", "waiting")))
-    federation.client("card", session, outcome).join(PATIENCE)
-    bank.join(PATIENCE)
+    federation.wait_for_reason("bank", "server-1 sent nothing for 3 s")
+    federation.train("card")
     relay.close()
-    assert np.array_equal(outcome["bank"][0], outcome["card"][0])
 
 
 def test_kernels_that_cannot_be_loaded_ahead_are_a_line(
@@ -83,22 +68,19 @@ def test_servers_meet_when_their_kernels_are_compiled(federation: Federation) ->
     """The first training of a fresh install was silent for 45 s: every kernel was compiled within the attempt."""
     servers = [federation.start(number) for number in range(3)]
     servers[1].ready.clear()
-    session, outcome = secrets.token_hex(16), dict[str, Any]()
-    clients = [federation.client(name, session, outcome) for name in ("bank", "card")]
-    _wait(lambda: any("compiles or loads its kernels" in why for why in reasons(federation, "server-2", "waiting")))
+    federation.clients()
+    federation.wait_for_reason("server-2", "compiles or loads its kernels")
     assert servers[1]._state_in_words() == "compiles or loads its kernels"  # to doctors
-    assert not reasons(federation, "server-0", "all servers agree") and not outcome
+    assert not federation.count("server-0", "all servers agree") and not federation.outcome
     servers[1].ready.set()
-    for client in clients:
-        client.join(PATIENCE)
-    assert np.array_equal(outcome["bank"][0], outcome["card"][0])
+    federation.finish()
 
 
 def test_a_server_on_a_full_disk_stops_when_it_is_asked_to(
     federation: Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server = federation.start(0)
-    _wait(lambda: any(e["event"] == "listening" for e in federation.events("server-0")))
+    federation.start(0)
+    _wait(lambda: federation.count("server-0", "listening"))
     append = AuditLog.append
 
     def full(log: AuditLog, event: str, **facts: Any) -> Any:
@@ -107,9 +89,7 @@ def test_a_server_on_a_full_disk_stops_when_it_is_asked_to(
         return append(log, event, **facts)
 
     monkeypatch.setattr(AuditLog, "append", full)
-    server.stop.set()
-    _, thread = federation.servers[0]
-    thread.join(PATIENCE)
+    federation.end(0)
     line = next(e for e in federation.events("server-0") if "audit log" in e["event"])
     assert line["errno"] == "ENOSPC" and line["path"] == "audit.jsonl"
 
@@ -118,8 +98,7 @@ def test_an_upload_that_is_a_column_short_is_refused_by_name(
     federation: Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was accepted and sealed, and then failed in every attempt, without end and without a name."""
-    for number in range(3):
-        federation.start(number)
+    federation.start_all()
     from protocols.client import upload
 
     share = upload.share_columns
@@ -128,12 +107,10 @@ def test_an_upload_that_is_a_column_short_is_refused_by_name(
         share(client, upload.ClientJob(job.plan, job.embeddings[:][:, :-1], job.labels), *more)
 
     monkeypatch.setattr("protocols.client.take_part.share_columns", short)
-    outcome: dict[str, Any] = {}
-    federation.client("bank", secrets.token_hex(16), outcome).join(PATIENCE)
-    assert isinstance(outcome["bank"], Refused)
-    assert "bank sent something that does not fit" in str(outcome["bank"]) and "96 rows of 4 columns" in str(
-        outcome["bank"]
-    )
+    federation.client("bank")
+    refused = federation.wait()["bank"]
+    assert isinstance(refused, Refused)
+    assert "bank sent something that does not fit" in str(refused) and "96 rows of 4 columns" in str(refused)
     assert not list(federation.directory.glob("server-[12]/state/*/training-*/upload/bank/*.message"))
 
 
@@ -151,16 +128,14 @@ def test_nobody_waits_for_the_plan_of_a_strangers_numbers(
         return make(config, facts, trained)
 
     server = federation.start(0)
-    facts = {"kind": "training", "session": secrets.token_hex(16), "rows": ROWS, "people": "0" * 64}
-    channel, _ = call(federation.identity("bank"), 0, federation.config.addresses[0], "upload", timeout=5.0, **facts)
+    hello = federation.hello("bank")
+    channel, _ = federation.call("bank", 0, **hello)
     monkeypatch.setattr(server._store._planner, "_make", slow)
-    huge = {**facts, "session": secrets.token_hex(16), "rows": 10**9}
-    address = federation.config.addresses[0]
     with pytest.raises(Exception, match="greeting"):  # the caller gives up before the plan is made
-        call(federation.identity("card"), 0, address, "upload", timeout=1.0, **huge)
+        federation.call("card", 0, timeout=1.0, **federation.hello("card", rows=10**9))
     assert begun.is_set()
     assert server._store.training is not None and server._state_in_words()  # neither waits for the lock
-    again, answer = call(federation.identity("bank"), 0, address, "upload", timeout=5.0, **facts)
+    again, answer = federation.call("bank", 0, **hello)
     assert answer["kept"] == 0
     go_on.set()
     channel.close()
@@ -178,19 +153,14 @@ def test_a_full_disk_is_a_pause_and_a_sentence(federation: Federation, monkeypat
 
     monkeypatch.setattr(shutil, "disk_usage", disk)
     full.set()
-    for number in range(3):
-        federation.start(number)
-    session = secrets.token_hex(16)
-    outcome: dict[str, Any] = {}
-    threads = [federation.client(name, session, outcome) for name in ("bank", "card")]
-    _wait(lambda: any("cannot write to its disk" in why for why in reasons(federation, "bank", "waiting")))
+    federation.start_all()
+    federation.clients()
+    federation.wait_for_reason("bank", "cannot write to its disk")
     (said,) = {e["errno"] for e in federation.events("server-1") if e["level"] == "error"}
     assert said == "ENOSPC" and all("path" in e for e in federation.events("server-1") if e["level"] == "error")
     assert not list(federation.directory.glob("server-*/state/*/training-*/upload/*/*.message"))
     full.clear()
-    for thread in threads:
-        thread.join(PATIENCE)
-    assert np.array_equal(outcome["bank"][0], outcome["card"][0])
+    federation.finish()
 
 
 def test_a_server_survives_its_own_full_disk(federation: Federation, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,32 +174,21 @@ def test_a_server_survives_its_own_full_disk(federation: Federation, monkeypatch
         finish(session, attempt, outbox)
 
     monkeypatch.setattr(Session, "finish", fail_once)
-    for number in range(3):
-        federation.start(number)
-    session = secrets.token_hex(16)
-    outcome: dict[str, Any] = {}
-    for thread in [federation.client(name, session, outcome) for name in ("bank", "card")]:
-        thread.join(PATIENCE)
-    assert np.array_equal(outcome["bank"][0], outcome["card"][0])
+    federation.start_all()
+    federation.train()
     (line,) = [e for e in federation.events("server-1") if "the attempt failed" in e["event"]]
     assert line["errno"] == "ENOSPC" and line["path"].endswith("results") and line["pause"] > 0
 
 
 def test_lost_state_is_told_with_the_way_out(federation: Federation) -> None:
-    for number in range(3):
-        federation.start(number)
-    session = secrets.token_hex(16)
-    outcome: dict[str, Any] = {}
-    bank = federation.client("bank", session, outcome)
-    _wait(lambda: all(any(e["event"] == "upload complete" for e in federation.events(f"server-{n}")) for n in range(3)))
-    server, thread = federation.servers[1]
-    server.stop.set()
-    thread.join(10)
+    federation.start_all()
+    federation.client("bank")
+    federation.wait_until_uploaded()
+    federation.end(1)
     shutil.rmtree(federation.directory / "server-1" / "state")
     federation.start(1)
-    bank.join(PATIENCE)
-    assert isinstance(outcome["bank"], HandshakeError)
-    assert "its state was lost" in str(outcome["bank"]) and "begin a new run" in str(outcome["bank"])
+    told = federation.wait()["bank"]
+    assert isinstance(told, HandshakeError) and "its state was lost" in str(told) and "begin a new run" in str(told)
 
 
 def test_servers_wait_for_the_one_that_is_missing_and_for_nobody_else(
@@ -237,10 +196,8 @@ def test_servers_wait_for_the_one_that_is_missing_and_for_nobody_else(
 ) -> None:
     """The two that were there took each other's new meeting for a departure ("has gone again")."""
     monkeypatch.setattr(server_sync, "_MEETING", 1.0)
-    federation, threads, outcome = train_until_a_checkpoint(tmp_path)
-    server, thread = federation.servers[2]
-    server.stop.set()
-    thread.join(10)
+    federation = train_until_a_checkpoint(tmp_path)
+    federation.end(2)
     _wait(lambda: all("server-2" in federation.servers[n][0]._state_in_words() for n in (0, 1)))
     time.sleep(3.0)  # a few meetings
     for number in (0, 1):
@@ -248,51 +205,36 @@ def test_servers_wait_for_the_one_that_is_missing_and_for_nobody_else(
         assert named - {"bank", "card"} == {"server-2"}
         assert federation.servers[number][0]._state_in_words().startswith("waiting for server-2 since 20")
     federation.start(2)
-    for thread in threads:
-        thread.join(PATIENCE)
-    assert np.array_equal(outcome["bank"][0], outcome["card"][0])
+    federation.finish()
     federation.stop()
 
 
 def test_a_client_that_voids_the_others_guarantee_is_refused_by_name(federation: Federation) -> None:
     """Rows × 1000: the training ended, and the (3, 1e-5) claim was handed out."""
-    for number in range(3):
-        federation.start(number)
-    session = secrets.token_hex(16)
-    outcome: dict[str, Any] = {}
-    threads = [federation.client("bank", session, outcome, scale=1000.0), federation.client("card", session, outcome)]
-    for thread in threads:
-        thread.join(PATIENCE)
-    for found in outcome.values():
+    federation.start_all()
+    federation.client("bank", scale=1000.0)
+    federation.client("card")
+    for found in federation.wait().values():
         assert isinstance(found, HandshakeError) and "client 'bank' shared rows beyond the row bound" in str(found)
     assert not list(federation.directory.glob("server-*/state/*/training-*/done.json"))
-    session = secrets.token_hex(16)  # aligned again
-    threads = [federation.client(name, session, outcome) for name in ("bank", "card")]
-    for thread in threads:
-        thread.join(PATIENCE)
-    assert np.array_equal(outcome["bank"][0], outcome["card"][0])
+    federation.align()
+    federation.train()
 
 
 def _strangers_session(federation: Federation, name: str, number: int) -> str:
     """What a server answers a client that begins a training under a name of its own."""
-    facts = {"kind": "training", "session": secrets.token_hex(16), "rows": ROWS, "people": federation.people(name)}
     try:
-        channel, _ = call(
-            federation.identity(name), number, federation.config.addresses[number], "upload", timeout=20.0, **facts
-        )
+        federation.call(name, number, timeout=20.0)[0].close()
     except Refused as error:
         return str(error)
-    channel.close()
     return ""
 
 
 def test_one_client_removes_nothing_that_another_has_shared(federation: Federation) -> None:
     """A first message of one client, with a random name, deleted the uploads of all at three servers."""
-    for number in range(3):
-        federation.start(number)
-    session, outcome = secrets.token_hex(16), dict[str, Any]()
-    threads = [federation.client("bank", session, outcome)]
-    _wait(lambda: all(any(e["event"] == "upload complete" for e in federation.events(f"server-{n}")) for n in range(3)))
+    federation.start_all()
+    federation.client("bank")
+    federation.wait_until_uploaded()
     before = sorted(federation.directory.glob("server-*/state/*/training-*/upload/bank/*"))
     assert len(before) == 6
     for number in range(3):
@@ -300,10 +242,7 @@ def test_one_client_removes_nothing_that_another_has_shared(federation: Federati
             assert _strangers_session(federation, "card", number) == ""
     assert sorted(federation.directory.glob("server-*/state/*/training-*/upload/bank/*")) == before
     assert len(list(federation.directory.glob("server-*/state/*/training-*"))) == 6  # of card only the last one stays
-    threads.append(federation.client("card", session, outcome))
-    for thread in threads:
-        thread.join(PATIENCE)
-    assert np.array_equal(outcome["bank"][0], outcome["card"][0])
+    federation.train("card")
     assert len(list(federation.directory.glob("server-*/state/*/training-*"))) == 3
 
 
@@ -316,45 +255,31 @@ def with_a_flipped_bit(content: bytes) -> bytes:
 def test_a_damaged_upload_is_told_of_its_server_and_of_no_client(federation: Federation, damage: Any) -> None:
     """A flipped bit was blamed on a client ("rows beyond the row bound"), a message that was cut off was tried for
     ever."""
-    for number in range(3):
-        federation.start(number)
-    session, outcome = secrets.token_hex(16), dict[str, Any]()
-    threads = [federation.client("bank", session, outcome)]
-    _wait(lambda: all(any(e["event"] == "upload complete" for e in federation.events(f"server-{n}")) for n in range(3)))
+    federation.start_all()
+    federation.client("bank")
+    federation.wait_until_uploaded()
     (file,) = federation.directory.glob("server-1/state/*/training-*/upload/bank/*.message")
     whole = file.read_bytes()
     file.write_bytes(damage(whole))
-    threads.append(federation.client("card", session, outcome))
-    for thread in threads:
-        thread.join(PATIENCE)
-    for found in outcome.values():
+    federation.client("card")
+    for found in federation.wait().values():
         assert "server-1: " in str(found) and f"{file.name} is damaged" in str(found), found
-    server, thread = federation.servers[1]
-    server.stop.set()
-    thread.join(PATIENCE)
+    federation.end(1)
     file.write_bytes(whole)  # from a backup
     federation.start(1)
-    for thread in [federation.client(name, session, outcome) for name in ("bank", "card")]:
-        thread.join(PATIENCE)
-    assert np.array_equal(outcome["bank"][0], outcome["card"][0])
+    federation.train()
 
 
 def test_shares_and_noise_go_when_all_servers_are_done(federation: Federation, monkeypatch: pytest.MonkeyPatch) -> None:
     """They stayed for ever if one client never came for its result."""
     monkeypatch.setattr("protocols.net.server_calls.ServerCalls.confirm", lambda calls: None)
-    for number in range(3):
-        federation.start(number)
-    session, outcome = secrets.token_hex(16), dict[str, Any]()
-    for thread in [federation.client(name, session, outcome) for name in ("bank", "card")]:
-        thread.join(PATIENCE)
-    assert np.array_equal(outcome["bank"][0], outcome["card"][0])
+    federation.start_all()
+    federation.train()
     kept = [f.name for f in federation.directory.glob("server-*/state/*/training-*/**/*") if f.is_file()]
     expected = {"session.json", "done.json", "claim.txt", "ledger.json", "model.npz", "begun.json", "pid"}
     expected |= {"bank.result", "card.result", "people-bank.tag", "people-card.tag"}
     assert set(kept) == expected and len(kept) == 3 * len(expected)
-    again = federation.client("bank", session, outcome)  # the result can still be fetched
-    again.join(PATIENCE)
-    assert np.array_equal(outcome["bank"][0], outcome["card"][0])
+    federation.train("bank")  # the result can still be fetched
 
 
 def _files(federation: Federation) -> set[str]:
@@ -365,15 +290,14 @@ def _files(federation: Federation) -> set[str]:
 @pytest.mark.parametrize("way", ["forget", "retention_days"])
 def test_a_session_is_forgotten_and_what_was_opened_stays_spent(tmp_path: Path, way: str, opened: bool) -> None:
     federation = Federation(tmp_path, retention_days=1.0 if way == "retention_days" else 0.0, epochs=60)
-    for number in range(3):
-        federation.start(number)
-    session, outcome = secrets.token_hex(16), dict[str, Any]()
-    for name in ("bank", "card") if opened else ("bank",):
-        federation.client(name, session, outcome)
-    pattern = f"server-1/state/*/training-{session}/{'server/opened-*' if opened else 'upload/bank/complete.json'}"
+    federation.start_all()
+    federation.clients(*CLIENTS if opened else ["bank"])
+    pattern = (
+        f"server-1/state/*/training-{federation.session}/{'server/opened-*' if opened else 'upload/bank/complete.json'}"
+    )
     _wait(lambda: list(tmp_path.glob(pattern)))
     if way == "forget":  # not while the server runs
-        own = ["forget", session[:12], "--as", "server-1", "--config", str(tmp_path / "federation.toml")]
+        own = ["forget", federation.session[:12], "--as", "server-1", "--config", str(tmp_path / "federation.toml")]
         assert main(own) == 2 and "complete.json" in _files(federation)
     federation.stop()
     if way == "forget":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import secrets
 import socket
 import struct
 import time
@@ -34,7 +33,6 @@ from protocols.net.wire import (
     Channel,
     Field,
     Refused,
-    call,
 )
 from protocols.run.hosts.sessions import Session
 from protocols.server.open_training import OpenTrainingRun
@@ -56,16 +54,6 @@ def federation(tmp_path: Path) -> Iterator[Federation]:
     found.stop()
 
 
-def train(federation: Federation, session: str, rows: int = ROWS) -> np.ndarray:
-    outcome: dict[str, Any] = {}
-    for thread in [federation.client(name, session, outcome, rows) for name in ("bank", "card")]:
-        thread.join(PATIENCE)
-        assert not thread.is_alive()
-    assert all(isinstance(found, list) for found in outcome.values()), outcome
-    assert np.array_equal(outcome["bank"][0], outcome["card"][0])
-    return outcome["bank"][0]
-
-
 @pytest.mark.parametrize("weights", ["open", "secret"])
 def test_a_server_that_fails_after_the_release_is_helped_by_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, weights: str
@@ -83,9 +71,8 @@ def test_a_server_that_fails_after_the_release_is_helped_by_the_others(
         finish(session, attempt, outbox)
 
     monkeypatch.setattr(Session, "finish", fail_once)
-    for number in range(3):
-        federation.start(number)
-    layer = train(federation, secrets.token_hex(16))
+    federation.start_all()
+    layer = federation.train()
     assert failed
     for _, thread in federation.servers.values():
         thread.join(20)
@@ -94,8 +81,7 @@ def test_a_server_that_fails_after_the_release_is_helped_by_the_others(
         models = federation.directory.glob(f"server-{number}/state/*/training-*/model.npz")
         known = [read_model(file).layers for file in models]
         assert np.array_equal(known, [[layer]] if weights == "open" else [])
-        attempts = [e for e in federation.events(f"server-{number}") if e["event"] == "all servers agree"]
-        assert len(attempts) == 2
+        assert federation.count(f"server-{number}", "all servers agree") == 2
 
 
 def test_g_shuff_goes_on_within_an_epoch_in_the_order_that_was_kept(
@@ -118,23 +104,17 @@ def test_g_shuff_goes_on_within_an_epoch_in_the_order_that_was_kept(
 
     monkeypatch.setattr(g_shuff, "shuffle_rows", counting)
     monkeypatch.setattr(OpenTrainingRun, "_move", lose_one)
-    for number in range(3):
-        federation.start(number)
-    assert np.isfinite(train(federation, secrets.token_hex(16))).all()
+    federation.start_all()
+    assert np.isfinite(federation.train()).all()
     federation.stop()
     assert lost and sorted(shuffles) == [0, 0, 0, 3, 3, 3]  # once an epoch, at each of three servers
 
 
 def test_a_server_that_is_stopped_resumes_from_its_checkpoint(tmp_path: Path) -> None:
-    federation, threads, outcome = train_until_a_checkpoint(tmp_path)
-    server, thread = federation.servers[1]
-    server.stop.set()
-    thread.join(10)
-    assert not thread.is_alive()
+    federation = train_until_a_checkpoint(tmp_path)
+    federation.end(1)
     federation.start(1)
-    for thread in threads:
-        thread.join(PATIENCE)
-    assert np.array_equal(outcome["bank"][0], outcome["card"][0])
+    federation.finish()
     for number in range(3):
         events = federation.events(f"server-{number}")
         attempts = [event["attempt"] for event in events if event["event"] == "all servers agree"]
@@ -154,12 +134,11 @@ def _rounds_of_a_step(config: FederationConfig) -> int:
 def test_an_upload_goes_on_where_its_connection_broke(tmp_path: Path) -> None:
     """Two chunks; the bank's connection to server 1 breaks within the second one, and nothing but TLS crossed it."""
     federation = Federation(tmp_path, batch_size=1500)
-    for number in range(3):
-        federation.start(number)
+    federation.start_all()
     relay = Relay(federation.config.addresses[1], cut_after=140_000)
     federation.seen_by["bank", 1] = {"host": relay.address[0], "port": relay.address[1]}
     rows, width = 4500, 4
-    train(federation, secrets.token_hex(16), rows)
+    federation.train(rows=rows)
     relay.close()
     interrupted = [e for e in federation.events("bank") if e["event"] == "an upload was interrupted"]
     assert relay.cuts == 1 and [event["kept"] for event in interrupted] in ([0], [1])  # as acknowledged
@@ -176,16 +155,12 @@ def test_an_upload_goes_on_where_its_connection_broke(tmp_path: Path) -> None:
 
 def test_a_client_that_stalls_holds_up_nobody_and_may_come_back(federation: Federation) -> None:
     """Half a message, then silence: the server keeps nothing of it, and goes on when the client calls again."""
-    for number in range(3):
-        federation.start(number)
-    session = secrets.token_hex(16)
-    facts = {"kind": "training", "session": session, "rows": ROWS, "output": None, "people": federation.people("bank")}
-    address = federation.config.addresses[2]
-    channel, answer = call(federation.identity("bank"), 2, address, "upload", timeout=5.0, **facts)
+    federation.start_all()
+    channel, answer = federation.call("bank", 2, **federation.hello("bank", session=federation.session))
     with channel:
         head = json.dumps({"message": 0, "operation": "input_from_client", "token": "0" * 32}).encode()
         channel.connection.sendall(struct.pack("<IQ", len(head), 2000) + head + bytes(1000))
-        train(federation, session)
+        federation.train()
         with pytest.raises(PeerLost):
             channel.receive()
     assert answer["kept"] == 0
@@ -193,47 +168,29 @@ def test_a_client_that_stalls_holds_up_nobody_and_may_come_back(federation: Fede
 
 def test_a_second_training_of_a_configuration_is_refused(federation: Federation) -> None:
     """Another alignment would be another release, with an ε of its own. So would fewer rows under the same name."""
-    for number in range(3):
-        federation.start(number)
-    session = secrets.token_hex(16)
-    outcome: dict[str, Any] = {}
-    threads = [federation.client("bank", session, outcome)]
-    _wait(lambda: any("upload complete" in e["event"] for e in federation.events("server-0")))
-    federation.client("card", session, outcome, rows=64).join(PATIENCE)
-    refused = outcome.pop("card")
+    federation.start_all()
+    federation.client("bank")
+    _wait(lambda: federation.count("server-0", "upload complete"))
+    federation.client("card", rows=64).join(PATIENCE)
+    refused = federation.outcome.pop("card")
     assert isinstance(refused, Refused) and "as another client says" in str(refused)
-    threads.append(federation.client("card", session, outcome))
-    _wait(lambda: any("all servers agree" in e["event"] for e in federation.events("server-0")))
+    federation.client("card")
+    _wait(lambda: federation.count("server-0", "all servers agree"))
     with pytest.raises(Refused, match="already trained .run .*Change its name or a parameter"):
-        facts = {
-            "kind": "training",
-            "session": secrets.token_hex(16),
-            "rows": ROWS,
-            "output": None,
-            "people": federation.people("bank"),
-        }
-        address = federation.config.addresses[0]
-        call(federation.identity("bank"), 0, address, "upload", timeout=5.0, **facts)[0].close()
-    for thread in threads:
-        thread.join(PATIENCE)
-    assert np.array_equal(outcome["bank"][0], outcome["card"][0])
+        federation.call("bank", 0)[0].close()
+    federation.finish()
 
 
 def test_a_client_with_other_columns_than_it_shared_is_refused(federation: Federation) -> None:
-    for number in range(3):
-        federation.start(number)
-    session = secrets.token_hex(16)
-    outcome: dict[str, Any] = {}
-    first = federation.client("bank", session, outcome)
-    _wait(lambda: any("upload complete" in e["event"] for e in federation.events("server-2")))
+    federation.start_all()
+    federation.client("bank")
+    federation.wait_until_uploaded()
     for _ in range(2):  # however often it tries
-        federation.client("bank", session, changed := dict[str, Any](), scale=0.5).join(PATIENCE)
+        federation.client("bank", outcome=(changed := dict[str, Any]()), scale=0.5).join(PATIENCE)
         assert isinstance(changed["bank"], HandshakeError) and "the columns are not those shared before" in str(
             changed["bank"]
         )
-    federation.client("card", session, outcome).join(PATIENCE)
-    first.join(PATIENCE)
-    assert np.array_equal(outcome["bank"][0], outcome["card"][0])
+    federation.train("card")
 
 
 def test_servers_that_do_not_agree_say_so_and_stay(federation: Federation, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,12 +202,9 @@ def test_servers_that_do_not_agree_say_so_and_stay(federation: Federation, monke
         return {**found, "clip_norm": 2.0} if "server-2" in str(session.directory) else found
 
     monkeypatch.setattr(Session, "parameters", differing)
-    for number in range(3):
-        federation.start(number)
-    session, outcome = secrets.token_hex(16), dict[str, Any]()
-    for thread in [federation.client(name, session, outcome) for name in ("bank", "card")]:
-        thread.join(PATIENCE)
-    for found in outcome.values():
+    federation.start_all()
+    federation.clients()
+    for found in federation.wait().values():
         assert isinstance(found, HandshakeError) and "clip_norm" in str(found)
     assert all(thread.is_alive() for _, thread in federation.servers.values())
     assert not list(federation.directory.glob("server-*/state/*/training-*/done.json"))
@@ -348,11 +302,9 @@ def test_every_field_that_a_client_sends_is_refused_by_name_if_it_is_wrong(
 ) -> None:
     """Generated from the messages' definitions. A wrong word for ``operation`` was kept, and the training then failed
     in every attempt; 0.0 or true for a number was taken, or ended the call without a word."""
-    for number in range(3):
-        federation.start(number)
-    bank, address, session = federation.identity("bank"), federation.config.addresses[0], secrets.token_hex(16)
-    facts = {"kind": "training", "session": session, "rows": ROWS, "output": None}
-    facts |= {"people": federation.people("bank")}
+    federation.start_all()
+    bank, address = federation.identity("bank"), federation.config.addresses[0]
+    facts = federation.hello("bank", session=federation.session)
     terms = {"kind": "training", "id_form": "canonical", "pad_to": None, "output": None}
     log, ids = Log("card", tmp_path / "card-aligns.log"), ["a", "b"]
     meeting_place = free_ports(1)[0]
@@ -418,5 +370,5 @@ def test_every_field_that_a_client_sends_is_refused_by_name_if_it_is_wrong(
                     words = "message = " if (name == form and kind == "missing") else f"{name} = "
                     with pytest.raises(HandshakeError, match=f"card sent something that does not fit: {words}"):
                         receiver.receive_one_of(forms)
-    assert np.isfinite(train(federation, session)).all()  # nothing was lost, and nobody must act
+    assert np.isfinite(federation.train()).all()  # nothing was lost, and nobody must act
     assert not [event for event in federation.events("server-0") if event["event"] == "a call failed"]

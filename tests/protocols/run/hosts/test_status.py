@@ -5,21 +5,19 @@ from __future__ import annotations
 import http.client
 import json
 import re
-import secrets
 import socket
 import struct
 import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from protocols.cli import main
 from protocols.run.hosts.page import TOKEN, duration
 from protocols.run.hosts.status import COVERED
-from tests.protocols.run.hosts.threads import PATIENCE, ROWS, Federation, _wait
+from tests.protocols.run.hosts.threads import ROWS, Federation, _wait
 
 SAMPLE = re.compile(r'ppvfl_[a-z_]+\{([a-z]+="(?:[^"\\]|\\.)*",?)*\} [0-9.e+-]+')
 
@@ -46,16 +44,13 @@ def get(federation: Federation, path: str, **headers: str) -> tuple[int, str]:
 
 
 def trained(federation: Federation) -> None:
-    session = secrets.token_hex(16)
-    outcome: dict[str, Any] = {}
-    federation.client("bank", session, outcome).join(0.1)
+    federation.client("bank").join(0.1)
     _wait(lambda: "waiting for card" in federation.servers[0][0]._state_in_words())
     _, text = get(federation, "/")
     assert "Waiting for" in text and re.search(
         r"<td data-name='whom'>card<td data-name='since'>20\d\d-\S+ \S+ UTC", text
     )
-    federation.client("card", session, outcome).join(PATIENCE)
-    _wait(lambda: isinstance(outcome.get("bank"), list))
+    federation.train("card")
 
 
 def test_status_page_metrics_and_health_of_a_training(
@@ -83,8 +78,7 @@ def test_status_page_metrics_and_health_of_a_training(
     assert main(["status", "--as", "bank", "--config", federation.config.source]) == 0
     table = " ".join(capsys.readouterr().out.split())
     assert "server-2" in table and "spent on card" in table and "rounds" in table
-    federation.servers[2][0].stop.set()
-    federation.servers[2][1].join(10)
+    federation.end(2)
     assert main(["status", "--as", "card", "--config", federation.config.source, "--json"]) == 1
     assert "unreachable" in json.loads(capsys.readouterr().out)["server-2"]
 
@@ -142,7 +136,7 @@ def test_the_learning_curve_on_public_rows_is_drawn_while_there_is_one(federatio
 @pytest.mark.parametrize(
     ("seconds", "words"), [(4, "4 s"), (64, "1 min 4 s"), (3600, "1 h 0 min"), (90061, "25 h 1 min")]
 )
-def testdurations_for_people(seconds: int, words: str) -> None:
+def test_durations_for_people(seconds: int, words: str) -> None:
     assert duration(seconds) == words
 
 

@@ -30,8 +30,8 @@ from refmpc.core.errors import HandshakeError, PeerLost
 from tests.protocols.client.meetings import together
 from tests.protocols.gl_runs import parameter_bound
 from tests.protocols.run.hosts.federations import free_ports
-from tests.protocols.run.hosts.live_runs import NAMES, ROWS, WEAK_NOISE, LiveFederation
-from tests.protocols.run.hosts.threads import PATIENCE, _wait
+from tests.protocols.run.hosts.live_runs import ROWS, WEAK_NOISE, LiveFederation
+from tests.protocols.run.hosts.threads import CLIENTS, PATIENCE, _wait
 from tests.protocols.run.hosts.wiretap import Relay
 from tests.protocols.secure_runs import noise_of_the_servers
 from vfl.data.scaling import bound_rows
@@ -45,17 +45,6 @@ def federation(tmp_path: Path) -> Iterator[LiveFederation]:
     found.stop()
 
 
-def finish(federation: LiveFederation, threads: list[threading.Thread], outcome: dict[str, Any]) -> None:
-    for thread in threads:
-        thread.join(PATIENCE)
-        assert not thread.is_alive()
-    assert all(isinstance(found, TrainedClient) for found in outcome.values()), outcome
-    assert np.array_equal(outcome["bank"].model, outcome["card"].model)
-    for _, thread in federation.servers.values():
-        thread.join(20)
-        assert not thread.is_alive()
-
-
 def keep_noise(federation: LiveFederation) -> None:
     """Copies of the servers' noise keys, which they throw away when everybody has confirmed the model."""
     for number in range(3):
@@ -65,10 +54,10 @@ def keep_noise(federation: LiveFederation) -> None:
     federation.noise_is_kept.set()
 
 
-def check_twin(federation: LiveFederation, outcome: dict[str, Any]) -> None:
+def check_twin(federation: LiveFederation) -> None:
     """The model and all layers are the twin's with the same noise, as near as fixed point goes (see
     parameter_bound)."""
-    plan, local = federation.plan, federation.twin_federation()
+    plan, local, outcome = federation.plan, federation.twin_federation(), federation.outcome
     noise = noise_of_the_servers(plan, federation.directory / "kept")
     twin = train_gl_bmf(local, plan.training, noise=noise)
     far = [np.linalg.norm(outcome["bank"].model - twin.model.layers[0])]
@@ -111,27 +100,24 @@ def check_records(federation: LiveFederation) -> list[int]:
 
 
 def test_live_clients_train_what_the_twin_trains(federation: LiveFederation) -> None:
-    for number in range(3):
-        federation.start(number)
-    session, outcome = secrets.token_hex(16), dict[str, Any]()
-    threads = [federation.stay("bank", session, outcome, on_model=federation.until_noise_is_kept)]
+    federation.start_all()
+    federation.stay("bank", on_model=federation.until_noise_is_kept)
     server, _ = federation.servers[0]
     _wait(lambda: server._state_in_words().startswith("waiting for card since 20"))  # and no longer for bank
-    threads.append(federation.stay("card", session, outcome))
+    federation.stay("card")
     keep_noise(federation)
-    finish(federation, threads, outcome)
-    check_twin(federation, outcome)
+    federation.finish()
+    check_twin(federation)
     assert check_records(federation) == [0]
 
 
 def test_whatever_breaks_training_goes_on_where_it_was(federation: LiveFederation) -> None:
     """A connection breaks after step 2, a server is stopped after step 4: no step is released with two values, or the
     result would not be the twin's."""
-    for number in range(3):
-        federation.start(number)
+    federation.start_all()
     relay = Relay(federation.config.addresses[1])
     federation.seen_by["bank", 1] = {"host": relay.address[0], "port": relay.address[1]}
-    session, outcome, stopped = secrets.token_hex(16), dict[str, Any](), threading.Event()
+    stopped = threading.Event()
 
     def disturb(done: int) -> None:
         if done == 2 and not relay.cuts:
@@ -141,17 +127,15 @@ def test_whatever_breaks_training_goes_on_where_it_was(federation: LiveFederatio
             federation.servers[2][0].stop.set()
             stopped.set()
 
-    threads = [
-        federation.stay("bank", session, outcome, on_step=disturb, on_model=federation.until_noise_is_kept),
-        federation.stay("card", session, outcome),
-    ]
+    federation.stay("bank", on_step=disturb, on_model=federation.until_noise_is_kept)
+    federation.stay("card")
     keep_noise(federation)
     assert stopped.wait(60)
     federation.servers[2][1].join(PATIENCE)
     federation.start(2)
-    finish(federation, threads, outcome)
+    federation.finish()
     relay.close()
-    check_twin(federation, outcome)
+    check_twin(federation)
     starts = check_records(federation)
     assert len(starts) == 3 and starts[0] == 0 and 0 < starts[1] < starts[2]
     for name in ("bank", "card"):
@@ -162,30 +146,28 @@ def test_whatever_breaks_training_goes_on_where_it_was(federation: LiveFederatio
 
 
 def test_a_client_that_comes_back_with_other_columns_is_refused_and_the_others_wait(federation: LiveFederation) -> None:
-    for number in range(3):
-        federation.start(number)
-    session, outcome = secrets.token_hex(16), dict[str, Any]()
+    federation.start_all()
 
     def die(done: int) -> None:
         if done == 2:
             raise RuntimeError("killed")
 
-    first = federation.stay("bank", session, outcome, on_step=die)
-    threads = [federation.stay("card", session, outcome)]
+    first = federation.stay("bank", on_step=die)
+    federation.stay("card")
     first.join(PATIENCE)
-    assert str(outcome.pop("bank")) == "killed"
-    federation.stay("bank", session, outcome, scale=0.5).join(PATIENCE)
-    changed = outcome.pop("bank")
+    assert str(federation.outcome.pop("bank")) == "killed"
+    federation.stay("bank", scale=0.5).join(PATIENCE)
+    changed = federation.outcome.pop("bank")
     assert isinstance(changed, ColumnsChanged) and "client 'bank' came back with different columns" in str(changed)
-    threads.append(federation.stay("bank", session, outcome))
-    finish(federation, threads, outcome)
+    federation.stay("bank")
+    federation.finish()
 
 
 def test_a_client_that_was_away_at_the_end_fetches_its_last_gradient_and_the_model(federation: LiveFederation) -> None:
-    for number in range(3):
-        federation.start(number)
-    session, outcome, models = secrets.token_hex(16), dict[str, Any](), list[Any]()
-    steps, state = federation.plan.schedule.num_steps, federation.directory / "state-bank" / f"training-{session}"
+    federation.start_all()
+    models = list[Any]()
+    steps = federation.plan.schedule.num_steps
+    state = federation.directory / "state-bank" / f"training-{federation.session}"
 
     def full(trained: TrainedClient) -> None:
         models.append(trained)
@@ -195,16 +177,14 @@ def test_a_client_that_was_away_at_the_end_fetches_its_last_gradient_and_the_mod
         if done == steps - 1:
             shutil.copy(state / "adapters.npz", federation.directory)
 
-    threads = [
-        federation.stay("bank", session, outcome, on_step=keep, on_model=full),
-        federation.stay("card", session, outcome),
-    ]
-    for thread in threads:
-        thread.join(PATIENCE)
+    federation.stay("bank", on_step=keep, on_model=full)
+    federation.stay("card")
+    outcome = federation.wait()
     assert isinstance(outcome.pop("bank"), OSError) and isinstance(outcome["card"], TrainedClient)
     shutil.copy(federation.directory / "adapters.npz", state)  # as if it had died before the last gradient was on disk
     again: list[TrainedClient] = []
-    finish(federation, [federation.stay("bank", session, outcome, on_model=again.append)], outcome)
+    federation.stay("bank", on_model=again.append)
+    federation.finish()
     assert np.array_equal(again[0].model, models[0].model)
     assert all(np.array_equal(again[0].layers[name], value) for name, value in models[0].layers.items())
 
@@ -222,11 +202,10 @@ def test_a_server_that_fails_after_the_release_is_helped_by_everybody(
         write(session, attempt, outbox)
 
     monkeypatch.setattr(Session, "finish", fail_once)
-    for number in range(3):
-        federation.start(number)
-    session, outcome, models = secrets.token_hex(16), dict[str, Any](), list[Any]()
-    threads = [federation.stay(name, session, outcome, on_model=models.append) for name in NAMES]
-    finish(federation, threads, outcome)
+    federation.start_all()
+    models = list[Any]()
+    federation.clients(on_model=models.append)
+    federation.finish()
     assert failed and len(models) == 4 and all(np.array_equal(m.model, models[0].model) for m in models)
     assert check_records(federation) == [0, federation.plan.schedule.num_steps]
 
@@ -234,18 +213,16 @@ def test_a_server_that_fails_after_the_release_is_helped_by_everybody(
 def test_garbage_on_a_live_channel_ends_an_attempt_and_nothing_else(federation: LiveFederation) -> None:
     """The caller has the bank's key, so it is let in; what it says is not understood, or not what the program
     expects."""
-    for number in range(3):
-        federation.start(number)
-    session, outcome, identity = secrets.token_hex(16), dict[str, Any](), federation.identity("bank")
-    facts = {"kind": "training", "session": session, "rows": ROWS, "output": None, "people": federation.people("bank")}
+    federation.start_all()
+    hello = federation.hello("bank", session=federation.session)
 
     def calls() -> list[Channel]:
-        return [call(identity, s, federation.config.addresses[s], "live", timeout=5.0, **facts)[0] for s in range(3)]
+        return [federation.call("bank", number, "live", **hello)[0] for number in range(3)]
 
     for channel in calls():
         channel.receive()
         channel.connection.sendall(secrets.token_bytes(200))
-    threads = [federation.stay("card", session, outcome)]
+    federation.stay("card")
     channels = calls()
     for channel in channels:
         while "attempt" not in (message := channel.receive()[0]):
@@ -255,16 +232,15 @@ def test_garbage_on_a_live_channel_ends_an_attempt_and_nothing_else(federation: 
         channel.connection.sendall(secrets.token_bytes(500))
     for number in range(3):
         federation.wait_for(f"server-{number}", "the attempt failed, the servers will meet again")
-    threads.append(federation.stay("bank", session, outcome))
-    finish(federation, threads, outcome)
+    federation.stay("bank")
+    federation.finish()
 
 
 def test_clients_share_nothing_until_all_servers_name_one_attempt(
     federation: LiveFederation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One server is in another attempt than the two others until both clients have noticed; then one goes well."""
-    for number in range(3):
-        federation.start(number)
+    federation.start_all()
     gather, asked = Guests.gather, []
 
     def noticed(name: str) -> bool:
@@ -272,37 +248,29 @@ def test_clients_share_nothing_until_all_servers_name_one_attempt(
 
     def one_differs(guests: Guests, attempt: str) -> dict[Any, Any]:
         asked.append(guests)
-        return gather(guests, attempt if guests is not asked[0] or all(map(noticed, NAMES)) else "another")
+        return gather(guests, attempt if guests is not asked[0] or all(map(noticed, CLIENTS)) else "another")
 
     monkeypatch.setattr(Guests, "gather", one_differs)
-    session, outcome = secrets.token_hex(16), dict[str, Any]()
-    finish(federation, [federation.stay(name, session, outcome) for name in NAMES], outcome)
-    assert all(map(noticed, NAMES))
+    federation.clients()
+    federation.finish()
+    assert all(map(noticed, CLIENTS))
     for number in range(3):  # nothing was computed before
         begun = [event for event in federation.events(f"server-{number}") if event["event"] == "training begins"]
         assert [event["step"] for event in begun] == [0]
 
 
 def test_a_client_with_another_plan_shares_nothing(federation: LiveFederation) -> None:
-    for number in range(3):
-        federation.start(number)
+    federation.start_all()
     federation.plan = layer_plan_for(federation.config, ROWS // 2)
-    outcome: dict[str, Any] = {}
-    federation.stay("bank", secrets.token_hex(16), outcome).join(PATIENCE)
-    assert isinstance(outcome["bank"], HandshakeError) and "they must agree" in str(outcome["bank"]), outcome
+    federation.stay("bank")
+    told = federation.wait()["bank"]
+    assert isinstance(told, HandshakeError) and "they must agree" in str(told), told
 
 
 def test_a_second_channel_of_a_client_ends_its_first(federation: LiveFederation) -> None:
     federation.start(0)
-    facts = {
-        "kind": "training",
-        "session": secrets.token_hex(16),
-        "rows": ROWS,
-        "output": None,
-        "people": federation.people("bank"),
-    }
-    address = federation.config.addresses[0]
-    first, second = (call(federation.identity("bank"), 0, address, "live", timeout=5.0, **facts)[0] for _ in range(2))
+    hello = federation.hello("bank")
+    first, second = (federation.call("bank", 0, "live", **hello)[0] for _ in range(2))
     assert second.receive()[0]["missing"] == ["card"]
     with pytest.raises(PeerLost):
         for _ in range(3):
@@ -314,38 +282,25 @@ def test_a_second_channel_of_a_client_ends_its_first(federation: LiveFederation)
 
 def test_calls_for_another_way_of_training_are_refused(federation: LiveFederation) -> None:
     federation.start(0)
-    facts = {
-        "kind": "training",
-        "session": secrets.token_hex(16),
-        "rows": ROWS,
-        "output": None,
-        "people": federation.people("bank"),
-    }
-    address = federation.config.addresses[0]
+    hello = federation.hello("bank")
     with pytest.raises(Refused, match="purpose = 'upload': must be 'live' for this with gl_bmf"):
-        call(federation.identity("bank"), 0, address, "upload", timeout=5.0, **facts)
-    identity = federation.identity("bank")
+        federation.call("bank", 0, "upload", **hello)
     with pytest.raises(Refused, match="caller = 'server-1': must be a client"):
         server = Identity(federation.config, 1, load_credentials(federation.config, "server-1"))
-        call(server, 0, address, "live", timeout=5.0, **facts)
-    call(identity, 0, address, "live", timeout=5.0, **facts)[0].close()
+        call(server, 0, federation.config.addresses[0], "live", timeout=5.0, **hello)
+    federation.call("bank", 0, "live", **hello)[0].close()
 
 
 @pytest.mark.parametrize("weights", ["open", "secret"])
-def test_the_commands_train_layers_and_predict_with_them(
-    federation: LiveFederation, tmp_path: Path, weights: str
-) -> None:
+def test_the_commands_train_layers_and_predict_with_them(tmp_path: Path, weights: str) -> None:
     """`ppvfl client` and `ppvfl predict` from file to file; predictions are those of the model and the clients' layers.
     With secret weights no server has the model, and all predict with their shares of it."""
-    if weights == "secret":
-        federation = LiveFederation(tmp_path / "secret", weights='"secret"', **WEAK_NOISE)
-        tmp_path = federation.directory
+    federation = LiveFederation(tmp_path, weights=f'"{weights}"', **WEAK_NOISE)
     file = tmp_path / "federation.toml"
     file.write_text(file.read_text().replace("127.0.0.1:7101", f"127.0.0.1:{free_ports(1)[0]}"))
-    for number in range(3):
-        federation.start(number, predictions=True)
+    federation.start_all(predictions=True)
     words: dict[str, list[str]] = {}
-    for name in NAMES:
+    for name in CLIENTS:
         own = federation.own(name)
         labels = own.table.labels or ()
         with (tmp_path / f"{name}.csv").open("w", newline="") as table:
@@ -356,16 +311,16 @@ def test_the_commands_train_layers_and_predict_with_them(
                 writer.writerow([f"p{i}", *row, labels[i]] if name == "card" else [f"p{i}", *row])
         words[name] = ["--as", name, "--config", str(file), "--log", str(tmp_path / f"{name}.log"), "--scaled"]
         words[name] += ["--columns", str(tmp_path / f"{name}.csv")]
-    model = {name: str(tmp_path / f"model-{name}.npz") for name in NAMES}
-    train = {name: ["client", *words[name], "--model-out", model[name]] for name in NAMES}
-    assert together({name: lambda name=name: main(train[name]) for name in NAMES}) == {"bank": 0, "card": 0}
+    model = {name: str(tmp_path / f"model-{name}.npz") for name in CLIENTS}
+    train = {name: ["client", *words[name], "--model-out", model[name]] for name in CLIENTS}
+    assert together({name: lambda name=name: main(train[name]) for name in CLIENTS}) == {"bank": 0, "card": 0}
     lines = (tmp_path / "card.csv").read_text().splitlines()
     (tmp_path / "card.csv").write_text("\n".join(line.rpartition(",")[0] for line in lines))  # new rows have no labels
     out = ["--output", "logits", "--out", str(tmp_path / "out.csv")]
-    predict = {name: ["predict", *words[name], "--model", model[name], *out] for name in NAMES}
-    assert together({name: lambda name=name: main(predict[name]) for name in NAMES}) == {"bank": 0, "card": 0}
+    predict = {name: ["predict", *words[name], "--model", model[name], *out] for name in CLIENTS}
+    assert together({name: lambda name=name: main(predict[name]) for name in CLIENTS}) == {"bank": 0, "card": 0}
     parts = []
-    for name in NAMES:
+    for name in CLIENTS:
         own = federation.own(name)
         found = read_model(Path(model[name]))
         up, down, (layer,) = found.local["up_0"], found.local["down_0"], found.layers

@@ -3,12 +3,9 @@ trained twice."""
 
 from __future__ import annotations
 
-import secrets
 import time
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 
 from accel.files import read_json
@@ -20,47 +17,27 @@ from protocols.run.hosts import server_sync
 from protocols.state.budget import BUDGET, Budgets
 from protocols.state.run_identity import BEGUN
 from refmpc.core.errors import RefmpcError
-from tests.protocols.run.hosts.threads import PATIENCE, Federation, _wait, train_until_a_checkpoint
-
-
-def waits(federation: Federation, name: str) -> list[str]:
-    return [event["reason"] for event in federation.events(name) if event["event"] == "waiting"]
-
-
-def stop(federation: Federation, number: int) -> None:
-    server, thread = federation.servers[number]
-    server.stop.set()
-    thread.join(20)
-    assert not thread.is_alive()
-
-
-def agreements(federation: Federation) -> int:
-    return sum(event["event"] == "all servers agree" for event in federation.events("server-0"))
+from tests.protocols.run.hosts.threads import Federation, _wait, train_until_a_checkpoint
 
 
 def test_servers_go_on_when_all_three_have_the_new_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One after the other: nothing is computed with two versions, the session does not fail, and nobody must act."""
-    federation, threads, outcome = train_until_a_checkpoint(tmp_path)
-    for number in range(3):
-        stop(federation, number)
-    before = agreements(federation)
+    federation = train_until_a_checkpoint(tmp_path)
+    federation.end(0, 1, 2)
+    before = federation.count("server-0", "all servers agree")
     federation.start(2)
     monkeypatch.setattr(server_sync, "software_version", lambda: "9.0.0/1")
     for number in (0, 1):
         federation.start(number)
-    _wait(
-        lambda: any("server-2 runs ppvfl" in reason and "9.0.0/1" in reason for reason in waits(federation, "server-0"))
-    )
-    _wait(lambda: any("runs ppvfl 9.0.0/1" in reason for reason in waits(federation, "server-2")))
+    federation.wait_for_reason("server-0", "server-2 runs ppvfl", "9.0.0/1")
+    federation.wait_for_reason("server-2", "runs ppvfl 9.0.0/1")
     time.sleep(1.0)
-    assert agreements(federation) == before and not outcome
-    stop(federation, 2)
+    assert federation.count("server-0", "all servers agree") == before and not federation.outcome
+    federation.end(2)
     federation.start(2)
-    for thread in threads:
-        thread.join(PATIENCE)
-    assert np.array_equal(outcome["bank"][0], outcome["card"][0])
+    federation.finish()
     (computed,) = (event for event in federation.events("server-1") if event["event"] == "computed and released")
-    assert agreements(federation) == before + 1 and computed["rows"] == 96
+    assert federation.count("server-0", "all servers agree") == before + 1 and computed["rows"] == 96
     federation.stop()
 
 
@@ -76,15 +53,11 @@ def as_an_earlier_version_kept_it(federation: Federation) -> None:
 
 
 def test_the_state_of_an_earlier_version_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    federation, threads, outcome = train_until_a_checkpoint(tmp_path)
-    for number in range(3):
-        stop(federation, number)
+    federation = train_until_a_checkpoint(tmp_path)
+    federation.end(0, 1, 2)
     as_an_earlier_version_kept_it(federation)
-    for number in range(3):
-        federation.start(number)
-    for thread in threads:
-        thread.join(PATIENCE)
-    assert np.array_equal(outcome["bank"][0], outcome["card"][0])
+    federation.start_all()
+    federation.finish()
     federation.stop()
     for number in range(3):
         state = tmp_path / f"server-{number}" / "state"
@@ -111,20 +84,15 @@ def test_certificates_are_replaced_in_the_middle_of_a_training(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The state was named by the certificates: a new one lost the training, and for servers that stay the model."""
-    federation, threads, outcome = train_until_a_checkpoint(tmp_path)
-    session = next(tmp_path.glob("server-0/state/*/training-*")).name.removeprefix("training-")
-    for number in range(3):
-        stop(federation, number)
+    federation = train_until_a_checkpoint(tmp_path)
+    federation.end(0, 1, 2)
     old_server, old_client = new_certificate(federation, "server-1"), new_certificate(federation, "bank")
-    for number in range(3):
-        federation.start(number, predictions=True)
+    federation.start_all(predictions=True)
     for name in ("bank", "card"):  # clients with the earlier file are refused in words, and wait for the new one
-        _wait(lambda name=name: any("same federation.toml" in reason for reason in waits(federation, name)))
-    assert not outcome and all(thread.is_alive() for thread in threads)
-    again: dict[str, Any] = {}
-    for thread in [federation.client(name, session, again) for name in ("bank", "card")]:
-        thread.join(PATIENCE)
-    assert np.array_equal(again["bank"][0], again["card"][0])
+        federation.wait_for_reason(name, "same federation.toml")
+    assert not federation.outcome and all(thread.is_alive() for thread in federation.threads)
+    federation.align(federation.session)
+    federation.train()
     for old in (old_server, old_client):  # whoever stole an old key comes no further than the handshake
         with pytest.raises(RefmpcError):
             call(old, 0, federation.config.addresses[0], "status", timeout=5.0)
@@ -134,11 +102,10 @@ def test_certificates_are_replaced_in_the_middle_of_a_training(
     assert server._store.training is not None and server._store.training.done  # its model is there for predictions
     assert len(list(tmp_path.glob("server-2/state/*/training-*/model.npz"))) == 1
     federation.stop()
-    other = dict[str, Any]()
-    for number in range(3):
-        federation.start(number, predictions=True)
-    federation.client("bank", secrets.token_hex(16), other).join(PATIENCE)
-    assert "trained" in str(other["bank"])  # once is once, whatever the certificates are
+    federation.align()
+    federation.start_all(predictions=True)
+    federation.client("bank")
+    assert "trained" in str(federation.wait()["bank"])  # once is once, whatever the certificates are
     federation.stop()
     capsys.readouterr()
 
@@ -148,38 +115,33 @@ def test_keys_are_replaced_one_after_the_other_while_both_certificates_are_pinne
 ) -> None:
     """A server's and a client's, in the middle of a training: no file and no key has to be changed at the same time as
     another."""
-    federation, threads, outcome = train_until_a_checkpoint(tmp_path)
-    session = next(tmp_path.glob("server-0/state/*/training-*")).name.removeprefix("training-")
-    for number in range(3):
-        stop(federation, number)
+    federation = train_until_a_checkpoint(tmp_path)
+    federation.end(0, 1, 2)
     earlier, file = federation.config, tmp_path / "federation.toml"
     for name in ("server-1", "bank"):
         words = ["--config", str(file)]
         assert main(["key", "--as", name, "--credentials", str(tmp_path / f"new-{name}"), *words]) == 0
         pin = ["pin", "--participant", name, "--certificate", str(tmp_path / f"new-{name}" / CERTIFICATE), *words]
         assert main([*pin, "--until", "2130-01-31"]) == 0
-    widened, before = load(file), agreements(federation)
+    widened, agreed = load(file), "all servers agree"
+    before = federation.count("server-0", agreed)
     for number, config in ((0, earlier), (1, widened), (2, widened)):  # the file has reached two servers, and no client
         federation.config = config
         federation.start(number)
-    _wait(lambda: agreements(federation) > before)
-    for number in range(3):
-        stop(federation, number)
-    assert not outcome and all(thread.is_alive() for thread in threads)
-    federation.config, before = widened, agreements(federation)
-    again: dict[str, Any] = {}
-    card = federation.client("card", session, again)  # with the new file; the bank's key is replaced last
-    bank = federation.client("bank", session, dict[str, Any]())
+    _wait(lambda: federation.count("server-0", agreed) > before)
+    federation.end(0, 1, 2)
+    assert not federation.outcome and all(thread.is_alive() for thread in federation.threads)
+    federation.config, before = widened, federation.count("server-0", agreed)
+    federation.align(federation.session)
+    federation.client("card")  # with the new file; the bank's key is replaced last
+    federation.client("bank", outcome={})
     for part in (KEY, CERTIFICATE):
         (tmp_path / "new-server-1" / part).replace(tmp_path / "server-1" / part)
-    for number in range(3):
-        federation.start(number)
-    _wait(lambda: agreements(federation) > before)
+    federation.start_all()
+    _wait(lambda: federation.count("server-0", agreed) > before)
     for part in (KEY, CERTIFICATE):
         (tmp_path / "new-bank" / part).replace(tmp_path / "bank" / part)
-    for thread in (card, bank, federation.client("bank", session, again)):
-        thread.join(PATIENCE)
-    assert np.array_equal(again["card"][0], again["bank"][0])
+    federation.train("bank")
     used = [event for event in federation.events("server-0") if "uses its earlier certificate" in event["event"]]
     assert {event["peer"] for event in used} == {"bank"} and "until 2130-01-31" in used[0]["accepted"]
     federation.stop()
@@ -198,24 +160,12 @@ def test_a_new_file_that_reaches_one_server_later_ends_nobody(
     federation.config = newer
     for number in (0, 2):
         federation.start(number)
-    session, outcome = secrets.token_hex(16), dict[str, Any]()
-    clients = [federation.client(name, session, outcome) for name in ("bank", "card")]
-    _wait(
-        lambda: any(
-            "server-1 refused" in reason and "certificate of bank" in reason for reason in waits(federation, "bank")
-        )
-    )
-    _wait(
-        lambda: any(
-            "server-1 refused" in reason and "other pins" in reason and "for bank" in reason
-            for reason in waits(federation, "card")
-        )
-    )
-    assert not outcome
-    stop(federation, 1)
+    federation.clients()
+    federation.wait_for_reason("bank", "server-1 refused", "certificate of bank")
+    federation.wait_for_reason("card", "server-1 refused", "other pins", "for bank")
+    assert not federation.outcome
+    federation.end(1)
     federation.start(1)
-    for client in clients:
-        client.join(PATIENCE)
-    assert np.array_equal(outcome["bank"][0], outcome["card"][0])
+    federation.finish()
     federation.stop()
     capsys.readouterr()
