@@ -54,4 +54,6 @@ class _Version(argparse.Action):
 
 def add_version_option(parser: argparse.ArgumentParser) -> None:
     """``--version``: the release, the version of the wire protocol and the commit."""
-    parser.add_argument("--version", action=_Version, nargs=0, help="show release, wire protocol and commit")
+    nothing = argparse.SUPPRESS  # it is no value among the arguments
+    words = "show release, wire protocol and commit"
+    parser.add_argument("--version", action=_Version, nargs=0, dest=nothing, default=nothing, help=words)
