@@ -12,7 +12,7 @@ from typing import Any
 __all__ = ["on_page_markdown", "typeset"]
 
 CODE = re.compile(r"(^```.*?^```$|^(?: {4,}|\t).*?$|`[^`\n]+`|\]\([^)\n]*\)|\{#[^}\n]*\})", re.MULTILINE | re.DOTALL)
-BASE = r"(?<![A-Za-z_`/])(Adv|[^\W\d_][\u0300-\u036f']*|\))"
+BASE = r"(?<![A-Za-z_`])(?<![A-Za-z]{2}/)(Adv|[^\W\d_][\u0300-\u036f']*|\))"
 BRACED = re.compile(BASE + r"_\{([^{}]*)\}")
 PLAIN = re.compile(BASE + r"_([A-Za-zα-ω]+|\d+)(?![A-Za-zα-ω_])")
 POWER = re.compile(

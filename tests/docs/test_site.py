@@ -48,6 +48,7 @@ def test_a_primitive_without_a_line_stops_the_build():
     ("written", "shown"),
     [
         ("Σ_{k≥1} ω_k z_{t−k}", "Σ<sub>k≥1</sub> ω<sub>k</sub> z<sub>t−k</sub>"),
+        ("C_1·b/b_1 of docs/a_b.md", "C<sub>1</sub>·b/b<sub>1</sub> of docs/a_b.md"),
         ("1024β·Adv_G", "1024β·Adv<sub>G</sub>"),
         ("ρ_λ: λ_0", "ρ<sub>λ</sub>: λ<sub>0</sub>"),
         ("G'_t and z'_{<t}", "G'<sub>t</sub> and z'<sub>&lt;t</sub>"),
