@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from protocols.federation.read import (
     split_address,
 )
 from protocols.federation.template import federation_text
+from protocols.settings import agreed_options, declared
 from tests.not_none import not_none
 from vfl.training import TrainingConfig
 
@@ -286,7 +288,13 @@ def test_every_run_parameter_is_in_the_hash():
     """A parameter that is added to TrainingConfig later must not be left out by accident."""
     agreed = agreed_values(read(TEXT))
     left_out = {name for name in TrainingConfig.__dataclass_fields__ if f"[run] {name}" not in agreed}
-    assert left_out == {"seed", "dtype", "accountant", "rows_per_person"}  # the last: unless it is changed
+    unless_changed = {each for each in declared("file", of=TrainingConfig) if each.agreed == "if changed"}
+    assert left_out == {"seed", "dtype", "accountant", *(each.name for each in unless_changed)}
+    for each in unless_changed:
+        value = next((choice for choice in each.choices if choice != each.default), 2)
+        run = read(TEXT).run
+        changed_run = replace(run, training=replace(run.training, **{each.name: value}))
+        assert agreed_options(changed_run)[each.name] == value and each.name not in agreed_options(run)
 
 
 @pytest.mark.parametrize("text", ["host", "host:", ":7000", "host:0", "host:65536", "::1:7000", "a b:7000", "host:7e3"])
