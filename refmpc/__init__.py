@@ -35,6 +35,7 @@ from refmpc.mathematics.clipping import clip_root
 from refmpc.mathematics.exp_below import exp_below
 from refmpc.mathematics.exponential import exp, log, softmax
 from refmpc.mathematics.gaussian import gaussian_addend, joint_gaussian, joint_slope_error
+from refmpc.mathematics.kept_products import open_kept, open_product, series_together
 from refmpc.mathematics.octave import octave
 from refmpc.mathematics.polynomial import polynomial
 from refmpc.mathematics.powers import weigh_reached
@@ -163,6 +164,8 @@ __all__ = [
     "multiply",
     "multiply_truncate",
     "octave",
+    "open_kept",
+    "open_product",
     "open_squares",
     "open_to_client",
     "open_words",
@@ -182,6 +185,7 @@ __all__ = [
     "select",
     "series",
     "series_times",
+    "series_together",
     "shuffle",
     "shuffle_in_place",
     "smooth",

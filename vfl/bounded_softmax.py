@@ -275,9 +275,12 @@ class BoundedSoftmax:
 
     def errors(self, logits: Floats, labels: npt.NDArray[Any], weights: Floats) -> Floats:
         """δ of every row."""
-        rows = np.arange(len(labels))
         longest = np.linalg.norm(weights - weights.mean(axis=1, keepdims=True), axis=0).max()
-        wave = self.wave(self.reach * float(longest))
+        return self.errors_on(logits, labels, self.wave(self.reach * float(longest)))
+
+    def errors_on(self, logits: Floats, labels: npt.NDArray[Any], wave: tuple[int, int]) -> Floats:
+        """δ of every row, with this link."""
+        rows = np.arange(len(labels))
         e = half_wave(logits - logits[rows, labels][:, np.newaxis], wave, ODDS)
         e = e * self.crude(e.sum(axis=1))[:, np.newaxis]
         p = e * self.fine(e.sum(axis=1))[:, np.newaxis]

@@ -23,6 +23,7 @@ import numpy.typing as npt
 
 from accel.validate import require, require_choice, require_integer, require_real
 from vfl.bounded_softmax import BoundedSoftmax
+from vfl.hidden import HiddenClip, wave, wave_slope
 from vfl.losses import (
     WEIGHT_BITS,
     OneOutput,
@@ -57,9 +58,11 @@ def with_ones(rows: Floats) -> Floats:
 
 @dataclass
 class GlobalModel:
-    """One dense layer, or an MLP with ReLU; ``layers[l]`` is [W; b] of shape (fan_in + 1, fan_out)."""
+    """One dense layer, or an MLP with a bounded wave for tanh (``vfl.hidden``), or ReLU; ``layers[l]`` is [W; b] of
+    shape (fan_in + 1, fan_out)."""
 
     layers: list[Floats]
+    activation: str = "relu"
 
     @classmethod
     def initial(
@@ -70,9 +73,11 @@ class GlobalModel:
         *,
         seed: int = 0,
         dtype: npt.DTypeLike = np.float64,
+        activation: str = "relu",
+        deviation: float = 1.0,
     ) -> GlobalModel:
-        """The public starting point: zero for the last layer (and so for a single one), He-normal before
-        it.
+        """The public starting point: zero for the last layer (and so for a single one), He-normal before it; with waves
+        of this ``deviation`` in the first layer, and of 1/√fan_in behind it.
         """
         require_integer("input_width", input_width, 1)
         require_integer("outputs", outputs, 1)
@@ -84,9 +89,10 @@ class GlobalModel:
         for depth, (fan_in, fan_out) in enumerate(pairwise(sizes)):
             layer = np.zeros((fan_in + 1, fan_out), dtype=dtype)
             if depth < len(hidden):
-                layer[:-1] = random.standard_normal((fan_in, fan_out)) * (2.0 / fan_in) ** 0.5
+                spread = (2.0 / fan_in) ** 0.5 if activation == "relu" else deviation if depth == 0 else fan_in**-0.5
+                layer[:-1] = random.standard_normal((fan_in, fan_out)) * spread
             layers.append(layer)
-        return cls(layers)
+        return cls(layers, activation)
 
     @property
     def num_parameters(self) -> int:
@@ -108,20 +114,24 @@ class GlobalModel:
         return out
 
     def copy(self) -> GlobalModel:
-        return GlobalModel([layer.copy() for layer in self.layers])
+        return GlobalModel([layer.copy() for layer in self.layers], self.activation)
 
     def forward(self, rows_with_one: Floats) -> tuple[list[Floats], Floats]:
         """(inputs of each layer, with their column of ones; logits)."""
         inputs = [rows_with_one]
         for layer in self.layers[:-1]:
-            inputs.append(with_ones(np.maximum(inputs[-1] @ layer, 0)))
+            sums = inputs[-1] @ layer
+            inputs.append(with_ones(np.maximum(sums, 0) if self.activation == "relu" else wave(sums)))
         return inputs, inputs[-1] @ self.layers[-1]
 
     def backward(self, inputs: list[Floats], delta: Floats) -> list[Floats]:
         """δ_l at the output of each layer, first layer first."""
         deltas = [delta]
         for depth in range(len(self.layers) - 1, 0, -1):
-            deltas.append((deltas[-1] @ self.layers[depth][:-1].T) * (inputs[depth][:, :-1] > 0))
+            slopes: npt.NDArray[Any] = inputs[depth][:, :-1] > 0
+            if self.activation != "relu":
+                slopes = wave_slope(inputs[depth - 1] @ self.layers[depth - 1])
+            deltas.append((deltas[-1] @ self.layers[depth][:-1].T) * slopes)
         return deltas[::-1]
 
     def logits(self, rows: Floats) -> Floats:
@@ -222,7 +232,7 @@ def clipped_gradient(
     norm_limit: float | None = None,
     task: str = "classification",
     class_weights: Sequence[float] = (),
-    bounded: OneOutput | BoundedSoftmax | None = None,
+    bounded: OneOutput | BoundedSoftmax | HiddenClip | None = None,
 ) -> ClippedGradient:
     """Clip every sample's gradient (all layers and adapters together) to ``clip_norm`` and add up.
 
@@ -236,7 +246,10 @@ def clipped_gradient(
         require_real("clip_norm", clip_norm, 0.0, open_low=True)
     inputs, logits = model.forward(rows_with_one)
     delta, losses = errors_and_losses(task, logits, labels, class_weights)
-    if bounded is not None and clip_norm is not None:
+    if isinstance(bounded, HiddenClip):
+        if task != "classification" or bounded.softmax is not None:
+            delta = bounded.errors(logits, labels, model.layers[-1])
+    elif bounded is not None and clip_norm is not None:
         (weights,) = model.layers
         if isinstance(bounded, BoundedSoftmax):
             errors = bounded.errors(logits, labels, weights)
@@ -256,8 +269,10 @@ def clipped_gradient(
         gradients = _explicit(model, inputs, deltas, adapters)
         factors = _clip_factors(np.einsum("jn,jn->j", gradients, gradients), clip_norm)
         return ClippedGradient(factors @ gradients, factors, losses, delta)
-    squared = _squared_norms(model, inputs, deltas, adapters, input_squared_norms)
-    factors = _clip_factors(squared, clip_norm)
+    if isinstance(bounded, HiddenClip) and clip_norm is not None:
+        factors = bounded.factor(model.layers[1:], deltas).astype(rows_with_one.dtype)
+    else:
+        factors = _clip_factors(_squared_norms(model, inputs, deltas, adapters, input_squared_norms), clip_norm)
     if norm_limit is not None:
         for hidden in (*(rows[:, :-1] for rows in inputs[1:]), *deltas[:-1]):
             factors = factors * (_row_squares(hidden) <= norm_limit**2)

@@ -7,6 +7,8 @@ from numba import njit
 
 __all__ = [
     "cut_low",
+    "lifted_product_deal",
+    "lifted_product_hold",
     "lifted_squares_deal",
     "lifted_squares_hold",
     "scaled_deal",
@@ -160,3 +162,49 @@ def lifted_squares_hold(c, width, offset, bits, halves, leads, out):
             if leads:
                 total += g * g
         out[row] = total & ring
+
+
+@njit(cache=True, nogil=True)
+def lifted_product_deal(rho_x, width_x, rho_y, width_y, bits, halves, out):
+    """See ``accel.reference.series.lifted_product_deal``."""
+    ring, entries = _low(bits), rho_y.shape[1]
+    for row in range(rho_y.shape[0]):
+        x = rho_x[row]
+        t = (x >> np.uint64(width_x - 1)) << np.uint64(width_x)
+        out[row, 0] = (x - halves[row, 0]) & ring
+        out[row, 1] = (t - halves[row, 1]) & ring
+        at = 2
+        for i in range(entries):
+            y = rho_y[row, i]
+            top = (y >> np.uint64(width_y - 1)) << np.uint64(width_y)
+            out[row, at] = (y - halves[row, at]) & ring
+            out[row, at + 1] = (top - halves[row, at + 1]) & ring
+            out[row, at + 2] = (x * y - halves[row, at + 2]) & ring
+            out[row, at + 3] = (x * top - halves[row, at + 3]) & ring
+            out[row, at + 4] = (t * y - halves[row, at + 4]) & ring
+            out[row, at + 5] = (t * top - halves[row, at + 5]) & ring
+            at += 6
+
+
+@njit(cache=True, nogil=True)
+def lifted_product_hold(c_x, width_x, offset_x, c_y, width_y, offset_y, bits, halves, leads, out):
+    """See ``accel.reference.series.lifted_product_hold``."""
+    ring, one = _low(bits), np.uint64(1)
+    for row in range(c_y.shape[0]):
+        x = c_x[row] - np.uint64(offset_x) + one
+        clear = (c_x[row] >> np.uint64(width_x - 1)) == 0
+        own = (halves[row, 1] if clear else np.uint64(0)) - halves[row, 0]
+        at = 2
+        for i in range(c_y.shape[1]):
+            y = c_y[row, i] - np.uint64(offset_y) + one
+            total = y * own - x * halves[row, at] + halves[row, at + 2]
+            if clear:
+                total -= halves[row, at + 4]
+            if (c_y[row, i] >> np.uint64(width_y - 1)) == 0:
+                total += x * halves[row, at + 1] - halves[row, at + 3]
+                if clear:
+                    total += halves[row, at + 5]
+            if leads:
+                total += x * y
+            out[row, i] = total & ring
+            at += 6

@@ -13,6 +13,8 @@ import numpy as np
 
 __all__ = [
     "cut_low",
+    "lifted_product_deal",
+    "lifted_product_hold",
     "lifted_squares_deal",
     "lifted_squares_hold",
     "scaled_deal",
@@ -182,3 +184,43 @@ def lifted_squares_hold(
     if leads:
         each += g * g
     out[:] = (each.sum(axis=1, dtype=np.uint64) + halves[:, 3 * entries]) & _low(bits)
+
+
+def lifted_product_deal(
+    rho_x: np.ndarray, width_x: int, rho_y: np.ndarray, width_y: int, bits: int, halves: np.ndarray, out: np.ndarray
+) -> None:
+    """Of each row's ρ_x and T_x, and of each entry ρ_y, T_y and their products with both of the row, less ``halves``.
+    T is 2^width times the top bit."""
+    rows = len(rho_y)
+    top_x = (rho_x >> np.uint64(width_x - 1)) << np.uint64(width_x)
+    top_y = (rho_y >> np.uint64(width_y - 1)) << np.uint64(width_y)
+    x, t = rho_x[:, np.newaxis], top_x[:, np.newaxis]
+    words = np.stack([rho_y, top_y, x * rho_y, x * top_y, t * rho_y, t * top_y], axis=2).reshape(rows, -1)
+    out[:, 0], out[:, 1], out[:, 2:] = rho_x, top_x, words
+    out[:] = (out - halves) & _low(bits)
+
+
+def lifted_product_hold(
+    c_x: np.ndarray,
+    width_x: int,
+    offset_x: int,
+    c_y: np.ndarray,
+    width_y: int,
+    offset_y: int,
+    bits: int,
+    halves: np.ndarray,
+    leads: bool,
+    out: np.ndarray,
+) -> None:
+    """A holder's summand of x·y for one x a row, x and y as in ``scaled_hold``: X − ρ + v·T with X = c − offset + 1."""
+    rows, entries = c_y.shape
+    x = (c_x - np.uint64(offset_x) + ONE)[:, np.newaxis]
+    y = c_y - np.uint64(offset_y) + ONE
+    v = (c_x >> np.uint64(width_x - 1) == 0).astype(np.uint64)[:, np.newaxis]
+    w = (c_y >> np.uint64(width_y - 1) == 0).astype(np.uint64)
+    rho_x, top_x = halves[:, :1], halves[:, 1:2]
+    rho, top, both, of_top, top_of, tops = np.moveaxis(halves[:, 2:].reshape(rows, entries, 6), 2, 0)
+    total = y * (v * top_x - rho_x) - x * rho + both - v * top_of + w * (x * top - of_top + v * tops)
+    if leads:
+        total = total + x * y
+    out[:] = total & _low(bits)

@@ -127,17 +127,15 @@ class _Step:
     ) -> list[Weights]:
         return await gradient_step(rows, weights, noise, rate, self.training, self.plan.scales)
 
-    async def _open_words(
-        self, rows: SharedRows, layers: list[np.ndarray], head: Head, addend: np.ndarray
-    ) -> list[Words]:
-        return await step_words(rows, layers, head, addend, self.training, self.plan.scales)
+    async def _open_words(self, rows: SharedRows, head: Head, addend: np.ndarray) -> list[Words]:
+        return await step_words(rows, head, addend, self.training, self.plan.scales)
 
     async def _open_step(self) -> np.ndarray:
         """As ``OpenTrainingRun`` does it when it keeps nothing: the weights after the step, in the clear, as
         integers."""
         party, plan = self._party, self.plan
-        head, layers = public_inputs(party, self._start, plan)
-        (words,) = await self._step(self.rows, layers, head, own_addend(party, self.last_noise, plan))
+        head = public_inputs(party, self._start, plan)
+        (words,) = await self._step(self.rows, head, own_addend(party, self.last_noise, plan))
         sums = await refmpc.open_words(party, words.reshape(-1), plan.scales.truncated_bits, RELEASE)
         rate = plan.scales.rate_word(self.training.learning_rate)
         (after,) = moved(self._start, plan.unflatten(sums), rate, self.training)

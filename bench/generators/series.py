@@ -7,6 +7,7 @@ give the same last bit everywhere.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +18,9 @@ from scipy.special import erf
 from refmpc.mathematics.smooth import FITS, STORED_BITS
 from vfl.bounded_softmax import CLIP_PERIOD_BITS, CLIPS, COEFFICIENT_BITS, CRUDE, FINES, LEAST_SHARES
 
-__all__ = ["EXACT", "inverse", "largest_clip", "nearest", "sum_range"]
+from vfl.hidden import CLIP_BITS, CLIP_EDGE
+
+__all__ = ["EXACT", "clip_below", "clip_numbers", "inverse", "largest_clip", "nearest", "sum_range"]
 
 Function = Callable[[np.ndarray], Any]
 
@@ -90,7 +93,36 @@ def _stored(numbers: np.ndarray, bits: int) -> tuple[int, ...]:
     return tuple(round(float(number) * 2**bits) for number in numbers)
 
 
+def clip_below(x: np.ndarray, turns: int, most: float, edge: float, numbers: np.ndarray | None = None) -> np.ndarray:
+    """The clip at x in 0 … edge of a circle of length 1: of the sums of so many turns below min(most/√edge, 1/√x), the
+    one that is nearest to it, weighted as if norms √x were uniform."""
+    numbers = clip_numbers(turns, most, edge) if numbers is None else numbers
+    return np.asarray(_circle(x, turns) @ numbers)
+
+
+def _circle(x: np.ndarray, turns: int) -> np.ndarray:
+    angle = 2 * np.pi * np.outer(x, np.arange(1, turns + 1))
+    return np.hstack([np.ones((len(x), 1)), np.cos(angle), np.sin(angle)])
+
+
+def clip_numbers(turns: int, most: float, edge: float) -> np.ndarray:
+    """Constant, cosines, sines; beyond the edge it is free, so that it can turn back."""
+    x = np.unique(np.r_[edge * (0.5 - 0.5 * np.cos(np.linspace(0, np.pi, 1000))), np.linspace(0, edge, 500)])
+    columns, below = _circle(x, turns), np.minimum(most, 1 / np.sqrt(np.maximum(x / edge, 1e-12)))
+    weight = np.gradient(x) / below / np.maximum(np.sqrt(x), 0.02)
+    found = linprog(
+        -(weight @ columns),
+        A_ub=np.vstack([columns, -columns]),
+        b_ub=np.r_[0.998 * below, np.zeros(len(x))],
+        bounds=[(None, None), *((-3, 3) for _ in range(2 * turns))],
+    )
+    return np.asarray(found.x / np.sqrt(edge))
+
+
 if __name__ == "__main__":
+    if sys.argv[1:] == ["clip"]:
+        print(tuple(round(float(number) * 2**CLIP_BITS) for number in clip_numbers(40, 10.0, float(CLIP_EDGE))))
+        raise SystemExit
     for most, bits, stored in CRUDE:
         numbers, least = inverse(*sum_range(most), 2.0**bits, len(stored) // 2)
         print(f"crude, {most} classes, at least {least:.3f}: {_stored(numbers, COEFFICIENT_BITS)}")

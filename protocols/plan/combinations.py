@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from accel.validate import require
+from vfl.hidden import activation
 from vfl.methods import Facts, facts
 from vfl.run_mechanism import has_secret_order
 from vfl.settings import settings_of
@@ -38,14 +39,22 @@ def refuse_combination(protocol: str, training: TrainingConfig) -> None:
         "'factored' with hidden layers",
         "explicit gradients are the reference for one layer",
     )
-    if training.hidden or training.gradients == "explicit":
+    if activation(training.hidden, training.weights) == "tanh":
+        no_weights = "use one layer with class weights"
+        require(
+            not training.class_weights, "class_weights", training.class_weights, "empty with hidden layers", no_weights
+        )
+    elif training.hidden or training.gradients == "explicit":
         where, way_out = "with hidden layers or explicit gradients", "use one layer with factored gradients"
         _refuse_task(training, where, way_out)
     bounded = training.loss == "bounded_softmax"
     fitting = training.task == "classification" and not training.class_weights
-    way_out = "class weights, one logit, regression, hidden layers and explicit gradients have losses of their own"
-    fitting = fitting and not training.hidden and training.gradients == "factored"
-    require(fitting or not bounded, "loss", training.loss, "'softmax' but for one layer of many classes", way_out)
+    way_out = (
+        "class weights, one logit, regression, explicit gradients and hidden layers with secret weights have their own"
+    )
+    smooth = not training.hidden or activation(training.hidden, training.weights) == "tanh"
+    fitting = fitting and smooth and training.gradients == "factored"
+    require(fitting or not bounded, "loss", training.loss, "'softmax' but for many classes", way_out)
     for each in settings_of(TrainingConfig):
         value = getattr(training, each.name)
         possible = not each.open_weights or value == each.default or training.weights == "open"

@@ -29,10 +29,9 @@ from refmpc.mathematics.clipping import FACTOR_BITS, ClipConstants, clip_octaves
 from refmpc.mathematics.probabilities import high_bits
 from vfl.training import TrainingConfig
 
-__all__ = ["FEWEST_WEIGHT_BITS", "HiddenScales", "with_hidden_chain"]
+__all__ = ["HiddenScales", "with_hidden_chain"]
 
 FEWEST_NORM_BITS = 4
-FEWEST_WEIGHT_BITS = 12  # of open weights on the way to the logits
 MOST_CLIP_LOSS = 2.0**-10
 ERROR_LIMITS = (256.0, 128.0, 64.0, 32.0, 16.0, 8.0)  # of ‖δ_1‖, tried in this order
 
@@ -94,21 +93,16 @@ def with_hidden_chain(
     """
     first, last = scales.layers
     assert scales.norm_limit is not None
-    open_weights = training.weights == "open"
     sums = (batch_size * training.clip_norm + 2 * 2.0**-RELEASE_BITS) / (1 - momentum)
     gradient_bound = sums + NOISE_DEVIATIONS * noise_std
-    output_bound = first.sum_bound
-    if open_weights:
-        output_bound += first.reach * math.sqrt((first.fan_in + 1) * first.fan_out) * 2.0 ** -(FEWEST_WEIGHT_BITS + 1)
-    logit_bound = math.hypot(output_bound, 1.0) * last.weight_bound
+    logit_bound = math.hypot(first.sum_bound, 1.0) * last.weight_bound
     for limit in ERROR_LIMITS:
-        if limit > scales.norm_limit or (not open_weights and limit < first.back_bound):
+        if limit > scales.norm_limit or limit < first.back_bound:
             continue
         for delta_bits in range(DELTA_BITS, FEWEST_DELTA_BITS - 1, -1):
             try:
-                found = _at_limit(scales, limit, delta_bits, gradient_bound, output_bound, logit_bound)
-                if not open_weights:
-                    _require_secret_ranges(scales, found)
+                found = _at_limit(scales, limit, delta_bits, gradient_bound, first.sum_bound, logit_bound)
+                _require_secret_ranges(scales, found)
             except InvalidArgument:
                 continue
             # the norms of rows are shared once, and a step whose weights outgrow these scales takes the longer way with

@@ -21,6 +21,7 @@ from protocols.plan.low_round_scales import with_low_round
 from protocols.plan.one_output_scales import plan_one_output
 from protocols.plan.row_test import FAULT_CLAIM, RowTest, row_test, upload_release
 from protocols.plan.scales import EMBEDDING_BITS, GRADIENT_BITS, RELEASE_BITS, Scales, plan_scales
+from protocols.plan.smooth_scales import plan_smooth
 from protocols.plan.squared_norm_ratio import ROOM
 from refmpc.mathematics.gaussian import (
     JOINT_DISTANCE,
@@ -40,6 +41,7 @@ from vfl.dp import (
 )
 from vfl.dp.claim import ROW_BOUND_CHECKED, ROW_BOUND_TRUSTED
 from vfl.gradients import GlobalModel
+from vfl.hidden import HiddenClip, activation
 from vfl.losses import OneOutput, output_count, shared_labels
 from vfl.methods import facts
 from vfl.run_mechanism import calibrate_run, choose_factorisation, choose_schedule
@@ -188,7 +190,8 @@ class Plan:
     @property
     def start(self) -> list[np.ndarray]:
         """The public starting weights, the twin's: zero, and random from the seed for the hidden layers of an MLP."""
-        return _start(self.training, self.width, self.outputs).layers
+        smooth = self.scales.smooth
+        return _start(self.training, self.width, self.outputs, None if smooth is None else smooth.public).layers
 
     def unflatten(self, flat: np.ndarray) -> list[np.ndarray]:
         """The layers of a model that was released as one vector."""
@@ -433,8 +436,15 @@ def with_receivers(claim: Claim, weights: str, steps: int, of: str = "") -> Clai
     return replace(claim, caveats=(*claim.caveats, said, ANY_COLUMNS))
 
 
-def _start(training: TrainingConfig, width: int, outputs: int) -> GlobalModel:
-    return GlobalModel.initial(width, outputs, training.hidden, seed=training.seed)
+def _start(training: TrainingConfig, width: int, outputs: int, waved: HiddenClip | None) -> GlobalModel:
+    return GlobalModel.initial(
+        width,
+        outputs,
+        training.hidden,
+        seed=training.seed,
+        activation=activation(training.hidden, training.weights),
+        deviation=1.0 if waved is None else waved.start_deviation(width),
+    )
 
 
 def digest(layers: list[np.ndarray], fraction_bits: int) -> str:
@@ -452,7 +462,15 @@ def plan_run(protocol: str, federation: PublicFacts, training: TrainingConfig) -
     schedule = choose_schedule(protocol, training, federation.num_samples)
     factorisation = choose_factorisation(protocol, training, schedule)
     sizes = (federation.width, *training.hidden, outputs)
-    start_norms = [float(np.linalg.norm(layer, 2)) for layer in _start(training, federation.width, outputs).layers]
+    waved = None
+    if activation(training.hidden, training.weights) == "tanh":
+        bound = federation.row_bound
+        waved = HiddenClip.of_rows(
+            training.task, training.clip_norm, bound, federation.width, training.loss, federation.classes
+        )
+    start_norms = [
+        float(np.linalg.norm(layer, 2)) for layer in _start(training, federation.width, outputs, waved).layers
+    ]
     slack = FixedPointSlack(
         row_bound=federation.row_bound * 1.01,
         classes=outputs,
@@ -485,6 +503,9 @@ def plan_run(protocol: str, federation: PublicFacts, training: TrainingConfig) -
             bounded = OneOutput.of_rows(training.task, training.clip_norm, federation.row_bound, federation.width)
             own = plan_one_output(scales, training, bounded, schedule.batch_size, truncated_std, slack.momentum)
             scales = replace(scales, one_output=own)
+        elif waved is not None:
+            assert waved.reach >= scales.layers[0].reach
+            scales = replace(scales, smooth=plan_smooth(waved, schedule.batch_size, truncated_std))
         elif training.loss == "bounded_softmax":
             scales = with_bounded_softmax(scales, training, schedule.batch_size, truncated_std, slack.momentum)
         elif one_layer:

@@ -36,6 +36,7 @@ from accel.validate import require
 from protocols.plan.squared_norm_ratio import ERROR_NORM, MOST_CLIP_BOUND, ROOM, OverClip
 from refmpc.mathematics.normalise import MANTISSA_BITS
 from vfl.dp import Factorisation
+from vfl.hidden import activation
 from vfl.training import Schedule, TrainingConfig
 
 if TYPE_CHECKING:
@@ -43,7 +44,9 @@ if TYPE_CHECKING:
     from protocols.plan.hidden_scales import HiddenScales
     from protocols.plan.low_round_scales import LowRoundScales
     from protocols.plan.one_output_scales import OneOutputScales
+    from protocols.plan.smooth_scales import SmoothScales
     from vfl.bounded_softmax import BoundedSoftmax
+    from vfl.hidden import HiddenClip
     from vfl.losses import OneOutput
 
 __all__ = [
@@ -159,6 +162,8 @@ class Scales:
     bounded_softmax: BoundedSoftmaxScales | None = None  # of a step of one layer with that loss
     hidden_chain: HiddenScales | None = None  # of a step of one hidden layer in 21 or 27 rounds, where it fits
 
+    smooth: SmoothScales | None = None  # of a step of hidden layers with waves
+
     @property
     def norms(self) -> OverClip:
         """n_j = (‖h_j‖²+1)/γ²."""
@@ -169,9 +174,9 @@ class Scales:
         return self.norms.bits
 
     @property
-    def bounded(self) -> OneOutput | BoundedSoftmax | None:
+    def bounded(self) -> OneOutput | BoundedSoftmax | HiddenClip | None:
         """What is public about loss and clip, where they are made of series."""
-        chosen = self.one_output or self.bounded_softmax
+        chosen = self.one_output or self.bounded_softmax or self.smooth
         return None if chosen is None else chosen.public
 
     @property
@@ -182,7 +187,7 @@ class Scales:
     @cached_property
     def gradient_bits(self) -> int:
         """Gradient bits of the sum of clipped gradients when the noise is added."""
-        chain = self.low_round or self.hidden_chain or self.one_output or self.bounded_softmax
+        chain = self.low_round or self.hidden_chain or self.one_output or self.bounded_softmax or self.smooth
         return GRADIENT_BITS if chain is None else chain.gradient_bits
 
     @property
@@ -384,6 +389,10 @@ def _plan_layers(
     reach = math.hypot(bounded, 1.0)
     first = OverClip(config.clip_norm, reach, EMBEDDING_BITS, 0)
     first.require_fine("row_bound", row_bound, "scale the rows and the clip norm down")
+    if activation(config.hidden, config.weights) == "tanh":
+        scales = _waved(config, schedule, bounded, sizes, bounds)
+        _require_rate(config, scales)
+        return scales
     for limit in NORM_LIMITS:
         found = _layers_at(limit, config.clip_norm, reach, sizes, bounds)
         weight_bits = min(_weight_bits(found), math.floor(ROOM - _decay_room(config, max(bounds))))
@@ -411,6 +420,40 @@ def _plan_layers(
     )
     _require_rate(config, tried)
     return tried
+
+
+def _waved(
+    config: TrainingConfig,
+    schedule: Schedule,
+    bounded: float,
+    sizes: Sequence[tuple[int, int]],
+    bounds: Sequence[float],
+) -> Scales:
+    """With waves no sum, error or norm has a range: weights are as fine as what moves them leaves room for."""
+    largest = max(bounds)
+    weight_bits = min(MOST_WEIGHT_BITS, math.floor(ROOM - 1 - max(_log2(largest), _decay_room(config, largest))))
+    require(
+        weight_bits >= RELEASE_BITS + 8,
+        "learning_rate",
+        config.learning_rate,
+        f"small enough that layers stay below norm 2^{ROOM - 1 - RELEASE_BITS - 8}, not {largest:.3g}",
+        "lower the learning rate, the epochs or the noise (larger epsilon)",
+    )
+    norms = OverClip(config.clip_norm, math.hypot(bounded, 1.0), EMBEDDING_BITS, 0)
+    layers = tuple(
+        LayerScales(fan_in, fan_out, norms, ERROR_NORM, PROBABILITY_BITS, 0, weight_bound=bound)
+        for (fan_in, fan_out), bound in zip(sizes, bounds, strict=True)
+    )
+    return Scales(
+        row_bound=bounded,
+        weight_bits=weight_bits,
+        logit_bound=0.0,
+        logit_high_bit=0,
+        # e^-72 a step and layer: the norm of the noise in W, beyond which a run ends
+        overflow_probability=schedule.num_steps * len(layers) * math.exp(-(NOISE_DEVIATIONS**2) / 2),
+        divisor=schedule.divisor,
+        layers=layers,
+    )
 
 
 def _layers_at(

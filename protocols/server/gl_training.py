@@ -223,7 +223,7 @@ class OpenLayerRun(LayerRun, OpenTrainingRun):
         """One noised step; returns this server's words of the global sums, then of each client's layer gradient."""
         plan, party = self.plan, self.party
         with party.phase("training"):
-            head, _ = public_inputs(party, self.model, plan)
+            head = public_inputs(party, self.model, plan)
             blocks = [self._public_block(shape.columns) for shape in plan.shapes]
             addend = own_addend(party, self.own_noise(), plan)
             words: list[refmpc.Words] = await self._recorded_layer_step(

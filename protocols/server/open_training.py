@@ -21,13 +21,14 @@ from protocols.server.joint_noise import MOST_ROWS
 from protocols.server.training import ServerJob, TrainingRun, release_model
 from protocols.state.checkpoint import confirm_on_disk
 from protocols.state.step_log import OpenedSteps, agree_on_opened
+from protocols.step.hidden_step import hidden_weights
 from protocols.step.open_step import step_words
-from protocols.step.public_hidden import hidden_head
 from protocols.step.public_weights import Head, PublicLayer, moved, public_start, rounded_head
 from protocols.step.secret_step import SharedRows
 from refmpc import ArithmeticTensor, Party, Words
 from refmpc.core.words import seal, unseal
 from refmpc.primitives.opening import unbiased_addend, word_type
+from vfl.hidden import WEIGHT_BITS
 
 __all__ = ["PUBLIC_ROWS", "STATE_EVERY", "OpenTrainingRun", "durability", "own_addend", "public_inputs", "training_run"]
 
@@ -58,19 +59,16 @@ def durability(plan: Plan, checkpoint_every: int, synced: bool) -> str:
     )
 
 
-def public_inputs(party: Party, model: Sequence[PublicLayer], plan: Plan) -> tuple[Head, list[np.ndarray]]:
-    """What a step takes of the public weights: the last layer as it is used, and all layers of an MLP. Weights that the
-    run has no ranges for end it before anything is computed with them."""
+def public_inputs(party: Party, model: Sequence[PublicLayer], plan: Plan) -> Head:
+    """What a step takes of the public weights. Weights that the run has no ranges for end it before anything is
+    computed with them."""
     _require_possible(plan, model)
     scales, public = plan.scales, party.machine.public
-    hidden = hidden_head(model, scales)
-    if hidden is not None:
-        words, back = public(hidden.words), public(hidden.back)
-        last = replace(hidden.head, words=public(hidden.head.words))
-        return replace(last, hidden=replace(hidden, words=words, back=back, head=last)), []
+    if scales.smooth is not None:
+        used = hidden_weights(model, scales.weight_bits, scales.smooth)
+        return Head(public(used.others[-1]), WEIGHT_BITS, 0.0, hidden=used.at(party))
     head = rounded_head(model[-1].values, scales.weight_bits, scales.layers[-1].reach, scales.bounded)
-    layers: list[np.ndarray] = [public(layer.values) for layer in model] if len(model) > 1 else []
-    return replace(head, words=public(head.words)), layers
+    return replace(head, words=public(head.words))
 
 
 def _require_possible(plan: Plan, model: Sequence[PublicLayer]) -> None:
@@ -150,8 +148,8 @@ class OpenTrainingRun(TrainingRun):
         """One noised step of SGD on these rows; its sums are opened."""
         noise, plan, step = await self.noise_row(), self.plan, self.party.step
         with self.party.phase("training"):
-            head, layers = public_inputs(self.party, self.model, plan)
-            parts = await self._recorded_words(rows, layers, head, own_addend(self.party, noise, plan))
+            head = public_inputs(self.party, self.model, plan)
+            parts = await self._recorded_words(rows, head, own_addend(self.party, noise, plan))
             words = np.concatenate([unseal(part).reshape(-1) for part in parts])
         await self._keep_and_open(step, words)
 
@@ -162,10 +160,8 @@ class OpenTrainingRun(TrainingRun):
         with self.party.phase("training"):
             self._move(step, await self._open(words))
 
-    async def _secret_words(
-        self, rows: SharedRows, layers: list[np.ndarray], head: Head, addend: np.ndarray
-    ) -> list[Words]:
-        return await step_words(rows, layers, head, addend, self.plan.training, self.plan.scales)
+    async def _secret_words(self, rows: SharedRows, head: Head, addend: np.ndarray) -> list[Words]:
+        return await step_words(rows, head, addend, self.plan.training, self.plan.scales)
 
     async def _keep(self, step: int, words: np.ndarray) -> None:
         """All three have written their words when this returns, and this server has marked it. 1 round."""

@@ -33,8 +33,11 @@ class CutByRows(Protocol):
 async def squared_norms(embeddings: CutByRows, scales: Scales, labels: CutByRows | None = None) -> ArithmeticTensor:
     """n_j = ‖[h_j 1]‖²/γ² at ``norm_bits``, never below the true value: once, when the embeddings arrive.
 
-    2 rounds a chunk, 24 + 8 + 6·bits/8 bytes a row. With one output ``multipliers`` instead, of these ``labels``.
+    2 rounds a chunk, 24 + 8 + 6·bits/8 bytes a row. With waves nothing: their clip takes the row bound. With one
+    output ``multipliers`` instead, of these ``labels``.
     """
+    if scales.smooth is not None:
+        return ArithmeticTensor.zeros(embeddings[:0].party, (len(embeddings),), scales.row_bits)
     pieces = []
     for start in range(0, len(embeddings), NORM_CHUNK):
         rows = embeddings[start : start + NORM_CHUNK]
@@ -52,6 +55,8 @@ async def norms_of_squares(
 ) -> ArithmeticTensor:
     """``squared_norms`` from the exact ‖h_j‖², without the column of ones. 1 round a chunk, 8 + 6·bits/8 bytes a
     row."""
+    if scales.smooth is not None:
+        return ArithmeticTensor.zeros(squares.party, (len(squares),), scales.row_bits)
     pieces = []
     for start in range(0, len(squares), NORM_CHUNK):
         exact = squares[start : start + NORM_CHUNK] + 1.0

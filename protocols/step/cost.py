@@ -12,14 +12,15 @@ from protocols.plan.gl_shapes import AdapterShape, JacobianShape
 from protocols.plan.run_plan import SUMS_RELEASE, Plan
 from protocols.plan.scales import EMBEDDING_BITS, RELEASE_BITS
 from protocols.step.gl_step import BlockOutputs, ClientFactors, layer_step
+from protocols.step.hidden_step import hidden_weights
 from protocols.step.jacobians import ClientJacobian
 from protocols.step.open_gl_step import open_layer_step, public_block
 from protocols.step.open_step import step_words
-from protocols.step.public_hidden import widest_hidden_head
-from protocols.step.public_weights import Head, widest_head
+from protocols.step.public_weights import Head, public_start, widest_head
 from protocols.step.secret_step import SharedRows, Weights, gradient_step
 from refmpc import ArithmeticTensor, Cost, Party
 from refmpc.core.words import seal, unseal
+from vfl.hidden import WEIGHT_BITS
 
 __all__ = ["step_cost"]
 
@@ -70,14 +71,16 @@ async def _global_step(party: Party, plan: Plan) -> None:
 async def _open_step(party: Party, job: tuple[Plan, Head | None]) -> None:
     plan, head = job
     *_, last = plan.layer_shapes
-    if head is None:
-        hidden = widest_hidden_head(plan.scales)
-        head = widest_head(last, plan.scales.logit_bound) if hidden is None else replace(hidden.head, hidden=hidden)
+    if head is None and plan.scales.smooth is not None:
+        model = public_start(plan.start, plan.scales, 0.0)
+        used = hidden_weights(model, plan.scales.weight_bits, plan.scales.smooth)
+        head = Head(np.zeros(last, dtype=np.int64), WEIGHT_BITS, 0.0, hidden=used)
+    elif head is None:
+        head = widest_head(last, plan.scales.logit_bound)
         if plan.scales.bounded is not None:
             head = replace(head, wave=plan.scales.bounded.wave(plan.scales.logit_bound))
-    layers = [np.zeros(shape, dtype=np.int64) for shape in plan.layer_shapes]
     addend = np.zeros(plan.parameters, dtype=np.uint64)
-    parts = await step_words(_rows(party, plan), layers, head, addend, plan.training, plan.scales)
+    parts = await step_words(_rows(party, plan), head, addend, plan.training, plan.scales)
     words = seal(np.concatenate([unseal(part).reshape(-1) for part in parts]))
     await refmpc.open_words(party, words, plan.scales.truncated_bits, SUMS_RELEASE)
 

@@ -26,50 +26,18 @@ import numpy as np
 import refmpc
 from protocols.plan.hidden_scales import HiddenScales
 from protocols.plan.scales import EMBEDDING_BITS, RESOLUTION_BITS, Scales
-from protocols.step.public_hidden import HiddenHead
-from refmpc import Additive, ArithmeticTensor, Words
+from refmpc import Additive, ArithmeticTensor
 from refmpc.core.digest import digest, mix
 from refmpc.core.integer_logs import ceil_log2
 from refmpc.core.party import Segment
 from refmpc.mathematics.probabilities import PROBABILITY_BITS
 from refmpc.mathematics.scale_rows import begin_cut_and_square
 from refmpc.primitives.arithmetic import matmul_summand
-from refmpc.primitives.dealing import FIRST, at_holders, nothing, row_segments
+from refmpc.primitives.dealing import at_holders, row_segments
 
-__all__ = ["open_hidden_updates", "secret_hidden_updates"]
+__all__ = ["secret_hidden_updates"]
 
 Factors = tuple[list[ArithmeticTensor], list[ArithmeticTensor]]
-
-
-async def open_hidden_updates(
-    embeddings: ArithmeticTensor, labels: ArithmeticTensor, norms: ArithmeticTensor, given: HiddenHead, scales: Scales
-) -> Factors:
-    """[a 1] and u of both layers, first layer first, with weights that everybody knows. 20 rounds, 23 beyond 12
-    classes."""
-    chain = _chain(scales)
-    dealers = row_segments(embeddings.party, len(embeddings))
-    sums = refmpc.matmul_public(embeddings, given.words).reinterpret(given.sum_bits)
-    high_bit = given.sum_bits + ceil_log2(given.sum_bound) + 1
-    active = ~await refmpc.is_negative(sums, given.bits, high_bit, dealers)
-    outputs = await refmpc.gated(active, sums)
-    logits = _times_public(_with_ones(outputs), given.head.words, given.head.bits)
-
-    async def hidden_side() -> _Outputs:
-        cut = await refmpc.truncate_additive(outputs, given.bits)
-        return await _limited(cut, dealers, chain, given.output_bound)
-
-    hidden, probabilities = await refmpc.gather(hidden_side(), refmpc.probabilities(logits, 2 * given.head.logit_bound))
-    differences = probabilities.minus_shifted(at_holders(labels, dealers), PROBABILITY_BITS)
-    through = _times_public(differences, given.back.transpose(), given.back_bits)
-    (q, rest), back = await refmpc.gather(
-        begin_cut_and_square(differences, PROBABILITY_BITS - chain.delta_bits, hidden.norms),
-        refmpc.gated(active, through),
-    )
-    (first_q, first_rest), last = await refmpc.gather(
-        begin_cut_and_square(back, back.fraction_bits - chain.delta_bits, norms), rest
-    )
-    updates = await _clipped(hidden, _plus(q, first_q), first_rest, last, chain)
-    return [embeddings, hidden.inputs], updates
 
 
 async def secret_hidden_updates(
@@ -172,25 +140,3 @@ def _plus(one: Additive, other: Additive) -> Additive:
     adds = one.dealer_adds or other.dealer_adds
     history = mix(digest(one), digest(other))
     return Additive(one.party, words, one.segments, one.fraction_bits, history, dealer_adds=adds)
-
-
-def _with_ones(x: Additive) -> Additive:
-    """[x 1]."""
-    rows, columns = x.shape
-    machine, words = x.party.machine, nothing(x.party, (rows, columns + 1))
-    machine.call("copy", x.words, words[:, :columns])
-    for segment in x.segments:
-        if segment.role(x.party.id) == FIRST:
-            machine.call("copy", np.uint64(1 << x.fraction_bits), words[segment.slice, columns])
-    return Additive(x.party, words, x.segments, x.fraction_bits, mix(1, x.history))
-
-
-def _times_public(x: Additive, factor: Words | np.ndarray, bits: int) -> Additive:
-    """x@factor for public integers at ``bits``: local."""
-    machine = x.party.machine
-    words = machine.memory((1, len(x.words), factor.shape[1]))
-    public = factor if isinstance(factor, Words) else machine.public(factor)
-    machine.call("matmul_each", x.words.reshape(1, *x.shape), public.view(np.uint64), words)
-    return Additive(
-        x.party, words[0], x.segments, x.fraction_bits + bits, mix(2, x.history, bits), dealer_adds=x.dealer_adds
-    )

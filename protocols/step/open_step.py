@@ -6,8 +6,8 @@ sends it to the two others (``refmpc.primitives.opening``). What is opened, y_t,
 covers the release of the whole sequence, so opening every y_t instead of the last model alone does not change the
 claim.
 
-One layer: 17 rounds instead of 18 with up to 12 classes, 3 instead of 4 with one output. A hidden layer costs 8
-instead of 10.
+One layer: 17 rounds instead of 18 with up to 12 classes, 3 instead of 4 with one output. Hidden layers:
+``protocols.step.hidden_step``.
 """
 
 from __future__ import annotations
@@ -18,43 +18,17 @@ from dataclasses import replace
 import numpy as np
 
 import refmpc
-from protocols.plan.scales import EMBEDDING_BITS, PROBABILITY_BITS, LayerScales, Scales
+from protocols.plan.scales import PROBABILITY_BITS, Scales
 from protocols.step import bounded_softmax, low_round, one_output
 from protocols.step.clip import clip_factors, clipped_updates
-from protocols.step.hidden_chain import open_hidden_updates
+from protocols.step.hidden_step import hidden_updates
 from protocols.step.public_weights import Head
 from protocols.step.secret_step import SharedRows, explicit_clip
-from refmpc import ArithmeticTensor, TwoHolder, TwoHolderBits, Words
+from refmpc import ArithmeticTensor, TwoHolder, Words
 from refmpc.core.words import seal
 from vfl.training import TrainingConfig
 
 __all__ = ["clipped_updates_from_logits", "errors_from_logits", "layer_updates", "logits_of", "step_words"]
-
-
-async def _hidden_layer(
-    inputs: ArithmeticTensor, weights: np.ndarray, scales: Scales, layer: LayerScales
-) -> tuple[ArithmeticTensor, TwoHolderBits]:
-    """[a 1] with a = max(0, [a' 1]·W), and the bits that say where the sum was not negative. 5 rounds."""
-    exact = refmpc.matmul_public(inputs, weights).reinterpret(EMBEDDING_BITS + scales.weight_bits)
-    sums = await refmpc.truncate(exact, scales.weight_bits)
-    active = ~await refmpc.is_negative(sums, 0, layer.sum_high_bit)
-    outputs = await refmpc.select(active, sums)
-    ones = ArithmeticTensor.zeros(inputs.party, (len(inputs), 1), EMBEDDING_BITS) + 1.0
-    return refmpc.concatenate([outputs, ones], axis=1), active
-
-
-async def _hidden_errors(
-    errors: ArithmeticTensor, layers: Sequence[np.ndarray], active: Sequence[TwoHolderBits], scales: Scales
-) -> list[ArithmeticTensor]:
-    """δ_l of all layers, first layer first: δ_l = (δ_{l+1} W_{l+1}ᵀ)·[a_l > 0]. 3 rounds a layer."""
-    found = [errors]
-    for depth in range(len(layers) - 1, 0, -1):
-        error_bits = scales.layers[depth - 1].error_bits
-        exact = refmpc.matmul_public(found[0], layers[depth][:-1].transpose())
-        exact = exact.reinterpret(found[0].fraction_bits + scales.weight_bits)
-        through = await refmpc.truncate(exact, exact.fraction_bits - error_bits)
-        found.insert(0, await refmpc.select(active[depth - 1], through))
-    return found
 
 
 async def errors_from_logits(logits: ArithmeticTensor, labels: ArithmeticTensor, head: Head) -> ArithmeticTensor:
@@ -98,30 +72,18 @@ async def clipped_updates_from_logits(
 
 
 async def layer_updates(
-    rows: SharedRows, layers: Sequence[np.ndarray], head: Head, scales: Scales, class_weights: Sequence[float]
+    rows: SharedRows, head: Head, scales: Scales, class_weights: Sequence[float]
 ) -> tuple[list[ArithmeticTensor], list[ArithmeticTensor]]:
     """[a 1] and u of every layer, first layer first, with factored gradients."""
     if head.hidden is not None:
-        return await open_hidden_updates(rows.embeddings, rows.labels, rows.norms, head.hidden, scales)
-    inputs, active = [rows.embeddings], []
-    for weights, layer in zip(layers[:-1], scales.layers, strict=False):
-        outputs, bits = await _hidden_layer(inputs[-1], weights, scales, layer)
-        inputs.append(outputs)
-        active.append(bits)
-    if not active:
-        logits = logits_of(inputs[-1], head, scales)
-        return inputs, [await clipped_updates_from_logits(logits, rows, head, scales, class_weights)]
-    logits = refmpc.matmul_public(inputs[-1], head.words).reinterpret(head.logit_bits)
-    last = await errors_from_logits(logits, rows.labels, head)
-    errors = await _hidden_errors(last, layers, active, scales)
-    factor = await clip_factors(errors, inputs, rows.norms, scales)
-    updates = await refmpc.gather(*(clipped_updates(factor, delta) for delta in errors))
-    return inputs, [update.rescale(scales.update_bits) for update in updates]
+        assert scales.smooth is not None
+        return await hidden_updates(rows.embeddings, rows.labels, head.hidden, scales.smooth)
+    logits = logits_of(rows.embeddings, head, scales)
+    return [rows.embeddings], [await clipped_updates_from_logits(logits, rows, head, scales, class_weights)]
 
 
 async def step_words(
     rows: SharedRows,
-    layers: Sequence[np.ndarray],
     head: Head,
     addend: np.ndarray,
     training: TrainingConfig,
@@ -129,9 +91,8 @@ async def step_words(
 ) -> list[Words]:
     """This server's words of every layer's noised gradient sum: nothing is opened yet.
 
-    ``layers`` are the public integers of all layers of an MLP (of one layer, none: ``head`` is enough). ``addend`` is
-    what this server adds: its own row of filtered integer noise at the gradients' scale, and the constant that makes
-    the cut unbiased, in the flat layout of ``vfl.gradients``.
+    ``addend`` is what this server adds: its own row of filtered integer noise at the gradients' scale, and the
+    constant that makes the cut unbiased, in the flat layout of ``vfl.gradients``.
     """
     cut, own = scales.truncated_bits, seal(addend).view(np.uint64)
     if training.gradients == "explicit":
@@ -139,7 +100,7 @@ async def step_words(
         errors = await errors_from_logits(logits, rows.labels, head)
         flat, factor = await explicit_clip(rows.embeddings, errors, scales)
         return [refmpc.matmul_opening(factor.reshape(1, -1), flat, cut, own.reshape(1, -1))]
-    inputs, updates = await layer_updates(rows, layers, head, scales, training.class_weights)
+    inputs, updates = await layer_updates(rows, head, scales, training.class_weights)
     words, start = [], 0
     for left, update, layer in zip(inputs, updates, scales.layers, strict=True):
         shape = layer.fan_in + 1, layer.fan_out

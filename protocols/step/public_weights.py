@@ -39,7 +39,7 @@ from vfl.losses import FARTHEST, OneOutput
 from vfl.training import ADAM_FLOOR, ADAM_MEMORY, TrainingConfig
 
 if TYPE_CHECKING:
-    from protocols.step.public_hidden import HiddenHead
+    from protocols.step.hidden_step import HiddenWeights
 
 __all__ = [
     "REACH_BITS",
@@ -104,7 +104,7 @@ class Head:
     wave: tuple[int, int] | None = (
         None  # where loss and clip are series: period and sines of the link in this very step
     )
-    hidden: HiddenHead | None = None  # of an MLP of one hidden layer whose weights allow the short step
+    hidden: HiddenWeights | None = None  # of hidden layers
 
     @property
     def logit_bits(self) -> int:

@@ -52,7 +52,7 @@ from refmpc.primitives.dealing import (
 if TYPE_CHECKING:
     from refmpc.core.party import Party
 
-__all__ = ["Kept", "Series", "half_wave", "log_word", "open_squares", "series", "series_times", "turns"]
+__all__ = ["Kept", "Series", "derivative", "half_wave", "log_word", "open_squares", "series", "series_times", "turns"]
 
 SOURCE = "Boura et al., FC 2018; words of one dealer, lift: this project, proofs §3.13"
 TABLE_BITS = 30
@@ -189,6 +189,10 @@ class Series:
             self, constant=values[0], sine=tuple(values[1:][: self.terms]), cosine=tuple(values[1:][self.terms :])
         )
 
+    def of_half_the_period(self) -> Series:
+        """F(2z) less its constant: the same turns of half the period."""
+        return replace(self, period_bits=self.period_bits - 1, fraction_bits=self.fraction_bits + 1, constant=0)
+
     def public_digest(self) -> int:
         """Public digest of all its numbers."""
         numbers = (*self.sine, *self.cosine, self.constant)
@@ -220,6 +224,17 @@ def log_word(odds: float, bits: int) -> int:
     """log odds at these bits, the same at every server."""
     with _exact():
         return _rounded(Decimal(odds).ln(), bits)
+
+
+def derivative(function: Series) -> Series:
+    """dF/dz, its coefficients rounded: sines become cosines, so both share their words."""
+    period, numbers = Fraction(2) ** function.period_bits, []
+    with _exact():
+        for values, sign in ((function.cosine, -1), (function.sine, 1)):
+            speeds = (sign * 2 * _PI * k / int(period) for k in function.turns)
+            numbers.append(tuple(_rounded(value * each, 0) for value, each in zip(values, speeds, strict=True)))
+    sine, cosine = numbers
+    return replace(function, constant=0, sine=sine, cosine=cosine)
 
 
 # what is open and may be multiplied -----------------------------------------------------------------------------------

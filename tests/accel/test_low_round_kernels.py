@@ -106,6 +106,11 @@ def case(name, seed):
             *(words(N), *angle, *held, words(N, G) >> np.uint64(64 - kept), kept, 5, ring, tables),
             *(words(N, 2 * terms + G * each), words(N, G * each), leads, out(N, G)),
         ),
+        "lifted_product_deal": (words(N), 9, words(N, G), 13, ring, words(N, 6 * G + 2), out(N, 6 * G + 2)),
+        "lifted_product_hold": (
+            *(words(N) >> np.uint64(55), 9, 77, words(N, G) >> np.uint64(51), 13, 4001, ring, words(N, 6 * G + 2)),
+            *(leads, out(N, G)),
+        ),
         "lifted_squares_deal": (words(N, G), 9, ring, words(N, 3 * G + 1), out(N, 3 * G + 1)),
         "lifted_squares_hold": (words(N, G) >> np.uint64(55), 9, 77, ring, words(N, 3 * G + 1), leads, out(N)),
     }[name]
@@ -123,6 +128,8 @@ NAMES = [
         "series_hold",
         "scaled_deal",
         "scaled_hold",
+        "lifted_product_deal",
+        "lifted_product_hold",
         "lifted_squares_deal",
         "lifted_squares_hold",
     ),

@@ -93,6 +93,17 @@ async def squares_times(party, z, x):
     return [lifted, q, await refmpc.series_times(at_holders(z.reinterpret(44), lifted.segments), WAVE, lifted, 60)]
 
 
+def together(party, x):
+    return refmpc.series_together(at_44(x), (WAVE, WAVE.scaled(Fraction(1, 3))), 40)
+
+
+async def product(party, z, x):
+    lifted = await refmpc.open_kept(at_44(x.reshape(len(x), 1)), KEPT)
+    factor = at_holders(z.reinterpret(44), lifted.segments)
+    one = await refmpc.open_product(factor, KEPT, lifted, 60)
+    return [lifted, one, await refmpc.open_product(factor.reshape(len(z), 1), KEPT, lifted, 60)]
+
+
 PERMUTATIONS = tuple((pair, 1, 0) for pair in range(3))  # they stand still here: the masks alone must hide the rows
 WEIGHTS, CUT = np.array([1, 2, 1]), 1
 CASES = {
@@ -174,6 +185,8 @@ CASES = {
         ("arithmetic",) * 2,
         FAR_PAIR,
     ),
+    "series_together": Case(together, ("arithmetic",), FAR, packed={20: 2**20, 6 * 40: 2**40}),
+    "open_kept, open_product": Case(product, ("arithmetic",) * 2, PROBABILITY, packed={16: 2**16, 8 * 60: 2**60}),
     "smooth": composed(lambda x: refmpc.smooth(x, "gelu"), 0.5, -7.5),
     "weigh_reached": Case(lambda party, x: reached(party, x, False), ("arithmetic",), ((20,), (-60,)), packed=5),
     "weigh_reached of summands": Case(

@@ -5,6 +5,7 @@
 
 import sys
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pytest
@@ -95,6 +96,12 @@ def with_lifted(party, z, x):
     return at_holders(z, segments), WAVE, lifted
 
 
+def with_factor(party: Any, z: Any, x: Any, entrywise: bool) -> Any:
+    segments = row_segments(party, len(z))
+    lifted = party.complete(refmpc.open_kept(at_holders(x, segments), KEPT))
+    return at_holders(x if entrywise else z, segments), KEPT, lifted
+
+
 def with_held(party, z, x):
     segments = row_segments(party, len(z))
     return held(z, segments), WAVE, held(x, segments)
@@ -143,6 +150,14 @@ EXAMPLES = {
         *rows(lambda n: ([reals(n, bits=44), fixed(n, 2)], lambda *given: with_held(*given))),
     ],
     "open_squares": rows(lambda n: ([fixed(n, 3, bits=44)], lambda party, x: (at_holders(x), KEPT, 30))),
+    "series_together": rows(lambda n: ([reals(n, 3, bits=44)], lambda party, x: (at_holders(x), (WAVE, WAVE), 40))),
+    "open_kept": rows(lambda n: ([fixed(n, 3, bits=44)], lambda party, x: (at_holders(x), KEPT))),
+    "open_product": [
+        *rows(
+            lambda n: ([fixed(n, bits=44), fixed(n, 3, bits=44)], lambda p, z, x: (*with_factor(p, z, x, False), 50))
+        ),
+        *rows(lambda n: ([fixed(n, bits=44), fixed(n, 2, bits=44)], lambda p, z, x: with_factor(p, z, x, True))),
+    ],
     "smooth": [
         ([reals(n, bits=bits)], lambda party, x, name=name: (x, name))
         for n in (0, 1, 65, 100)

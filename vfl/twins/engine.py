@@ -22,6 +22,7 @@ from vfl.bounded_softmax import BoundedSoftmax
 from vfl.dp.claim import NO_CLAIM, Claim
 from vfl.federation import Federation
 from vfl.gradients import GlobalModel, clipped_gradient, with_ones
+from vfl.hidden import HiddenClip, activation
 from vfl.local.client import Client
 from vfl.losses import OneOutput, output_count, score
 from vfl.progress import progress_bar
@@ -154,8 +155,27 @@ def start_model(federation: Federation, config: TrainingConfig, initial: GlobalM
             f"a first layer with {federation.width + 1} rows",
         )
         return initial.copy()
-    outputs = output_count(config.task, federation.classes, config.class_weights)
-    return GlobalModel.initial(federation.width, outputs, config.hidden, seed=config.seed, dtype=config.dtype)
+    outputs, waved = (
+        output_count(config.task, federation.classes, config.class_weights),
+        hidden_clip(federation, config),
+    )
+    return GlobalModel.initial(
+        federation.width,
+        outputs,
+        config.hidden,
+        seed=config.seed,
+        dtype=config.dtype,
+        activation=activation(config.hidden, config.weights),
+        deviation=1.0 if waved is None else waved.start_deviation(federation.width),
+    )
+
+
+def hidden_clip(federation: Federation, config: TrainingConfig) -> HiddenClip | None:
+    """What is public about the clip of hidden layers with waves."""
+    if activation(config.hidden, config.weights) != "tanh":
+        return None
+    bound, width = federation.row_bound, federation.width
+    return HiddenClip.of_rows(config.task, config.clip_norm, bound, width, config.loss, federation.classes)
 
 
 def train_frozen(
@@ -187,10 +207,10 @@ def train_frozen(
     squared = np.einsum("ij,ij->i", rows_with_one, rows_with_one)
     targets = federation.labels if labels is None else labels
     clip_norm = config.clip_norm if clip else None
-    bounded: OneOutput | BoundedSoftmax | None = None
-    if config.task != "classification":
+    bounded: OneOutput | BoundedSoftmax | HiddenClip | None = hidden_clip(federation, config)
+    if bounded is None and config.task != "classification":
         bounded = OneOutput.of_rows(config.task, config.clip_norm, federation.row_bound, federation.width)
-    elif config.loss == "bounded_softmax":
+    elif bounded is None and config.loss == "bounded_softmax":
         bounded = BoundedSoftmax.of_rows(federation.classes, config.clip_norm, federation.row_bound, federation.width)
     per_epoch = max(1, num_steps // config.epochs)
     curve, clipped = [], 0.0

@@ -60,7 +60,7 @@ def test_other_steps_keep_theirs(changes):
 
 
 def test_one_hidden_layer_has_a_short_step_of_its_own():
-    scales = plan(hidden=(4,), learning_rate=0.1)[0].scales
+    scales = plan(hidden=(4,), learning_rate=0.1, weights="secret")[0].scales
     assert scales.low_round is None and scales.hidden_chain is not None
     assert scales.gradient_bits == scales.hidden_chain.gradient_bits == GRADIENT_BITS + scales.noise_shift
 

@@ -11,6 +11,7 @@ from protocols.plan.scales import EMBEDDING_BITS, RELEASE_BITS
 from tests.protocols.step.gl_inputs import rounded_up
 from vfl.federation import Federation
 from vfl.gradients import GlobalModel, clipped_gradient, with_ones
+from vfl.hidden import activation
 from vfl.losses import errors_and_losses
 
 __all__ = ["assert_agrees", "entry_error", "factor_loss", "twin_and_bound"]
@@ -29,6 +30,8 @@ def contribution_errors(plan: Plan, model: GlobalModel, rows: np.ndarray, labels
     scales = plan.scales
     if scales.one_output is not None:
         return bounded_errors(plan, model, rows, gaps[0])
+    if scales.smooth is not None:
+        return smooth_errors(plan, model, rows, gaps)
     if scales.bounded_softmax is not None:  # u moves by less than a logit; δ and p' are opened at 13 bits, e at 14
         reach, columns = np.linalg.norm(rows, axis=1), np.sqrt(plan.width) * 2.0**-15
         output = reach * (gaps[0] + np.sqrt(model.layers[0].size) * 2.0**-17)
@@ -86,6 +89,16 @@ def bounded_errors(plan: Plan, model: GlobalModel, rows: np.ndarray, gap: float)
     return np.asarray(plan.training.clip_norm * off)
 
 
+def smooth_errors(plan: Plan, model: GlobalModel, rows: np.ndarray, gaps: list[float]) -> np.ndarray:
+    """The same with waves: γ times a hundredth for all roundings (a and δ are off by less than 2^-7 of their size, q
+    by as much twice), and what the gaps move: sums by ‖a‖ of them, errors by ‖δ‖, through at most the norms of the
+    layers between; C·δ has a slope of at most γ/‖δ‖·2."""
+    reach = np.array([np.linalg.norm(rows, axis=1).max(), *(np.sqrt(1.04 * len(w) + 1) for w in model.weights[1:])])
+    through = np.prod([1 + np.linalg.norm(layer, 2) for layer in model.layers[1:]])
+    moved = float((reach * np.array(gaps)).sum() * through) * 4
+    return np.full(len(rows), plan.training.clip_norm * min(2.0, 0.01 + moved))
+
+
 def entry_error(plan: Plan) -> float:
     """Error of an entry of δ, given the logits."""
     low = plan.scales.low_round
@@ -108,7 +121,7 @@ def twin_and_bound(plan: Plan, federation: Federation, noise: np.ndarray) -> tup
     momentum keeps a part β of what the gradients were off by.
     """
     training = plan.training
-    model = GlobalModel([layer.copy() for layer in plan.start])
+    model = GlobalModel([layer.copy() for layer in plan.start], activation(training.hidden, training.weights))
     velocity = [np.zeros_like(layer) for layer in model.layers]
     gaps = [np.sqrt(layer.size) * 2.0**-plan.scales.weight_bits for layer in model.layers]
     drifts = [0.0 for _ in gaps]

@@ -15,30 +15,21 @@ import pytest
 
 from protocols.plan.run_plan import Plan, plan_run
 from protocols.plan.scales import EMBEDDING_BITS
-from protocols.step.hidden_chain import open_hidden_updates, secret_hidden_updates
-from protocols.step.public_hidden import HiddenHead, hidden_head
-from protocols.step.public_weights import PublicLayer
+from protocols.step.hidden_chain import secret_hidden_updates
 from refmpc.primitives import dealing
-from tests.not_none import not_none
 from tests.protocols.conftest import small_federation
 from tests.protocols.secure_runs import small_training
 from tests.refmpc.transcripts import Case, draws, finds_a_leak, leaks, watch_streams
 
 
-def make_plan(weights: str) -> Plan:
-    training = small_training(weights=weights, epsilon=4.0, hidden=(1,), learning_rate=0.05)
+def make_plan() -> Plan:
+    training = small_training(weights="secret", epsilon=4.0, hidden=(1,), learning_rate=0.05)
     return plan_run("g_bmf", small_federation(64, (1, 1), 3), training)
 
 
-PLANS = {weights: make_plan(weights) for weights in ("open", "secret")}
+PLAN = make_plan()
 FIRST = np.array([[0.7], [-0.4], [0.05]])
 SECOND = np.array([[0.6, -0.2, 0.1], [0.05, 0.0, -0.1]])
-
-
-def public_head() -> HiddenHead:
-    scales = PLANS["open"].scales
-    layers = [np.rint(layer * 2.0**scales.weight_bits).astype(np.int64) for layer in (FIRST, SECOND)]
-    return not_none(hidden_head([PublicLayer(layer) for layer in layers], scales))
 
 
 def batch(rows: Any, label: Any, norm: Any, plan: Plan) -> tuple[Any, Any, Any]:
@@ -48,15 +39,9 @@ def batch(rows: Any, label: Any, norm: Any, plan: Plan) -> tuple[Any, Any, Any]:
     return turned + np.array([0.0, 0.0, 1.0]), one_hot, norm[:, 0].reinterpret(plan.scales.norm_bits)
 
 
-async def open_step(party: Any, rows: Any, label: Any, norm: Any) -> list[Any]:
-    plan = PLANS["open"]
-    _, updates = await open_hidden_updates(*batch(rows, label, norm, plan), public_head(), plan.scales)
-    return updates
-
-
 async def secret_step(party: Any, rows: Any, label: Any, norm: Any, weight: Any) -> list[Any]:
     """Both layers are public numbers times one secret."""
-    plan = PLANS["secret"]
+    plan = PLAN
     bits = plan.scales.weight_bits
 
     def layer(values: np.ndarray) -> Any:
@@ -74,9 +59,8 @@ def secrets(*more: tuple[int, int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return one, other
 
 
-UNIT = 1 << (PLANS["secret"].scales.weight_bits - 10)
+UNIT = 1 << (PLAN.scales.weight_bits - 10)
 CASES = {
-    "open": Case(open_step, ("arithmetic",) * 3, secrets(), composed=True, shape=(3,)),
     "secret": Case(secret_step, ("arithmetic",) * 4, secrets((UNIT, -UNIT // 2)), composed=True, shape=(3,)),
 }
 
@@ -101,11 +85,6 @@ def packing(name: str, bits: int) -> tuple[int, int]:
 # earlier masks have made random already, and their loss shows in the primitives' own tests
 # (``tests/refmpc/test_privacy.py``)
 SEEN_ALONE = {
-    "open": [
-        *((0, 5, 0), (0, 9, 0), (0, 11, 0), (1, 2, 0), (1, 3, 0), (1, 4, 1), (1, 5, 0), (1, 7, 2)),
-        *((1, 8, 3), (1, 9, 0), (1, 9, 1), (1, 10, 3), (1, 11, 0), (1, 11, 1), (1, 12, 2), (1, 13, 1)),
-        *((1, 14, 1), (1, 14, 3), (1, 15, 1), (1, 16, 1), (1, 16, 4), (1, 17, 2), (1, 18, 2), (1, 19, 1)),
-    ],
     "secret": [
         *((0, 7, 0), (0, 10, 0), (0, 11, 0), (0, 16, 0), (1, 2, 0), (1, 4, 0), (1, 7, 0), (1, 8, 2), (1, 9, 3)),
         *((1, 10, 0), (1, 10, 1), (1, 11, 0), (1, 11, 1), (1, 12, 3), (1, 13, 2), (1, 14, 1), (1, 15, 1), (1, 15, 3)),

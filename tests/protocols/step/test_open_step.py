@@ -17,12 +17,13 @@ from protocols.plan.run_plan import Plan, plan_run
 from protocols.plan.scales import EMBEDDING_BITS, RELEASE_BITS
 from protocols.server.open_training import OpenTrainingRun
 from protocols.step.cost import step_cost
-from protocols.step.public_hidden import hidden_head
+from protocols.step.hidden_step import hidden_weights
 from protocols.step.public_weights import Head, PublicLayer, moved, norm_above, public_start, rounded_head
 from refmpc.core.words import unseal
 from tests.protocols.conftest import small_federation
 from tests.protocols.secure_runs import noise_of_the_servers, released, run_secure, small_training, weight_bound
 from vfl.gradients import GlobalModel, clipped_gradient, with_ones
+from vfl.hidden import WEIGHT_BITS
 from vfl.twins import train_g_bmf, train_g_shuff
 from vfl.twins.engine import Optimiser
 
@@ -175,15 +176,19 @@ def test_the_declared_cost_of_a_step_is_what_it_costs(federation, tmp_path, monk
     scales = plan.scales
     costs = []
     for layers in layers_before(plan, spy.sums[0])[:-1]:
-        hidden = hidden_head(layers, scales)
-        head = rounded_head(layers[-1].values, scales.weight_bits, scales.layers[-1].reach)
-        costs.append(step_cost(plan, head if hidden is None else replace(hidden.head, hidden=hidden)))
+        if scales.smooth is not None:
+            used = hidden_weights(layers, scales.weight_bits, scales.smooth)
+            costs.append(step_cost(plan, Head(used.others[-1], WEIGHT_BITS, 0.0, hidden=used)))
+        else:
+            costs.append(step_cost(plan, rounded_head(layers[-1].values, scales.weight_bits, scales.layers[-1].reach)))
     training = [ledger.phases["training"] for ledger in result.ledgers]
     assert training[0].rounds == sum(cost.rounds for cost in costs)
     assert sum(counters.bytes_sent for counters in training) == sum(cost.bytes for cost in costs)
+    if plan.training.hidden:
+        assert {cost.rounds for cost in costs} == {14 + 2 * len(plan.training.hidden)}
+        return
     assert max(cost.bytes for cost in costs) <= step_cost(plan).bytes
-    saved = 1 if scales.low_round is not None else 3 + 2 * len(plan.training.hidden)
-    saved = saved if scales.hidden_chain is None else 6
+    saved = 1 if scales.low_round is not None else 3
     saved += plan.training.weight_decay != 1.0
     assert costs[0].rounds == step_cost(replace(plan, training=plan.training.with_(weights="secret"))).rounds - saved
 

@@ -41,7 +41,7 @@ async def step(party: Any, rows: Any, label: Any, norm: Any) -> None:
     one_hot = label.scale_by_integers(np.array([1, -1, 0])).reinterpret(0) + np.array([0, 1, 0])
     batch = SharedRows(embeddings, one_hot, norm[:, 0].reinterpret(PLAN.scales.norm_bits))
     addend = np.zeros(PLAN.parameters, dtype=np.uint64)
-    (words,) = await step_words(batch, [], head(), addend, PLAN.training, PLAN.scales)
+    (words,) = await step_words(batch, head(), addend, PLAN.training, PLAN.scales)
     await refmpc.open_words(party, words.reshape(-1), PLAN.scales.truncated_bits, "example")
 
 

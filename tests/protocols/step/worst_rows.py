@@ -125,6 +125,8 @@ def contributions(plan: Plan, rows: np.ndarray, layers: list[np.ndarray], *, che
 
     With ``check_ranges`` every operand is opened too, and the first that leaves its domain raises ``RangeError``.
     """
+    if plan.scales.smooth is not None:  # there is no such step with secret weights
+        return open_contributions(plan, rows, layers)
     labels = _labels(plan, rows, layers)
     if check_ranges:
         kept = _within_limit(plan, rows, labels, layers)
@@ -135,14 +137,13 @@ def contributions(plan: Plan, rows: np.ndarray, layers: list[np.ndarray], *, che
 
 
 async def _open_contributions(party: Any, job: Any) -> np.ndarray:
-    plan, rows, labels, layers, longer = job
+    plan, rows, labels, layers = job
     shared, _ = await _shared(party, plan, rows, labels, [])
     integers = [np.rint(layer * 2.0**plan.scales.weight_bits).astype(np.int64) for layer in layers]
-    short = replace(plan, scales=replace(plan.scales, hidden_chain=None)) if longer else plan
-    head, matrices = public_inputs(party, [PublicLayer(each) for each in integers], short)
-    words = await step_words(shared, matrices, head, np.zeros(plan.parameters), plan.training, plan.scales)
+    head = public_inputs(party, [PublicLayer(each, None) for each in integers], plan)
+    words = await step_words(shared, head, np.zeros(plan.parameters), plan.training, plan.scales)
     assert len(words) == len(layers)
-    inputs, updates = await layer_updates(shared, matrices, head, plan.scales, plan.training.class_weights)
+    inputs, updates = await layer_updates(shared, head, plan.scales, plan.training.class_weights)
     products = []
     for a, u in zip(inputs, updates, strict=True):
         opened = [not_none(await refmpc.reveal(each, release="test")) for each in (a, u)]
@@ -150,16 +151,9 @@ async def _open_contributions(party: Any, job: Any) -> np.ndarray:
     return np.linalg.norm(products, axis=0)
 
 
-def open_contributions(
-    plan: Plan, rows: np.ndarray, layers: list[np.ndarray], *, longer: bool = False, check_ranges: bool = False
-) -> np.ndarray:
-    """``contributions`` of a step with open weights, the way that these weights take, or ``longer``: the one it may
-    fall back to."""
-    labels = _labels(plan, rows, layers)
-    if check_ranges:
-        kept = _within_limit(plan, rows, labels, layers)
-        rows, labels = rows[kept], labels[kept]
-    return _run(_open_contributions, (plan, rows, labels, layers, longer), check_ranges) if len(rows) else np.zeros(0)
+def open_contributions(plan: Plan, rows: np.ndarray, layers: list[np.ndarray]) -> np.ndarray:
+    """``contributions`` of a step with open weights."""
+    return _run(_open_contributions, (plan, rows, _labels(plan, rows, layers), layers), False)
 
 
 async def _extreme_step(party: Any, job: Any) -> list[np.ndarray]:

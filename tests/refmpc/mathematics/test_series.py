@@ -161,6 +161,44 @@ def test_one_number_multiplies_the_whole_row_exactly(name):
         )
 
 
+@pytest.mark.parametrize("entrywise", [False, True])
+@pytest.mark.parametrize("rows", [7, 80])
+def test_products_of_what_is_open_are_exact(rows, entrywise):
+    """u = C·d with one integer C for the row, or one for each entry: of the very integers that are open."""
+    words, kept = entries(rows, rows), refmpc.Kept(11, 4, Fraction(1, 2))
+    factors = np.random.default_rng(rows).uniform(-0.5, 7.5, words.shape if entrywise else rows)
+    factors[0] = 7.5 - 2.0**-10
+
+    async def program(party, z, x):
+        segments = row_segments(party, rows)
+        lifted = await refmpc.open_kept(at_holders(x, segments), KEPT)
+        return [lifted, *[await refmpc.open_product(at_holders(z, segments), kept, lifted, bits) for bits in (40, 64)]]
+
+    z = np.rint(factors * 2.0**BITS).astype(np.int64)
+    lifted, short, u = opened(program, Secret(z, BITS), Secret(words, BITS))
+    d = integers(lifted)
+    for product in (u.signed, (short.words << np.uint64(24)).view(np.int64) >> 24):
+        factor = product // np.where(d == 0, 1, d)
+        assert np.array_equal(factor * d, product)
+        off = np.where(d == 0, 0, factor - factors.reshape(rows, -1) * 2.0**11)
+        assert np.abs(off).max() <= 1
+        assert entrywise or all(len(set(line[own != 0])) == 1 for line, own in zip(factor, d, strict=True))
+
+
+def test_several_functions_of_one_number_share_their_words():
+    wave = FUNCTIONS["odd"]
+    pair = wave, wave.scaled(Fraction(1, 3))
+    words = np.random.default_rng(1).integers(-(2**60), 2**60, (60, 2))
+
+    async def program(party, x):
+        return await refmpc.series_together(at_holders(x), pair, 40)
+
+    for result, function in zip(opened(program, Secret(words, BITS)), pair, strict=True):
+        value = ((result.words << np.uint64(24)).view(np.int64) >> 24) * 2.0**-function.bits
+        angles = angles_below(words * 2.0**-BITS, function, (-1, 0))
+        assert np.min([np.abs(value - function(each)) for each in angles], axis=0).max() <= float(function.error)
+
+
 TRUE: dict[str, Any] = {
     **EXACT,
     "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
@@ -210,6 +248,7 @@ def test_debug_mode_and_refusals_name_what_is_wrong():
             lambda: refmpc.series_times(whole, FUNCTIONS["odd"], angle, 60, KEPT),
             lambda: refmpc.series_times(at_holders(x, angle.segments), FUNCTIONS["odd"], angle, 60),
             lambda: refmpc.series(at_holders(x.reinterpret(5)), FUNCTIONS["odd"]),
+            lambda: refmpc.series_together(angle, tuple(FUNCTIONS.values())),
         ):
             with pytest.raises(ValueError) as caught:
                 party.complete(call())
@@ -218,6 +257,7 @@ def test_debug_mode_and_refusals_name_what_is_wrong():
 
     found = opened(refused, Secret([1, 2, 3], BITS))
     wanted = ["one of 'sigmoid'", "summand of the dealer", "with the same dealers", "kept", "fraction bits or more"]
+    wanted.append("of the same period")
     assert all(part in message[0] for part, message in zip(wanted, found, strict=True)), found
     with pytest.raises(ValueError, match="coefficients .* below 2\\^32; give them fewer coefficient_bits"):
         refmpc.Series(5, 15, 0, (2**32,), (0,))
