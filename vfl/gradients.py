@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from accel.validate import require, require_choice, require_integer, require_real
 from vfl.bounded_softmax import BoundedSoftmax
-from vfl.hidden import HiddenClip, wave, wave_slope
+from vfl.hidden import HiddenClip, activated, wave_slope
 from vfl.losses import (
     WEIGHT_BITS,
     OneOutput,
@@ -121,7 +121,7 @@ class GlobalModel:
         inputs = [rows_with_one]
         for layer in self.layers[:-1]:
             sums = inputs[-1] @ layer
-            inputs.append(with_ones(np.maximum(sums, 0) if self.activation == "relu" else wave(sums)))
+            inputs.append(with_ones(activated(sums, self.activation)))
         return inputs, inputs[-1] @ self.layers[-1]
 
     def backward(self, inputs: list[Floats], delta: Floats) -> list[Floats]:

@@ -25,6 +25,7 @@ from vfl.bounded_softmax import BoundedSoftmax
 from vfl.losses import half_wave, wave_for
 
 __all__ = [
+    "ACTIVATIONS",
     "CLIP",
     "CLIP_BITS",
     "CLIP_EDGE",
@@ -34,6 +35,7 @@ __all__ = [
     "WAVE",
     "WEIGHT_BITS",
     "HiddenClip",
+    "activated",
     "activation",
     "clip_wave",
     "wave",
@@ -43,6 +45,7 @@ __all__ = [
 Floats = npt.NDArray[np.floating]
 Integers = npt.NDArray[np.int64]
 
+ACTIVATIONS = ("relu", "tanh")
 WAVE = (32, 6)  # period and sines of φ
 LARGEST_OUTPUT = Fraction(102, 100)  # of |φ|, with everything that is rounded
 LARGEST_SLOPE = Fraction(92, 100)  # of |φ'|
@@ -81,6 +84,11 @@ def wave(sums: Floats) -> Floats:
     """φ."""
     omega, sizes = _sizes()
     return np.asarray(np.sin(np.multiply.outer(sums, omega)) @ sizes, dtype=sums.dtype)
+
+
+def activated(sums: Floats, name: str) -> Floats:
+    """What a hidden layer makes of its sums."""
+    return np.maximum(sums, 0) if name == "relu" else wave(sums)
 
 
 def wave_slope(sums: Floats) -> Floats:

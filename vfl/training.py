@@ -112,7 +112,7 @@ class TrainingConfig:
     )
     hidden: tuple[int, ...] = setting(
         (),
-        "widths of hidden layers (ReLU), such as 128,64; none: one linear layer",
+        "widths of hidden layers (tanh; ReLU with secret weights), such as 128,64; none: one linear layer",
         kind=int,
         low=1,
         metavar="N,N",

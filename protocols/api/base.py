@@ -33,6 +33,7 @@ from vfl.dp.claim import NO_CLAIM
 from vfl.evaluation import Evaluation
 from vfl.federation import Federation
 from vfl.gradients import GlobalModel
+from vfl.hidden import activation
 from vfl.local.client import make_clients
 from vfl.methods import G_BMF, SECURE, facts
 from vfl.settings import Setting
@@ -126,6 +127,7 @@ class VerticalEstimator(BaseEstimator, ABC):  # type: ignore[misc]
         self.spent_ = charge(plan, self.budget)
         trained = train(self.backend, plan, federation, self.timeout)
         self.plan_, self.layers_, self.claim_, self.cost_ = plan, trained.layers, trained.claim, trained.cost
+        self.activation_ = activation(plan.training.hidden, plan.training.weights)
         self.row_bounds_ = tuple(client.row_bound.norm for client in federation.clients)
         return self
 
@@ -298,7 +300,7 @@ class VerticalEstimator(BaseEstimator, ABC):  # type: ignore[misc]
         return np.concatenate(rows, axis=1)
 
     def _logits(self, rows: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        return np.asarray(GlobalModel(list(self.layers_)).logits(rows), dtype=np.float64)
+        return np.asarray(GlobalModel(list(self.layers_), self.activation_).logits(rows), dtype=np.float64)
 
     def _own_labels(self, X: Any, y: Any) -> Any:
         """Labels to compare with: as given, or from the last party's table."""

@@ -71,6 +71,7 @@ def _models_of(estimator: Any, columns: Columns) -> dict[str, ReleasedModel]:
             row_rule=estimator.row_rule,
             client=name,
             label_type=_type_of(estimator),
+            activation=estimator.activation_,
         )
         for name, bound in zip(columns.names, estimator.row_bounds_, strict=True)
     }
@@ -183,6 +184,7 @@ class KeptClaim:
 def _adopt(estimator: Any, model: ReleasedModel) -> Any:
     """Make ``estimator`` one that was fitted: with this model."""
     estimator.layers_ = list(model.layers)
+    estimator.activation_ = model.activation
     estimator.claim_ = KeptClaim(model.claim)
     estimator.cost_ = {}
     if model.classes and hasattr(estimator, "class_weight"):

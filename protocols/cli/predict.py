@@ -48,6 +48,7 @@ from protocols.state.model_file import ReleasedModel, read_model
 from refmpc import Client
 from refmpc.net.framing import listed, name_of
 from refmpc.primitives.io import SHARE_DIGEST_BYTES
+from vfl.hidden import activated
 from vfl.losses import classes_of, probabilities, unscaled_targets
 from vfl.progress import progress_bar
 
@@ -236,7 +237,7 @@ def _with_servers(
     log: Log,
 ) -> np.ndarray | None:
     """Share all rows, then fetch the predictions (at the receiver; None elsewhere)."""
-    known = model.shared or model.layers  # what the servers have of the model
+    known = model.shared or model  # what the servers have of the model
     plan = prediction_plan(identity.config, len(agreed.rows), output, known, model.claim)
     while True:
         transport = UplinkTransport(
@@ -273,6 +274,7 @@ class _Sums:
 
     def __init__(self, identity: Identity, model: ReleasedModel):
         self._identity, self._layers, self._task = identity, model.layers, model.task
+        self._activation = model.activation
         self._arrived: dict[str, tuple[str, np.ndarray]] = {}
         self._changed = threading.Condition()
         clients = identity.config.ordered_clients
@@ -315,7 +317,7 @@ class _Sums:
             require(rows == len(own), f"sums of {name}", f"{rows} rows", f"{len(own)} rows, as aligned")
         total = own + sum(self._arrived[name][1] for name in self._others) + self._layers[0][-1]
         for layer in self._layers[1:]:
-            total = np.maximum(total, 0.0) @ layer[:-1] + layer[-1]
+            total = activated(total, self._activation) @ layer[:-1] + layer[-1]
         if output == "label":
             return classes_of(self._task, total)
         return probabilities(self._task, total) if output == "probabilities" else total

@@ -28,6 +28,7 @@ from protocols.state.model_file import ReleasedModel, SharedModel
 from refmpc import Client
 from refmpc.net.framing import listed, printable
 from refmpc.primitives.io import SHARE_DIGEST_BYTES
+from vfl.hidden import activation
 from vfl.local.lora import LoraLayer, ParallelLora
 from vfl.progress import progress_bar
 
@@ -136,6 +137,7 @@ def released(
         local,
         task=plan.training.task,
         target_range=config.run.target_range,
+        activation=activation(plan.training.hidden, plan.training.weights),
         shared=None if plan.opens_sums or plan.training.hidden else SharedModel.of(plan),
     )
     if columns is None:

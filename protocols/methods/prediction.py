@@ -1,7 +1,7 @@
 """Secure inference: clients share embeddings of new rows, the servers compute, only the named client gets the
 predictions.
 
-The model is a list of layers [W; b] with ReLU between them: the released one, or (one layer) the servers' shares of it.
+The model is a list of layers [W; b] with ReLU or a wave between them: the released one, or (one layer) the servers' shares of it.
 What is opened is the label of each row, its probabilities, its logits or (regression) its value, to one client; nothing
 else, to nobody else. Two classes as one logit z are the classes of (0, z). The command is ``protocols.predict``.
 """
@@ -21,9 +21,11 @@ import refmpc
 from accel.files import read_arrays
 from accel.validate import require, require_choice, require_integer
 from protocols.plan.scales import EMBEDDING_BITS, LOGIT_BITS, MOST_WEIGHT_BITS, PROBABILITY_BITS
+from protocols.plan.smooth_scales import prediction_wave
 from protocols.plan.squared_norm_ratio import ROOM
 from protocols.state.model_file import SharedModel
 from refmpc import ArithmeticTensor, Client, Party
+from refmpc.primitives.dealing import held, row_segments
 from vfl.dp.claim import NO_CLAIM
 from vfl.losses import TASKS
 
@@ -67,6 +69,7 @@ class PredictionPlan:
     model: str  # which one, so that servers with different models are told apart
     training_claim: str
     task: str = "classification"
+    activation: str = "relu"
 
     def __post_init__(self) -> None:
         require_choice("output", self.output, OUTPUTS)
@@ -150,14 +153,15 @@ class PredictionPlan:
         """How far a logit may be from that of the same model in floating point, ‖W_l‖ being ``norms``.
 
         Rounded are: each column of the embeddings (half a unit), each product (one unit; 1.5 when it is opened), and
-        the weights (half a unit, none if they came out of a run). ReLU does not enlarge an error.
+        the weights (half a unit, none if they came out of a run). ReLU does not enlarge an error; φ adds
+        less than two units.
         """
         error = math.sqrt(self.shapes[0][0]) * 2.0 ** -(EMBEDDING_BITS + 1)
         reach = self.reach
         for layer, ((rows, columns), norm) in enumerate(zip(self.shapes, norms, strict=True)):
             error = error * norm + reach * math.sqrt(rows * columns) * 2.0 ** -(self.weight_bits + 1)
             if layer + 1 < len(self.shapes):
-                error += math.sqrt(columns) * 2.0**-EMBEDDING_BITS
+                error += math.sqrt(columns) * 2.0**-EMBEDDING_BITS * (1 if self.activation == "relu" else 3)
             reach = math.hypot(self.bounds[layer], 1.0)
         return error + 1.5 * 2.0**-LOGIT_BITS
 
@@ -173,6 +177,7 @@ def plan_with_released_model(
     rows: int,
     training_claim: str,
     task: str = "classification",
+    activation: str = "relu",
 ) -> PredictionPlan:
     """Everybody knows the layers; ranges follow from their norms and the row bound."""
     shapes = tuple((int(layer.shape[0]), int(layer.shape[1])) for layer in layers)
@@ -200,6 +205,7 @@ def plan_with_released_model(
         model=f"released, {hashlib.sha256(b''.join(words)).hexdigest()}",
         training_claim=training_claim,
         task=task,
+        activation=activation,
     )
 
 
@@ -254,8 +260,7 @@ async def servers(party: Party, job: PredictionServerJob) -> None:
             inputs = _receive_rows(party, plan, chunk.stop - chunk.start)
         with party.phase("prediction"):
             for index, layer in enumerate(layers[:-1]):
-                sums = await refmpc.matmul_truncate(inputs, layer, plan.weight_bits)
-                inputs = _with_ones(await refmpc.relu(sums, 0, plan.high_bit(index)))
+                inputs = _with_ones(await _outputs(inputs, layer, plan, index))
             answer = await _answer(plan, inputs, layers[-1])
         with party.phase("release"):
             if answer is None:  # logits: opened as a product, without a round between the servers
@@ -264,6 +269,20 @@ async def servers(party: Party, job: PredictionServerJob) -> None:
             else:
                 refmpc.reveal_to_client(answer, plan.receiver, PREDICTION_RELEASE)
         party.report({"phase": "prediction", "done": chunk.stop, "total": plan.rows})
+
+
+async def _outputs(
+    inputs: ArithmeticTensor, layer: ArithmeticTensor, plan: PredictionPlan, index: int
+) -> ArithmeticTensor:
+    """Of a hidden layer. With waves 6 rounds: 2 for the sums, 2 for φ, 2 for the cut to the embeddings' bits."""
+    if plan.activation == "relu":
+        sums = await refmpc.matmul_truncate(inputs, layer, plan.weight_bits)
+        return await refmpc.relu(sums, 0, plan.high_bit(index))
+    wave = prediction_wave()
+    cut = EMBEDDING_BITS + plan.weight_bits - wave.fraction_bits
+    sums = await refmpc.matmul_truncate(inputs, layer, cut)
+    segments = row_segments(sums.party, len(sums))
+    return await refmpc.truncate_additive(await refmpc.series(held(sums, segments), wave), wave.bits - EMBEDDING_BITS)
 
 
 async def _answer(plan: PredictionPlan, inputs: ArithmeticTensor, layer: ArithmeticTensor) -> ArithmeticTensor | None:

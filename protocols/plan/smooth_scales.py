@@ -21,7 +21,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 import numpy as np
@@ -33,7 +33,17 @@ from refmpc.core.integer_logs import ceil_log2
 from refmpc.mathematics.series import derivative, half_wave
 from vfl.hidden import CLIP, CLIP_BITS, CLIP_EDGE, ROUNDING, WAVE, HiddenClip
 
-__all__ = ["FACTOR", "OUTPUT_BITS", "SLOPE", "SmoothScales", "StepBounds", "clip_series", "plan_smooth", "waves"]
+__all__ = [
+    "FACTOR",
+    "OUTPUT_BITS",
+    "SLOPE",
+    "SmoothScales",
+    "StepBounds",
+    "clip_series",
+    "plan_smooth",
+    "prediction_wave",
+    "waves",
+]
 
 OUTPUT_BITS = 20  # of a
 BACK_BITS = 13  # of what comes back
@@ -51,6 +61,12 @@ def waves() -> tuple[Series, Series]:
     doubled = half_wave(period.bit_length(), terms, held_bits=10, dealt_bits=10).scaled(Fraction(2))
     wave = doubled.of_half_the_period()
     return wave, derivative(wave)
+
+
+@functools.cache
+def prediction_wave() -> Series:
+    """φ, finer: what a prediction takes."""
+    return replace(waves()[0], held_bits=18, dealt_bits=19)
 
 
 @functools.cache

@@ -37,6 +37,7 @@ from protocols.state.run_identity import require_same_run
 from refmpc.launch.processes import start_ahead
 from vfl.federation import Federation
 from vfl.gradients import GlobalModel
+from vfl.hidden import activation
 from vfl.losses import score_in_words
 from vfl.twins import TwinResult
 
@@ -77,7 +78,7 @@ def launch(options: RunOptions, federation: Federation, console: Console) -> Run
         seconds = time.perf_counter() - begun
         log.end(found.run.ledgers[0], seconds)
     _keep_own_layers(plan, directory, found.run.client_outputs, console)
-    accuracy = GlobalModel(found.layers).accuracy(
+    accuracy = GlobalModel(found.layers, activation(options.training.hidden, options.training.weights)).accuracy(
         found.federation.test_rows(), federation.test_labels, options.training.task
     )
     twin = session.twin(federation).test_accuracy if options.twin else None

@@ -55,6 +55,7 @@ class FinishedRun:
     federation: Federation
     layers: Sequence[np.ndarray]
     claim: str
+    activation: str
 
     def test_columns(self) -> list[np.ndarray]:
         """Each client's bounded embeddings of the test rows."""
@@ -81,7 +82,8 @@ def load_run(directory: Path) -> FinishedRun:
     )
     federation = make_federation(options)
     claim = (directory / "claim.txt").read_text().strip()
-    return FinishedRun(directory, options, federation, read_model(directory / MODEL).layers, claim)
+    model = read_model(directory / MODEL)
+    return FinishedRun(directory, options, federation, model.layers, claim, model.activation)
 
 
 @dataclass(frozen=True)
@@ -110,7 +112,7 @@ def predict(run: FinishedRun, options: PredictOptions) -> dict[str, Any]:
     labels = federation.test_labels[:rows]
     task = run.options.training.task
     output = options.output or ("value" if task == "regression" else "label")
-    clear = GlobalModel(list(run.layers)).logits(np.concatenate(columns, axis=1))
+    clear = GlobalModel(list(run.layers), run.activation).logits(np.concatenate(columns, axis=1))
     facts = {
         **({"no_claim": NO_CLAIM} if run.claim.startswith(NO_CLAIM) else {}),
         "run": str(run.directory),
@@ -195,6 +197,7 @@ def _server_jobs(
             rows=rows,
             training_claim=run.claim,
             task=run.options.training.task,
+            activation=run.activation,
         )
         return plan, [PredictionServerJob(plan, tuple(run.layers))] * 3
     training = method(run.options.protocol).plan(run.federation, run.options.training)

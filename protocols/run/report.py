@@ -36,6 +36,7 @@ from protocols.step.cost import step_cost
 from refmpc import Ledger
 from refmpc.core.ledger import Release
 from vfl.dp.claim import NO_CLAIM
+from vfl.hidden import activation
 from vfl.losses import score_in_words, score_name
 
 __all__ = [
@@ -140,7 +141,9 @@ def write_report(report: RunReport) -> None:
     task = report.plan.training.task
     scaled = (-1.0, 1.0) if task == "regression" else None  # targets as the run took them
     claim = report.plan.claim.paragraph()
-    write_model(directory / MODEL, ReleasedModel(report.layers, claim=claim, task=task, target_range=scaled))
+    used = activation(report.plan.training.hidden, report.plan.training.weights)
+    model = ReleasedModel(report.layers, claim=claim, task=task, target_range=scaled, activation=used)
+    write_model(directory / MODEL, model)
     kept = durability(report.plan, report.options.checkpoint_every, report.options.durability == "power")
     write_text(directory / "claim.txt", f"{claim} {kept}".rstrip() + "\n")
     write_text(directory / "ledger.json", report.ledgers[0].to_json())
@@ -199,9 +202,9 @@ def print_report(report: RunReport, console: Console) -> None:
         view.add_row("average", {"fifth": "of the last fifth of all steps"}.get(plan.training.average, "exponential"))
     if plan.training.hidden:
         sizes = " → ".join(map(str, (plan.width, *plan.training.hidden, plan.outputs)))
-        view.add_row(
-            "layers", f"{sizes}, ReLU; samples with hidden norms above {plan.scales.norm_limit:g} do not count"
-        )
+        limit = plan.scales.norm_limit
+        beyond = "tanh" if limit is None else f"ReLU; samples with hidden norms above {limit:g} do not count"
+        view.add_row("layers", f"{sizes}, {beyond}")
     view.add_row("privacy", plan.claim.headline())
     used = plan.scales.learning_rate_used(plan.training.learning_rate)
     view.add_row("learning rate used", f"{used:.6g} (asked for {plan.training.learning_rate:g})")

@@ -28,7 +28,7 @@ from protocols.step.secret_step import SharedRows
 from refmpc import ArithmeticTensor, Party, Words
 from refmpc.core.words import seal, unseal
 from refmpc.primitives.opening import unbiased_addend, word_type
-from vfl.hidden import WEIGHT_BITS
+from vfl.hidden import WEIGHT_BITS, HiddenClip
 
 __all__ = ["PUBLIC_ROWS", "STATE_EVERY", "OpenTrainingRun", "durability", "own_addend", "public_inputs", "training_run"]
 
@@ -67,6 +67,7 @@ def public_inputs(party: Party, model: Sequence[PublicLayer], plan: Plan) -> Hea
     if scales.smooth is not None:
         used = hidden_weights(model, scales.weight_bits, scales.smooth)
         return Head(public(used.others[-1]), WEIGHT_BITS, 0.0, hidden=used.at(party))
+    assert not isinstance(scales.bounded, HiddenClip)
     head = rounded_head(model[-1].values, scales.weight_bits, scales.layers[-1].reach, scales.bounded)
     return replace(head, words=public(head.words))
 

@@ -20,6 +20,7 @@ from accel.errors import InvalidArgument
 from accel.files import Damaged, read_arrays, write_arrays
 from accel.validate import require, require_choice
 from protocols.plan.run_plan import Plan
+from vfl.hidden import ACTIVATIONS
 from vfl.losses import TASKS
 
 if TYPE_CHECKING:  # servers read models too, and need no Arrow
@@ -100,10 +101,12 @@ class ReleasedModel:
     curve: tuple[tuple[int, float, float], ...] = ()
     label_type: str = ""  # numpy's name of the labels' type, of which ``classes`` are the texts; empty: text
     shared: SharedModel | None = None
+    activation: str = "relu"  # of hidden layers
     version: int = FORMAT
 
     def __post_init__(self) -> None:
         require_choice("task", self.task, TASKS)
+        require_choice("activation", self.activation, ACTIVATIONS)
         both = (self.task == "regression") == (self.target_range is not None)
         require(
             both,
@@ -117,6 +120,7 @@ class ReleasedModel:
         own = {name: getattr(self, name) for name in ("row_bound", "row_rule", "local_model", "client")}
         own["curve"] = [list(point) for point in self.curve]
         own |= {"label_type": self.label_type} if self.label_type else {}
+        own |= {"activation": self.activation} if len(self.layers) > 1 else {}
         own["shared"] = None if self.shared is None else asdict(self.shared)
         target = None if self.target_range is None else list(self.target_range)
         schema = None if self.schema is None else self.schema.as_dict()
@@ -181,6 +185,7 @@ def _about(arrays: Mapping[str, np.ndarray], where: str) -> dict[str, Any]:
         "client": values.get("client", ""),  # absent in files of the first versions, as are curve and shared
         "shared": SharedModel(**values["shared"]) if values.get("shared") else None,
         "label_type": values.get("label_type", ""),
+        "activation": values.get("activation", "relu"),
         "curve": tuple((int(epoch), right, loss) for epoch, right, loss in values.get("curve", ())),
         "target_range": None if target is None else (float(target[0]), float(target[1])),
         "schema": schema,

@@ -20,16 +20,15 @@ from protocols.step.public_weights import Head, public_start, widest_head
 from protocols.step.secret_step import SharedRows, Weights, gradient_step
 from refmpc import ArithmeticTensor, Cost, Party
 from refmpc.core.words import seal, unseal
-from vfl.hidden import WEIGHT_BITS
+from vfl.hidden import WEIGHT_BITS, HiddenClip
 
 __all__ = ["step_cost"]
 
 
 def step_cost(plan: Plan, head: Head | None = None) -> Cost:
     """Rounds and bytes of one step, exactly; with open weights at most that, because bytes depend on how large logits
-    can be, which is public in every step (``head``: those of one step). A step of one hidden layer whose public weights
-    outgrow ``scales.hidden_chain`` takes the longer way, which is not counted here. Uploads, noise and openings to
-    clients come on top.
+    can be, which is public in every step (``head``: those of one step). Hidden layers: those of the starting weights; a
+    step of larger ones sends a few bits an entry more. Uploads, noise and openings to clients come on top.
 
     Takes as long as three servers compute on one batch, one after the other: under a second at the paper's sizes.
     """
@@ -77,8 +76,9 @@ async def _open_step(party: Party, job: tuple[Plan, Head | None]) -> None:
         head = Head(np.zeros(last, dtype=np.int64), WEIGHT_BITS, 0.0, hidden=used)
     elif head is None:
         head = widest_head(last, plan.scales.logit_bound)
-        if plan.scales.bounded is not None:
-            head = replace(head, wave=plan.scales.bounded.wave(plan.scales.logit_bound))
+        bounded = plan.scales.bounded
+        if bounded is not None and not isinstance(bounded, HiddenClip):
+            head = replace(head, wave=bounded.wave(plan.scales.logit_bound))
     addend = np.zeros(plan.parameters, dtype=np.uint64)
     parts = await step_words(_rows(party, plan), head, addend, plan.training, plan.scales)
     words = seal(np.concatenate([unseal(part).reshape(-1) for part in parts]))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from protocols.server.training import ServerJob
 from protocols.state.model_file import MODEL, ReleasedModel, SharedModel, read_model, write_model
 from protocols.state.stored_rows import IN_MEMORY, RowFolder
 from refmpc import Party
+from vfl.hidden import activation
 
 __all__ = [
     "LiveTrainingTask",
@@ -131,7 +132,10 @@ class TrainingTask(_Uploads):
                 content = json.dumps(asdict(SharedModel.of(self.plan)), indent=2)
                 write_bytes(directory / SHARED_MODEL, content.encode(), private=True)
             return
-        model = ReleasedModel(layers, run.classes, task=run.training.task, target_range=run.target_range)
+        used = activation(run.training.hidden, run.training.weights)
+        model = ReleasedModel(
+            layers, run.classes, task=run.training.task, target_range=run.target_range, activation=used
+        )
         write_model(directory / MODEL, model)
 
 
@@ -163,7 +167,7 @@ class PredictionTask(_Uploads):
         if isinstance(known, SharedModel):
             self._job = PredictionServerJob(self.plan, checkpoint=known.file(trained / "server"))
         else:
-            self._job = PredictionServerJob(self.plan, layers=tuple(known))
+            self._job = PredictionServerJob(self.plan, layers=tuple(known.layers))
         self.receivers = (self.plan.receiver,)
         self.claim = next(iter(self.plan.releases.values()))
 
@@ -193,10 +197,10 @@ Task = TrainingTask | PredictionTask
 MakeTask = Callable[[FederationConfig, dict[str, Any], Path | None], Task]
 
 
-def _known_model(trained: Path) -> SharedModel | Sequence[np.ndarray]:
-    """What a server has of the model of a training: its layers, or what is public of its shares."""
+def _known_model(trained: Path) -> SharedModel | ReleasedModel:
+    """What a server has of the model of a training: all of it, or what is public of its shares."""
     if (trained / MODEL).exists():
-        return read_model(trained / MODEL).layers
+        return read_model(trained / MODEL)
     return SharedModel(**json.loads((trained / SHARED_MODEL).read_text()))
 
 
@@ -209,7 +213,7 @@ def shares_of_model(trained: Path) -> Path | None:
 
 
 def prediction_plan(
-    config: FederationConfig, rows: int, output: str, known: SharedModel | Sequence[np.ndarray], claim: str
+    config: FederationConfig, rows: int, output: str, known: SharedModel | ReleasedModel, claim: str
 ) -> PredictionPlan:
     """The public plan of a prediction: clients and servers make it alike. ``known``: what servers have of the model."""
     clients, run = config.ordered_clients, config.run
@@ -221,7 +225,7 @@ def prediction_plan(
     facts |= {"receiver": config.predict.receiver}
     if isinstance(known, SharedModel):
         return plan_with_shares(known, **facts)
-    return plan_with_released_model(known, run.row_bound, **facts)
+    return plan_with_released_model(known.layers, run.row_bound, activation=known.activation, **facts)
 
 
 def make_task(config: FederationConfig, facts: dict[str, Any], trained: Path | None) -> Task:
