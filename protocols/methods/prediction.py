@@ -1,7 +1,8 @@
 """Secure inference: clients share embeddings of new rows, the servers compute, only the named client gets the
 predictions.
 
-The model is a list of layers [W; b] with ReLU or a wave between them: the released one, or (one layer) the servers' shares of it.
+The model is a list of layers [W; b] with ReLU or a wave between them: the released one, or (one layer) the servers'
+shares of it.
 What is opened is the label of each row, its probabilities, its logits or (regression) its value, to one client; nothing
 else, to nobody else. Two classes as one logit z are the classes of (0, z). The command is ``protocols.predict``.
 """

@@ -126,6 +126,8 @@ def _labels(plan: Plan) -> Cost:
 
 
 def _norms(plan: Plan) -> Cost:
+    if plan.scales.smooth is not None:
+        return Cost(0, 0)
     return _blocks(_norms_of_squares if plan.row_tests else _norms_of_rows, plan.schedule.num_rows, NORM_CHUNK, plan)
 
 

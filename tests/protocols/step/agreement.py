@@ -159,4 +159,7 @@ def assert_agrees(plan: Plan, federation: Federation, opened: list[np.ndarray], 
     for layer, own, ours, gap in zip(twin.model.layers, layers, opened, gaps, strict=True):
         assert np.allclose(layer, own, atol=1e-9)  # the bound follows the twin
         assert np.linalg.norm(ours - layer) <= gap
+        if plan.scales.smooth is not None:
+            assert np.linalg.norm(ours - layer) <= 2.0**-9 * np.linalg.norm(layer)
+            continue
         assert gap < 0.25 * np.linalg.norm(layer)  # the bound says something

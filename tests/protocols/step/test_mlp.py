@@ -252,7 +252,7 @@ def test_hidden_layers_on_the_command_line():
     assert RunOptions.from_dict(options.to_dict()) == options
     plan = plan_run("g_bmf", make_federation(options), options.training)
     found = estimate(plan)
-    assert found["rounds_per_step"] == 42 and plan.layer_shapes == [(65, 128), (129, 64), (65, 10)]
+    assert found["rounds_per_step"] == 18 and plan.layer_shapes == [(65, 128), (129, 64), (65, 10)]
 
 
 def test_one_layer_pays_nothing_for_the_others():
