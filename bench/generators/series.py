@@ -17,7 +17,6 @@ from scipy.special import erf
 
 from refmpc.mathematics.smooth import FITS, STORED_BITS
 from vfl.bounded_softmax import CLIP_PERIOD_BITS, CLIPS, COEFFICIENT_BITS, CRUDE, FINES, LEAST_SHARES
-
 from vfl.hidden import CLIP_BITS, CLIP_EDGE
 
 __all__ = ["EXACT", "clip_below", "clip_numbers", "inverse", "largest_clip", "nearest", "sum_range"]

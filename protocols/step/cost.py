@@ -71,7 +71,7 @@ async def _open_step(party: Party, job: tuple[Plan, Head | None]) -> None:
     plan, head = job
     *_, last = plan.layer_shapes
     if head is None and plan.scales.smooth is not None:
-        model = public_start(plan.start, plan.scales, 0.0)
+        model = public_start(plan.start, plan.scales, plan.training)
         used = hidden_weights(model, plan.scales.weight_bits, plan.scales.smooth)
         head = Head(np.zeros(last, dtype=np.int64), WEIGHT_BITS, 0.0, hidden=used)
     elif head is None:

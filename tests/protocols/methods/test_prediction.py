@@ -75,14 +75,16 @@ def dry_run(plan: PredictionPlan) -> dict[str, Cost]:
     return refmpc.dry_run(servers, PredictionServerJob(plan, layers), releases=plan.releases)
 
 
-@pytest.mark.parametrize("hidden", [(), (6,), (7, 4)])
+@pytest.mark.parametrize(
+    "hidden, activation", [((), "relu"), ((6,), "relu"), ((7, 4), "relu"), ((6,), "tanh"), ((7, 4), "tanh")]
+)
 @pytest.mark.parametrize("output", ["label", "probabilities", "logits"])
 @pytest.mark.filterwarnings("ignore:insecure_check_ranges")
-def test_equals_the_clear_model_up_to_rounding_at_the_cost_of_a_dry_run(hidden, output):
+def test_equals_the_clear_model_up_to_rounding_at_the_cost_of_a_dry_run(hidden, activation, output):
     layers, columns = random_model(hidden, 5), new_rows(40)
-    plan = plan_for(layers, output, 40)
+    plan = replace(plan_for(layers, output, 40), activation=activation)
     result = run(plan, layers, columns)
-    clear = GlobalModel(list(layers)).logits(np.concatenate(columns, axis=1))
+    clear = GlobalModel(list(layers), activation).logits(np.concatenate(columns, axis=1))
     error = plan.logit_error([float(np.linalg.norm(layer, 2)) for layer in layers])
     assert error < 0.02
     received = result.client_outputs["card"]

@@ -101,7 +101,7 @@ def one_step(
     integers = [np.rint(layer * 2.0**BITS).astype(np.int64) for layer in layers]
     kind = HiddenClip if outputs == 1 else _Separate
     scales = plan_smooth(kind.of_rows("binary", clip_norm, 1.0, sizes[0]), rows, 10.0)
-    used = hidden_weights([PublicLayer(layer, None) for layer in integers], BITS, scales)
+    used = hidden_weights([PublicLayer(layer) for layer in integers], BITS, scales)
 
     def program(party: Any, embeddings: Any, one_hot: Any) -> list[Any]:
         inputs, updates = party.complete(hidden_updates(embeddings, one_hot, used, scales))
@@ -159,7 +159,7 @@ def test_weights_that_no_level_holds_end_the_run():
     scales = plan_smooth(HiddenClip.of_rows("binary", 1e-3, 1.0, 4), 32, 1.0)
     layers = [np.full((5, 3), 2**20), np.full((4, 1), 2**20)]
     with pytest.raises(InvalidArgument, match="gradients up to .* the training diverges: lower the learning rate"):
-        integers = [PublicLayer(layer << (BITS - WEIGHT_BITS), None) for layer in layers]
+        integers = [PublicLayer(layer << (BITS - WEIGHT_BITS)) for layer in layers]
         hidden_weights(integers, BITS, scales)
 
 
@@ -193,7 +193,7 @@ def test_a_run_opens_the_twins_layers_in_the_rounds_and_bytes_that_are_planned(t
 
 PLAN = plan_smooth(HiddenClip.of_rows("binary", 1.0, 1.0, 2), 64, 10.0)
 FIRST, SECOND = np.array([[0.7], [-0.4], [0.05]]), np.array([[0.6], [0.05]])
-LAYERS = [PublicLayer(np.rint(each * 2.0**BITS).astype(np.int64), None) for each in (FIRST, SECOND)]
+LAYERS = [PublicLayer(np.rint(each * 2.0**BITS).astype(np.int64)) for each in (FIRST, SECOND)]
 
 
 async def step_of_equal_rows(party: Any, rows: Any, label: Any) -> list[Any]:

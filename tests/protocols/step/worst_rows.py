@@ -140,7 +140,7 @@ async def _open_contributions(party: Any, job: Any) -> np.ndarray:
     plan, rows, labels, layers = job
     shared, _ = await _shared(party, plan, rows, labels, [])
     integers = [np.rint(layer * 2.0**plan.scales.weight_bits).astype(np.int64) for layer in layers]
-    head = public_inputs(party, [PublicLayer(each, None) for each in integers], plan)
+    head = public_inputs(party, [PublicLayer(each) for each in integers], plan)
     words = await step_words(shared, head, np.zeros(plan.parameters), plan.training, plan.scales)
     assert len(words) == len(layers)
     inputs, updates = await layer_updates(shared, head, plan.scales, plan.training.class_weights)
