@@ -451,7 +451,7 @@ def _waved(
         logit_high_bit=0,
         # e^-72 a step and layer: the norm of the noise in W, beyond which a run ends
         overflow_probability=schedule.num_steps * len(layers) * math.exp(-(NOISE_DEVIATIONS**2) / 2),
-        divisor=schedule.divisor,
+        divisor=_divisor(config, schedule),
         layers=layers,
     )
 
