@@ -7,8 +7,8 @@ Chosen with twins on public and made-up tables (``python -m bench.defaults`` pri
   apart (with 2·√width a client with one column had it cut off at two deviations), and ``normalise`` leaves only the
   sign of one column.
 - Batches of a fifth of the rows, at most 1024 (more only if an epoch had over 250 of them); hardly a row is left over.
-  Never so many rows that their clipped gradients outgrow the ring: 2^15·(1 − momentum)/γ, half of what a sum and its
-  noise have.
+  Never so many rows that their clipped gradients outgrow the ring: 2^13·(1 − momentum)/γ, which leaves a step of one
+  output enough bits for rows of 1,000 columns.
 - One step for every 30 rows·ε, between 100 and 500: more steps are more noise for few rows, and no gain for many.
 - Learning rate √(rows·ε/4000), at least 0.25. At most 4, and the model is the mean over the last fifth of all steps, in
   which the noise of a high rate averages out; at most 1 where there is no averaging (secret weights, GL-BMF, hidden
@@ -34,7 +34,7 @@ NARROW = 4  # columns of a client, up to which `normalise` leaves little but sig
 _LEAST_STEPS, _MOST_STEPS, _ROWS_A_STEP = 100, 500, 30.0
 _LEAST_BATCHES, _MOST_BATCHES, _USUAL_BATCH = 5, 250, 1024
 _LEAST_RATE, _MOST_RATE, _MOST_AVERAGED_RATE, _RATE_ROWS = 0.25, 1.0, 4.0, 4000.0
-_MOST_GRADIENT = 2.0**15  # of a sum of clipped gradients
+_MOST_GRADIENT = 2.0**13  # of a sum of clipped gradients
 _LARGEST_BOUND = 1024.0
 _ADAM_RATE, _ADAM_HIDDEN_RATE, _ADAM_REGRESSION_RATE = 0.1, 0.03, 0.01
 
