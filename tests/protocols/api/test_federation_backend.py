@@ -122,5 +122,5 @@ def test_two_organisations_train_and_predict(tmp_path, task):
         assert (found == tables["card"]["defaulted"].to_numpy()).mean() > 0.6
     else:
         assert np.corrcoef(found, target)[0, 1] > 0.3
-        with pytest.raises(ValueError, match="backend = 'federation': must be another one"):
+        with pytest.raises(ValueError, match="backend = 'federation': must be 'local', 'threads' or 'twin'"):
             holder._scaled(card)
