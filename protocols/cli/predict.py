@@ -125,7 +125,7 @@ def run(arguments: argparse.Namespace) -> int:
     )
     chosen = _held_out(identity, own, state, log) if arguments.held_out else np.arange(len(own.ids))
     kind = f"{PREDICTION}-in-the-clear" if arguments.clear else PREDICTION
-    sums = _Sums(identity, model)
+    sums = PartialSums(identity, model)
     aligner = Aligner(
         identity,
         kind,
@@ -269,7 +269,7 @@ def _with_servers(
             transport.close()
 
 
-class _Sums:
+class PartialSums:
     """Predictions in the clear: every client's sums of the first layer, put together at the receiver."""
 
     def __init__(self, identity: Identity, model: ReleasedModel):

@@ -84,7 +84,7 @@ class OneOutputScales:
 
     def function(self, wave: tuple[int, int]) -> Series:
         """F for a wave: its argument is what ``argument_words`` makes."""
-        return _function(self.public, self.function_bits, wave)
+        return loss_function(self.public, self.function_bits, wave)
 
     def argument_words(self, output_bits: int, label_bits: int, wave: tuple[int, int]) -> tuple[int, int, int]:
         """(k, l, bits): the argument of F is k·z + l·y at these bits, for outputs z and labels y at theirs."""
@@ -97,7 +97,7 @@ class OneOutputScales:
 
 
 @functools.cache
-def _function(public: OneOutput, bits: int, wave: tuple[int, int]) -> Series:
+def loss_function(public: OneOutput, bits: int, wave: tuple[int, int]) -> Series:
     period, terms = wave
     dealt = (bits - 1) // 2
     odds = min(1.0, public.threshold) if public.task == "binary" else 1.0

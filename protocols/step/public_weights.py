@@ -142,7 +142,7 @@ def rounded(values: np.ndarray, bits: int) -> np.ndarray:
 
 
 @functools.cache
-def _warn_of_the_range() -> None:
+def warn_of_the_range() -> None:
     """Once a process."""
     _log.warning(
         "the weights allow outputs beyond what a step's sigmoid reaches (%g): if the training diverges, lower the"
@@ -164,7 +164,7 @@ def rounded_head(
         if bounded is not None:
             size = product * 2.0 ** -(REACH_BITS + bits)
             if bounded.argument(size) > FARTHEST:
-                _warn_of_the_range()
+                warn_of_the_range()
             return Head(words, bits, 0.0, bounded.wave(size))
         bound = product >> (REACH_BITS + bits)
         head = Head(words, bits, float(1 << bound.bit_length()))  # few different ones: steps are recorded for each

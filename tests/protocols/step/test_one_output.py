@@ -12,13 +12,13 @@ import refmpc
 from accel.reference import series as kernels
 from protocols.methods import g_shuff
 from protocols.plan.gl_plan import plan_layer_run
-from protocols.plan.one_output_scales import FEWEST_FUNCTION_BITS, MOST_FUNCTION_BITS, _function
+from protocols.plan.one_output_scales import FEWEST_FUNCTION_BITS, MOST_FUNCTION_BITS, loss_function
 from protocols.plan.run_plan import plan_run
 from protocols.plan.scales import EMBEDDING_BITS
 from protocols.step.class_weights import row_weights, weighted_labels
 from protocols.step.cost import step_cost
 from protocols.step.one_output import multipliers, open_updates
-from protocols.step.public_weights import Head, _warn_of_the_range, rounded_head
+from protocols.step.public_weights import Head, rounded_head, warn_of_the_range
 from refmpc import Cost
 from refmpc.mathematics.normalise import MANTISSA_BITS
 from refmpc.mathematics.series import ANGLE_ERROR, TABLE_BITS, turns
@@ -105,7 +105,7 @@ def test_the_function_of_a_step_is_at_most_one_for_every_word_and_every_rounding
     points = 2**16
     for threshold in (2.0**-9, 0.1, 0.707, 0.999, 1.0, 3.7):
         for bits in (FEWEST_FUNCTION_BITS, 26, MOST_FUNCTION_BITS):
-            function = _function(OneOutput(task, 1.0, threshold, 1.0), bits, wave)
+            function = loss_function(OneOutput(task, 1.0, threshold, 1.0), bits, wave)
             words = np.arange(points, dtype=np.uint64) << np.uint64(4)
             cosines, sines = kernels._harmonics(words, 20, function.odd, function.terms, turns())
             p, q = np.array(function.sine), np.array(function.cosine)
@@ -165,7 +165,7 @@ def test_contributions_are_at_most_gamma_exactly_whatever_the_outputs_are(task, 
 def test_the_wave_of_a_step_follows_the_weights(caplog):
     plan, _ = make_plan("binary", 1.0, weights="open")
     public, reach = plan.scales.one_output.public, plan.scales.layers[-1].reach
-    _warn_of_the_range.cache_clear()
+    warn_of_the_range.cache_clear()
     for size, period in ((1.0, 64), (23.9, 64), (24.5, 128), (55.0, 128), (57.0, 256), (1e6, 256)):
         weights = np.zeros((plan.width + 1, 1), dtype=np.int64)
         weights[0] = round(size / reach * 2**26)

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from accel.prg import KEY_BYTES
-from protocols.cli.predict import _Sums
+from protocols.cli.predict import PartialSums
 from protocols.client.align import Aligner
 from protocols.federation.public_plan import plan_for
 from protocols.federation.read import FederationConfig
@@ -312,7 +312,7 @@ def test_every_field_that_a_client_sends_is_refused_by_name_if_it_is_wrong(
     card = federation.identity("card")
     card = replace(card, config=replace(card.config, clients=tuple(clients)))
     model = ReleasedModel([np.zeros((8, 2))])
-    more: dict[str, Any] = {"terms": {"--output": None}, "handlers": {"sums": _Sums(card, model).take}}
+    more: dict[str, Any] = {"terms": {"--output": None}, "handlers": {"sums": PartialSums(card, model).take}}
     with Aligner(card, "training", ids, tmp_path / "card", log, listen_on=None, **more).open():
         unnamed = []
         for purpose, fields in {**CALLS, **ALIGNMENT_CALLS}.items():
