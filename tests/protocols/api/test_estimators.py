@@ -78,7 +78,8 @@ def test_servers_and_twin_learn_the_same_and_the_cost_is_what_was_estimated():
     assert twin.classes_.tolist() == ["benign", "malignant"] and real.layers_[0].shape == (9, 1)
     assert min(twin.score(x, y), real.score(x, y)) > 0.85
     cost = twin.estimate(x, y)
-    assert cost.steps == 12 and 12 * 3 < cost.rounds <= real.cost_["rounds"] <= cost.rounds + 15  # getting ready
+    # a result does not count the round in which the run was set up
+    assert cost.steps == 12 and 12 * 3 < cost.rounds == real.cost_["rounds"] + 1
     assert abs(cost.bytes - real.cost_["bytes"]) <= 0.2 * real.cost_["bytes"]
     assert cost.epsilon == pytest.approx(8.0, rel=1e-6) and "ε = 8" in str(cost)
     assert NO_CLAIM not in repr(real) + real.claim_.paragraph() + real.claim_.to_json()
