@@ -147,9 +147,9 @@ def test_figures_of_a_step_are_those_that_a_dry_run_counts():
     def small(**changes: Any) -> tuple[refmpc.Cost, refmpc.Cost]:
         clients, classes = (PublicClient("bank", 4), PublicClient("card", 4)), changes.pop("classes", 2)
         facts = PublicFederation(clients, 64, classes, 1.0, ())
-        return both(
-            plan_run("g_bmf", facts, TrainingConfig(epochs=1, batch_size=32, learning_rate=0.1, epsilon=8.0, **changes))
-        )
+        training = TrainingConfig(epochs=1, batch_size=32, learning_rate=0.1, epsilon=8.0, **changes)
+        opened, secret = (plan_run("g_bmf", facts, training.with_(weights=w)) for w in ("open", "secret"))
+        return step_cost(opened), step_cost(secret)
 
     (ten, ten_secret), (letters, letters_secret) = (both(step_plan(StepShape(128, 2000, s))) for s in (10, 26))
     mb = {cost: f"{cost.bytes / 1e6:.2f} MB" for cost in (ten, ten_secret, letters, letters_secret)}

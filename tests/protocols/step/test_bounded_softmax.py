@@ -198,9 +198,12 @@ def test_what_a_server_sees_of_a_step_is_independent_of_logits_and_labels(monkey
     assert leaks(Case(call, ("arithmetic", "arithmetic"), secrets, composed=True, shape=(3,))) == []
 
 
-@pytest.mark.parametrize("changes", [{"class_weights": (1.0, 2.0, 3.0)}, {"hidden": (4,)}, {"gradients": "explicit"}])
+@pytest.mark.parametrize(
+    "changes",
+    [{"class_weights": (1.0, 2.0, 3.0)}, {"hidden": (4,), "weights": "secret"}, {"gradients": "explicit"}],
+)
 def test_what_has_another_loss_is_refused_in_a_sentence(changes):
-    with pytest.raises(ValueError, match="loss = 'bounded_softmax': must be 'softmax' but for one layer"):
+    with pytest.raises(ValueError, match="loss = 'bounded_softmax': must be 'softmax' but for many classes; class"):
         make_plan(**changes)
 
 
