@@ -31,6 +31,8 @@ __all__ = [
     "CLIP_EDGE",
     "LARGEST_OUTPUT",
     "LARGEST_SLOPE",
+    "LEVEL_ROOM",
+    "MOST_LEVEL",
     "ROUNDING",
     "WAVE",
     "WEIGHT_BITS",
@@ -53,6 +55,7 @@ WEIGHT_BITS = 12  # of the layers behind the first one, as a step uses them
 ROUNDING = Fraction(1, 2**9)  # of an entry of δ or of what comes back, at most
 MOST_LEVEL = 13
 CLIP_EDGE = Fraction(15, 16)
+LEVEL_ROOM = CLIP_EDGE * Fraction(99, 100)  # of the circle: what q may take of it
 CLIP_BITS = 28
 # constant, 40 cosines, 40 sines at CLIP_BITS: made by ``python -m bench.generators.series clip``, tested, not edited
 # fmt: off
@@ -179,12 +182,22 @@ class HiddenClip:
             errors.insert(0, LARGEST_SLOPE * through + rounding)
         return errors, entries
 
+    def opened_bounds(self, layers: Sequence[Integers]) -> list[Fraction]:
+        """Of ‖δ_l‖ as it is opened: each entry is rounded once more."""
+        widths = [len(layer) - 1 for layer in layers] + [layers[-1].shape[1]]
+        errors, _ = self.bounds(layers)
+        return [e + ROUNDING * (math.isqrt(width) + 1) for e, width in zip(errors, widths, strict=True)]
+
+    def largest_square(self, layers: Sequence[Integers]) -> Fraction:
+        """Of q, for all rows."""
+        squares = self.row_squares([len(layer) - 1 for layer in layers])
+        bounds = self.opened_bounds(layers)
+        return sum((n * bound**2 for n, bound in zip(squares, bounds, strict=True)), Fraction(0))
+
     def level(self, layers: Sequence[Integers]) -> int:
         """j for these public weights."""
-        squares = self.row_squares([len(layer) - 1 for layer in layers])
-        errors, _ = self.bounds(layers)
-        most = sum((n * bound**2 for n, bound in zip(squares, errors, strict=True)), Fraction(0))
-        room = CLIP_EDGE * Fraction(99, 100) * Fraction(self.clip_norm) ** 2
+        most = self.largest_square(layers)
+        room = LEVEL_ROOM * Fraction(self.clip_norm) ** 2
         found = 0
         while room * 4**found < most and found <= MOST_LEVEL:
             found += 1

@@ -21,7 +21,7 @@ from protocols.plan.low_round_scales import with_low_round
 from protocols.plan.one_output_scales import plan_one_output
 from protocols.plan.row_test import FAULT_CLAIM, RowTest, row_test, upload_release
 from protocols.plan.scales import EMBEDDING_BITS, GRADIENT_BITS, RELEASE_BITS, Scales, plan_scales
-from protocols.plan.smooth_scales import plan_smooth
+from protocols.plan.smooth_scales import plan_smooth, require_start
 from protocols.plan.squared_norm_ratio import ROOM
 from refmpc.mathematics.gaussian import (
     JOINT_DISTANCE,
@@ -468,9 +468,8 @@ def plan_run(protocol: str, federation: PublicFacts, training: TrainingConfig) -
         waved = HiddenClip.of_rows(
             training.task, training.clip_norm, bound, federation.width, training.loss, federation.classes
         )
-    start_norms = [
-        float(np.linalg.norm(layer, 2)) for layer in _start(training, federation.width, outputs, waved).layers
-    ]
+    start = _start(training, federation.width, outputs, waved).layers
+    start_norms = [float(np.linalg.norm(layer, 2)) for layer in start]
     slack = FixedPointSlack(
         row_bound=federation.row_bound * 1.01,
         classes=outputs,
@@ -535,6 +534,8 @@ def plan_run(protocol: str, federation: PublicFacts, training: TrainingConfig) -
                 overflow_probability=slack.overflow_probability + samples * JOINT_DISTANCE,
             )
         noise = calibrate_run(protocol, training, schedule, factorisation, slack)
+    if scales.smooth is not None:
+        require_start(scales.smooth, start, scales.weight_bits)
     client_bounds = own_bounds([_own_bound(client) for client in federation.clients], federation.row_bound)
     checked = _row_tests(client_bounds, tuple(client.width for client in federation.clients))
     public = (ROW_BOUND_CHECKED if checked and text == ROW_BOUND_TRUSTED else text for text in noise.claim.public)

@@ -8,7 +8,7 @@
 | W_2, W_3, … forward and back | 12 |
 | what comes back, δ_l·W_lᵀ, opened to be multiplied | 13 |
 | δ_l, opened: the integers of q and of u | ``delta_bits``, 9 to 13 |
-| q/(γ²·4^j) | ``delta_bits`` twice, and what n_l/(γ²·4^j) needs to have 12 significant ones |
+| q/(γ²·4^j) | ``delta_bits`` twice, and what n_l/(γ²·4^j) needs to have 12 significant ones; 64 at most |
 | F, opened to be multiplied | 10 |
 | u = C·δ, exact; [A 1]ᵀu | ``gradient_bits`` less those of A; ``gradient_bits`` |
 
@@ -31,7 +31,7 @@ from protocols.plan.scales import EMBEDDING_BITS, GRADIENT_BITS, NOISE_DEVIATION
 from refmpc import Kept, Series
 from refmpc.core.integer_logs import ceil_log2
 from refmpc.mathematics.series import derivative, half_wave
-from vfl.hidden import CLIP, CLIP_BITS, CLIP_EDGE, ROUNDING, WAVE, HiddenClip
+from vfl.hidden import CLIP, CLIP_BITS, CLIP_EDGE, LEVEL_ROOM, MOST_LEVEL, ROUNDING, WAVE, WEIGHT_BITS, HiddenClip
 
 __all__ = [
     "FACTOR",
@@ -42,6 +42,7 @@ __all__ = [
     "clip_series",
     "plan_smooth",
     "prediction_wave",
+    "require_start",
     "waves",
 ]
 
@@ -116,20 +117,19 @@ class StepBounds:
             "the training diverges: lower the learning rate",
         )
         bits = min(MOST_DELTA_BITS, room)
-        widths = [len(layer) - 1 for layer in layers] + [layers[-1].shape[1]]
-        errors, entries = public.bounds(layers)
+        _, entries = public.bounds(layers)
         backs = tuple(_symmetric(bound, BACK_BITS) for bound in entries)
         deltas = tuple(_symmetric(bound, bits) for bound in (*entries, public.error_bound))
         over = Fraction(public.clip_norm) ** 2 * 4**level
-        ratios = [n / over for n in public.row_squares(widths[:-1])]
-        more = SQUARE_WEIGHT_BITS + ceil_log2(math.ceil(1 / min(ratios)))
+        ratios = [n / over for n in public.row_squares([len(layer) - 1 for layer in layers])]
+        more = min(SQUARE_WEIGHT_BITS + ceil_log2(math.ceil(1 / min(ratios))), 64 - 2 * bits)
         words = tuple(math.ceil(ratio * 2**more) for ratio in ratios)
         largest = sum(
-            word * math.ceil((bound + ROUNDING * (math.isqrt(width) + 1)) ** 2 * 4**bits)
-            for word, bound, width in zip(words, errors, widths, strict=True)
+            word * math.ceil(bound**2 * 4**bits)
+            for word, bound in zip(words, public.opened_bounds(layers), strict=True)
         )
         square_bits = 2 * bits + more
-        fits = square_bits <= 64 and largest <= CLIP_EDGE * 2**square_bits
+        fits = largest <= CLIP_EDGE * 2**square_bits
         require(fits, "weights", f"squares up to {largest / 2**square_bits:.4g} of the circle", f"{float(CLIP_EDGE)}")
         return cls(level, bits, deltas, backs, words, square_bits)
 
@@ -156,6 +156,22 @@ def plan_smooth(public: HiddenClip, batch_size: int, noise_std: float) -> Smooth
         "lower the noise (larger epsilon) or the batch size",
     )
     return SmoothScales(public, min(MOST_GRADIENT_BITS, room))
+
+
+def require_start(scales: SmoothScales, start: Sequence[np.ndarray], weight_bits: int) -> None:
+    """Refuse a run whose first step would find no room for its gradients."""
+    public, shift = scales.public, weight_bits - WEIGHT_BITS
+    words = [np.rint(layer * 2.0**weight_bits).astype(np.int64) for layer in start[1:]]
+    most = public.largest_square([(each + (1 << (shift - 1))) >> shift for each in words])
+    level = min(MOST_LEVEL, scales.gradient_bits - OUTPUT_BITS - FACTOR.fraction_bits - FEWEST_DELTA_BITS)
+    fewest = math.sqrt(most / LEVEL_ROOM) / 2.0**level
+    require(
+        public.clip_norm >= fewest * (1 + 1e-9),
+        "clip_norm",
+        public.clip_norm,
+        f"at least {fewest:.4g} for the gradients of the starting weights, up to {math.sqrt(most):.3g}",
+        "raise the clip norm, or lower the row bound, the hidden layers or the noise (larger epsilon)",
+    )
 
 
 assert EMBEDDING_BITS <= OUTPUT_BITS

@@ -40,6 +40,7 @@ from tests.protocols.step.worst_rows import (
     extreme_step,
     extreme_weights,
     open_contributions,
+    plausible_weights,
     worst_rows,
 )
 from vfl.dp import calibration
@@ -253,13 +254,21 @@ def check_accepted(drawn: Drawn, plan: Plan, federation: Federation, directory: 
 
 
 def check_every_way(plan: Plan, rows: np.ndarray, rng: np.random.Generator) -> None:
-    """At weights of every size within the bounds a step keeps the clip; beyond them there is no step."""
+    """At weights of every size within the bounds a step keeps the clip; beyond them there is no step. With waves there
+    is one at the start and wherever gradients have room; behind that the run ends with a sentence."""
     largest = plan.training.clip_norm + plan.scales.clip_rounding
     models = extreme_weights(plan, rng)
     if plan.training.hidden:
         models += [[layer * 10.0**-power for layer in models[-1]] for power in (1, 3)]
-    for layers in models:
+    for layers in models:  # the start is the first
         assert open_contributions(plan, rows, layers).max() <= largest
+    if plan.scales.smooth is not None:
+        for layers in plausible_weights(plan, rng)[1:]:
+            try:
+                assert open_contributions(plan, rows, layers).max() <= largest
+            except refmpc.PartyFailed as refusal:
+                ended = r"weights = '(gradients|logits) up to .*': must be .* the training diverges: lower the learning"
+                assert re.search(ended, str(refusal)), refusal
     for place, limit in enumerate(largest_weights(plan)):
         beyond = [np.array(layer) for layer in models[0]]
         beyond[place][0, 0] = 1.01 * limit

@@ -16,7 +16,7 @@ from protocols.plan.scales import EMBEDDING_BITS
 from protocols.plan.smooth_scales import FACTOR, OUTPUT_BITS, SmoothScales, clip_series, plan_smooth, waves
 from protocols.step.cost import step_cost
 from protocols.step.hidden_step import HiddenWeights, hidden_updates, hidden_weights
-from protocols.step.public_weights import PublicLayer
+from protocols.step.public_weights import PublicLayer, public_start
 from refmpc.primitives import dealing
 from tests.protocols.conftest import small_federation
 from tests.protocols.secure_runs import noise_of_the_servers, released, run_secure, small_training
@@ -161,6 +161,22 @@ def test_weights_that_no_level_holds_end_the_run():
     with pytest.raises(InvalidArgument, match="gradients up to .* the training diverges: lower the learning rate"):
         integers = [PublicLayer(layer << (BITS - WEIGHT_BITS)) for layer in layers]
         hidden_weights(integers, BITS, scales)
+
+
+@pytest.mark.parametrize("row_bound, clip_norm", [(0.1, 3e-4), (0.1, 5e-4), (300.0, 1.0), (1.0, 1.0)])
+@pytest.mark.parametrize("hidden", [(5,), (6, 4)])
+def test_an_accepted_plan_has_room_for_its_first_step(row_bound, clip_norm, hidden):
+    training = small_training(
+        batch_size=16, hidden=hidden, learning_rate=0.25 / row_bound / clip_norm, weights="open", clip_norm=clip_norm
+    )
+    federation = small_federation(2 * 16 + 3, (4, 3), 4, row_bound=row_bound)
+    if clip_norm == 3e-4:
+        with pytest.raises(InvalidArgument, match="clip_norm = 0.0003: must be at least .* for the gradients of the"):
+            plan_run("g_bmf", federation, training)
+        return
+    plan = plan_run("g_bmf", federation, training)
+    start, smooth = public_start(plan.start, plan.scales, plan.training), plan.scales.smooth
+    assert smooth is not None and hidden_weights(start, plan.scales.weight_bits, smooth).bounds.level <= 13
 
 
 @pytest.mark.parametrize(

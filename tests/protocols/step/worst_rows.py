@@ -12,8 +12,8 @@ import numpy as np
 
 import refmpc
 from protocols.plan.run_plan import Plan
-from protocols.plan.scales import EMBEDDING_BITS, RELEASE_BITS
-from protocols.server.open_training import public_inputs
+from protocols.plan.scales import EMBEDDING_BITS, GRADIENT_BITS, NOISE_DEVIATIONS, RELEASE_BITS
+from protocols.server.open_training import own_addend, public_inputs
 from protocols.step.clip import clip_factors, clipped_updates
 from protocols.step.open_step import layer_updates, step_words
 from protocols.step.public_weights import PublicLayer
@@ -27,15 +27,45 @@ from protocols.step.secret_step import (
     squared_norms,
 )
 from refmpc import ArithmeticTensor
+from refmpc.core.words import seal, unseal
 from tests.not_none import not_none
 from vfl.gradients import GlobalModel, with_ones
+from vfl.hidden import activation
 
-__all__ = ["contributions", "extreme_step", "extreme_weights", "open_contributions", "worst_rows"]
+__all__ = ["contributions", "extreme_step", "extreme_weights", "open_contributions", "plausible_weights", "worst_rows"]
 
 
 def extreme_weights(plan: Plan, rng: np.random.Generator) -> list[list[np.ndarray]]:
     """Models within the plan's bounds: logits at their limit both ways, a confident one, and the one that knows
-    nothing."""
+    nothing. With waves the largest of their kind that a step has room for."""
+    found = plausible_weights(plan, rng)
+    if plan.scales.smooth is None:
+        return found
+    held = found[:1]  # every run begins there
+    for first, *others in found[1:]:
+        shrunk = ([first, *(0.7**power * layer for layer in others)] for power in range(80))
+        held += [next((layers for layers in shrunk if has_room(plan, layers)), plan.start)]
+    return held
+
+
+def has_room(plan: Plan, layers: list[np.ndarray]) -> bool:
+    """Whether the gradients of these weights surely fit a step with waves, from Frobenius norms in floats: a step that
+    ends the run all the same does so without need."""
+    smooth = not_none(plan.scales.smooth)
+    reach = math.hypot(plan.scales.row_bound, 1.0) * 1.01
+    error, square = {"classification": 1.5}.get(plan.training.task, 1.03), 0.0
+    for layer in reversed(layers[1:]):
+        square += (1.05 * (len(layer) - 1) + 1) * (error + 2.0**-8 * (math.sqrt(layer.shape[1]) + 1)) ** 2
+        rounding = 2.0**-8 * (math.sqrt(len(layer)) + 1)
+        error = 0.93 * error * (float(np.linalg.norm(layer[:-1])) + 2.0**-12 * math.sqrt(layer.size)) + rounding
+    square += reach**2 * (error + 2.0**-8 * (math.sqrt(layers[0].shape[1]) + 1)) ** 2
+    levels = min(13, smooth.gradient_bits - 39)
+    logits = 1.03 * math.sqrt(len(layers[-1])) * float(np.linalg.norm(layers[-1]))
+    return bool(math.sqrt(square) <= 0.9 * plan.training.clip_norm * 2.0**levels and logits <= 2.0**24)
+
+
+def plausible_weights(plan: Plan, rng: np.random.Generator) -> list[list[np.ndarray]]:
+    """As ``extreme_weights``, whether or not the training has diverged."""
     if plan.training.hidden:
         found = [[np.array(layer) for layer in plan.start]]
         for share in (0.3, 0.99):
@@ -65,7 +95,7 @@ def worst_rows(plan: Plan, rng: np.random.Generator, count: int = 24) -> np.ndar
 
 def _labels(plan: Plan, rows: np.ndarray, layers: list[np.ndarray]) -> np.ndarray:
     """As wrong as can be, so that ‖δ‖ is as long as can be; every sixth is right."""
-    logits = GlobalModel(layers).forward(rows)[1]
+    logits = GlobalModel(layers, activation(plan.training.hidden, plan.training.weights)).forward(rows)[1]
     if plan.training.task == "regression":
         return np.where(np.arange(len(rows)) % 6 == 0, np.clip(logits[:, 0], -1, 1), -np.sign(logits[:, 0]))
     if plan.training.task == "binary":
@@ -126,7 +156,7 @@ def contributions(plan: Plan, rows: np.ndarray, layers: list[np.ndarray], *, che
     With ``check_ranges`` every operand is opened too, and the first that leaves its domain raises ``RangeError``.
     """
     if plan.scales.smooth is not None:  # there is no such step with secret weights
-        return open_contributions(plan, rows, layers)
+        return open_contributions(plan, rows, layers, check_ranges=check_ranges)
     labels = _labels(plan, rows, layers)
     if check_ranges:
         kept = _within_limit(plan, rows, labels, layers)
@@ -151,9 +181,35 @@ async def _open_contributions(party: Any, job: Any) -> np.ndarray:
     return np.linalg.norm(products, axis=0)
 
 
-def open_contributions(plan: Plan, rows: np.ndarray, layers: list[np.ndarray]) -> np.ndarray:
+def open_contributions(
+    plan: Plan, rows: np.ndarray, layers: list[np.ndarray], *, check_ranges: bool = False
+) -> np.ndarray:
     """``contributions`` of a step with open weights."""
-    return _run(_open_contributions, (plan, rows, _labels(plan, rows, layers), layers), False)
+    return _run(_open_contributions, (plan, rows, _labels(plan, rows, layers), layers), check_ranges)
+
+
+async def _extreme_opening(party: Any, job: Any) -> np.ndarray:
+    plan, rows, labels, layers, noise = job
+    shared, _ = await _shared(party, plan, rows, labels, [])
+    integers = [np.rint(layer * 2.0**plan.scales.weight_bits).astype(np.int64) for layer in layers]
+    head = public_inputs(party, [PublicLayer(each) for each in integers], plan)
+    addend = own_addend(party, np.full(plan.parameters, noise), plan)
+    words = await step_words(shared, head, addend, plan.training, plan.scales)
+    flat = seal(np.concatenate([unseal(each).reshape(-1) for each in words]))
+    return await refmpc.open_words(party, flat, plan.scales.truncated_bits, "test")
+
+
+def extreme_opening(plan: Plan, rows: np.ndarray, layers: list[np.ndarray]) -> None:
+    """A whole open step with the largest noise that the plan has room for, both ways; raises if anything leaves its
+    domain, and what it opens without the noise is what a batch may contribute."""
+    reached = plan.schedule.batch_size * (plan.training.clip_norm + plan.scales.clip_rounding)
+    deviation = plan.noise_std * plan.factorisation.velocity_norm(0.0) * 2.0**GRADIENT_BITS
+    rows = rows[: plan.schedule.batch_size]
+    for sign in (1, -1):
+        each = sign * round(NOISE_DEVIATIONS * deviation / 3)
+        opened = _run(_extreme_opening, (plan, rows, _labels(plan, rows, layers), layers, each), True)
+        left = opened * 2.0**-RELEASE_BITS - 3 * each * 2.0**-GRADIENT_BITS
+        assert np.linalg.norm(left) <= reached + 2.0 ** (1 - RELEASE_BITS) * math.sqrt(plan.parameters)
 
 
 async def _extreme_step(party: Any, job: Any) -> list[np.ndarray]:
@@ -177,6 +233,9 @@ async def _extreme_step(party: Any, job: Any) -> list[np.ndarray]:
 
 def extreme_step(plan: Plan, rows: np.ndarray, layers: list[np.ndarray]) -> None:
     """A whole step from the largest momentum that a run may have gathered; raises if anything leaves its domain."""
+    if plan.scales.smooth is not None:
+        extreme_opening(plan, rows, layers)
+        return
     noise = plan.noise
     # with open weights β·v is public and not part of what is truncated
     training = plan.training.with_(momentum=0.0) if plan.opens_sums else plan.training
