@@ -13,8 +13,10 @@ __all__ = ["Estimate", "estimate_of"]
 
 @dataclass(frozen=True)
 class Estimate:
-    """One training: steps, what the servers send, how long that takes at least over a LAN and a WAN, and the
-    claim."""
+    """One training: steps, what the servers send, how long the network alone takes over a LAN and a WAN, and the claim.
+
+    Rounds are exact. With open weights bytes are a bound: a step of small weights sends less, with one output about
+    half."""
 
     steps: int
     rounds: int
