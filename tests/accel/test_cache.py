@@ -20,18 +20,21 @@ x = np.ones((2, 3), dtype=np.uint64)
 accel.kernels.product_pair(x, x, None, np.empty(3, dtype=np.uint64))
 print("compiled" if ring._product_pair.stats.cache_misses else "from the cache")
 """
-ROOT = str(Path(accel.__file__).parents[1])
 # root may write everywhere, unless it gives that up
 ORDINARY = ["setpriv", "--bounding-set=-dac_override", "--inh-caps=-dac_override"] if os.getuid() == 0 else []
+
+
+def _without_kernels(directory: Path) -> str:
+    """A copy of the package that has nothing compiled beside its source, and its place for PYTHONPATH."""
+    unwanted = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(Path(accel.__file__).parent, directory / "package" / "accel", ignore=unwanted, symlinks=True)
+    return str(directory / "package")
 
 
 @pytest.mark.skipif(bool(ORDINARY) and shutil.which("setpriv") is None, reason="root needs setpriv to act as a user")
 @pytest.mark.parametrize("open_to_others", [False, True])
 def test_a_user_who_can_write_neither_beside_the_source_nor_at_home_compiles_once(tmp_path, open_to_others):
-    package = tmp_path / "package"
-    shutil.copytree(
-        Path(accel.__file__).parent, package / "accel", ignore=shutil.ignore_patterns("__pycache__"), symlinks=True
-    )
+    package = Path(_without_kernels(tmp_path))
     (temporary := tmp_path / "temporary").mkdir()
     (home := tmp_path / "home").mkdir()
     kept = temporary / f"ppvfl-kernels-{os.getuid()}"
@@ -67,15 +70,21 @@ def test_what_was_compiled_at_the_installation_is_used_where_nothing_can_be_writ
     """A container with a read-only root compiled for 45 s at every start, and ``ppvfl warm`` would have changed
     nothing."""
     (image := tmp_path / "image").mkdir()
+    package = _without_kernels(tmp_path)
     if ORDINARY and shutil.which("setpriv") is None:
         pytest.skip("root needs setpriv to act as a user")
     temporaries = [tmp_path / name for name in ("first start", "second start")]
 
     def run(temporary: Path) -> str:
         temporary.mkdir(exist_ok=True)
-        environment = {**os.environ, "NUMBA_CACHE_DIR": str(image), "TMPDIR": str(temporary), "PYTHONPATH": ROOT}
+        environment = {**os.environ, "NUMBA_CACHE_DIR": str(image), "TMPDIR": str(temporary), "PYTHONPATH": package}
         done = subprocess.run(
-            [*ORDINARY, sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, check=True
+            [*ORDINARY, sys.executable, "-c", PROGRAM],
+            cwd=package,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=True,
         )
         return done.stdout.strip()
 
@@ -124,10 +133,11 @@ print(json.dumps({name: hashlib.sha256(body.encode()).hexdigest() for name, body
 """
 
 
-def _machine_code(cache, compiled_before):
+def _machine_code(package, cache, compiled_before):
     done = subprocess.run(
         [sys.executable, "-c", OTHER_ORDER, str(compiled_before)],
-        env={**os.environ, "NUMBA_CACHE_DIR": str(cache)},
+        cwd=package,
+        env={**os.environ, "NUMBA_CACHE_DIR": str(cache), "PYTHONPATH": package},
         capture_output=True,
         text=True,
     )
@@ -138,7 +148,8 @@ def _machine_code(cache, compiled_before):
 def test_machine_code_of_two_processes_has_no_name_in_common_unless_it_is_the_same(tmp_path):
     """A third process that loads what both have kept links by names: a tile of ten columns was once taken for one of
     five, and a training's gradients were garbage, without a word."""
-    one, other = (_machine_code(tmp_path / f"cache {shift}", shift) for shift in range(2))
+    package = _without_kernels(tmp_path)
+    one, other = (_machine_code(package, tmp_path / f"cache {shift}", shift) for shift in range(2))
     assert any("add_panel" in name for name in one) and len(one) > 3
     assert {name for name in one.keys() & other.keys() if one[name] != other[name]} == set()
 
