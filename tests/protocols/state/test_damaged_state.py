@@ -20,7 +20,7 @@ from refmpc.core.errors import PartyFailed
 from tests.protocols.conftest import small_federation
 from tests.protocols.gl_runs import Crash, crash_once, make
 from tests.protocols.gl_runs import run_secure as run_gl
-from tests.protocols.secure_runs import run_secure, small_training
+from tests.protocols.secure_runs import released, run_secure, small_training
 from tests.protocols.server.crashes import run_until_crash
 
 pytestmark = pytest.mark.filterwarnings("ignore:insecure_seed")
@@ -50,7 +50,7 @@ def g_bmf_run(directory: Path, patch: pytest.MonkeyPatch | None, **changes) -> l
     if patch is not None:
         run_until_crash(plan, federation, directory, patch, plan.schedule.num_batches + 1, servers)
         return []
-    return list(run_secure(plan, federation, directory, servers, every=2, insecure_seed=SEED).outputs[0])
+    return released(run_secure(plan, federation, directory, servers, every=2, insecure_seed=SEED))
 
 
 def gl_bmf_run(directory: Path, patch: pytest.MonkeyPatch | None, **changes) -> list[np.ndarray]:
@@ -61,7 +61,7 @@ def gl_bmf_run(directory: Path, patch: pytest.MonkeyPatch | None, **changes) -> 
             with pytest.raises(PartyFailed, match=Crash.__name__):
                 run_gl(plan, federation, directory, keep=True)
         return []
-    return list(run_gl(plan, federation, directory, keep=True, insecure_seed=SEED).outputs[0])
+    return released(run_gl(plan, federation, directory, keep=True, insecure_seed=SEED))
 
 
 RUNS = {
