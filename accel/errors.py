@@ -22,6 +22,7 @@ and is shown with its traceback. ::
     │   └── protocols.net.uplink.UploadLost
     ├── vfl.tables.cells.Misread            a cell of a table; shown as a ColumnsError, which names file and column
     ├── vfl.alignment.AlignmentError (RuntimeError)   a client that does not follow the alignment, or went away
+    │   └── vfl.alignment.AlignmentRefused            it is not tried again
     ├── vfl.dp.BudgetExceededError (RuntimeError)     the run would spend more than the ledger allows
     ├── protocols.plan.plausibility.Impossible        an opened value that clip, noise and steps do not allow
     ├── protocols.state.disk.NoRoom (OSError)         a disk that is almost full; it may work later

@@ -11,8 +11,10 @@ NAMES = """
     gather gaussian_addend half_wave input_from_client input_from_party inverse_sqrt is_negative
     is_negative_by_carry_tree joint_gaussian joint_slope_error largest_coarse largest_value log lookup matmul
     matmul_opening matmul_public matmul_public_held matmul_truncate maximum multiply multiply_truncate octave
+    open_kept open_product
     open_squares open_to_client open_words opening_bytes polynomial probabilities receive_opening reciprocal
-    reciprocal_narrow relu replicate reveal reveal_to_client run scale_rows seal select series series_times shuffle
+    reciprocal_narrow relu replicate reveal reveal_to_client run scale_rows seal select series series_times
+    series_together shuffle
     shuffle_in_place smooth softmax spline_times sqrt stack summands tensor_opening thermometer truncate
     truncate_additive two_holder unseal weigh_bits weigh_reached where
 """

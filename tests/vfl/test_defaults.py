@@ -23,8 +23,8 @@ def test_every_size_has_a_schedule_with_few_steps(rows, epsilon):
     chosen: dict[str, Any] = training_defaults(rows, epsilon)
     schedule = TrainingConfig(epsilon=epsilon, **chosen).steps(rows)
     assert schedule.num_samples > 0.8 * rows  # hardly a row is left over
-    assert min(50, rows) <= schedule.num_steps <= max(760, 1.01 * rows / 2**15 + 1)
-    assert schedule.batch_size <= 2**15  # of clipped gradients of norm 1: their sum fits the ring
+    assert min(50, rows) <= schedule.num_steps <= max(760, 1.01 * rows / 2**13 + 1)
+    assert schedule.batch_size <= 2**13  # of clipped gradients of norm 1: their sum fits the ring
     assert 0.25 <= chosen["learning_rate"] <= 4 and chosen["average"] == "fifth"
     seen = training_defaults(rows, epsilon, averaging=False)
     assert seen["learning_rate"] <= 1 and seen["average"] == "none"

@@ -33,7 +33,7 @@ def test_both_noises_are_costed_and_are_those_of_their_own_runs(capsys):
 
 def test_a_noise_that_cannot_be_had_says_why(capsys):
     found = estimated(capsys, "--factorisation", "bsr")
-    assert "recursion rounds" in found["noise"]["joint"]["refused"]
+    assert "recursion that rounds" in found["noise"]["joint"]["refused"]
     main("g_bmf", g_bmf.__doc__, [*SMALL, "--factorisation", "bsr"])
     printed = " ".join(capsys.readouterr().out.split())
     assert "joint noise cannot be had here" in printed and "Who makes the noise" in printed
