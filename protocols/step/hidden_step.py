@@ -41,6 +41,7 @@ from protocols.step.bounded_softmax import errors as softmax_errors
 from protocols.step.public_weights import PublicLayer, rounded
 from refmpc import Additive, ArithmeticTensor, Lifted, Party, Words
 from refmpc.core.digest import digest, mix
+from refmpc.mathematics.probabilities import PROBABILITY_BITS
 from refmpc.mathematics.series import half_wave
 from refmpc.primitives.dealing import FIRST, TwoHolder, at_holders, nothing
 from vfl.hidden import WEIGHT_BITS
@@ -85,6 +86,16 @@ def hidden_weights(model: Sequence[PublicLayer], weight_bits: int, scales: Smoot
         f"logits up to {LARGEST_SPREAD / 2:.3g}",
         "the training diverges: lower the learning rate",
     )
+    if scales.public.task == "classification" and scales.public.softmax is None:  # p·W lies modulo 2^64
+        most = 64 - (PROBABILITY_BITS + WEIGHT_BITS - BACK_BITS)
+        largest = max(kept.bits for kept in bounds.backs)
+        require(
+            largest <= most,
+            "weights",
+            f"gradients of a hidden layer up to 2^{largest - BACK_BITS - 1}",
+            f"gradients of a hidden layer up to 2^{most - BACK_BITS - 1}",
+            "the training diverges: lower the learning rate",
+        )
     back = tuple(np.ascontiguousarray(layer[:-1].T) for layer in others)
     return HiddenWeights(rounded(first, weight_bits - FIRST_BITS), others, back, bounds, link, spread)
 

@@ -57,6 +57,12 @@ def has_room(plan: Plan, layers: list[np.ndarray]) -> bool:
     for layer in reversed(layers[1:]):
         square += (1.05 * (len(layer) - 1) + 1) * (error + 2.0**-8 * (math.sqrt(layer.shape[1]) + 1)) ** 2
         rounding = 2.0**-8 * (math.sqrt(len(layer)) + 1)
+        if (
+            plan.training.task == "classification"
+            and plan.training.loss == "softmax"
+            and error * float(np.linalg.norm(layer[:-1])) > 2.0**9
+        ):
+            return False  # p·W lies modulo 2^64
         error = 0.93 * error * (float(np.linalg.norm(layer[:-1])) + 2.0**-12 * math.sqrt(layer.size)) + rounding
     square += reach**2 * (error + 2.0**-8 * (math.sqrt(layers[0].shape[1]) + 1)) ** 2
     levels = min(13, smooth.gradient_bits - 39)
